@@ -1,0 +1,69 @@
+# Two commands do everything on a fresh machine:
+#   make demo   sets up, trains all three workloads on this machine with 1 and 2 ranks, writes a report
+#   make test   sets up, runs every check and test that this machine can run
+# Others: make quick (fast tests), make bench [AREA=spine], make setup, make clean.
+
+PYTHON ?= python3
+VENV ?= .venv
+# One exact version, because Horovod is compiled against it. With a GPU: make demo TORCH=torch
+TORCH ?= torch==2.13.0
+AREA ?=
+DEMO_OUT ?= runs/demo-$(shell date -u +%Y%m%d-%H%M%S)
+DEMO_RANKS ?= 1,2
+DEMO_REPEATS ?= 3
+
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+BIN := $(VENV)/bin
+
+.PHONY: demo test quick bench setup lint format clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.ready-demo
+	$(BIN)/dlbench data demo data
+	$(BIN)/dlbench run resnet50 --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --data data/jpeg --out "$(DEMO_OUT)"
+	$(BIN)/dlbench run bert --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --data data/text --out "$(DEMO_OUT)"
+	$(BIN)/dlbench run cosmoflow --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --data data/density --out "$(DEMO_OUT)"
+	$(BIN)/dlbench report "$(DEMO_OUT)"
+	$(BIN)/dlbench report "$(DEMO_OUT)" -o "$(DEMO_OUT)/report.html"
+	@echo "The report: $(DEMO_OUT)/report.html"
+
+test: lint
+	$(BIN)/python -m pytest
+
+quick: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest -m "not slow and not slurm and not browser and not horovod"
+
+lint: $(VENV)/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.ready-dev
+	$(BIN)/python -m tests.bench $(AREA)
+
+setup: $(VENV)/.ready-dev
+
+$(VENV)/bin/python:
+	@echo "making the virtual environment $(VENV)"
+	$(PYTHON) -m venv "$(VENV)"
+
+# torch first and by itself: what follows must not bring another one.
+$(VENV)/.ready-demo: $(VENV)/bin/python pyproject.toml dlbench/setup/horovod.py
+	@echo "installing $(TORCH)"
+	$(PIP) "$(TORCH)"
+	@echo "installing dlbench with what training, data and reports need"
+	$(PIP) --editable ".[node,analysis,demo]"
+	$(BIN)/dlbench setup horovod
+	touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready-demo
+	@echo "installing what tests need"
+	$(PIP) --editable ".[node,analysis,demo,dev]"
+	touch $@
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,46 @@
+"""Which runs may be compared: equal registered keys, and equal work by the plan itself.
+
+The registry (`dlbench.records.registry`) names what a reader must see. Two runs can agree there and
+still differ in something `--set` changed (a learning rate, an image size); such runs are kept apart
+by a digest of everything in the plan that decides what is computed and how ranks are started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from dlbench.records.registry import KEYS
+from dlbench.records.scan import Run
+
+# Words about the workload; they change nothing that is computed.
+_WORDS = {"title", "about", "notice", "sample_unit"}
+
+
+def comparable_values(run: Run) -> dict[str, str]:
+    """The registered keys that must match, by name; under strong scaling the global batch stands for the rank's."""
+    values = {key.name: key.value(run) for key in KEYS if key.comparable}
+    if run.plan.series.scaling == "strong":
+        del values["batch_per_rank"]
+        values["global_batch"] = str(run.plan.global_batch)
+    return values
+
+
+def group_id(run: Run) -> str:
+    """A digest equal for exactly those runs that may be compared or averaged; stable over time and machines."""
+    plan = run.plan
+    workload = plan.workload.model_dump(mode="json", exclude=_WORDS)
+    if plan.series.scaling == "strong":
+        del workload["train"]["batch_per_rank"]
+    content = {
+        "registered": comparable_values(run),
+        "workload": workload,
+        "measure": plan.measure.model_dump(mode="json", exclude={"stall_timeout_s"}),
+        "launch": plan.system.launch.model_dump(mode="json"),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def chosen_settings(run: Run) -> dict[str, str]:
+    """What a person changed for this run, `--set` and swept values, key by key."""
+    return {key: str(value) for key, value in sorted({**run.plan.overrides, **run.plan.series.axes}.items())}

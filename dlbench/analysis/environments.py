@@ -1,0 +1,55 @@
+"""Environments of several runs side by side: what they share, and where they differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlbench.records.scan import Run
+
+# What names the job, the place in it or the number of ranks, and so differs between runs by nature.
+_EXPECTED = re.compile(
+    r"host|variable\.(SLURM_(JOB_ID|JOB_NODELIST|JOB_NUM_NODES|NTASKS|NTASKS_PER_NODE|RESTART_COUNT)"
+    r"|HOROVOD_(RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|HOSTNAME|GLOO_RENDEZVOUS_(ADDR|PORT))"
+    r"|OMPI_MCA_(ess|orte|pmix|initial|shmem)_.*)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A key of the environment that is not the same in all runs."""
+
+    key: str
+    values: tuple[tuple[str, tuple[str, ...]], ...]
+    """Each value (`not set` where a run has none) with the ids of its runs, the most frequent first."""
+    expected: bool
+    """Whether it names the job or the place in it, and so differs by nature."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environments:
+    """What several runs ran in."""
+
+    common: dict[str, str]
+    """Keys with one value in all runs."""
+    differences: tuple[Difference, ...]
+
+
+def compare(runs: Sequence[Run]) -> Environments:
+    """The environments (of rank 0) of runs that have a record; others are passed over."""
+    known = {run.plan.run_id: run.record.environment for run in runs if run.record is not None}
+    keys = sorted({key for environment in known.values() for key in environment})
+    common: dict[str, str] = {}
+    differences: list[Difference] = []
+    for key in keys:
+        by_value: dict[str, list[str]] = {}
+        for run_id, environment in known.items():
+            by_value.setdefault(environment.get(key, "not set"), []).append(run_id)
+        if len(by_value) == 1:
+            common[key] = next(iter(by_value))
+            continue
+        ordered = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[0]))
+        values = tuple((value, tuple(ids)) for value, ids in ordered)
+        differences.append(Difference(key=key, values=values, expected=_EXPECTED.fullmatch(key) is not None))
+    return Environments(common=common, differences=tuple(differences))

@@ -1,0 +1,81 @@
+"""The command line: parse, call one function, print. One file a command; heavy imports inside the commands."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+import dlbench
+from dlbench.errors import DlbenchError
+
+# In workflow order: name, module, attribute, one line of help (so that --help imports no command).
+COMMANDS: tuple[tuple[str, str, str, str], ...] = (
+    ("doctor", "doctor", "doctor", "Tell what is installed here, what is missing, and the remedy."),
+    ("setup", "setup", "setup", "Make this machine ready: build Horovod."),
+    ("data", "data", "data", "Prepare data sets."),
+    ("ls", "ls", "ls", "List workloads, presets and systems."),
+    ("show", "show", "show", "Print a workload or a system with every key decided."),
+    ("run", "run", "run", "Train and measure on this machine, or inside an allocation."),
+    ("submit", "submit", "submit", "Write batch scripts and submit them to Slurm."),
+    ("status", "status", "status", "Tell how far runs are, and why some failed."),
+    ("report", "report", "report", "Turn runs into a scaling report."),
+    ("box", "box", "box", "Start or stop a Slurm cluster in one box (root; for tests)."),
+)
+
+
+class WorkflowGroup(click.Group):
+    """Lists commands in workflow order and imports a command only when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, *_ in COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for name, module, attribute, _ in COMMANDS:
+            if name == cmd_name:
+                command = getattr(importlib.import_module(f"dlbench.cli.{module}"), attribute)
+                assert isinstance(command, click.Command)
+                return command
+        return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            from dlbench.errors import nearest
+
+            ctx.fail(f"unknown command {args[0]!r}: {nearest(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands, in the order of work"):
+            formatter.write_dl([(name, text) for name, _, _, text in COMMANDS])
+
+
+@click.group(cls=WorkflowGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(dlbench.__version__, prog_name="dlbench")
+def cli() -> None:
+    """Measure how well a machine trains deep networks, where the time goes, and what limits it.
+
+    \b
+    Try:  dlbench doctor
+          dlbench run resnet50 --preset ci --ranks 1,2 --repeats 3 --data synthetic
+          dlbench report runs -o report.html
+
+    Exit codes: 0 fine, 1 failed check, 2 wrong usage, 3 a run failed, 4 incomplete data, 5 the machine lacks
+    something, 6 inconclusive, 124 timeout.
+    """
+
+
+def main() -> None:
+    """Entry point: a `DlbenchError` becomes one line and its exit code; anything else keeps its traceback."""
+    try:
+        cli(standalone_mode=True)
+    except DlbenchError as error:
+        click.echo(f"dlbench: error: {error}", err=True)
+        sys.exit(int(error.exit_code))
+
+
+if __name__ == "__main__":
+    main()

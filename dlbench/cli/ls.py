@@ -1,0 +1,70 @@
+"""`dlbench ls`: what there is to run, and where."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from dlbench.errors import DlbenchError
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def ls(as_json: bool) -> None:
+    """List workloads with their presets, and systems.
+
+    Names come from the folders in DLBENCH_PATH (each may hold workloads/ and systems/), then from dlbench itself.
+
+    \b
+    Example:
+      DLBENCH_PATH=$HOME/dlbench-site dlbench ls
+    """
+    content = {"workloads": _workloads(), "systems": _systems()}
+    if as_json:
+        click.echo(json.dumps(content, indent=2))
+        return
+    for kind, rows in content.items():
+        click.echo(kind)
+        for row in rows:
+            click.echo(f"  {row['name']:<12} {row.get('title') or row['problem']}")
+            for preset, about in row.get("presets", {}).items():
+                click.echo(
+                    click.wrap_text(about, width=78, initial_indent=f"    {preset:<10} ", subsequent_indent=" " * 15)
+                )
+            click.echo(f"    {row['file']}")
+
+
+def _workloads() -> list[dict[str, Any]]:
+    from dlbench.specs.choices import WorkloadFile
+    from dlbench.specs.resolve import available
+
+    rows: list[dict[str, Any]] = []
+    for name, path in available("workloads").items():
+        row: dict[str, Any] = {"name": name, "file": str(path)}
+        try:
+            file = WorkloadFile(path)
+            row["title"] = str(file.base.get("title", ""))
+            row["presets"] = {
+                key: " ".join(str(preset.get("about", "")).split()) for key, preset in file.presets.items()
+            }
+        except DlbenchError as error:
+            row["problem"] = f"unusable: {error}"
+        rows.append(row)
+    return rows
+
+
+def _systems() -> list[dict[str, Any]]:
+    from dlbench.specs.choices import choose_system
+    from dlbench.specs.resolve import available
+
+    rows: list[dict[str, Any]] = []
+    for name, path in available("systems").items():
+        row: dict[str, Any] = {"name": name, "file": str(path)}
+        try:
+            row["title"] = choose_system(str(path), {}).title
+        except DlbenchError as error:
+            row["problem"] = f"unusable: {error}"
+        rows.append(row)
+    return rows

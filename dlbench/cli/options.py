@@ -1,0 +1,134 @@
+"""Options that several commands share, and what they become."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dlbench.errors import EnvironmentLacksError, UserError
+
+if TYPE_CHECKING:
+    from dlbench.specs.plan import RunPlan
+    from dlbench.specs.requests import Request
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+INSTALL_NODE = "pip install 'dlbench[node]'"
+SETUP_HOROVOD = "dlbench setup horovod"
+
+
+def plan_options(function: F) -> F:
+    """Options that say what to run; `request_from` reads them."""
+    decorators = [
+        click.argument("workload"),
+        click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`)."),
+        click.option("--engine", metavar="NAME", help="horovod, ddp or single."),
+        click.option("--data", metavar="PATH|synthetic", help="Data set folder, or tensors made in memory."),
+        click.option("--repeats", default=1, show_default=True, help="Runs of each point, interleaved over points."),
+        click.option(
+            "--scaling",
+            type=click.Choice(["weak", "strong"]),
+            default="weak",
+            show_default=True,
+            help="Fixed batch a rank, or fixed global batch (the preset's batch times the smallest rank count).",
+        ),
+        click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan."),
+        click.option("--sweep", multiple=True, metavar="KEY=A,B", help="Run every point with each value of a key."),
+        click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo."),
+        click.option("--ranks-per-node", type=int, help="Ranks on each node (default: the system's)."),
+        click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark)."),
+        click.option(
+            "--out",
+            type=click.Path(path_type=Path),
+            default=Path("runs"),
+            show_default=True,
+            help="Folder of all runs.",
+        ),
+        click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing."),
+    ]
+    for decorate in reversed(decorators):
+        function = decorate(function)
+    return function
+
+
+def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: str) -> Request:
+    """The options of `plan_options` as a request.
+
+    Raises:
+        UserError: a text that is not of the right form.
+    """
+    from dlbench.specs.requests import Request, parse_set, parse_sweep
+
+    for name in ("repeats", "ranks_per_node"):
+        if options[name] is not None and options[name] < 1:
+            raise UserError(f"--{name.replace('_', '-')} {options[name]}: must be 1 or more")
+    return Request(
+        workload=options["workload"],
+        preset=options["preset"],
+        system=system,
+        engine=options["engine"],
+        data=options["data"],
+        points=points,
+        points_are="nodes" if points_are == "nodes" else "ranks",
+        ranks_per_node=options["ranks_per_node"],
+        repeats=options["repeats"],
+        scaling=options["scaling"],
+        launcher=options["launcher"],
+        overrides=parse_set(options["overrides"]),
+        sweep=parse_sweep(options["sweep"]),
+        series=options["series"],
+    )
+
+
+def expand_request(request: Request) -> list[RunPlan]:
+    """`dlbench.specs.expand.expand` with this machine's cores."""
+    from dlbench.specs.expand import expand
+
+    return expand(request, machine_cores=len(os.sched_getaffinity(0)))
+
+
+def require_data(plans: list[RunPlan]) -> None:
+    """Proves that the data set is there before anything is made.
+
+    Raises:
+        UserError: the path does not exist or cannot be read.
+    """
+    for source in sorted({p.workload.data.source for p in plans if not p.workload.data.is_synthetic}):
+        if not Path(source).exists():
+            raise UserError(f"--data {source}: no such file or folder; give a path, or `synthetic`")
+        if not os.access(source, os.R_OK):
+            raise UserError(f"--data {source}: cannot be read")
+
+
+def require_engines(plans: list[RunPlan]) -> None:
+    """Proves that what the plans train with is installed in this environment; imports nothing heavy.
+
+    Raises:
+        EnvironmentLacksError: a library is missing; names the remedy.
+    """
+    import importlib.util
+
+    if any(plan.system.python for plan in plans):
+        return  # another environment's business
+    if importlib.util.find_spec("torch") is None:
+        raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {INSTALL_NODE}")
+    if any(plan.engine.name == "horovod" for plan in plans) and importlib.util.find_spec("horovod") is None:
+        raise EnvironmentLacksError(
+            f"engine horovod is not installed in {sys.prefix}; remedy: {SETUP_HOROVOD}, or choose --engine ddp"
+        )
+
+
+def describe_plan(plan: RunPlan) -> str:
+    """One line that names a run for a person."""
+    size = f"{plan.layout.ranks} rank{'s' if plan.layout.ranks > 1 else ''}"
+    nodes = f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""
+    axes = "".join(f", {key}={value}" for key, value in plan.series.axes.items())
+    return (
+        f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}{nodes}{axes}, "
+        f"repeat {plan.series.repeat + 1} of {plan.series.repeats}"
+    )

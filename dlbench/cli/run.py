@@ -1,0 +1,172 @@
+"""`dlbench run`: a series of runs on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlbench.cli import options as shared
+from dlbench.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from dlbench.jobs.local import OnProgress, Outcome
+    from dlbench.specs.plan import RunPlan
+
+
+@click.command()
+@shared.plan_options
+@click.option("--ranks", default="1", show_default=True, metavar="1,2,4", help="Rank counts.")
+@click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first run that fails.")
+@click.option("--no-progress", is_flag=True, help="Plain lines instead of a progress bar.")
+def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: Any) -> None:
+    """Train and measure WORKLOAD (a name or a YAML file) at each rank count.
+
+    \b
+    Example:
+      dlbench run resnet50 --preset ci --ranks 1,2 --engine horovod --repeats 3 --data synthetic --out runs
+      dlbench run bert --preset ci --ranks 2 --sweep train.precision=fp32,bf16
+    """
+    from dlbench.specs.requests import parse_counts
+
+    request = shared.request_from(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
+    plans = shared.expand_request(request)
+    _require_here(plans)
+    shared.require_data(plans)
+    if options["dry_run"]:
+        _print_commands(plans, options["out"])
+        return
+    shared.require_engines(plans)
+    code = _run_all(plans, options["out"], fail_fast, bar=sys.stderr.isatty() and not no_progress)
+    sys.exit(int(code))
+
+
+def _require_here(plans: list[RunPlan]) -> None:
+    """A system with a scheduler can be run from inside an allocation only."""
+    import os
+
+    system = plans[0].system
+    if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
+        raise UserError(
+            f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
+        )
+    launcher = system.launch.launcher
+    if launcher != "local" and shutil.which(launcher.split("-")[0]) is None:
+        from dlbench.errors import EnvironmentLacksError
+
+        raise EnvironmentLacksError(f"launcher {launcher}: {launcher.split('-')[0]} is not on PATH")
+
+
+def _print_commands(plans: list[RunPlan], out: Path) -> None:
+    from dlbench.jobs import launch
+    from dlbench.records.folder import RunFolder
+
+    for plan in plans:
+        folder = RunFolder(out.absolute() / plan.run_id)
+        python = plan.system.python or sys.executable
+        click.echo(f"# {shared.describe_plan(plan)}, batch {plan.workload.train.batch_per_rank} a rank")
+        if plan.system.launch.launcher == "local":
+            click.echo(f"# {plan.layout.ranks} times, each rank with its own DLBENCH_RANK:")
+            words = launch.node_command(folder.plan, python)
+        elif plan.system.launch.launcher == "mpirun":
+            words = launch.mpirun_command(plan, folder, python, "TOKEN")
+        else:
+            words = launch.srun_command(plan, folder, python)
+        click.echo(launch.quoted(words))
+
+
+def _run_all(plans: list[RunPlan], out: Path, fail_fast: bool, bar: bool) -> ExitCode:
+    from dlbench.jobs import local
+    from dlbench.records.folder import create, prepare_output
+
+    root = prepare_output(out)
+    worst = ExitCode.OK
+    with _progress(plans, bar) as progress:
+        for plan in plans:
+            folder = create(root, plan)
+            start = time.monotonic()
+            outcome = local.run(plan, folder, progress.begin(plan))
+            progress.end(plan, outcome, time.monotonic() - start)
+            if outcome.exit_code is not ExitCode.OK:
+                worst = outcome.exit_code if worst is ExitCode.OK else worst
+                # What the machine lacks for one run it lacks for the next.
+                if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE):
+                    break
+    click.echo(f"{len(plans)} runs planned, all in {root}; next: dlbench report {_shown(out)} -o report.html", err=True)
+    return worst
+
+
+def _shown(path: Path) -> str:
+    import shlex
+
+    return shlex.quote(str(path))
+
+
+class _Lines:
+    """Plain lines: one when a run begins to count, one when it ends."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+
+    def begin(self, plan: RunPlan) -> OnProgress:
+        """The start of a run."""
+        click.echo(f"[{self._done + 1}/{self._total}] {shared.describe_plan(plan)}", err=True)
+        return lambda step, of, stage: None
+
+    def end(self, plan: RunPlan, outcome: Outcome, seconds: float) -> None:
+        """The end of a run."""
+        from dlbench.units import format_seconds
+
+        self._done += 1
+        what = "done" if not outcome.story else f"FAILED: {outcome.story}"
+        click.echo(f"[{self._done}/{self._total}] {what} in {format_seconds(seconds)}", err=True)
+
+
+class _Bar(_Lines):
+    """A progress bar over all runs, with the current step."""
+
+    def __init__(self, total: int, bar: Any, task: Any) -> None:
+        super().__init__(total)
+        self._bar = bar
+        self._task = task
+
+    def begin(self, plan: RunPlan) -> OnProgress:
+        from rich.markup import escape
+
+        text = escape(shared.describe_plan(plan))
+        self._bar.update(self._task, description=text, completed=self._done)
+
+        def tell(step: int, of: int, stage: str) -> None:
+            share = step / of if of else 0.0
+            self._bar.update(self._task, completed=self._done + 0.99 * share, description=text)
+
+        return tell
+
+    def end(self, plan: RunPlan, outcome: Outcome, seconds: float) -> None:
+        from rich.markup import escape
+
+        self._done += 1
+        self._bar.update(self._task, completed=self._done)
+        if outcome.story:
+            self._bar.console.print(f"[red]FAILED[/red] {escape(shared.describe_plan(plan))}: {escape(outcome.story)}")
+
+
+@contextmanager
+def _progress(plans: list[RunPlan], bar: bool) -> Iterator[_Lines]:
+    if not bar:
+        yield _Lines(len(plans))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield _Bar(len(plans), progress, progress.add_task("", total=len(plans)))

@@ -1,0 +1,42 @@
+"""`dlbench setup`: makes a machine ready."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+
+@click.group()
+def setup() -> None:
+    """Make this machine ready."""
+
+
+@setup.command()
+@click.option("--rebuild", is_flag=True, help="Build even if a wheel for this toolchain is cached.")
+def horovod(rebuild: bool) -> None:
+    """Build Horovod from PyPI's source for this Python and torch, and install it.
+
+    Gloo always, MPI and NCCL where they are found. The wheel is kept in DLBENCH_CACHE (default ~/.cache/dlbench), so
+    the next environment with the same toolchain gets it in seconds. Needs g++, make and cmake; no root.
+
+    \b
+    Example:
+      dlbench setup horovod
+    """
+    from dlbench.setup.horovod import install
+
+    if not sys.stderr.isatty():
+        install(lambda line: click.echo(line, err=True), rebuild=rebuild)
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("Horovod") as status:
+
+        def say(line: str) -> None:
+            status.update(line)
+            if "%" not in line:
+                console.print(line, markup=False)
+
+        install(say, rebuild=rebuild)

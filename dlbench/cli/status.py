@@ -1,0 +1,102 @@
+"""`dlbench status`: how far runs are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlbench.errors import DlbenchError, ExitCode
+
+if TYPE_CHECKING:
+    from dlbench.records.scan import Run
+
+# Slurm states after which nothing more will come.
+FINAL = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path), default=Path("runs"))
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def status(runs: Path, as_json: bool) -> None:
+    """Tell the state of every run in the folder RUNS, and why some failed.
+
+    \b
+    States: valid, invalid (no figure: a sanity check failed), failed, incomplete (killed or still running),
+    and Slurm's own (PENDING, RUNNING) for jobs that have not ended.
+
+    Ends with 3 if a run failed and with 4 if a record is damaged.
+
+    \b
+    Example:
+      dlbench status runs
+    """
+    from dlbench.records.scan import scan
+
+    found = scan(runs)
+    rows = _rows(found.runs)
+    if as_json:
+        click.echo(json.dumps({"runs": rows, "problems": found.problems}, indent=2))
+    else:
+        for row in rows:
+            click.echo(f"{row['state']:<11} {row['run_id']}" + (f"  job {row['job']}" if row["job"] else ""))
+            if row["story"]:
+                click.echo(f"            {_clean(row['story'])}")
+        click.echo(f"{len(rows)} runs, {sum(r['state'] == 'valid' for r in rows)} valid")
+    for problem in found.problems:
+        click.echo(f"dlbench: damaged: {_clean(problem)}", err=True)
+    if found.problems:
+        sys.exit(int(ExitCode.INCOMPLETE))
+    if any(row["state"] in ("failed", "invalid") for row in rows):
+        sys.exit(int(ExitCode.RUN_FAILED))
+
+
+def _rows(runs: list[Run]) -> list[dict[str, str]]:
+    from dlbench.jobs.slurm import job_states, read_submission
+
+    jobs: dict[str, str] = {}
+    for run in runs:
+        try:
+            submission = read_submission(run.folder)
+        except DlbenchError:
+            submission = None
+        if submission is not None:
+            jobs[run.plan.run_id] = submission.job_id
+    waiting = [jobs[r.plan.run_id] for r in runs if r.record is None and r.plan.run_id in jobs]
+    states = job_states(waiting)
+    return [_row(run, jobs.get(run.plan.run_id, ""), states) for run in runs]
+
+
+def _row(run: Run, job: str, states: dict[str, str]) -> dict[str, str]:
+    state: str = run.state
+    story = run.story
+    if state == "incomplete" and job:
+        told = states.get(job)
+        if told is None:
+            story = f"Slurm no longer knows job {job}; {story}"
+        elif told in FINAL:
+            state, story = "failed", f"job {job} ended as {told} without a record; {story}; see slurm-{job}.out"
+        else:
+            state, story = told, ""
+    return {"run_id": run.plan.run_id, "state": state, "job": job, "story": story}
+
+
+def _clean(text: str) -> str:
+    """Without control characters, which could move a terminal's cursor."""
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -1,0 +1,84 @@
+"""`dlbench submit`: a series of runs as Slurm jobs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlbench.cli import options as shared
+from dlbench.errors import UserError
+
+if TYPE_CHECKING:
+    from dlbench.specs.plan import RunPlan
+
+
+@click.command()
+@shared.plan_options
+@click.option("--system", required=True, metavar="NAME|FILE", help="System file; it must have a scheduler.")
+@click.option("--nodes", metavar="1,2,4", help="Node counts.")
+@click.option("--ranks", metavar="1,2,4", help="Rank counts, instead of --nodes.")
+@click.option(
+    "--chain/--no-chain",
+    default=True,
+    show_default=True,
+    help="Let each job wait for the one before: runs of a series would disturb each other.",
+)
+def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **options: Any) -> None:
+    """Submit WORKLOAD at each node count, one job a run; --dry-run prints the exact scripts.
+
+    \b
+    Example:
+      dlbench submit resnet50 --preset ci --system box --nodes 1,2 --repeats 3 --dry-run
+      dlbench submit bert --system my-cluster.yaml --nodes 1,2,4,8 --repeats 5 --data /scratch/wikipedia
+    """
+    from dlbench.specs.requests import parse_counts
+
+    if (nodes is None) == (ranks is None):
+        raise UserError("give either --nodes or --ranks, e.g. --nodes 1,2")
+    points = parse_counts(nodes, "--nodes") if nodes is not None else parse_counts(ranks or "", "--ranks")
+    request = shared.request_from(
+        options, system=system, points=points, points_are="ranks" if nodes is None else "nodes"
+    )
+    plans = shared.expand_request(request)
+    if plans[0].system.scheduler != "slurm":
+        raise UserError(f"system {plans[0].system.name} has no scheduler: use `dlbench run`, or set scheduler: slurm")
+    if options["dry_run"]:
+        _print_scripts(plans, options["out"])
+        return
+    _submit_all(plans, options["out"], chain)
+
+
+def _print_scripts(plans: list[RunPlan], out: Path) -> None:
+    """Scripts on standard output, byte for byte; what is said about them on standard error."""
+    from dlbench.jobs.batch import render_script, sbatch_arguments
+    from dlbench.jobs.launch import quoted
+    from dlbench.records.folder import RunFolder
+
+    for number, plan in enumerate(plans, 1):
+        folder = RunFolder(out.absolute() / plan.run_id)
+        click.echo(f"# {number} of {len(plans)}: {shared.describe_plan(plan)}", err=True)
+        click.echo(f"# {quoted(sbatch_arguments(folder))}", err=True)
+        click.echo(render_script(plan, folder, sys.executable), nl=False)
+
+
+def _submit_all(plans: list[RunPlan], out: Path, chain: bool) -> None:
+    from dlbench.jobs.slurm import require_slurm, submit
+    from dlbench.records.folder import create, prepare_output
+
+    require_slurm()
+    for plan in plans:
+        source = plan.workload.data.source
+        if not plan.workload.data.is_synthetic and not Path(source).exists():
+            click.echo(f"note: {source} is not visible from here; the compute nodes must see it", err=True)
+            break
+    root = prepare_output(out)
+    before: str | None = None
+    for number, plan in enumerate(plans, 1):
+        submission = submit(plan, create(root, plan), sys.executable, before if chain else None)
+        before = submission.job_id
+        click.echo(f"[{number}/{len(plans)}] job {submission.job_id}: {shared.describe_plan(plan)}", err=True)
+        click.echo(submission.job_id)
+    click.echo(f"next: dlbench status {out}", err=True)

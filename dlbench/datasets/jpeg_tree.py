@@ -1,0 +1,104 @@
+"""A folder of class folders of JPEGs becomes a compact index; no image is opened here.
+
+Layout: `<folder>/<class>/<image>.jpg` (or .jpeg, any case). The sorted class folders are labels 0, 1, ...; hidden
+names and files beside the class folders (a licence, a manifest) are passed over. ImageNet-2012 unpacked has this form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlbench.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LAYOUT = "<folder>/<class>/<image>.jpg"
+SUFFIXES = (b".jpg", b".jpeg")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JpegTree:
+    """Which files there are and what they show. A million files take tens of MB and no object each."""
+
+    root: Path
+    classes: tuple[str, ...]
+    """Names of the class folders; the position is the label."""
+    labels: NDArray[np.int32]
+    """(num_samples,) label of each file."""
+    names: bytes
+    """File names inside their class folders, joined; a name may hold any byte but NUL and a slash."""
+    offsets: NDArray[np.int64]
+    """(num_samples + 1,) where each name starts in `names`."""
+    sha256: str
+    """Digest of class and file names, in order; contents are not read."""
+
+    @property
+    def num_samples(self) -> int:
+        """Images in the tree."""
+        return len(self.labels)
+
+    def path(self, index: int) -> Path:
+        """The file of one sample."""
+        name = self.names[int(self.offsets[index]) : int(self.offsets[index + 1])]
+        return self.root / self.classes[int(self.labels[index])] / os.fsdecode(name)
+
+    def label(self, index: int) -> int:
+        """The label of one sample."""
+        return int(self.labels[index])
+
+
+def _class_folders(folder: Path) -> list[str]:
+    if not folder.exists():
+        raise UserError(f"{str(folder)!r}: no such folder; expected {LAYOUT}")
+    if not folder.is_dir():
+        raise UserError(f"{str(folder)!r} is not a folder; expected {LAYOUT}")
+    with os.scandir(folder) as entries:
+        names = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+    if not names:
+        raise UserError(f"{str(folder)!r} holds no class folders; expected {LAYOUT}")
+    return names
+
+
+def _images(folder: Path) -> list[bytes]:
+    with os.scandir(os.fsencode(folder)) as entries:
+        names = [e.name for e in entries if not e.name.startswith(b".") and e.name.lower().endswith(SUFFIXES)]
+    if not names:
+        raise UserError(f"{str(folder)!r} holds no .jpg or .jpeg file; expected {LAYOUT}")
+    return sorted(names)
+
+
+def index_jpeg_tree(folder: Path) -> JpegTree:
+    """Lists a tree of JPEGs, sorted by class and name, so that every rank sees the same order.
+
+    Raises:
+        UserError: the folder is missing, unreadable or not a folder, has no class folders, or a class folder has
+            no JPEGs (labels would shift if it were passed over).
+    """
+    import numpy as np
+
+    digest, labels, names, lengths = hashlib.sha256(), [], [], []
+    try:
+        classes = _class_folders(folder)
+        for label, name in enumerate(classes):
+            images = _images(folder / name)
+            digest.update(os.fsencode(name) + b"/\0" + b"\0".join(images) + b"\0")
+            labels.append(np.full(len(images), label, dtype=np.int32))
+            lengths.append(np.array([len(i) for i in images], dtype=np.int64))
+            names.append(b"".join(images))
+    except OSError as error:
+        raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}") from None
+    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
+    return JpegTree(
+        root=folder,
+        classes=tuple(classes),
+        labels=np.concatenate(labels),
+        names=b"".join(names),
+        offsets=offsets,
+        sha256=digest.hexdigest(),
+    )

@@ -1,0 +1,229 @@
+"""Raw text becomes token ids in flat arrays: tokens, where sentences start, where documents start.
+
+Input is one UTF-8 text file, a folder of `.txt` files, or a corpus that `save_corpus` has tokenised before. A blank
+line ends a document, as does the end of a file. A line is one or more sentences: it is split behind `.`, `!` or `?`
+where white space and then a capital, a digit or an opening quote or bracket follow; one-sentence lines stay whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlbench.datasets.vocabulary import Vocabulary
+from dlbench.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LAYOUT = "a UTF-8 text file or a folder of .txt files, a blank line between documents"
+SAVED = "corpus.json"
+SAVED_FORMAT = {"format": "dlbench.token-corpus", "version": 1}
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
+_BATCH = 4096
+"""Sentences handed to the tokenizer at a time; bounds the Python objects alive at once."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextCorpus:
+    """Tokenised text. No Python object per token, sentence or document."""
+
+    source: Path
+    tokens: NDArray[Any]
+    """(num_tokens,) ids, uint16 or, for vocabularies beyond 65,536 entries, uint32."""
+    sentence_offsets: NDArray[np.int64]
+    """(num_sentences + 1,) first token of each sentence; no sentence is empty."""
+    document_offsets: NDArray[np.int64]
+    """(num_documents + 1,) first sentence of each document; no document is empty."""
+    vocabulary: Vocabulary
+    sha256: str
+    """Digest of the text files and the vocabulary."""
+    saved: Path | None = None
+    """The folder this corpus is memory-mapped from, if it is."""
+
+    @property
+    def num_documents(self) -> int:
+        """Documents in the corpus."""
+        return len(self.document_offsets) - 1
+
+    @property
+    def num_sentences(self) -> int:
+        """Sentences in the corpus."""
+        return len(self.sentence_offsets) - 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.saved is not None:  # another process maps the file again instead of copying it
+            return open_corpus, (self.saved, self.vocabulary)
+        return _rebuild, (self.__dict__,)
+
+
+def _rebuild(fields: dict[str, Any]) -> TextCorpus:
+    return TextCorpus(**fields)
+
+
+def read_corpus(source: Path, vocabulary: Vocabulary) -> TextCorpus:
+    """Tokenises a text, or opens a saved corpus (a folder with `corpus.json`).
+
+    Text is streamed; besides the arrays only some thousand sentences, and one whole document, are in memory.
+
+    Raises:
+        UserError: nothing there, not UTF-8, no text in it, or a corpus saved with another vocabulary.
+    """
+    import numpy as np
+
+    if (source / SAVED).is_file():
+        return open_corpus(source, vocabulary)
+    digest = hashlib.sha256(vocabulary.sha256.encode())
+    encoder = _Encoder(vocabulary)
+    for document in _documents(_text_files(source), digest):
+        encoder.add(document)
+    encoder.flush()
+    if not any(len(block) for block in encoder.document_lengths):
+        raise UserError(f"{str(source)!r} holds no text; expected {LAYOUT}")
+    return TextCorpus(
+        source=source,
+        tokens=np.concatenate(encoder.tokens),
+        sentence_offsets=_starts(np.concatenate(encoder.sentence_lengths)),
+        document_offsets=_starts(np.concatenate(encoder.document_lengths)),
+        vocabulary=vocabulary,
+        sha256=digest.hexdigest(),
+    )
+
+
+class _Encoder:
+    """Collects documents, tokenises them in batches, and keeps arrays only."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokenizer = vocabulary.tokenizer()
+        self._dtype = "uint16" if len(vocabulary) <= 2**16 else "uint32"
+        self._waiting: list[list[str]] = []
+        self._num_waiting = 0
+        self.tokens: list[NDArray[Any]] = []
+        self.sentence_lengths: list[NDArray[np.int64]] = []
+        self.document_lengths: list[NDArray[np.int64]] = []
+
+    def add(self, document: list[str]) -> None:
+        """Takes the sentences of one document, at least one."""
+        self._waiting.append(document)
+        self._num_waiting += len(document)
+        if self._num_waiting >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tokenises what waits; sentences and documents without a token vanish."""
+        import numpy as np
+
+        if not self._waiting:
+            return
+        sentences = [sentence for document in self._waiting for sentence in document]
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(sentences, add_special_tokens=False)]
+        lengths = np.array([len(i) for i in ids], dtype=np.int64)
+        firsts = _starts(np.array([len(document) for document in self._waiting], dtype=np.int64))[:-1]
+        kept = np.add.reduceat((lengths > 0).astype(np.int64), firsts)
+        self.tokens.append(np.fromiter(chain.from_iterable(ids), dtype=self._dtype, count=int(lengths.sum())))
+        self.sentence_lengths.append(lengths[lengths > 0])
+        self.document_lengths.append(kept[kept > 0])
+        self._waiting, self._num_waiting = [], 0
+
+
+def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+
+
+def _text_files(source: Path) -> list[Path]:
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise UserError(f"{str(source)!r}: no such file or folder; expected {LAYOUT}")
+    files = sorted(p for p in source.glob("*.txt") if p.is_file())
+    if not files:
+        raise UserError(f"{str(source)!r} holds no .txt file; expected {LAYOUT}")
+    return files
+
+
+def _documents(files: list[Path], digest: Any) -> Iterator[list[str]]:
+    for path in files:
+        sentences: list[str] = []
+        number = 0
+        digest.update(path.name.encode("utf-8", "surrogateescape") + b"\0")
+        try:
+            with path.open("rb") as file:
+                for raw in file:
+                    number += 1
+                    digest.update(raw)
+                    line = raw.decode("utf-8").strip()
+                    if line:
+                        sentences += _SENTENCE_END.split(line)
+                    elif sentences:
+                        yield sentences
+                        sentences = []
+        except OSError as error:
+            raise UserError(f"{str(path)!r}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UserError(f"{str(path)!r}, line {number}: not UTF-8; expected {LAYOUT}") from None
+        if sentences:
+            yield sentences
+
+
+def save_corpus(corpus: TextCorpus, folder: Path) -> None:
+    """Writes a tokenised corpus that `read_corpus` maps into memory: tokenise a large text once, not on every rank.
+
+    Raises:
+        UserError: the folder exists already or cannot be made.
+    """
+    import numpy as np
+
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{str(folder)!r}: cannot be made: {error.strerror}") from None
+    for name in ("tokens", "sentence_offsets", "document_offsets"):
+        np.save(folder / f"{name}.npy", getattr(corpus, name), allow_pickle=False)
+    about = {
+        **SAVED_FORMAT,
+        "sha256": corpus.sha256,
+        "vocabulary_sha256": corpus.vocabulary.sha256,
+        "num_tokens": len(corpus.tokens),
+        "num_sentences": corpus.num_sentences,
+        "num_documents": corpus.num_documents,
+    }
+    # Last, under a temporary name: a folder without it is not a corpus.
+    temporary = folder / f".{SAVED}.partial"
+    temporary.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(folder / SAVED)
+
+
+def open_corpus(folder: Path, vocabulary: Vocabulary) -> TextCorpus:
+    """Maps a saved corpus into memory, read-only.
+
+    Raises:
+        UserError: the folder is damaged, or was tokenised with another vocabulary.
+    """
+    import numpy as np
+
+    try:
+        about = json.loads((folder / SAVED).read_text(encoding="utf-8"))
+        if {key: about.get(key) for key in SAVED_FORMAT} != SAVED_FORMAT:
+            raise ValueError(f"{SAVED} is not of {SAVED_FORMAT}")
+        arrays = {
+            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            for name in ("tokens", "sentence_offsets", "document_offsets")
+        }
+        if [len(a) - d for a, d in zip(arrays.values(), (0, 1, 1), strict=True)] != [
+            about[f"num_{name}"] for name in ("tokens", "sentences", "documents")
+        ]:
+            raise ValueError(f"sizes differ from those in {SAVED}")
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(f"{str(folder)!r}: not a whole token corpus: {str(error).splitlines()[0]}") from None
+    if about["vocabulary_sha256"] != vocabulary.sha256:
+        raise UserError(f"{str(folder)!r} was tokenised with another vocabulary than data.vocabulary {vocabulary.path}")
+    return TextCorpus(**arrays, source=folder, vocabulary=vocabulary, sha256=about["sha256"], saved=folder)

@@ -1,0 +1,82 @@
+"""What can go wrong on purpose: errors that end in one clear line and a documented exit code.
+
+Everything raised as a `DlbenchError` is shown to the person as its message alone, without a
+traceback; any other exception is a defect of dlbench and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every dlbench command. Never a count."""
+
+    OK = 0
+    REGRESSION = 1
+    """A regression or a failed check."""
+    USAGE = 2
+    """Wrong usage or configuration."""
+    RUN_FAILED = 3
+    """A run failed, or failed its sanity check."""
+    INCOMPLETE = 4
+    """Incomplete or corrupted data."""
+    ENVIRONMENT = 5
+    """The machine lacks something the request needs."""
+    INCONCLUSIVE = 6
+    """Too noisy, or too few samples to say."""
+    REQUEUE = 75
+    """Checkpointed, wants to be requeued (EX_TEMPFAIL of sysexits.h)."""
+    TIMEOUT = 124
+    """Stopped by a time limit or by the watchdog."""
+
+
+class DlbenchError(Exception):
+    """Base of all errors that are shown as one line; `exit_code` is what the command ends with."""
+
+    exit_code: ExitCode = ExitCode.RUN_FAILED
+
+
+class UserError(DlbenchError):
+    """Wrong input: the message names the file, the key and what would be right."""
+
+    exit_code = ExitCode.USAGE
+
+
+class RunError(DlbenchError):
+    """A run failed, or its result did not pass the sanity check."""
+
+    exit_code = ExitCode.RUN_FAILED
+
+
+class IncompleteDataError(DlbenchError):
+    """A record is missing, truncated or unreadable."""
+
+    exit_code = ExitCode.INCOMPLETE
+
+
+class EnvironmentLacksError(DlbenchError):
+    """The machine lacks a program, a library or a device; the message names the remedy."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
+class StalledError(DlbenchError):
+    """Nothing moved for longer than the allowed time."""
+
+    exit_code = ExitCode.TIMEOUT
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """The right names nearest to a wrong one, as the end of an error message.
+
+    Returns a phrase such as ``did you mean batch_per_rank?`` or, if nothing is near, the list of
+    what is known.
+    """
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name, names, n=limit, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"known: {', '.join(names)}" if names else "nothing is known here"

@@ -1,0 +1,1 @@
+"""Plans become launch commands, batch scripts and Slurm jobs."""

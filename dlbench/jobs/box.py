@@ -1,0 +1,280 @@
+"""A real Slurm cluster in one box: munged, slurmctld and some slurmd, each of these in a network of its own.
+
+What it is for: batch scripts, launchers and exchanges between nodes are tried for real without a
+cluster. The machine itself is the login node. How the parts are configured is said in `box_config`,
+what is asked of the machine in `box_host`, and what a box made and has to end in `box_state`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import final
+
+from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
+from dlbench.jobs import box_config as config
+from dlbench.jobs import box_host as host
+from dlbench.jobs import box_state as state
+from dlbench.jobs.box_config import BoxPlan
+from dlbench.jobs.box_host import Process
+
+
+def check_requirements() -> list[str]:
+    """What this machine lacks for a box, one line with its remedy for each thing; empty if a box can run."""
+    return host.requirements()
+
+
+@final
+@dataclass
+class Box:
+    """One running box. Use it as a context manager, or call `stop`."""
+
+    plan: BoxPlan
+    processes: list[Process] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, folder: Path, nodes: int = 2, cpus_per_node: int = 2, timeout_s: float = 60) -> Box:
+        """Start a box that keeps its files in `folder`, and wait until every node is idle.
+
+        A node may have more processors than the machine. Jobs of an earlier box in the folder are
+        forgotten. If anything goes wrong on the way, all that was started is ended again.
+
+        Raises:
+            UserError: a size or a folder that cannot be, or a box that already runs there.
+            EnvironmentLacksError: the machine lacks something; the message says what and the remedy.
+            RunError: the cluster did not come up within `timeout_s` seconds; the message names the log.
+        """
+        deadline = time.monotonic() + timeout_s
+        config.check_size(nodes, cpus_per_node)
+        folder = config.check_folder(folder)
+        lacks = check_requirements()
+        if lacks:
+            raise EnvironmentLacksError(f"no box can run here: {'; '.join(lacks)}")
+        if state.is_present(folder):
+            earlier = cls.attach(folder)
+            if any(process.is_alive() for process in earlier.processes):
+                raise UserError(f"a box already runs in {folder}: `dlbench box stop {folder}` ends it")
+            earlier.stop()
+        state.clear(folder)
+        box = cls(
+            BoxPlan(
+                folder=folder,
+                token=host.free_token(),
+                num_nodes=nodes,
+                cpus_per_node=cpus_per_node,
+                memory_mb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+                subnet=host.free_subnet(config.SUBNETS, config.SUBNET_PREFIX),
+                controller_port=host.free_port(),
+                login_name=socket.gethostname().partition(".")[0],
+            )
+        )
+        state.save(box.plan, box.processes, first=True)
+        try:
+            box._bring_up(deadline)
+        except BaseException:
+            box.stop()
+            raise
+        return box
+
+    @classmethod
+    def attach(cls, folder: Path) -> Box:
+        """The box that was started in `folder`, by whichever process.
+
+        Raises:
+            UserError: there is none, or its state file is none that this version can read.
+        """
+        plan, processes = state.load(folder)
+        return cls(plan, processes)
+
+    @staticmethod
+    def was_stopped(folder: Path) -> bool:
+        """Whether the last box in `folder` was stopped as it should be."""
+        return state.is_stopped(folder)
+
+    @property
+    def conf(self) -> Path:
+        """The absolute path of slurm.conf."""
+        return self.plan.conf
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process must have in its environment to use this cluster."""
+        return {"SLURM_CONF": str(self.plan.conf)}
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The nodes' names in Slurm, which are their host names too."""
+        return tuple(node.name for node in self.plan.nodes)
+
+    @property
+    def finished_jobs(self) -> Path:
+        """The file in which Slurm writes one line for each finished job (jobcomp/filetxt), gone with the next start."""
+        return self.plan.folder / "jobcomp.txt"
+
+    def is_alive(self) -> bool:
+        """Whether every daemon of the box runs."""
+        wanted = 2 + self.plan.num_nodes
+        return sum(process.is_alive() for process in self.processes) == wanted
+
+    def node_states(self) -> dict[str, str]:
+        """Slurm's word for the state of each node, such as ``idle`` or ``mixed``.
+
+        Raises:
+            RunError: the controller does not answer.
+        """
+        lines = host.call(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment=self.environment)
+        return {line.split()[0]: line.split()[1] for line in lines.splitlines() if line.strip()}
+
+    def shape(self, rate: str) -> None:
+        """Limit the link of every node, in both directions, to a rate such as ``200mbit``.
+
+        Traffic with the login node is limited too; traffic inside a node and the file system are not.
+
+        Raises:
+            UserError: the rate is none.
+            RunError: the kernel has no token bucket filter.
+        """
+        for command in config.shape(self.plan, rate):
+            host.call(command)
+
+    def unshape(self) -> None:
+        """Take the limit of `shape` away; nothing happens if there is none."""
+        for command in config.shape(self.plan, None):
+            try:
+                host.call(command)
+            except RunError as error:
+                # tc's words for a link without a limit, in its older and its newer versions.
+                if "No such file" not in str(error) and "handle of zero" not in str(error):
+                    raise
+
+    def stop(self) -> None:
+        """End all that this box started and remove its networks. Its files stay, for reading logs.
+
+        Raises:
+            RunError: something could not be removed; calling `stop` again tries again.
+        """
+        if not state.is_present(self.plan.folder):
+            return
+        self._cancel_jobs()
+        daemons = {process.role: process for process in self.processes}
+        last = [daemons.pop(role) for role in ("munged", "slurmctld") if role in daemons]
+        host.end(daemons.values(), grace_s=3)
+        # Steps outlive their slurmd, and what a job started outlives its step. Two rounds: one may be forking.
+        for _ in range(2):
+            host.end([found for node in self.plan.nodes for found in host.processes_in(node.namespace)], grace_s=0)
+        host.end(reversed(last), grace_s=5)
+        host.reap(self.processes)
+        interfaces = [node.veth for node in self.plan.nodes] + [self.plan.bridge]
+        failures = host.remove_links([node.namespace for node in self.plan.nodes], interfaces)
+        failures += [f"{left.role} (pid {left.pid}) does not end" for left in self.processes if left.is_alive()]
+        if failures:
+            raise RunError(f"the box in {self.plan.folder} is not wholly gone: {'; '.join(failures)}")
+        state.mark_stopped(self.plan.folder)
+
+    def __enter__(self) -> Box:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _bring_up(self, deadline: float) -> None:
+        plan = self.plan
+        for part in plan.folders():
+            part.mkdir(parents=True, exist_ok=True)
+        self._write_configuration()
+        for command in config.network_up(plan):
+            host.call(command)
+        self._spawn("munged", config.munged_argv(plan))
+        self._wait(lambda: _answers(plan.munge_socket), deadline, "munged", "munged did not open its socket")
+        self._spawn("slurmctld", config.slurmctld_argv(plan))
+        self._wait(
+            lambda: host.is_listening(plan.controller_port), deadline, "slurmctld", "slurmctld did not open its port"
+        )
+        for node in plan.nodes:
+            self._spawn(f"slurmd.{node.name}", config.slurmd_argv(plan, node))
+        self._wait(self._nodes_are_idle, deadline, "slurmctld", "not all nodes became idle")
+        self._check_link()
+
+    def _write_configuration(self) -> None:
+        plan = self.plan
+        descriptor = os.open(plan.munge_key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as key:
+            key.write(secrets.token_bytes(128))
+        # Such as "slurm-wlm 22.05.8".
+        words = host.call(["slurmd", "-V"]).split()[-1].split(".")
+        version = (int(words[0]), int(words[1]))
+        plan.hosts.write_text(config.render_hosts(plan))
+        (plan.folder / "cgroup.conf").write_text(config.render_cgroup_conf(version))
+        plan.conf.write_text(config.render_slurm_conf(plan))
+
+    def _spawn(self, role: str, argv: list[str]) -> None:
+        self.processes.append(host.spawn(role, argv, self.plan.output(role)))
+        state.save(self.plan, self.processes)
+
+    def _wait(self, condition: Callable[[], bool], deadline: float, role: str, failure: str) -> None:
+        """Wait until a condition holds; a daemon that ends meanwhile is named at once, with its last words."""
+
+        def dead() -> list[str]:
+            return [process.role for process in self.processes if not process.is_alive()]
+
+        if host.wait_until(lambda: bool(dead()) or condition(), deadline) and not dead():
+            return
+        culprits = dead()
+        why = f"{culprits[0]} ended at once" if culprits else f"{failure} in time"
+        log = self.plan.output(culprits[0] if culprits else role)
+        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+        words = next((line for line in reversed(lines) if line.strip()), "nothing")
+        raise RunError(f"the box did not start: {why}; the last line of {log}: {words}")
+
+    def _nodes_are_idle(self) -> bool:
+        try:
+            states = self.node_states()
+        except RunError:
+            return False
+        return len(states) == self.plan.num_nodes and set(states.values()) == {"idle"}
+
+    def _check_link(self) -> None:
+        """Connect from the first node to the last: a firewall that filters bridges would else hang every job."""
+        first, last = self.plan.nodes[0], self.plan.nodes[-1]
+        target = f"({str(last.address)!r}, {config.SLURMD_PORT})"
+        code = f"import socket; socket.create_connection({target}, 5).close()"
+        try:
+            host.call(["nsenter", f"--net=/run/netns/{first.namespace}", sys.executable, "-I", "-S", "-c", code])
+        except RunError:
+            raise EnvironmentLacksError(
+                f"the nodes of a box cannot reach each other over the bridge {self.plan.bridge}: a firewall of this "
+                "machine filters bridges; `sysctl -w net.bridge.bridge-nf-call-iptables=0` lets them pass"
+            ) from None
+
+    def _cancel_jobs(self) -> None:
+        """Give running jobs a chance to end and to be recorded as cancelled; never an error."""
+        controller = [process for process in self.processes if process.role == "slurmctld" and process.is_alive()]
+        if not controller or not self.is_alive():
+            return
+        queue = ["squeue", "--noheader", "--format=%i", "--states=PENDING,RUNNING,SUSPENDED,COMPLETING"]
+        try:
+            if host.call(queue, 5, self.environment).strip():
+                host.call(["scancel", "--partition=box"], 5, self.environment)
+                host.wait_until(
+                    lambda: not host.call(queue, 5, self.environment).strip(), time.monotonic() + 5, pause_s=0.2
+                )
+        except DlbenchError:
+            return
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True

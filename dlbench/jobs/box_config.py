@@ -1,0 +1,250 @@
+"""What a box is made of, as text: a plan becomes slurm.conf, hosts and command lines. Nothing here is run.
+
+A box is a whole Slurm cluster on one machine. Its nodes are network namespaces joined by one
+bridge; the machine itself is the login node. Running it is left to `box` and `box_host`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+from dlbench.errors import UserError
+from dlbench.jobs.templates import render
+
+MAX_NODES = 8
+CONTROLLER_HOST = "boxctl"
+NODE_INTERFACE = "eth0"
+"""The name of the one interface, beside `lo`, that every node has."""
+SLURMD_PORT = 6818
+"""Every node has a network of its own, so all can use Slurm's usual port."""
+SUBNETS = IPv4Network("198.18.0.0/15")
+"""Set aside for benchmarks of network equipment (RFC 2544): no site routes it."""
+SUBNET_PREFIX = 28
+MAX_FOLDER_CHARS = 60
+"""A socket's path has at most 107 bytes, and slurmstepd's are up to 45 below the folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxNode:
+    """One node: its name in Slurm, its address, its network namespace and the host's end of its link."""
+
+    name: str
+    address: IPv4Address
+    namespace: str
+    veth: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxPlan:
+    """One box, fully decided.
+
+    `token` is part of every name in the kernel, so that boxes coexist; `memory_mb` is what each
+    node claims to have, in MiB; `login_name` is the machine's own host name.
+    """
+
+    folder: Path
+    token: str
+    num_nodes: int
+    cpus_per_node: int
+    memory_mb: int
+    subnet: IPv4Network
+    controller_port: int
+    login_name: str
+
+    @property
+    def conf(self) -> Path:
+        return self.folder / "slurm.conf"
+
+    @property
+    def hosts(self) -> Path:
+        return self.folder / "hosts"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.folder / "munge" / "key"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.folder / "munge" / "socket"
+
+    @property
+    def bridge(self) -> str:
+        return f"dlb{self.token}"
+
+    @property
+    def bridge_address(self) -> IPv4Address:
+        return self.subnet[1]
+
+    @property
+    def nodes(self) -> tuple[BoxNode, ...]:
+        return tuple(
+            BoxNode(
+                name=f"n{index}",
+                address=self.subnet[index + 1],
+                namespace=f"dlb{self.token}n{index}",
+                veth=f"dlb{self.token}v{index}",
+            )
+            for index in range(1, self.num_nodes + 1)
+        )
+
+    def output(self, role: str) -> Path:
+        """What one daemon (`munged`, `slurmctld` or `slurmd.<node>`) says; Slurm's have a log with times beside it."""
+        return self.folder / "log" / f"{role}.out"
+
+    def folders(self) -> list[Path]:
+        """Every folder the daemons expect to find."""
+        per_node = [self.folder / f"{kind}.{node.name}" for node in self.nodes for kind in ("spool", "sys", "tmp")]
+        return [self.folder / "log", self.folder / "munge", self.folder / "state", *per_node]
+
+
+def check_size(nodes: int, cpus_per_node: int) -> None:
+    """Refuse a number of nodes or processors that no box can have.
+
+    Raises:
+        UserError: one of them is out of range.
+    """
+    if not 1 <= nodes <= MAX_NODES:
+        raise UserError(f"a box has 1 to {MAX_NODES} nodes, not {nodes}")
+    if not 1 <= cpus_per_node <= 256:
+        raise UserError(f"a node of a box has 1 to 256 processors, not {cpus_per_node}")
+
+
+def check_folder(folder: Path) -> Path:
+    """The folder as an absolute path, if Slurm can be told of it.
+
+    Raises:
+        UserError: a character that slurm.conf cannot hold, or a path too long for Slurm's sockets.
+    """
+    absolute = folder.absolute()
+    # Slurm's configuration has no quoting: a space ends a value, # begins a comment, % begins a pattern.
+    if not re.fullmatch(r"[A-Za-z0-9._/@+-]+", str(absolute)):
+        raise UserError(
+            f"a box cannot live in {str(absolute)!r}: slurm.conf cannot quote, so the path may hold only "
+            "letters, digits and . _ / @ + - (no spaces)"
+        )
+    if len(str(absolute)) > MAX_FOLDER_CHARS:
+        raise UserError(
+            f"a box cannot live in {absolute}: the path has {len(str(absolute))} characters, and Slurm's "
+            f"sockets in it leave room for {MAX_FOLDER_CHARS}; use a shorter one such as /tmp/box"
+        )
+    return absolute
+
+
+def render_slurm_conf(plan: BoxPlan) -> str:
+    """The text of slurm.conf."""
+    return render("box/slurm.conf.j2", plan=plan, controller_host=CONTROLLER_HOST, slurmd_port=SLURMD_PORT)
+
+
+def render_cgroup_conf(version: tuple[int, int]) -> str:
+    """The text of cgroup.conf for a Slurm version such as (22, 5)."""
+    return render("box/cgroup.conf.j2", version=version)
+
+
+def render_hosts(plan: BoxPlan) -> str:
+    """The text of /etc/hosts as the nodes and the controller see it.
+
+    The machine itself is in it by its bridge address: steps call back to the srun that made them.
+    """
+    names = {node.name: node.address for node in plan.nodes}
+    # A machine that is called like a node is then reached by the controller's name only.
+    here = [CONTROLLER_HOST] + ([plan.login_name] if plan.login_name not in names else [])
+    lines = ["127.0.0.1 localhost", "::1 localhost", f"{plan.bridge_address} {' '.join(here)}"]
+    return "\n".join(lines + [f"{address} {name}" for name, address in names.items()]) + "\n"
+
+
+def network_up(plan: BoxPlan) -> list[list[str]]:
+    """The commands that make the bridge, the namespaces and their links, in order."""
+    prefix = plan.subnet.prefixlen
+    commands = [
+        ["ip", "link", "add", plan.bridge, "type", "bridge"],
+        ["ip", "address", "add", f"{plan.bridge_address}/{prefix}", "dev", plan.bridge],
+        ["ip", "link", "set", plan.bridge, "up"],
+    ]
+    for node in plan.nodes:
+        inside = ["ip", "-n", node.namespace]
+        peer = ["peer", "name", NODE_INTERFACE, "netns", node.namespace]
+        commands += [
+            ["ip", "netns", "add", node.namespace],
+            ["ip", "link", "add", node.veth, "type", "veth", *peer],
+            ["ip", "link", "set", node.veth, "master", plan.bridge, "up"],
+            [*inside, "address", "add", f"{node.address}/{prefix}", "dev", NODE_INTERFACE],
+            [*inside, "link", "set", NODE_INTERFACE, "up"],
+            [*inside, "link", "set", "lo", "up"],
+        ]
+    return commands
+
+
+def shape(plan: BoxPlan, rate: str | None) -> list[list[str]]:
+    """The commands that limit every link to a rate such as ``200mbit`` in both directions, or free it (None).
+
+    Raises:
+        UserError: the rate is none that `tc` understands.
+    """
+    if rate is not None and not re.fullmatch(r"[1-9]\d{0,5}(\.\d{1,3})?[kmg]bit", rate):
+        raise UserError(f"{rate!r} is no rate of a link: write a number and kbit, mbit or gbit, e.g. 200mbit")
+    limit = [] if rate is None else ["tbf", "rate", rate, "burst", "64kb", "latency", "50ms"]
+    verb = ["del" if rate is None else "replace"]
+    commands = []
+    for node in plan.nodes:
+        for tc, interface in (["tc"], node.veth), (["tc", "-n", node.namespace], NODE_INTERFACE):
+            commands.append([*tc, "qdisc", *verb, "dev", interface, "root", *limit])
+    return commands
+
+
+def _in_own_mounts(plan: BoxPlan, name: str, command: list[str], mounts: tuple[str, ...] = ()) -> list[str]:
+    """The command with a host name, an /etc/hosts and perhaps more mounts (lines of shell) of its own."""
+    steps = [
+        # Written by the kernel file: the program `hostname` is not everywhere.
+        f"printf %s {shlex.quote(name)} > /proc/sys/kernel/hostname",
+        f"mount --bind {shlex.quote(str(plan.hosts))} /etc/hosts",
+        *mounts,
+        f"cd {shlex.quote(str(plan.folder))}",
+        f"exec {shlex.join(command)}",
+    ]
+    # Slave: what is mounted on the machine later appears on the nodes where the machine's mounts
+    # are shared (systemd makes them so), and nothing that a node mounts comes back.
+    return ["unshare", "--mount", "--propagation", "slave", "--uts", "sh", "-ec", "\n".join(steps)]
+
+
+def munged_argv(plan: BoxPlan) -> list[str]:
+    """The command line of the box's own munged."""
+    folder = plan.folder / "munge"
+    # --force: folders of tests are closed to other users, and munged takes that for a mistake.
+    return [
+        "munged",
+        "--foreground",
+        "--force",
+        "--num-threads=2",
+        f"--key-file={plan.munge_key}",
+        f"--socket={plan.munge_socket}",
+        f"--pid-file={folder / 'pid'}",
+        f"--seed-file={folder / 'seed'}",
+    ]
+
+
+def slurmctld_argv(plan: BoxPlan) -> list[str]:
+    """The command line of the controller; -c forgets the jobs of an earlier box in this folder."""
+    command = ["slurmctld", "-D", "-c", "-f", str(plan.conf)]
+    return _in_own_mounts(plan, CONTROLLER_HOST, command)
+
+
+def slurmd_argv(plan: BoxPlan, node: BoxNode) -> list[str]:
+    """The command line of one node's daemon; it takes its name from the host name it finds."""
+    sysfs = shlex.quote(str(plan.folder / f"sys.{node.name}"))
+    mounts = (
+        # Two nodes do not share memory; and what a killed rank left there goes away with the node.
+        "if [ -d /dev/shm ]; then mount -t tmpfs -o mode=1777 tmpfs /dev/shm; fi",
+        # /sys shows the interfaces of the network it was mounted in: without these lines a node would
+        # read the counters of the machine's eth0 as its own. The rest of /sys stays, because in a new
+        # one (`ip netns exec` makes such) slurmd finds no cgroup file system.
+        f"mount -t sysfs sysfs {sysfs}",
+        f"mount --bind {sysfs}/class/net /sys/class/net",
+        f"mount --bind {sysfs}/devices/virtual/net /sys/devices/virtual/net",
+        f"umount {sysfs}",
+    )
+    command = ["slurmd", "-D", "-f", str(plan.conf)]
+    return ["nsenter", f"--net=/run/netns/{node.namespace}", *_in_own_mounts(plan, node.name, command, mounts)]

@@ -1,0 +1,265 @@
+"""What a box needs of the machine below it: programs, processes known by pid and start time, free ports and networks.
+
+Nothing here knows Slurm's configuration (that is `box_config`) or the life of a box (that is `box`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Network, ip_network
+from pathlib import Path
+
+from dlbench.errors import EnvironmentLacksError, RunError
+
+# Daemons live in sbin, which is not on every user's PATH.
+SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+DAEMON_ENVIRONMENT = {"PATH": SEARCH_PATH, "LC_ALL": "C"}
+"""All that the daemons inherit: nothing of the user's variables ends up in a job by this way."""
+
+_PACKAGE_OF = {
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "srun": "slurm-wlm",
+    "scontrol": "slurm-wlm",
+    "munged": "munge",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "mount": "mount",
+}
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that a box started. The start time (clock ticks since boot) tells it from a later one with its pid."""
+
+    role: str
+    pid: int
+    start_ticks: int
+
+    def is_alive(self) -> bool:
+        return start_ticks(self.pid) == self.start_ticks
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if it is gone or only waits to be reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The second field is the name in parentheses, which may hold anything, spaces and parentheses included.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def boot_id() -> str:
+    """What tells this boot of the machine from all others."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def program(name: str) -> str:
+    """The path of a program.
+
+    Raises:
+        EnvironmentLacksError: it is not installed.
+    """
+    path = shutil.which(name, path=SEARCH_PATH)
+    if path is None:
+        raise EnvironmentLacksError(f"no program {name}: install {_PACKAGE_OF.get(name, 'it')}")
+    return path
+
+
+def call(argv: list[str], timeout_s: float = 20, environment: Mapping[str, str] | None = None) -> str:
+    """Run a command to its end and return its output.
+
+    Raises:
+        EnvironmentLacksError: the program is not installed.
+        RunError: it failed, or took longer than `timeout_s` seconds.
+    """
+    command = [program(argv[0]), *argv[1:]]
+    variables = {**os.environ, **DAEMON_ENVIRONMENT, **(environment or {})}
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=variables,
+        )
+    except subprocess.TimeoutExpired:
+        raise RunError(f"`{' '.join(argv)}` did not end within {timeout_s:.0f} s") from None
+    if done.returncode != 0:
+        reason = (done.stderr or done.stdout).strip().replace("\n", "; ") or f"exit code {done.returncode}"
+        raise RunError(f"`{' '.join(argv)}` failed: {reason}")
+    return done.stdout
+
+
+def spawn(role: str, argv: list[str], log: Path) -> Process:
+    """Start a daemon that outlives this process; its output is appended to `log`."""
+    # Not subprocess.Popen: that warns about every child which its parent does not wait for.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    files = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    # A session of its own: Ctrl-C and the end of the terminal do not reach it.
+    pid = os.posix_spawn(program(argv[0]), argv, DAEMON_ENVIRONMENT, file_actions=files, setsid=True)
+    # As a zombie it would have no start time: 0 then stands for a process that is gone.
+    return Process(role, pid, start_ticks(pid) or 0)
+
+
+def end(processes: Iterable[Process], grace_s: float) -> None:
+    """End processes: ask them, and after `grace_s` seconds make them. Those that are gone already are left alone."""
+    waiting = list(processes)
+    for sent, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+        waiting = [process for process in waiting if process.is_alive()]
+        for process in waiting:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, sent)
+        deadline = time.monotonic() + limit_s
+        while any(process.is_alive() for process in waiting) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def reap(processes: Iterable[Process]) -> None:
+    """Take the exit codes of ended children, if they are this process's."""
+    for process in processes:
+        with suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
+
+
+def processes_in(namespace: str) -> list[Process]:
+    """Every process that lives in a network namespace: a daemon, its steps and all they started."""
+    try:
+        home = Path("/run/netns", namespace).stat()
+    except OSError:
+        return []
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError):
+            net = (entry / "ns" / "net").stat()
+            ticks = start_ticks(int(entry.name))
+            if (net.st_dev, net.st_ino) == (home.st_dev, home.st_ino) and ticks is not None:
+                found.append(Process(namespace, int(entry.name), ticks))
+    return found
+
+
+def remove_links(namespaces: Iterable[str], interfaces: Iterable[str]) -> list[str]:
+    """Remove network namespaces and interfaces that exist; what could not be removed is returned as sentences."""
+    failures = []
+    for interface in interfaces:
+        # Removing one end of a veth pair removes the other at once, whoever still holds its namespace.
+        if Path(f"/sys/class/net/{interface}").exists():
+            failures += _failure(["ip", "link", "delete", interface])
+    for namespace in namespaces:
+        if Path(f"/run/netns/{namespace}").exists():
+            failures += _failure(["ip", "netns", "delete", namespace])
+    return failures
+
+
+def _failure(argv: list[str]) -> list[str]:
+    try:
+        call(argv)
+    except (RunError, EnvironmentLacksError) as error:
+        return [str(error)]
+    return []
+
+
+def wait_until(condition: Callable[[], bool], deadline: float, pause_s: float = 0.05) -> bool:
+    """Ask `condition` again and again until it holds (True) or `deadline`, a monotonic time in seconds, has passed."""
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause_s)
+    return True
+
+
+def is_listening(port: int) -> bool:
+    """Whether any process listens on a TCP port here (asked of the kernel: a test connection would be logged)."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    return True
+    return False
+
+
+def free_token() -> str:
+    """Four hexadecimal digits that no interface and no network namespace of a box has in its name."""
+    while True:
+        token = f"{random.randrange(16**4):04x}"
+        places = [Path("/sys/class/net"), Path("/run/netns")]
+        names = [entry.name for place in places if place.is_dir() for entry in place.iterdir()]
+        if not any(name.startswith(f"dlb{token}") for name in names):
+            return token
+
+
+def free_port() -> int:
+    """A TCP port that nothing uses, from below the range that the kernel gives to outgoing connections."""
+    for port in random.sample(range(20000, 32000), 200):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise RunError("no free TCP port between 20000 and 31999")
+
+
+def free_subnet(within: IPv4Network, prefix: int) -> IPv4Network:
+    """A network of the given prefix length that overlaps none this machine has a route to."""
+    routes = json.loads(call(["ip", "-json", "-4", "route", "show", "table", "all"]))
+    # Default routes, and the few that lead to half of the world, do not make every network a used one.
+    used = [ip_network(route["dst"]) for route in routes if route["dst"] != "default"]
+    used = [network for network in used if network.prefixlen > 1]
+    candidates = list(within.subnets(new_prefix=prefix))
+    for subnet in random.sample(candidates, len(candidates)):
+        if not any(subnet.overlaps(network) for network in used):
+            return subnet
+    raise RunError(f"every network in {within} is in use on this machine")
+
+
+def requirements() -> list[str]:
+    """What this machine lacks for a box, a sentence with its remedy for each thing; empty if nothing is missing."""
+    lacks = []
+    if os.geteuid() != 0:
+        lacks.append("not root: a box makes network namespaces, run as root (in a container: --privileged)")
+    for name, package in _PACKAGE_OF.items():
+        if shutil.which(name, path=SEARCH_PATH) is None:
+            lacks.append(f"no program {name}: install {package} (Debian, Ubuntu: apt install {package})")
+    if not Path("/proc/sys/kernel/random/boot_id").exists():
+        lacks.append("no Linux /proc: a box runs on Linux only")
+    return lacks or _network_lacks()
+
+
+def _network_lacks() -> list[str]:
+    """Really make one bridge and one node, and take them away again: capabilities and kernels lie."""
+    token = free_token()
+    namespace, bridge, veth = f"dlb{token}p", f"dlb{token}b", f"dlb{token}q"
+    try:
+        call(["ip", "netns", "add", namespace])
+        call(["ip", "link", "add", bridge, "type", "bridge"])
+        call(["ip", "link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", namespace])
+        call(["ip", "link", "set", veth, "master", bridge])
+        enter = ["nsenter", f"--net=/run/netns/{namespace}"]
+        call([*enter, "unshare", "--mount", "--propagation", "slave", "--uts", "true"])
+    except RunError as error:
+        remedy = "run with CAP_NET_ADMIN and CAP_SYS_ADMIN (in a container: --privileged)"
+        return [f"network namespaces, bridges or private mounts do not work here ({error}): {remedy}"]
+    finally:
+        remove_links([namespace], [veth, bridge])
+    return []

@@ -1,0 +1,79 @@
+"""A plan becomes the command that starts its ranks. Pure: nothing is run, nothing is looked up."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from dlbench.records.folder import RunFolder
+from dlbench.specs.plan import RunPlan
+
+
+def node_command(plan_file: Path, python: str) -> list[str]:
+    """What every rank executes."""
+    return [python, "-m", "dlbench.node", str(plan_file)]
+
+
+def rank_environment(plan: RunPlan) -> dict[str, str]:
+    """Variables that every rank gets, whatever starts it."""
+    variables = dict(plan.system.launch.environment)
+    # A rank's output must be in its log when it dies.
+    variables["PYTHONUNBUFFERED"] = "1"
+    if plan.system.launch.launcher in ("mpirun", "srun-mpi") and plan.system.launch.oversubscribe_yield:
+        # Open MPI spins while it waits; with more ranks than cores that starves the one it waits for.
+        variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    return variables
+
+
+def local_environments(plan: RunPlan, token: str) -> list[dict[str, str]]:
+    """For each rank of launcher `local`, the variables by which it knows its place."""
+    return [
+        {
+            **rank_environment(plan),
+            "DLBENCH_RANK": str(rank),
+            "DLBENCH_WORLD_SIZE": str(plan.layout.ranks),
+            "DLBENCH_LOCAL_RANK": str(rank),
+            "DLBENCH_LAUNCH_TOKEN": token,
+        }
+        for rank in range(plan.layout.ranks)
+    ]
+
+
+def mpirun_command(plan: RunPlan, folder: RunFolder, python: str, token: str) -> list[str]:
+    """Open MPI's mpirun; ranks pin themselves, so it must not."""
+    variables = {**rank_environment(plan), "DLBENCH_LAUNCH_TOKEN": token}
+    exports = [part for name, value in sorted(variables.items()) for part in ("-x", f"{name}={value}")]
+    mapping = f"ppr:{plan.layout.ranks_per_node}:node:OVERSUBSCRIBE"
+    return [
+        *("mpirun", "-np", str(plan.layout.ranks), "--map-by", mapping, "--bind-to", "none"),
+        *exports,
+        *node_command(folder.plan, python),
+    ]
+
+
+def srun_command(plan: RunPlan, folder: RunFolder, python: str) -> list[str]:
+    """Srun inside an allocation; a dead rank ends the job, which srun does not do by itself."""
+    layout, launch = plan.layout, plan.system.launch
+    words = [
+        "srun",
+        f"--mpi={launch.mpi_plugin if launch.launcher == 'srun-mpi' else 'none'}",
+        "--kill-on-bad-exit=1",
+        f"--nodes={layout.nodes}",
+        f"--ntasks={layout.ranks}",
+        f"--ntasks-per-node={layout.ranks_per_node}",
+        "--distribution=block",
+    ]
+    if plan.system.slurm.cpus_per_task:
+        words.append(f"--cpus-per-task={layout.cores_per_rank}")
+    return [*words, *node_command(folder.plan, python)]
+
+
+def quoted(words: list[str]) -> str:
+    """A command as one line of shell."""
+    return shlex.join(words)
+
+
+def merged(base: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """An environment with some variables set on top."""
+    return {**base, **extra}

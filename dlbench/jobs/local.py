@@ -1,0 +1,180 @@
+"""Starts the ranks of a run on this machine, watches them, and tells what became of them.
+
+One rank's death ends the others. The verdict comes from the run's files, never from exit codes of
+launchers: one SIGKILL gives 137, 1 or 143 there, depending on the launcher.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from dlbench.errors import EnvironmentLacksError, ExitCode
+from dlbench.jobs import launch
+from dlbench.records.files import write_json
+from dlbench.records.folder import RunFolder
+from dlbench.records.scan import read_run
+from dlbench.specs.plan import RunPlan
+
+PROGRESS_MARK = "DLBENCH-PROGRESS "
+GRACE_S = 10.0
+"""How long the other ranks may take to end by themselves after one has failed."""
+
+OnProgress = Callable[[int, int, str], None]
+"""Called with the step, the number of steps, and the stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a run."""
+
+    exit_code: ExitCode
+    story: str
+    """Empty if the record is valid."""
+
+
+class _Ranks:
+    """The processes of one run."""
+
+    def __init__(self, folder: RunFolder, on_progress: OnProgress) -> None:
+        self._folder = folder
+        self._on_progress = on_progress
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._readers: list[threading.Thread] = []
+        self._logs: list[IO[bytes]] = []
+
+    def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        """Starts one process; its output goes to `log`, its progress lines to the caller."""
+        sink = log.open("ab", buffering=0)
+        self._logs.append(sink)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # Of its own group, so that Ctrl-C reaches the launcher alone and signals reach all children.
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        reader = threading.Thread(target=self._read, args=(process.stdout, sink), daemon=True)
+        reader.start()
+        self._processes.append(process)
+        self._readers.append(reader)
+
+    def _read(self, pipe: IO[bytes], sink: IO[bytes]) -> None:
+        for line in pipe:
+            if line.startswith(PROGRESS_MARK.encode()):
+                with suppress(ValueError, KeyError):
+                    told = json.loads(line[len(PROGRESS_MARK) :])
+                    self._on_progress(int(told["step"]), int(told["of"]), str(told["stage"]))
+            else:
+                with suppress(OSError):  # a full disk must not stop the draining of the pipe
+                    sink.write(line)
+
+    def wait(self) -> None:
+        """Returns when all have ended; after the first failure the others get `GRACE_S`."""
+        deadline: float | None = None
+        while any(p.poll() is None for p in self._processes):
+            if deadline is None and any(p.poll() not in (None, 0) for p in self._processes):
+                deadline = time.monotonic() + GRACE_S
+            if deadline is not None and time.monotonic() > deadline:
+                self.end()
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        """Ends what still runs: SIGTERM, then SIGKILL, to the groups that were started here."""
+        for number, wait_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+            running = [p for p in self._processes if p.poll() is None]
+            for process in running:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+            for process in running:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=wait_s)
+
+    def close(self) -> None:
+        """Drains the logs."""
+        for reader in self._readers:
+            reader.join(timeout=5)
+        for log in self._logs:
+            log.close()
+
+    def endings(self) -> list[str]:
+        """How the processes that failed ended, in words."""
+        words = []
+        for index, process in enumerate(self._processes):
+            code = process.returncode
+            if code is None or code == 0:
+                continue
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            words.append(f"process {index} ended with {how}")
+        return words
+
+
+def run(plan: RunPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome:
+    """Runs a plan on this machine with launcher `local` or `mpirun`, or with srun inside an allocation.
+
+    Raises:
+        EnvironmentLacksError: the launcher's program is not installed.
+        KeyboardInterrupt: passed on, after the ranks were ended and the folder says so.
+    """
+    ranks = _Ranks(folder, on_progress)
+    token = secrets.token_hex(8)
+    base = {**os.environ, "DLBENCH_PROGRESS": "launcher"}
+    python = plan.system.python or sys.executable
+    try:
+        if plan.system.launch.launcher == "local":
+            for rank, variables in enumerate(launch.local_environments(plan, token)):
+                ranks.start(launch.node_command(folder.plan, python), {**base, **variables}, folder.log(rank))
+        else:
+            variables = {**launch.rank_environment(plan), "DLBENCH_LAUNCH_TOKEN": token}
+            ranks.start(
+                _launcher_command(plan, folder, python, token), {**base, **variables}, folder.path / "launch.log"
+            )
+        ranks.wait()
+    except FileNotFoundError as error:
+        ranks.end()
+        raise EnvironmentLacksError(
+            f"launcher {plan.system.launch.launcher}: {error.filename} is not on PATH"
+        ) from None
+    except KeyboardInterrupt:
+        ranks.end()
+        write_json(folder.failure, {"reason": "interrupted by the user"})
+        raise
+    finally:
+        ranks.close()
+    return _verdict(folder, ranks.endings())
+
+
+def _launcher_command(plan: RunPlan, folder: RunFolder, python: str, token: str) -> list[str]:
+    if plan.system.launch.launcher == "mpirun":
+        return launch.mpirun_command(plan, folder, python, token)
+    return launch.srun_command(plan, folder, python)
+
+
+def _verdict(folder: RunFolder, endings: list[str]) -> Outcome:
+    done = read_run(folder.path)
+    if done.state == "valid":
+        return Outcome(exit_code=ExitCode.OK, story="")
+    if done.state == "invalid":
+        return Outcome(exit_code=ExitCode.RUN_FAILED, story=f"no figure: {done.story}")
+    codes = [s.exit_code for s in done.statuses if s.exit_code]
+    if not any(s.stage == "failed" for s in done.statuses):
+        reason = "; ".join(endings[:4]) or "the ranks ended without a record"
+        write_json(folder.failure, {"reason": f"{reason}; {done.story}"})
+        done = read_run(folder.path)
+    known = {int(code) for code in ExitCode}
+    code = next((c for c in codes if c in known), int(ExitCode.RUN_FAILED))
+    return Outcome(exit_code=ExitCode(code), story=done.story)

@@ -1,0 +1,109 @@
+"""Submits scripts to Slurm and asks after them, politely: one call for all jobs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from datetime import datetime, timezone
+
+from pydantic import Field, ValidationError
+
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError
+from dlbench.jobs.batch import render_script, sbatch_arguments
+from dlbench.records.files import write_atomic, write_json
+from dlbench.records.folder import RunFolder
+from dlbench.specs.base import Spec
+from dlbench.specs.plan import RunPlan
+
+CALL_TIMEOUT_S = 60
+
+
+class Submission(Spec):
+    """`submission.json`: how a run went to Slurm."""
+
+    format: str = "dlbench.submission"
+    version: int = 1
+    job_id: str = Field(description="Slurm's job id, without the cluster.")
+    command: tuple[str, ...] = Field(description="The sbatch command line.")
+    submitted: str = Field(description="UTC, ISO 8601.")
+
+
+def require_slurm() -> None:
+    """Proves that jobs can be submitted from here.
+
+    Raises:
+        EnvironmentLacksError: sbatch is not on PATH.
+    """
+    if shutil.which("sbatch") is None:
+        raise EnvironmentLacksError("sbatch is not on PATH; submit from a login node of the cluster, or use --dry-run")
+
+
+def submit(plan: RunPlan, folder: RunFolder, python: str, after: str | None) -> Submission:
+    """Writes a run's script and submits it.
+
+    Raises:
+        RunError: sbatch refused; the message is Slurm's own, and the run's folder is gone again.
+    """
+    write_atomic(folder.script, render_script(plan, folder, python))
+    command = sbatch_arguments(folder, after)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=CALL_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+        )
+        error = done.stderr.strip() if done.returncode != 0 else ""
+        job = re.match(r"(\d+)(;\S+)?\s*$", done.stdout)
+        if not error and job is None:
+            error = f"unexpected answer {done.stdout!r}"
+    except subprocess.TimeoutExpired:
+        error, job = f"no answer within {CALL_TIMEOUT_S} s", None
+    if error or job is None:
+        shutil.rmtree(folder.path)
+        raise RunError(f"sbatch refused {plan.run_id}: {' '.join(error.split())}")
+    moment = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    submission = Submission(job_id=job[1], command=tuple(command), submitted=moment)
+    write_json(folder.submission, submission.model_dump(mode="json"))
+    return submission
+
+
+def read_submission(folder: RunFolder) -> Submission | None:
+    """How a run was submitted; None for a run that was not.
+
+    Raises:
+        IncompleteDataError: the file is damaged.
+    """
+    try:
+        return Submission.model_validate(json.loads(folder.submission.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, ValidationError):
+        raise IncompleteDataError(f"{folder.submission}: damaged; delete it or restore it from a copy") from None
+
+
+def job_states(job_ids: list[str]) -> dict[str, str]:
+    """Slurm's states (PENDING, RUNNING, COMPLETED, ...) by job id; jobs that Slurm has forgotten are left out.
+
+    Asks squeue once for all jobs, and sacct once for those it no longer lists, where there is accounting.
+    """
+    if not job_ids or shutil.which("squeue") is None:
+        return {}
+    states = _ask("squeue", "--noheader", "--states=all", "--format=%i|%T", f"--jobs={','.join(job_ids)}")
+    missing = [job for job in job_ids if job not in states]
+    if missing and shutil.which("sacct") is not None:
+        states |= _ask(
+            "sacct", "--noheader", "--parsable2", "-X", "--format=JobID,State", f"--jobs={','.join(missing)}"
+        )
+    return states
+
+
+def _ask(*command: str) -> dict[str, str]:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=CALL_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    pairs = (line.strip().split("|", 1) for line in done.stdout.splitlines() if "|" in line)
+    # sacct writes "CANCELLED by 1000".
+    return {job: state.split()[0] for job, state in pairs if state}

@@ -1,0 +1,27 @@
+"""Templates of `slurm/` become text: undefined names are errors, and there is one filter for quoting, `sh`."""
+
+from __future__ import annotations
+
+import shlex
+
+import jinja2
+
+from dlbench import bundled
+
+
+def render(template: str, **values: object) -> str:
+    """A template of the bundled folder `slurm/`, filled in.
+
+    Raises:
+        jinja2.UndefinedError: the template uses a name that was not given (a defect of dlbench).
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(bundled.folder("slurm")),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701  (shell and slurm.conf, not HTML; free text goes through the filter below)
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    return environment.get_template(template).render(**values)

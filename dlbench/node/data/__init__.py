@@ -1,0 +1,1 @@
+"""Data sets become batches of tensors."""

@@ -1,0 +1,115 @@
+"""Batches made once in memory: what training costs when input costs nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+from dlbench.specs.workload import BertModel, DataSpec, ModelSpec, ResNetModel, TextData
+
+Batch = dict[str, torch.Tensor]
+POOL_BATCHES = 4
+"""Distinct batches of a rank; more than one, so that a loss cannot collapse within a few steps."""
+_FIRST_WORD = 5
+"""Ids below are [PAD] [UNK] [CLS] [SEP] [MASK] in the bundled vocabulary; here they only need to be five ids."""
+_CLS, _SEP, _MASK = 2, 3, 4
+
+
+class SyntheticSource:
+    """An endless cycle of `POOL_BATCHES` batches; see `dlbench.node.data.source.BatchSource`.
+
+    Tensors are handed out again and again: the caller must not change them in place. Values are random and have the
+    form and statistics of prepared data; labels are random, so that there is nothing to learn but the pool itself.
+
+    Args:
+        model_spec: gives the shapes.
+        data_spec: gives sequence_length and max_predictions of text.
+        batch_size: samples of a batch.
+        rank: ranks draw differently from the same seed.
+        seed: of all values.
+        start_batch: batches to pass over.
+    """
+
+    def __init__(
+        self,
+        model_spec: ModelSpec,
+        data_spec: DataSpec,
+        *,
+        batch_size: int,
+        rank: int,
+        seed: int,
+        start_batch: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
+        pool = [_batch(model_spec, data_spec, batch_size, generator) for _ in range(POOL_BATCHES)]
+        self.failures: list[str] = []
+        self._batch_size = batch_size
+        self._batches: Iterator[Batch] = itertools.cycle(
+            pool[start_batch % POOL_BATCHES :] + pool[: start_batch % POOL_BATCHES]
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """Distinct samples of this rank."""
+        return POOL_BATCHES * self._batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch of the pool: the same tensors every `POOL_BATCHES` batches."""
+        return dict(next(self._batches))
+
+    def describe(self) -> dict[str, object]:
+        """The kind of source and the size of its pool, ready for JSON."""
+        return {"kind": "synthetic", "num_samples": self.num_samples, "pool_batches": POOL_BATCHES, "bad_samples": 0}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _batch(model_spec: ModelSpec, data_spec: DataSpec, num: int, generator: torch.Generator) -> Batch:
+    if isinstance(model_spec, ResNetModel):
+        size = model_spec.image_size
+        return {
+            "image": torch.randn(num, 3, size, size, generator=generator),
+            "label": torch.randint(model_spec.num_classes, (num,), generator=generator),
+        }
+    if isinstance(model_spec, BertModel):
+        assert isinstance(data_spec, TextData)  # the workload's validator holds this
+        return _text_batch(model_spec.vocab_size, data_spec, num, generator)
+    size, channels = model_spec.input_size, model_spec.input_channels
+    return {
+        # The logarithm of counts of a few particles per cell.
+        "volume": torch.randn(num, channels, size, size, size, generator=generator).exp_().log1p_(),
+        "target": torch.rand(num, model_spec.num_targets, generator=generator) * 2 - 1,
+    }
+
+
+def _text_batch(vocab_size: int, data: TextData, num: int, generator: torch.Generator) -> Batch:
+    length = data.sequence_length
+    places = min(data.max_predictions, max(1, round(length * data.masked_lm_probability)))
+    first_word = min(_FIRST_WORD, vocab_size - 1)
+    ids = torch.randint(first_word, vocab_size, (num, length), generator=generator)
+    middle = length // 2
+    ids[:, 0] = _CLS % vocab_size
+    ids[:, [middle, length - 1]] = _SEP % vocab_size
+    # Every position but 0 may be chosen; unused places point at 0 and weigh nothing, as with real text.
+    order = torch.rand(num, max(length - 1, 1), generator=generator).argsort(1)[:, :places].sort(1).values + 1
+    positions = torch.zeros(num, data.max_predictions, dtype=torch.int64)
+    positions[:, : order.shape[1]] = order.clamp(max=length - 1)
+    weights = torch.zeros(num, data.max_predictions)
+    weights[:, : order.shape[1]] = 1.0
+    masked = ids.gather(1, positions) * weights.long()
+    ids.scatter_(1, order.clamp(max=length - 1), _MASK % vocab_size)
+    return {
+        "input_ids": ids,
+        "token_type_ids": (torch.arange(length) > middle).long().repeat(num, 1),
+        "attention_mask": torch.ones(num, length, dtype=torch.int64),
+        "masked_positions": positions,
+        "masked_ids": masked,
+        "masked_weights": weights,
+        "next_sentence": torch.randint(2, (num,), generator=generator),
+    }

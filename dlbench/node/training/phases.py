@@ -1,0 +1,159 @@
+"""Marks the ends of a step's phases: with the monotonic clock on a CPU, with CUDA events on a GPU.
+
+On a GPU an event only enters the stream's queue, so nothing waits for it; times are read steps
+later, when the events have passed. The input wait measured so is the part the GPU really idled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from dlbench.records.steps import PHASES
+
+INPUT, H2D, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER = range(len(PHASES))
+
+StepTimes = tuple[int, int, tuple[int, ...], int, float]
+"""start_ns, step_ns, nanoseconds of each phase, samples, loss."""
+
+
+class PhaseTimer(Protocol):
+    """Called around every phase of every step."""
+
+    clock: str
+
+    def begin(self) -> None:
+        """A step begins; the one before, if any, ends."""
+
+    def mark(self, phase: int) -> None:
+        """A phase has ended."""
+
+    def finish(self, samples: int, loss: torch.Tensor) -> None:
+        """The step's work is done; its loss is kept without waiting for it."""
+
+    def close(self) -> None:
+        """The last step has ended."""
+
+    def collect(self, *, wait: bool) -> list[StepTimes]:
+        """Steps whose times are known by now, in order; all of them if `wait`."""
+
+
+class CpuTimer:
+    """The monotonic clock: work on a CPU is done when its call returns."""
+
+    clock = "monotonic"
+
+    def __init__(self) -> None:
+        self._marks = [0] * len(PHASES)
+        self._begun: int | None = None
+        self._pending: tuple[int, float] | None = None
+        self._done: list[StepTimes] = []
+
+    def begin(self) -> None:
+        now = time.monotonic_ns()
+        self._end_step(now)
+        self._begun = now
+
+    def mark(self, phase: int) -> None:
+        self._marks[phase] = time.monotonic_ns()
+
+    def finish(self, samples: int, loss: torch.Tensor) -> None:
+        self._pending = (samples, loss.item())
+
+    def close(self) -> None:
+        self._end_step(time.monotonic_ns())
+
+    def collect(self, *, wait: bool) -> list[StepTimes]:
+        done, self._done = self._done, []
+        return done
+
+    def _end_step(self, now: int) -> None:
+        if self._begun is None or self._pending is None:
+            return
+        edges = [self._begun, *self._marks]
+        phases = tuple(end - start for start, end in itertools.pairwise(edges))
+        samples, loss = self._pending
+        self._done.append((self._begun, now - self._begun, phases, samples, loss))
+        self._pending = None
+
+
+class CudaTimer:
+    """CUDA events on the current stream; losses are copied to pinned memory in the same order."""
+
+    clock = "cuda-events"
+
+    def __init__(self, *, synchronise: bool = False) -> None:
+        """`synchronise`: wait for the device at every mark (the plan's phase mode)."""
+        self._synchronise = synchronise
+        self._edges: list[torch.cuda.Event] = []
+        self._marks: list[torch.cuda.Event | None] = [None] * len(PHASES)
+        self._host_start = 0
+        self._pending: tuple[int, torch.Tensor] | None = None
+        self._queue: deque[tuple[int, list[torch.cuda.Event], int, torch.Tensor]] = deque()
+        self._spare: list[torch.cuda.Event] = []
+
+    def begin(self) -> None:
+        event = self._record()
+        self._end_step(event)
+        self._edges = [event]
+        self._host_start = time.monotonic_ns()
+
+    def mark(self, phase: int) -> None:
+        self._marks[phase] = self._record()
+
+    def finish(self, samples: int, loss: torch.Tensor) -> None:
+        host = torch.empty((), dtype=torch.float32, pin_memory=True)
+        host.copy_(loss.detach(), non_blocking=True)
+        self._pending = (samples, host)
+
+    def close(self) -> None:
+        self._end_step(self._record())
+
+    def collect(self, *, wait: bool) -> list[StepTimes]:
+        done: list[StepTimes] = []
+        while self._queue:
+            host_start, events, samples, loss = self._queue[0]
+            if wait:
+                events[-1].synchronize()
+            elif not events[-1].query():  # type: ignore[no-untyped-call]
+                break
+            self._queue.popleft()
+            phases = tuple(_nanoseconds(a, b) for a, b in itertools.pairwise(events[:-1]))
+            done.append((host_start, _nanoseconds(events[0], events[-1]), phases, samples, float(loss)))
+            self._spare.extend(events[1:-1])
+        return done
+
+    def _record(self) -> torch.cuda.Event:
+        if self._synchronise:
+            torch.cuda.synchronize()
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _end_step(self, now: torch.cuda.Event) -> None:
+        if self._pending is None:
+            return
+        marks = [mark for mark in self._marks if mark is not None]
+        samples, loss = self._pending
+        self._queue.append((self._host_start, [*self._edges, *marks, now], samples, loss))
+        self._marks = [None] * len(PHASES)
+        self._pending = None
+
+
+def _nanoseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
+    # Events resolve about half a microsecond; elapsed_time is in milliseconds.
+    milliseconds: float = start.elapsed_time(end)
+    return round(milliseconds * 1e6)
+
+
+def timer_for(device: torch.device, *, synchronise: bool) -> PhaseTimer:
+    """The timer that suits a device."""
+    return CudaTimer(synchronise=synchronise) if device.type == "cuda" else CpuTimer()
+
+
+MarkBackward = Callable[[], None]

@@ -1,0 +1,77 @@
+"""Tells how far a run is: the rank's status file, and rank 0's lines for whoever watches."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import datetime, timezone
+
+from dlbench.node.ranks import RankPlace
+from dlbench.records.folder import RunFolder
+from dlbench.records.status import RankStatus, Stage, write_status
+from dlbench.specs.plan import RunPlan
+
+PROGRESS_MARK = "DLBENCH-PROGRESS "
+"""What rank 0's lines begin with when the local launcher reads them."""
+
+PLAIN_PERIOD_S = 10.0
+LAUNCHER_PERIOD_S = 0.25
+STATUS_PERIOD_S = 5.0
+
+
+class Progress:
+    """Counts steps; writes rarely enough not to be measured."""
+
+    def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._place = place
+        self._total = plan.measure.warmup_steps + plan.measure.measured_steps
+        self._for_launcher = os.environ.get("DLBENCH_PROGRESS") == "launcher"
+        self._told = self._written = 0.0
+        self.step = -1
+        self.stage: Stage = "starting"
+
+    def enter(self, stage: Stage, reason: str = "", exit_code: int | None = None) -> None:
+        """A new stage begins; it is on disk when this returns."""
+        self.stage = stage
+        self._write(reason, exit_code)
+        self._tell(stage if not reason else f"{stage}: {reason}")
+
+    def on_step(self, step: int) -> None:
+        """A step begins."""
+        self.step = step
+        if step == 0 or step == self._plan.measure.warmup_steps:
+            self.enter("warm-up" if step < self._plan.measure.warmup_steps else "measuring")
+            return
+        now = time.monotonic()
+        if now - self._written > STATUS_PERIOD_S:
+            self._write("", None)
+        if now - self._told > (LAUNCHER_PERIOD_S if self._for_launcher else PLAIN_PERIOD_S):
+            self._tell(self.stage)
+
+    def _write(self, reason: str, exit_code: int | None) -> None:
+        self._written = time.monotonic()
+        status = RankStatus(
+            rank=self._place.rank,
+            host=self._place.host,
+            pid=os.getpid(),
+            stage=self.stage,
+            step=self.step,
+            updated=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            reason=reason,
+            exit_code=exit_code,
+        )
+        write_status(self._folder, status)
+
+    def _tell(self, text: str) -> None:
+        if self._place.rank != 0:
+            return
+        self._told = time.monotonic()
+        if self._for_launcher:
+            line = PROGRESS_MARK + json.dumps({"step": self.step + 1, "of": self._total, "stage": text})
+        else:
+            line = f"dlbench {self._plan.run_id}: {text}, step {self.step + 1} of {self._total}"
+        print(line, file=sys.stdout, flush=True)

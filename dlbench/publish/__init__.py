@@ -1,0 +1,1 @@
+"""Numbers become something a person or a program reads."""

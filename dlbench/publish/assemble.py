@@ -1,0 +1,216 @@
+"""A table of runs becomes a `Report`: foreign text cleaned, figures with units, verdicts in words."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import dlbench
+from dlbench.analysis import doubts, environments, scaling
+from dlbench.analysis.comparability import chosen_settings, comparable_values
+from dlbench.analysis.statistics import Estimate
+from dlbench.analysis.tables import RunTable, tabulate
+from dlbench.publish import model
+from dlbench.publish.methods import METHODS, not_shown
+from dlbench.publish.verdict import verdict
+from dlbench.publish.wording import ENGINE_TITLES, clean
+from dlbench.records.registry import KEYS, data_source
+from dlbench.records.scan import Run, Scan
+
+TITLE = "dlbench scaling report"
+
+_DATA_TITLES = {"jpeg-tree": "real JPEGs", "text": "real text", "hdf5-density": "real HDF5 volumes"}
+
+
+def assemble(scan: Scan) -> model.Report:
+    """The report of everything found under one folder; equal folders give equal reports."""
+    table = tabulate(scan)
+    groups = tuple(_group(group, table) for group in scaling.groups(table))
+    measured = list(table.runs.values())
+    return model.Report(
+        title=TITLE,
+        as_of=clean(max((run.record.finished for run in measured if run.record), default="")),
+        dlbench_version=dlbench.__version__,
+        notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
+        groups=groups,
+        runs=_run_rows(scan, table),
+        damaged=tuple(clean(line) for line in table.damaged),
+        environment=_environment(measured),
+        methods=METHODS,
+        missing=not_shown(groups),
+    )
+
+
+def _group(group: scaling.Group, table: RunTable) -> model.Group:
+    plan = group.sample.plan
+    unit = clean(plan.workload.sample_unit)
+    points = tuple(_point(point, unit, is_baseline=point is group.baseline) for point in group.points)
+    settings = tuple((clean(k), clean(v)) for k, v in chosen_settings(group.sample).items())
+    found = doubts.group_doubts(group, table)
+    return model.Group(
+        id=group.id,
+        label=_label(group, settings),
+        title=clean(plan.workload.title),
+        about=clean(plan.workload.about),
+        notice=clean(plan.workload.notice),
+        scaling=group.scaling,
+        sample_unit=unit,
+        conditions=_conditions(group.sample),
+        settings=settings,
+        caption=_caption(group, points),
+        verdict=verdict(clean(plan.workload.title), _short_conditions(group), unit, points, group.is_sufficient),
+        is_sufficient=group.is_sufficient,
+        points=points,
+        doubts=tuple(
+            model.Doubt(code=d.code, severity=d.severity, text=clean(d.text), runs=tuple(map(clean, d.runs)))
+            for d in found
+        ),
+    )
+
+
+def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
+    plan = group.sample.plan
+    engine = ENGINE_TITLES[plan.engine.name]
+    shown = "".join(f", {key}={value}" for key, value in settings)
+    return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{shown}"
+
+
+def _batch_text(group: scaling.Group) -> str:
+    plan = group.sample.plan
+    unit = clean(plan.workload.sample_unit)
+    if group.scaling == "strong":
+        return f"{plan.global_batch} {unit} in all"
+    return f"{plan.workload.train.batch_per_rank} {unit} a rank"
+
+
+def data_text(run: Run) -> str:
+    """The data source in two or three words."""
+    data = run.plan.workload.data
+    return "synthetic data" if data.is_synthetic else _DATA_TITLES.get(data.format, "real data")
+
+
+def _short_conditions(group: scaling.Group) -> str:
+    plan = group.sample.plan
+    parts = (
+        f"{plan.workload.preset} preset",
+        ENGINE_TITLES[plan.engine.name],
+        plan.workload.train.precision,
+        _batch_text(group),
+        data_text(group.sample),
+    )
+    return ", ".join(parts)
+
+
+def _caption(group: scaling.Group, points: tuple[model.Point, ...]) -> str:
+    plan = group.sample.plan
+    counts = sorted({len(point.run_ids) for point in points})
+    runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    nodes = {point.nodes for point in points}
+    parts = (
+        f"{plan.workload.name}, {_short_conditions(group)}",
+        f"{group.scaling} scaling on {plan.system.name}" + (" (1 node)" if nodes == {1} else ""),
+        f"baseline {points[0].ranks} rank{'s' * (points[0].ranks > 1)}",
+        f"medians over {runs} run{'s' * (counts[-1] > 1)} a point",
+        clean(plan.workload.notice),
+    )
+    return "; ".join(parts)
+
+
+def _conditions(run: Run) -> tuple[model.Condition, ...]:
+    titles = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
+    values = comparable_values(run)
+    return tuple(
+        model.Condition(name=name, title=titles[name], value=clean(value)) for name, value in values.items() if value
+    )
+
+
+def _figure(estimate: Estimate, unit: str) -> model.Figure:
+    return model.Figure(
+        value=estimate.value, unit=unit, low=estimate.low, high=estimate.high, n=estimate.n, kind=estimate.kind
+    )
+
+
+def _point(point: scaling.Point, unit: str, *, is_baseline: bool) -> model.Point:
+    fraction = point.serial_fraction
+    return model.Point(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        batch_per_rank=point.batch,
+        is_baseline=is_baseline,
+        throughput=_figure(point.throughput, f"{unit}/s"),
+        throughput_per_rank=_figure(point.per_rank, f"{unit}/s/rank"),
+        step=_figure(point.step_s, "s"),
+        step_p95=_figure(point.step_p95_s, "s"),
+        speedup=_figure(point.speedup, "ratio"),
+        ideal_speedup=point.ideal_speedup,
+        efficiency=_figure(point.efficiency, "fraction"),
+        serial_fraction=None if fraction is None else _figure(fraction, "fraction"),
+        paired_with_baseline=point.paired,
+        mean_step_s=point.mean_step_s,
+        parts=tuple(
+            model.Part(name=p.name, seconds=p.seconds, ideal_seconds=p.ideal_seconds, lost=p.lost) for p in point.parts
+        ),
+        exchange_wait_s=point.exchange_wait_s,
+        run_ids=point.run_ids,
+    )
+
+
+def _run_rows(scan: Scan, table: RunTable) -> tuple[model.RunRow, ...]:
+    """Every run of the scan; figures only for the folder that stands for its run id, not for copies of it."""
+    figures = {} if table.figures.empty else table.figures.set_index("run_id").to_dict(orient="index")
+    without = {id(item.run): item for item in table.without}
+    return tuple(
+        _row(run, item.state, item.why, None)
+        if (item := without.get(id(run)))
+        else _row(run, "valid", "", figures[run.plan.run_id])
+        for run in scan.runs
+    )
+
+
+def _row(run: Run, state: str, story: str, figures: dict[Hashable, Any] | None) -> model.RunRow:
+    plan = run.plan
+
+    def number(name: str) -> float | None:
+        return None if figures is None else float(figures[name])
+
+    return model.RunRow(
+        run_id=plan.run_id,
+        group="" if figures is None else str(figures["group"]),
+        state=state,
+        story=clean(story),
+        workload=plan.workload.name,
+        preset=plan.workload.preset,
+        engine=plan.engine.name,
+        precision=plan.workload.train.precision,
+        data=clean(data_source(run)),
+        batch_per_rank=plan.workload.train.batch_per_rank,
+        scaling=plan.series.scaling,
+        series=plan.series.id,
+        repeat=plan.series.repeat,
+        ranks=plan.layout.ranks,
+        nodes=plan.layout.nodes,
+        sample_unit=clean(plan.workload.sample_unit),
+        steps=None if figures is None else int(figures["steps"]),
+        throughput=number("throughput"),
+        step_median_s=number("step_median_s"),
+        step_p95_s=number("step_p95_s"),
+        step_cv=number("step_cv"),
+        finished="" if run.record is None else clean(run.record.finished),
+        warnings=tuple(clean(doubt.text) for doubt in doubts.run_doubts(run)),
+    )
+
+
+def _environment(runs: list[Run]) -> model.Environment:
+    found = environments.compare(runs)
+    return model.Environment(
+        common=tuple((clean(key), clean(value)) for key, value in found.common.items()),
+        differences=tuple(
+            model.EnvironmentDifference(
+                key=clean(item.key),
+                values=tuple((clean(value), ids) for value, ids in item.values),
+                expected=item.expected,
+            )
+            for item in found.differences
+        ),
+        num_runs=len(runs),
+    )

@@ -1,0 +1,130 @@
+"""Tables of a report as CSV: scaling points, parts of a step, or runs. Raw numbers, units in the column names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from dlbench.publish.model import Figure, Group, Report
+
+TableName = Literal["points", "parts", "runs"]
+
+Cell = str | int | float | bool | None
+
+
+def to_csv(report: Report, table: TableName = "points") -> str:
+    """One table as CSV (RFC 4180, but with plain newlines), with a header line.
+
+    Text that a spreadsheet would read as a formula gets an apostrophe in front.
+    """
+    header, rows = _TABLES[table]
+    sink = io.StringIO()
+    writer = csv.writer(sink, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows(report):
+        writer.writerow([_cell(row[name]) for name in header])
+    return sink.getvalue()
+
+
+def _cell(value: Cell) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if isinstance(value, str):
+        return "'" + value if value.startswith(("=", "+", "-", "@")) else value
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+_FIGURES = ("throughput", "throughput_per_rank", "step", "step_p95", "speedup", "efficiency", "serial_fraction")
+_UNITS = {
+    "throughput": "per_s",
+    "throughput_per_rank": "per_s",
+    "step": "s",
+    "step_p95": "s",
+    "speedup": "ratio",
+    "efficiency": "fraction",
+    "serial_fraction": "fraction",
+}
+
+_GROUP_COLUMNS = ("group", "label", "caption", "sample_unit", "scaling")
+
+POINT_COLUMNS: tuple[str, ...] = (
+    *_GROUP_COLUMNS,
+    *("ranks", "nodes", "batch_per_rank", "baseline_ranks", "ideal_speedup", "paired_with_baseline", "sufficient"),
+    *(f"{name}_{_UNITS[name]}{end}" for name in _FIGURES for end in ("", "_low", "_high")),
+    *("runs", "throughput_interval", "efficiency_interval"),
+)
+
+PART_COLUMNS: tuple[str, ...] = (
+    *_GROUP_COLUMNS,
+    *("ranks", "nodes", "baseline_ranks", "part", "seconds", "ideal_seconds", "lost_fraction"),
+)
+
+RUN_COLUMNS: tuple[str, ...] = (
+    *("run_id", "group", "state", "workload", "preset", "engine", "precision", "data", "batch_per_rank", "scaling"),
+    *("series", "repeat", "ranks", "nodes", "sample_unit", "steps", "throughput_per_s", "step_median_s"),
+    *("step_p95_s", "step_cv", "finished", "story", "warnings"),
+)
+
+
+def _of_group(group: Group) -> dict[str, Cell]:
+    return {
+        "group": group.id,
+        "label": group.label,
+        "caption": group.caption,
+        "sample_unit": group.sample_unit,
+        "scaling": group.scaling,
+        "baseline_ranks": group.baseline.ranks,
+    }
+
+
+def _point_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
+    for group in report.groups:
+        for point in group.points:
+            row = _of_group(group) | {
+                "ranks": point.ranks,
+                "nodes": point.nodes,
+                "batch_per_rank": point.batch_per_rank,
+                "ideal_speedup": point.ideal_speedup,
+                "paired_with_baseline": point.paired_with_baseline,
+                "sufficient": group.is_sufficient,
+                "runs": point.throughput.n,
+                "throughput_interval": point.throughput.kind,
+                "efficiency_interval": point.efficiency.kind,
+            }
+            for name in _FIGURES:
+                figure: Figure | None = getattr(point, name)
+                column = f"{name}_{_UNITS[name]}"
+                row[column] = None if figure is None else figure.value
+                row[f"{column}_low"] = None if figure is None else figure.low
+                row[f"{column}_high"] = None if figure is None else figure.high
+            yield row
+
+
+def _part_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
+    for group in report.groups:
+        for point in group.points:
+            for part in point.parts:
+                yield _of_group(group) | {
+                    "ranks": point.ranks,
+                    "nodes": point.nodes,
+                    "part": part.name,
+                    "seconds": part.seconds,
+                    "ideal_seconds": part.ideal_seconds,
+                    "lost_fraction": part.lost,
+                }
+
+
+def _run_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
+    for run in report.runs:
+        row: dict[str, Cell] = {name: getattr(run, name) for name in RUN_COLUMNS if hasattr(run, name)}
+        yield row | {"throughput_per_s": run.throughput, "warnings": " | ".join(run.warnings)}
+
+
+_TABLES = {
+    "points": (POINT_COLUMNS, _point_rows),
+    "parts": (PART_COLUMNS, _part_rows),
+    "runs": (RUN_COLUMNS, _run_rows),
+}

@@ -1,0 +1,107 @@
+"""A report as Markdown (GitHub's dialect), for pull requests, wikis and step summaries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from dlbench.publish import tabular
+from dlbench.publish.model import Group, Report
+from dlbench.publish.wording import baseline_text, runs_text
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!$])")
+
+
+def escape(text: str) -> str:
+    """Text that Markdown and HTML leave as it is."""
+    return re.sub(r"^(\s*)([-+=]|\d+[.)])", r"\1\\\2", _SPECIAL.sub(r"\\\1", text))
+
+
+def to_markdown(report: Report) -> str:
+    """The report; headings from level 1, one table for each view."""
+    return "\n".join(_lines(report)).rstrip() + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"# {escape(report.title)}"
+    yield ""
+    if report.as_of:
+        yield f"Newest run finished {escape(report.as_of)}. dlbench {escape(report.dlbench_version)}."
+    for notice in report.notices:
+        yield f"**{escape(notice)}**"
+    yield ""
+    yield "## Summary"
+    yield ""
+    if not report.groups:
+        yield "No run has figures."
+    for group in report.groups:
+        yield f"- {escape(group.verdict)}"
+    yield ""
+    for group in report.groups:
+        yield from _group(group)
+    yield from _section("Runs", tabular.runs(report), report.runs)
+    yield from _section("Runs without figures", tabular.without_figures(report), report.without_figures)
+    yield from _list("Damaged files", report.damaged)
+    yield from _environment(report)
+    yield from _list("Not in this report", (f"{name}: {text}" for name, text in report.missing))
+    yield from _list("How the numbers are made", (f"{name}. {text}" for name, text in report.methods))
+
+
+def _group(group: Group) -> Iterator[str]:
+    yield f"## {escape(group.label)}"
+    yield ""
+    yield escape(group.about)
+    yield ""
+    yield f"Baseline: {escape(baseline_text(group))}."
+    yield ""
+    conditions = "; ".join(f"{condition.title}: {condition.value}" for condition in group.conditions)
+    yield escape(conditions) + "."
+    yield ""
+    for doubt in group.doubts:
+        mark = "**Doubt:** " if doubt.severity == "serious" else "Note: "
+        where = f" ({runs_text(len(doubt.runs))})" if doubt.runs else ""
+        yield f"- {mark}{escape(doubt.text + where)}"
+    yield ""
+    for title, table in (
+        ("Scaling", tabular.scaling(group)),
+        ("Parts of a step", tabular.parts(group)),
+        ("Lost points", tabular.lost(group)),
+    ):
+        if len(table) > 1:
+            yield f"### {title}"
+            yield ""
+            yield from _table(table)
+            yield ""
+            yield f"*{escape(group.caption)}*"
+            yield ""
+
+
+def _environment(report: Report) -> Iterator[str]:
+    yield "## Environment"
+    yield ""
+    yield f"Of {runs_text(report.environment.num_runs)} with figures."
+    yield ""
+    yield from _table(tabular.environment(report.environment))
+    yield ""
+
+
+def _section(title: str, table: tabular.Table, rows: Sequence[object]) -> Iterator[str]:
+    if rows:
+        yield f"## {title}"
+        yield ""
+        yield from _table(table)
+        yield ""
+
+
+def _list(title: str, items: Iterable[str]) -> Iterator[str]:
+    lines = [f"- {escape(item)}" for item in items]
+    if lines:
+        yield from (f"## {title}", "", *lines, "")
+
+
+def _table(table: tabular.Table) -> Iterator[str]:
+    header, *rows = table
+    yield "| " + " | ".join(map(escape, header)) + " |"
+    yield "|" + " --- |" * len(header)
+    for row in rows:
+        yield "| " + " | ".join(map(escape, row)) + " |"

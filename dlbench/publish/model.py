@@ -1,0 +1,208 @@
+"""The report as plain data: everything every format prints, and nothing that is computed later.
+
+Formats (HTML, Markdown, CSV, JSON, terminal) read only this, so they cannot disagree. Numbers are
+raw here (seconds, fractions, samples a second); `dlbench.publish.wording` makes text of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+FORMAT = "dlbench.report"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A number with all that makes it one: unit, interval, how many runs, how the interval was made."""
+
+    value: float
+    unit: str
+    """`images/s` (or another sample unit a second), `images/s/rank`, `s`, `fraction`, `ratio`."""
+    low: float | None
+    high: float | None
+    n: int
+    kind: str
+    """`bootstrap 95 %`, `range`, `single run`, `by definition`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of a step at a scaling point; parts sum to the mean step."""
+
+    name: str
+    seconds: float
+    ideal_seconds: float
+    lost: float
+    """Share of the ideal lost here (fraction); parts sum to the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One rank count of a group."""
+
+    ranks: int
+    nodes: int
+    batch_per_rank: int
+    is_baseline: bool
+    throughput: Figure
+    throughput_per_rank: Figure
+    step: Figure
+    step_p95: Figure
+    speedup: Figure
+    ideal_speedup: float
+    efficiency: Figure
+    serial_fraction: Figure | None
+    paired_with_baseline: bool
+    mean_step_s: float
+    parts: tuple[Part, ...]
+    exchange_wait_s: float
+    """Share of the part `exchange` spent waiting for ranks that came later, seconds a step."""
+    run_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """One property that all runs of a group share."""
+
+    name: str
+    title: str
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """One reason for doubt, beside the figures it concerns."""
+
+    code: str
+    severity: Literal["serious", "note"]
+    text: str
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs that may be compared with each other, and what they say."""
+
+    id: str
+    label: str
+    """Short: workload, preset, engine, scaling."""
+    title: str
+    """The workload in words."""
+    about: str
+    """What the preset changes against the published configuration."""
+    notice: str
+    scaling: Literal["weak", "strong"]
+    sample_unit: str
+    conditions: tuple[Condition, ...]
+    settings: tuple[tuple[str, str], ...]
+    """What `--set` and `--sweep` chose, key and value."""
+    caption: str
+    """The conditions in one line: it stands under every chart and table."""
+    verdict: str
+    """One sentence."""
+    is_sufficient: bool
+    """Whether every point has enough runs for a comparison."""
+    points: tuple[Point, ...]
+    doubts: tuple[Doubt, ...]
+
+    @property
+    def baseline(self) -> Point:
+        """The point all others are measured against."""
+        return self.points[0]
+
+    @property
+    def largest(self) -> Point:
+        """The point with most ranks."""
+        return self.points[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """One run, whatever became of it."""
+
+    run_id: str
+    group: str
+    """Id of its group; empty for runs without figures."""
+    state: str
+    story: str
+    """Why there is no figure; empty where there is one."""
+    workload: str
+    preset: str
+    engine: str
+    precision: str
+    data: str
+    batch_per_rank: int
+    scaling: str
+    series: str
+    repeat: int
+    ranks: int
+    nodes: int
+    sample_unit: str
+    steps: int | None
+    throughput: float | None
+    """Samples a second."""
+    step_median_s: float | None
+    step_p95_s: float | None
+    step_cv: float | None
+    finished: str
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentDifference:
+    """A key of the environment with more than one value among the runs."""
+
+    key: str
+    values: tuple[tuple[str, tuple[str, ...]], ...]
+    expected: bool
+    """Whether it names the job or the place in it, and so differs by nature."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What the runs ran in."""
+
+    common: tuple[tuple[str, str], ...]
+    differences: tuple[EnvironmentDifference, ...]
+    num_runs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    title: str
+    as_of: str
+    """When the newest run finished, UTC; empty if none did. Not the time of the report: equal runs, equal report."""
+    dlbench_version: str
+    notices: tuple[str, ...]
+    groups: tuple[Group, ...]
+    runs: tuple[RunRow, ...]
+    damaged: tuple[str, ...]
+    environment: Environment
+    methods: tuple[tuple[str, str], ...]
+    """Heading and text: how the numbers are made."""
+    missing: tuple[tuple[str, str], ...]
+    """What this report does not show, and what it would take."""
+
+    @property
+    def without_figures(self) -> tuple[RunRow, ...]:
+        """Runs that yield no figure."""
+        return tuple(run for run in self.runs if run.throughput is None)
+
+
+def as_plain(value: Any) -> Any:
+    """Dataclasses, tuples and numbers as JSON has them; a number that is not finite becomes None."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, list | tuple):
+        return [as_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value

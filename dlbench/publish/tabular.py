@@ -1,0 +1,114 @@
+"""Tables of a report as rows of text, header first: what Markdown, the terminal and the HTML page print alike."""
+
+from __future__ import annotations
+
+from dlbench.publish.model import Environment, Group, Report
+from dlbench.publish.wording import (
+    DASH,
+    PART_TITLES,
+    basis_text,
+    figure_text,
+    number_text,
+    optional,
+    percent,
+    place_text,
+    points,
+)
+
+Table = list[tuple[str, ...]]
+
+
+def scaling(group: Group) -> Table:
+    """Throughput, speed-up and efficiency of every point."""
+    unit = group.sample_unit
+    header = ("Ranks", "Nodes", f"Throughput, {unit}/s", f"A rank, {unit}/s", "Speed-up", "Ideal", "Efficiency")
+    header += ("Step, median", "Step, p95", "Interval")
+    with_fraction = any(point.serial_fraction for point in group.points)
+    rows: Table = [header + (("Serial fraction",) if with_fraction else ())]
+    for point in group.points:
+        row = (
+            str(point.ranks),
+            str(point.nodes),
+            figure_text(point.throughput),
+            figure_text(point.throughput_per_rank),
+            figure_text(point.speedup),
+            number_text(point.ideal_speedup, "ratio"),
+            figure_text(point.efficiency),
+            figure_text(point.step),
+            figure_text(point.step_p95),
+            basis_text(point.throughput) + (", baseline" if point.is_baseline else ""),
+        )
+        if with_fraction:
+            row += (figure_text(point.serial_fraction) if point.serial_fraction else DASH,)
+        rows.append(row)
+    return rows
+
+
+def parts(group: Group) -> Table:
+    """Seconds a step of each part, a column a point; the last line is the sum."""
+    rows: Table = [("Part", *(place_text(point.ranks, point.nodes) for point in group.points))]
+    for index, part in enumerate(group.baseline.parts):
+        rows.append((PART_TITLES[part.name], *(number_text(p.parts[index].seconds, "s") for p in group.points)))
+        if part.name == "exchange":
+            rows.append(
+                ("of it waiting for slower ranks", *(number_text(p.exchange_wait_s, "s") for p in group.points))
+            )
+    rows.append(("sum: mean step", *(number_text(point.mean_step_s, "s") for point in group.points)))
+    return rows
+
+
+def lost(group: Group) -> Table:
+    """Points of the ideal lost to each part, a column a point; only a header for a group of one point."""
+    others = group.points[1:]
+    rows: Table = [("Part", *(place_text(point.ranks, point.nodes) for point in others))]
+    if not others:
+        return rows
+    for index, part in enumerate(group.baseline.parts):
+        rows.append((PART_TITLES[part.name], *(points(point.parts[index].lost) for point in others)))
+    rows.append(("sum: lost", *(points(sum(part.lost for part in point.parts)) for point in others)))
+    rows.append(("efficiency (of means)", *(percent(1 - sum(p.lost for p in point.parts)) for point in others)))
+    return rows
+
+
+def runs(report: Report) -> Table:
+    """All runs, one line each."""
+    header = ("Run", "State", "Workload", "Preset", "Engine", "Data", "Batch a rank", "Ranks", "Nodes", "Repeat")
+    rows: Table = [(*header, "Throughput, samples/s", "Step, median", "Step, p95", "Scatter", "Warnings")]
+    rows += [
+        (
+            run.run_id,
+            run.state,
+            run.workload,
+            run.preset,
+            run.engine,
+            run.data,
+            str(run.batch_per_rank),
+            str(run.ranks),
+            str(run.nodes),
+            str(run.repeat),
+            optional(run.throughput, "ratio"),
+            optional(run.step_median_s, "s"),
+            optional(run.step_p95_s, "s"),
+            optional(run.step_cv, "fraction"),
+            str(len(run.warnings)) if run.warnings else "none",
+        )
+        for run in report.runs
+    ]
+    return rows
+
+
+def without_figures(report: Report) -> Table:
+    """Runs that yield no figure, and why."""
+    rows: Table = [("Run", "State", "Ranks", "Why")]
+    rows += [(run.run_id, run.state, str(run.ranks), run.story) for run in report.without_figures]
+    return rows
+
+
+def environment(found: Environment) -> Table:
+    """What all runs share, and each value where they differ."""
+    rows: Table = [("Key", "Value", "Runs")]
+    for item in found.differences:
+        mark = "" if item.expected else " (differs)"
+        rows += [(item.key + mark, value, str(len(ids))) for value, ids in item.values]
+    rows += [(key, value, "all") for key, value in found.common]
+    return rows

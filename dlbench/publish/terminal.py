@@ -1,0 +1,114 @@
+"""A report for the terminal: verdicts, a table for each group, what is doubtful. Fits 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dlbench.publish.model import Group, Report
+from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, percent, points, runs_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 80
+
+
+def to_text(report: Report, width: int = WIDTH) -> str:
+    """The summary as plain lines of at most `width` columns (a single longer word stays whole)."""
+    lines = [report.title, *report.notices, ""]
+    for group in report.groups:
+        lines += [*_wrapped(group.label, width), *_wrapped(group.verdict, width), ""]
+        lines += [*_columns(_rows(group)), ""]
+        lines += [*_wrapped(_losses(group), width), *_doubts(group, width), ""]
+    return "\n".join([*lines, *_endings(report, width)]).rstrip() + "\n"
+
+
+def show(report: Report, console: Console) -> None:
+    """The summary on a terminal: the same words as `to_text`, in rich's tables; no markup is read from any text."""
+    from rich.table import Table
+    from rich.text import Text
+
+    width = min(console.width, 100)
+    console.print(Text(report.title, style="bold"))
+    for notice in report.notices:
+        console.print(Text(notice, style="italic"))
+    for group in report.groups:
+        console.print()
+        console.print(Text(group.label, style="bold cyan"))
+        console.print(Text("\n".join(_wrapped(group.verdict, width))))
+        header, *rows = _rows(group)
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in header:
+            table.add_column(Text(title), justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        for line in _wrapped(_losses(group), width):
+            console.print(Text(line))
+        for line in _doubts(group, width):
+            console.print(Text(line, style="yellow"))
+    console.print()
+    for line in _endings(report, width):
+        console.print(Text(line))
+
+
+def _rows(group: Group) -> list[tuple[str, ...]]:
+    """Narrow on purpose: the intervals of two columns are what 80 characters hold."""
+    spread = any(point.nodes > 1 for point in group.points)
+    rows = [("ranks", *(("nodes",) if spread else ()), f"{group.sample_unit}/s", "efficiency", "step", "runs")]
+    rows += [
+        (
+            str(point.ranks),
+            *((str(point.nodes),) if spread else ()),
+            figure_text(point.throughput),
+            "baseline" if point.is_baseline else figure_text(point.efficiency),
+            figure_text(point.step).split(" [")[0],
+            str(point.throughput.n),
+        )
+        for point in group.points
+    ]
+    return rows
+
+
+def _losses(group: Group) -> str:
+    """The largest losses of the largest point, in one sentence."""
+    if len(group.points) == 1:
+        return f"Intervals: {basis_text(group.baseline.throughput)}."
+    last = group.largest
+    worst = sorted((part for part in last.parts if part.lost > 0), key=lambda part: -part.lost)[:3]
+    parts = ", ".join(f"{PART_TITLES[part.name]} {points(part.lost)}" for part in worst)
+    total = percent(sum(part.lost for part in last.parts)).replace("%", "points")
+    lost = f" Lost at {last.ranks} ranks: {total}: {parts}." if worst else ""
+    return f"Intervals: {basis_text(last.throughput)}.{lost}"
+
+
+def _doubts(group: Group, width: int) -> Iterator[str]:
+    for doubt in group.doubts:
+        mark = "! " if doubt.severity == "serious" else "- "
+        where = f" ({runs_text(len(doubt.runs))})" if doubt.runs else ""
+        yield from textwrap.wrap(doubt.text + where, width, initial_indent=mark, subsequent_indent="  ")
+
+
+def _endings(report: Report, width: int) -> list[str]:
+    lines: list[str] = []
+    if not report.groups:
+        lines.append("No run has figures.")
+    if report.without_figures:
+        lines += [f"{runs_text(len(report.without_figures))} without figures:"]
+        for run in report.without_figures:
+            text = f"{run.run_id}: {run.state}: {run.story}"
+            lines += textwrap.wrap(text, width, initial_indent="- ", subsequent_indent="  ")
+    for line in report.damaged:
+        lines += textwrap.wrap(f"damaged: {line}", width, initial_indent="! ", subsequent_indent="  ")
+    return lines
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width)
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,61 @@
+"""The figures of a group become one sentence that a person can repeat."""
+
+from __future__ import annotations
+
+from dlbench.publish.model import Figure, Part, Point
+from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, interval_text, place_text, points, value_text
+
+WORTH_EXPLAINING = 0.01
+"""Share of the ideal below which a loss is not attributed."""
+
+
+def verdict(title: str, conditions: str, unit: str, all_points: tuple[Point, ...], is_sufficient: bool) -> str:
+    """What the largest scaling point says, in plain words, with its interval and its validity.
+
+    Args:
+        title: the workload in words.
+        conditions: preset, engine, precision, batch and data source.
+        unit: what a sample is called.
+        all_points: points of the group, baseline first.
+        is_sufficient: whether every point has enough runs for a comparison.
+    """
+    subject = f"{title} ({conditions})"
+    base, last = all_points[0], all_points[-1]
+    if len(all_points) == 1:
+        return (
+            f"{subject} trains {figure_text(base.throughput)} {unit} a second at {place_text(base.ranks, base.nodes)} "
+            f"({basis_text(base.throughput)}). A scaling figure needs a second rank count."
+        )
+    sentence = (
+        f"{subject} keeps {value_text(last.efficiency)} of the ideal at {place_text(last.ranks, last.nodes)}, "
+        f"measured against {place_text(base.ranks, base.nodes)} ({_basis(last.efficiency)})"
+    )
+    return f"{sentence}{_explanation(last)}{'' if is_sufficient else ' Too few runs for a comparison.'}"
+
+
+def _basis(figure: Figure) -> str:
+    return f"{interval_text(figure)}, {basis_text(figure)}".removeprefix(", ")
+
+
+def _explanation(point: Point) -> str:
+    loss = 1 - point.efficiency.value
+    figure = point.efficiency
+    if loss <= -WORTH_EXPLAINING:
+        return ". That is more than the ideal: the baseline ran with a handicap, or its runs drifted."
+    if loss < WORTH_EXPLAINING:
+        return ". There is no loss worth explaining."
+    noisy = figure.kind == "bootstrap 95 %" and figure.high is not None and figure.high >= 1
+    doubt = " The interval reaches 100 %: the loss may be noise." if noisy else ""
+    worst = main_loss(point)
+    if worst is None:
+        return f".{doubt}"
+    total = sum(part.lost for part in point.parts)
+    return (
+        f"; the largest part of the loss is {PART_TITLES[worst.name]} ({points(worst.lost)} of {points(total)}).{doubt}"
+    )
+
+
+def main_loss(point: Point) -> Part | None:
+    """The part that costs most of the ideal; None where no part costs anything."""
+    worst = max(point.parts, key=lambda part: part.lost)
+    return worst if worst.lost > 0 else None

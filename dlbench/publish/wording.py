@@ -1,0 +1,110 @@
+"""Figures and foreign text become words: the same ones in every format."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+from dlbench.publish.model import Figure, Group
+from dlbench.units import format_number, format_seconds
+
+DASH = "–"
+
+PART_TITLES = {
+    "input": "input wait",
+    "h2d": "host-to-device copy",
+    "forward": "forward",
+    "backward": "backward",
+    "exchange": "exposed gradient exchange",
+    "optimizer": "optimiser",
+    "other": "other",
+    "imbalance": "imbalance of ranks",
+}
+"""What the parts of a step are called, in order."""
+
+ENGINE_TITLES = {"horovod": "Horovod", "ddp": "PyTorch DDP", "single": "no exchange (single)"}
+
+_DROPPED = {"Cc", "Cf", "Cs"}
+
+
+def clean(text: str, limit: int = 2000) -> str:
+    """Foreign text on one line: no control or bidirectional characters, no lone surrogates, not endless."""
+    spaced = "".join(" " if c in "\t\n\r\v\f\x85\u2028\u2029" else c for c in text)
+    kept = "".join(c for c in spaced if unicodedata.category(c) not in _DROPPED)
+    return kept if len(kept) <= limit else kept[:limit] + " [cut]"
+
+
+def percent(fraction: float, decimals: int = 1) -> str:
+    """A fraction as text, e.g. ``83.1 %``."""
+    if not math.isfinite(fraction):
+        return "n/a"
+    # Adding zero turns the -0.0 that rounding leaves into 0.0.
+    return f"{round(fraction * 100, decimals) + 0.0:.{decimals}f} %"
+
+
+def points(fraction: float) -> str:
+    """A share of the ideal as text, e.g. ``17.2 points``."""
+    return percent(fraction).replace("%", "points")
+
+
+def number_text(value: float, unit: str) -> str:
+    """One number in the form that suits its unit, without the names of rates."""
+    if unit == "fraction":
+        return percent(value)
+    if unit == "s":
+        return format_seconds(value) if value else "0 s"
+    return format_number(value)
+
+
+def value_text(figure: Figure) -> str:
+    """The value alone, e.g. ``83.1 %``, ``120 ms``, ``24.31``."""
+    return number_text(figure.value, figure.unit)
+
+
+def interval_text(figure: Figure) -> str:
+    """The interval alone, e.g. ``[81.9 %, 84.2 %]``; empty where there is none."""
+    if figure.low is None or figure.high is None:
+        return ""
+    return f"[{number_text(figure.low, figure.unit)}, {number_text(figure.high, figure.unit)}]"
+
+
+def basis_text(figure: Figure) -> str:
+    """What the interval is and how many runs stand behind it."""
+    runs = runs_text(figure.n)
+    return {
+        "bootstrap 95 %": f"95 % bootstrap, {runs}",
+        "range": f"range of {runs}",
+        "single run": "single run, no interval",
+        "by definition": f"baseline by definition, {runs}",
+    }[figure.kind]
+
+
+def figure_text(figure: Figure) -> str:
+    """Value and interval, e.g. ``83.1 % [81.9 %, 84.2 %]``."""
+    return f"{value_text(figure)} {interval_text(figure)}".rstrip()
+
+
+def runs_text(count: int) -> str:
+    """``1 run``, ``5 runs``."""
+    return f"{count} run" if count == 1 else f"{count} runs"
+
+
+def ranks_text(ranks: int) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
+
+
+def place_text(ranks: int, nodes: int) -> str:
+    """``4 ranks on 2 nodes``; one node is not worth words."""
+    return ranks_text(ranks) if nodes == 1 else f"{ranks_text(ranks)} on {nodes} nodes"
+
+
+def baseline_text(group: Group) -> str:
+    """What all points of a group are measured against."""
+    base = group.baseline
+    return f"{place_text(base.ranks, base.nodes)}, {figure_text(base.throughput)} {base.throughput.unit}"
+
+
+def optional(value: float | None, unit: str) -> str:
+    """A number that may be missing; a dash where it is."""
+    return DASH if value is None else number_text(value, unit)

@@ -1,0 +1,1 @@
+"""What happened: run folders, records, their scan."""

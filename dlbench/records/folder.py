@@ -1,0 +1,97 @@
+"""`runs/<id>/`: the one interface between planning, running and reading. Names of its files, nothing else.
+
+Every file is documented key by key in docs/formats.md.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlbench.errors import UserError
+from dlbench.records.files import write_atomic
+from dlbench.specs.plan import RunPlan
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        """`plan.json`: the frozen plan; written first."""
+        return self.path / "plan.json"
+
+    @property
+    def record(self) -> Path:
+        """`record.json`: what happened; written last, by rank 0. Without it a run is incomplete."""
+        return self.path / "record.json"
+
+    @property
+    def script(self) -> Path:
+        """`job.sbatch`: the batch script as it was submitted."""
+        return self.path / "job.sbatch"
+
+    @property
+    def submission(self) -> Path:
+        """`submission.json`: Slurm job id and the sbatch command line."""
+        return self.path / "submission.json"
+
+    @property
+    def rendezvous(self) -> Path:
+        """`rendezvous.json`: where rank 0 listens while ranks find each other."""
+        return self.path / "rendezvous.json"
+
+    @property
+    def failure(self) -> Path:
+        """`failure.json`: why a launcher gave a run up."""
+        return self.path / "failure.json"
+
+    def steps(self, rank: int) -> Path:
+        """`rank-0000.steps`: raw step times of one rank (see `dlbench.records.steps`)."""
+        return self.path / f"rank-{rank:04d}.steps"
+
+    def status(self, rank: int) -> Path:
+        """`rank-0000.status.json`: the last thing one rank said about itself."""
+        return self.path / f"rank-{rank:04d}.status.json"
+
+    def log(self, rank: int) -> Path:
+        """`rank-0000.log`: standard output and error of one rank."""
+        return self.path / f"rank-{rank:04d}.log"
+
+
+def prepare_output(out: Path) -> Path:
+    """Makes the folder of all runs and proves that it can be written.
+
+    Raises:
+        UserError: it is not a folder, or cannot be made or written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / f".write-test-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written: {error.strerror or error}; choose another folder") from None
+    return out.absolute()
+
+
+def create(out: Path, plan: RunPlan) -> RunFolder:
+    """Makes the folder of one run and writes its plan.
+
+    Raises:
+        UserError: a run of that name is there already; nothing is overwritten.
+        RunError: the plan cannot be written.
+    """
+    folder = RunFolder(out / plan.run_id)
+    try:
+        folder.path.mkdir()
+    except FileExistsError:
+        raise UserError(f"{folder.path}: exists already; choose another --series, runs are never overwritten") from None
+    except OSError as error:
+        raise UserError(f"{folder.path}: cannot be made: {error.strerror or error}") from None
+    write_atomic(folder.plan, plan.to_json())
+    return folder

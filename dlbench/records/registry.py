@@ -1,0 +1,77 @@
+"""The metadata registry: what every figure must name, and which keys must match before two runs are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dlbench.records.scan import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One property of a run."""
+
+    name: str
+    title: str
+    value: Callable[[Run], str]
+    comparable: bool
+    """Whether two runs must agree here before their figures may be compared or averaged."""
+
+
+def data_source(run: Run) -> str:
+    """`synthetic`, or `real: PATH`."""
+    data = run.plan.workload.data
+    return "synthetic" if data.is_synthetic else f"real: {data.source}"
+
+
+def _engine_settings(run: Run) -> str:
+    engine = run.plan.engine
+    settings = {"horovod": engine.horovod, "ddp": engine.ddp}.get(engine.name)
+    return "" if settings is None else ", ".join(f"{k}={v}" for k, v in settings.model_dump(mode="json").items())
+
+
+def _device(run: Run) -> str:
+    if run.record is None:
+        return "unknown"
+    return ", ".join(sorted({r.device.split(":")[0] + r.device.partition("(")[2].join("()") for r in run.record.ranks}))
+
+
+KEYS: tuple[Key, ...] = (
+    Key(name="workload", title="Workload", value=lambda r: r.plan.workload.name, comparable=True),
+    Key(name="preset", title="Preset", value=lambda r: r.plan.workload.preset, comparable=True),
+    Key(name="engine", title="Engine", value=lambda r: r.plan.engine.name, comparable=True),
+    Key(name="engine_settings", title="Engine settings", value=_engine_settings, comparable=True),
+    Key(name="precision", title="Precision", value=lambda r: r.plan.workload.train.precision, comparable=True),
+    Key(name="data", title="Data source", value=data_source, comparable=True),
+    Key(
+        name="batch_per_rank",
+        title="Batch a rank",
+        value=lambda r: str(r.plan.workload.train.batch_per_rank),
+        comparable=True,
+    ),
+    Key(name="scaling", title="Scaling", value=lambda r: r.plan.series.scaling, comparable=True),
+    Key(name="launcher", title="Launcher", value=lambda r: r.plan.system.launch.launcher, comparable=True),
+    Key(name="system", title="System", value=lambda r: r.plan.system.name, comparable=True),
+    Key(
+        name="cores_per_rank", title="Cores a rank", value=lambda r: str(r.plan.layout.cores_per_rank), comparable=True
+    ),
+    Key(name="phases", title="Phase mode", value=lambda r: r.plan.measure.phases, comparable=True),
+    Key(name="ranks", title="Ranks", value=lambda r: str(r.plan.layout.ranks), comparable=False),
+    Key(name="nodes", title="Nodes", value=lambda r: str(r.plan.layout.nodes), comparable=False),
+    Key(name="device", title="Device", value=_device, comparable=True),
+)
+
+
+def describe(run: Run) -> dict[str, str]:
+    """All registered properties of a run, by name."""
+    return {key.name: key.value(run) for key in KEYS}
+
+
+def differences(one: Run, other: Run) -> list[str]:
+    """Why two runs must not be compared: each differing key with both values; empty if they may."""
+    return [
+        f"{key.title}: {key.value(one)} against {key.value(other)}"
+        for key in KEYS
+        if key.comparable and key.value(one) != key.value(other)
+    ]

@@ -1,0 +1,1 @@
+"""Makes a machine ready and says what it lacks."""

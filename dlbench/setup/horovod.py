@@ -1,0 +1,288 @@
+"""Builds Horovod from PyPI's source archive, once per toolchain, and installs the cached wheel.
+
+Horovod 0.28.1 (June 2023) is the last release, and PyPI has only its source. It fails against
+torch >= 2.1 (C++14) and its stall inspector never fires under Gloo, so the archive is fetched with
+pip, checked against a pinned SHA-256, patched (see `PATCHES`), built with Gloo always and with MPI
+and NCCL/CUDA where they are found, and the wheel is kept outside the checkout under a key of
+everything that shapes the binary: the next install takes seconds.
+
+What is installed and whether it works is told by `dlbench.setup.probes`, not here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlbench.errors import EnvironmentLacksError, RunError
+
+VERSION = "0.28.1"
+SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+"""SHA-256 of horovod-0.28.1.tar.gz as PyPI lists it."""
+
+BUILD_REQUIREMENTS = ("cffi", "cloudpickle", "packaging", "psutil", "pyyaml", "setuptools<80", "wheel")
+"""Needed by Horovod's setup.py and at import; setuptools 80 dropped what its setup.py calls."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """One textual change of Horovod's source: `old` becomes `new` everywhere in `file`."""
+
+    file: str
+    old: str
+    new: str
+    reason: str
+
+
+_PARAMETER_READBACK = """
+// Added by dlbench's build: the values in force, which no other interface tells.
+long long horovod_effective_fusion_threshold_bytes() {
+  if (!horovod_global.initialization_done) {
+    return -1;
+  }
+  return (long long)horovod_global.parameter_manager.TensorFusionThresholdBytes();
+}
+
+double horovod_effective_cycle_time_ms() {
+  if (!horovod_global.initialization_done) {
+    return -1.0;
+  }
+  return horovod_global.parameter_manager.CycleTimeMs();
+}
+
+"""
+
+PATCHES = (
+    Patch(
+        file="CMakeLists.txt",
+        old="set(CMAKE_CXX_STANDARD 14)",
+        new="set(CMAKE_CXX_STANDARD 20)",
+        reason="headers of torch >= 2.1 need C++17, newer ones C++20",
+    ),
+    Patch(
+        file="horovod/torch/CMakeLists.txt",
+        old="set(CMAKE_CXX_STANDARD 14)",
+        new="set(CMAKE_CXX_STANDARD 20)",
+        reason="headers of torch >= 2.1 need C++17, newer ones C++20",
+    ),
+    Patch(
+        file="horovod/common/gloo/gloo_controller.cc",
+        old="global_ranks_.reserve(size_)",
+        new="global_ranks_.resize(size_)",
+        reason="reserve leaves size() at 0, so the stall inspector never reports a missing rank under Gloo",
+    ),
+    Patch(
+        file="horovod/common/operations.cc",
+        old="bool horovod_gloo_built() {",
+        new=_PARAMETER_READBACK.lstrip("\n") + "bool horovod_gloo_built() {",
+        reason="fusion threshold and cycle time in force can be read back into the record",
+    ),
+)
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where built wheels are kept: ``DLBENCH_CACHE``, else ``$XDG_CACHE_HOME/dlbench``, else ``~/.cache/dlbench``."""
+    if explicit := environment.get("DLBENCH_CACHE"):
+        return Path(explicit)
+    base = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "dlbench"
+
+
+def _first_line(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (done.stdout or done.stderr).splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""
+
+
+def _torch_facts() -> dict[str, str | None]:
+    """Version and CUDA version of the installed torch, asked in a process of its own (the import is slow)."""
+    code = "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise EnvironmentLacksError("horovod: torch is not installed in this environment; pip install 'dlbench[node]'")
+    version, cuda = json.loads(done.stdout.splitlines()[-1])
+    return {"torch": version, "cuda": cuda}
+
+
+def _nccl_home() -> str | None:
+    """The folder that holds include/nccl.h, or None."""
+    candidates = [os.environ.get("HOROVOD_NCCL_HOME"), os.environ.get("NCCL_HOME"), "/usr/local/cuda", "/usr"]
+    return next((path for path in candidates if path and (Path(path) / "include" / "nccl.h").is_file()), None)
+
+
+def toolchain() -> dict[str, str | None]:
+    """Everything that shapes the binary: versions of Python, torch, compiler, MPI, CUDA and NCCL's place."""
+    facts = _torch_facts()
+    facts["python"] = ".".join(map(str, sys.version_info[:2]))
+    facts["compiler"] = _first_line(os.environ.get("CXX", "g++"), "--version") or None
+    facts["mpi"] = (_first_line("mpicxx", "--showme:version") or None) if shutil.which("mpicxx") else None
+    # NCCL serves only a torch that was built for CUDA.
+    facts["nccl"] = _nccl_home() if facts["cuda"] else None
+    return facts
+
+
+def build_environment(facts: Mapping[str, str | None]) -> dict[str, str]:
+    """Horovod's build switches for a toolchain (names as in Horovod's installation guide)."""
+    switches = {
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
+        # CMake 4 dropped the policies of the versions that Horovod's vendored projects ask for.
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+    }
+    switches["HOROVOD_WITH_MPI" if facts.get("mpi") else "HOROVOD_WITHOUT_MPI"] = "1"
+    if facts.get("nccl"):
+        switches |= {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_HOME": str(facts["nccl"])}
+    return switches
+
+
+def cache_key(facts: Mapping[str, str | None]) -> str:
+    """A short digest of toolchain, switches and patches."""
+    switches = {k: v for k, v in build_environment(facts).items() if k != "MAKEFLAGS"}
+    patches = [(p.file, p.old, p.new) for p in PATCHES]
+    text = json.dumps([VERSION, SDIST_SHA256, dict(facts), switches, patches], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def cached_wheel(facts: Mapping[str, str | None]) -> Path | None:
+    """The wheel built earlier for this toolchain, or None."""
+    wheels = sorted((cache_folder() / "horovod" / cache_key(facts)).glob("horovod-*.whl"))
+    return wheels[0] if wheels else None
+
+
+def apply_patches(source: Path) -> None:
+    """Patches an unpacked source tree.
+
+    Raises:
+        RunError: a place to patch is not there, so this is not the release the patches were made for.
+    """
+    for patch in PATCHES:
+        path = source / patch.file
+        text = path.read_text(encoding="utf-8")
+        if patch.old not in text:
+            raise RunError(f"{path}: {patch.old!r} not found; the patch ({patch.reason}) does not fit this source")
+        path.write_text(text.replace(patch.old, patch.new), encoding="utf-8")
+
+
+def _fetch(folder: Path) -> Path:
+    """Downloads, checks and unpacks the source archive; returns the source folder."""
+    _run_pip(["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", f"horovod=={VERSION}"], folder)
+    archive = folder / f"horovod-{VERSION}.tar.gz"
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if digest != SDIST_SHA256:
+        raise RunError(f"{archive.name}: SHA-256 is {digest}, expected {SDIST_SHA256}; nothing was built")
+    root = folder / f"horovod-{VERSION}"
+    with tarfile.open(archive) as tar:
+        # The archive is pinned by its checksum; regular files and folders inside its own root are all it has.
+        members = [m for m in tar if (m.isfile() or m.isdir()) and not Path(m.name).is_absolute()]
+        tar.extractall(folder, members=[m for m in members if ".." not in Path(m.name).parts])  # noqa: S202  (as above)
+    return root
+
+
+def _run_pip(arguments: list[str], folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        tail = "\n".join((done.stderr or done.stdout).splitlines()[-15:])
+        raise RunError(f"pip {' '.join(arguments)} failed:\n{tail}")
+
+
+def _compile(source: Path, environment: Mapping[str, str], log: Path, say: Callable[[str], None]) -> None:
+    """Runs the build, telling every few seconds how far it is; the whole output goes to `log`."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"]
+    command += ["--no-build-isolation", "--no-deps", "--wheel-dir", str(source.parent / "wheels"), str(source)]
+    start = time.monotonic()
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **environment}, cwd=source
+        )
+        told = -1
+        while process.poll() is None:
+            time.sleep(1)
+            done = _percent_built(log)
+            elapsed = time.monotonic() - start
+            if done != told or int(elapsed) % 30 == 0:
+                say(f"building Horovod {VERSION}: {done} %, {elapsed:.0f} s")
+                told = done
+    if process.returncode != 0:
+        errors = [line for line in log.read_text(errors="replace").splitlines() if "error" in line.lower()]
+        raise RunError(f"building Horovod failed; the log is {log}\n" + "\n".join(errors[:5]))
+
+
+def _percent_built(log: Path) -> int:
+    """The last percentage that CMake printed, e.g. ``[ 42%] Building CXX object``; 0 before the first."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4000))
+        tail = file.read().decode(errors="replace")
+    marks = [line.split("%]")[0].rsplit("[", 1)[-1] for line in tail.splitlines() if "%]" in line]
+    return int(marks[-1]) if marks and marks[-1].strip().isdigit() else 0
+
+
+def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None]) -> Path:
+    """Builds the wheel for a toolchain and puts it into the cache in one step; returns its path.
+
+    Raises:
+        EnvironmentLacksError: a compiler or CMake is missing.
+        RunError: download, check, patch or build failed; the message says where the log is.
+    """
+    for program, package in (("cmake", "cmake"), (os.environ.get("CXX", "g++"), "g++"), ("make", "make")):
+        if shutil.which(program) is None:
+            raise EnvironmentLacksError(f"horovod: {program} is not on PATH; install the system package {package}")
+    target = cache_folder() / "horovod" / cache_key(facts)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    log = target.parent / f"build-{target.name}.log"
+    with tempfile.TemporaryDirectory(prefix="horovod-", dir=target.parent) as temporary:
+        work = Path(temporary)
+        say(f"fetching Horovod {VERSION} (source)")
+        source = _fetch(work)
+        apply_patches(source)
+        parts = ["Gloo", *(["MPI"] if facts.get("mpi") else []), *(["NCCL"] if facts.get("nccl") else [])]
+        say(f"building Horovod {VERSION} with {', '.join(parts)}; once, some minutes; log {log}")
+        _compile(source, build_environment(facts), log, say)
+        built = work / "wheels"
+        (built / "toolchain.json").write_text(json.dumps(dict(facts), indent=2) + "\n", encoding="utf-8")
+        shutil.rmtree(target, ignore_errors=True)
+        built.rename(target)
+    return next(iter(sorted(target.glob("horovod-*.whl"))))
+
+
+def install(say: Callable[[str], None], *, rebuild: bool = False) -> Path:
+    """Makes `import horovod.torch` work in this environment; returns the wheel that was installed.
+
+    Installs the build requirements, takes the cached wheel of this toolchain or builds one, and
+    installs it unless that very wheel is installed already.
+    """
+    facts = toolchain()
+    wheel = None if rebuild else cached_wheel(facts)
+    marker = Path(sys.prefix) / "horovod-installed-by-dlbench.txt"
+    if wheel is not None and marker.is_file() and marker.read_text() == cache_key(facts) and _importable():
+        say(f"Horovod {VERSION} is installed (build {cache_key(facts)})")
+        return wheel
+    say("installing what Horovod's build needs")
+    _run_pip(["install", *BUILD_REQUIREMENTS], Path.cwd())
+    if wheel is None:
+        wheel = build_wheel(facts, say)
+    else:
+        say(f"using the Horovod wheel built earlier ({wheel})")
+    _run_pip(["install", "--no-deps", "--force-reinstall", str(wheel)], Path.cwd())
+    marker.write_text(cache_key(facts))
+    return wheel
+
+
+def _importable() -> bool:
+    code = "import importlib.util as u, sys; sys.exit(u.find_spec('horovod') is None)"
+    return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

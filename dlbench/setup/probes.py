@@ -1,0 +1,322 @@
+"""What is installed here, whether it works, and what to do if not. Looks only; changes nothing.
+
+Heavy libraries are asked in processes of their own, so that a broken one cannot take the others' answers along.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dlbench.units import format_bytes
+
+State = Literal["ok", "absent", "problem"]
+"""absent: not here, needed only for what `needed_for` says. problem: here, but broken or unfit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The answer of one probe."""
+
+    name: str
+    state: State
+    detail: str
+    needed_for: str = ""
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """For ``dlbench doctor --json``."""
+        return asdict(self)
+
+
+def examine() -> list[Finding]:
+    """All probes, in the order in which a person sets a machine up."""
+    probes: tuple[Callable[[], Iterable[Finding]], ...] = (
+        _python,
+        _cores,
+        _torch,
+        _horovod,
+        _mpi,
+        _slurm,
+        _nvml,
+        _analysis,
+        _data,
+        _scratch,
+    )
+    return [finding for probe in probes for finding in probe()]
+
+
+def _ask(code: str, timeout_s: float = 120) -> dict[str, Any] | str:
+    """Runs a few lines of Python elsewhere; their JSON, or the last line of their error."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {timeout_s:.0f} s"
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        return lines[-1] if lines else f"ended with {done.returncode}"
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(answer, dict)
+    return answer
+
+
+def _command(*words: str, timeout_s: float = 20) -> str | None:
+    """First lines of a program's answer (either stream); None if it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return (done.stdout + done.stderr).strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _python() -> Iterable[Finding]:
+    yield Finding(name="Python", state="ok", detail=f"{sys.version.split()[0]} in {sys.prefix}")
+
+
+def _cores() -> Iterable[Finding]:
+    allowed, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    limit = _cgroup_cores()
+    detail = f"{allowed} of {present} usable" + (f", cgroup limit {limit:g}" if limit is not None else "")
+    if limit is not None and limit < allowed:
+        yield Finding(
+            name="Cores",
+            state="problem",
+            detail=detail,
+            remedy="raise the container's CPU limit, or pin with taskset: throttled cores make step times jump",
+        )
+        return
+    yield Finding(name="Cores", state="ok", detail=detail)
+
+
+def _cgroup_cores() -> float | None:
+    """Cores that the cgroup's quota allows, None without a quota."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _torch() -> Iterable[Finding]:
+    if _version("torch") is None:
+        yield Finding(
+            name="PyTorch",
+            state="absent",
+            detail="not installed",
+            needed_for="training (compute nodes)",
+            remedy="pip install 'dlbench[node]'",
+        )
+        return
+    answer = _ask(
+        "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda,"
+        " 'gpus': torch.cuda.device_count(), 'nccl': torch.distributed.is_nccl_available()}))"
+    )
+    if isinstance(answer, str):
+        yield Finding(
+            name="PyTorch",
+            state="problem",
+            detail=f"does not import: {answer}",
+            remedy="reinstall torch in this environment",
+        )
+        return
+    cuda = f"CUDA {answer['cuda']}, {answer['gpus']} GPUs" if answer["cuda"] else "CPU build"
+    nccl = "with NCCL" if answer["nccl"] else "without NCCL"
+    yield Finding(name="PyTorch", state="ok", detail=f"{answer['version']}, {cuda}, {nccl}")
+
+
+_ASK_HOROVOD = """
+import ctypes, json
+import horovod, horovod.torch as hvd
+from horovod.torch import mpi_lib_v2
+library = ctypes.CDLL(mpi_lib_v2.__file__)
+print(json.dumps({"version": horovod.__version__, "gloo": hvd.gloo_built(), "mpi": hvd.mpi_built(),
+    "nccl": bool(hvd.nccl_built()), "cuda": hvd.cuda_built(),
+    "readback": hasattr(library, "horovod_effective_cycle_time_ms")}))
+"""
+
+
+def _horovod() -> Iterable[Finding]:
+    remedy = "dlbench setup horovod (builds it once for this Python and torch; needs g++, make, cmake)"
+    if importlib.util.find_spec("horovod") is None:
+        yield Finding(
+            name="Horovod", state="absent", detail="not installed", needed_for="engine horovod", remedy=remedy
+        )
+        return
+    answer = _ask(_ASK_HOROVOD)
+    if isinstance(answer, str):
+        yield Finding(name="Horovod", state="problem", detail=f"does not load: {answer}", remedy=f"{remedy} --rebuild")
+        return
+    operations = [name for name in ("gloo", "mpi", "nccl", "cuda") if answer[name]]
+    missing = [name for name in ("gloo", "mpi", "nccl", "cuda") if not answer[name]]
+    detail = f"{answer['version']}, built with {', '.join(operations)}" + (
+        f"; without {', '.join(missing)}" if missing else ""
+    )
+    if not answer["readback"]:
+        yield Finding(
+            name="Horovod",
+            state="problem",
+            detail=f"{detail}; not dlbench's build: settings in force cannot be read back",
+            remedy=remedy,
+        )
+        return
+    yield Finding(name="Horovod", state="ok", detail=detail)
+
+
+def _mpi() -> Iterable[Finding]:
+    answer = _command("mpirun", "--version")
+    if answer is None:
+        yield Finding(
+            name="MPI",
+            state="absent",
+            detail="mpirun is not on PATH",
+            needed_for="launchers mpirun and srun-mpi with Horovod",
+            remedy="install Open MPI with its headers (Debian: openmpi-bin libopenmpi-dev) or load its module, "
+            "then dlbench setup horovod --rebuild",
+        )
+        return
+    compiler = "with mpicxx" if shutil.which("mpicxx") else "without mpicxx: Horovod cannot be built for it"
+    yield Finding(name="MPI", state="ok", detail=f"{answer.splitlines()[0]}, {compiler}")
+
+
+def _slurm() -> Iterable[Finding]:
+    if shutil.which("sbatch") is None:
+        yield Finding(
+            name="Slurm",
+            state="absent",
+            detail="sbatch is not on PATH",
+            needed_for="dlbench submit",
+            remedy="submit from a login node of the cluster",
+        )
+        return
+    answer = _command("sbatch", "--version")
+    if answer is None:
+        # Slurm's programs answer nothing, not even their version, without a configuration.
+        configured = "SLURM_CONF" in os.environ
+        yield Finding(
+            name="Slurm",
+            state="problem" if configured else "absent",
+            detail="sbatch is installed, but finds no " + ("cluster by SLURM_CONF" if configured else "configuration"),
+            needed_for="dlbench submit",
+            remedy="set SLURM_CONF to the cluster's slurm.conf; for a trial: dlbench box start /tmp/box",
+        )
+        return
+    partitions = _command("sinfo", "--noheader", "--format=%R %D")
+    if partitions is None:
+        yield Finding(
+            name="Slurm",
+            state="problem",
+            detail=f"{answer}; no controller answers",
+            needed_for="dlbench submit",
+            remedy="set SLURM_CONF, or ask the cluster's admin; for a trial: dlbench box start /tmp/box",
+        )
+        return
+    listed = _command("srun", "--mpi=list") or ""
+    plugins = sorted(set(re.findall(r"\b(pmix(?:_v\d)?|pmi2|cray_shasta)\b", listed)))
+    yield Finding(
+        name="Slurm",
+        state="ok",
+        detail=f"{answer}; partitions {', '.join(partitions.splitlines())}; srun --mpi: {', '.join(plugins) or 'none'}",
+    )
+
+
+def _nvml() -> Iterable[Finding]:
+    if _version("nvidia-ml-py") is None:
+        yield Finding(
+            name="NVML",
+            state="absent",
+            detail="nvidia-ml-py is not installed",
+            needed_for="GPU telemetry",
+            remedy="pip install nvidia-ml-py",
+        )
+        return
+    code = (
+        "import json, pynvml as n; n.nvmlInit(); print(json.dumps({'driver': n.nvmlSystemGetDriverVersion(),"
+        " 'gpus': [n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByIndex(i)) for i in range(n.nvmlDeviceGetCount())]}))"
+    )
+    answer = _ask(code)
+    if isinstance(answer, str):
+        yield Finding(
+            name="NVML",
+            state="absent",
+            detail=answer,
+            needed_for="GPU telemetry",
+            remedy="install NVIDIA's driver where there is a GPU; without one nothing is missing",
+        )
+        return
+    yield Finding(name="NVML", state="ok", detail=f"driver {answer['driver']}; {', '.join(answer['gpus']) or 'no GPU'}")
+
+
+def _packages(name: str, packages: tuple[str, ...], needed_for: str, extra: str) -> Finding:
+    missing = [package for package in packages if _version(package) is None]
+    if missing:
+        return Finding(
+            name=name,
+            state="absent",
+            detail=f"missing: {', '.join(missing)}",
+            needed_for=needed_for,
+            remedy=f"pip install 'dlbench[{extra}]'",
+        )
+    return Finding(name=name, state="ok", detail=", ".join(f"{p} {_version(p)}" for p in packages))
+
+
+def _analysis() -> Iterable[Finding]:
+    yield _packages(
+        "Analysis", ("numpy", "pandas", "scipy", "altair", "vl-convert-python"), "dlbench report", "analysis"
+    )
+
+
+def _data() -> Iterable[Finding]:
+    yield _packages("Data", ("h5py", "simplejpeg", "pillow", "tokenizers"), "training on files", "data")
+
+
+def _scratch() -> Iterable[Finding]:
+    for name, place in (
+        ("SLURM_TMPDIR", os.environ.get("SLURM_TMPDIR")),
+        ("TMPDIR", os.environ.get("TMPDIR", "/tmp")),  # noqa: S108  (looked at, not written to)
+        ("shared memory", "/dev/shm"),  # noqa: S108  (as above)
+    ):
+        if place is None:
+            continue
+        try:
+            free = shutil.disk_usage(place).free
+        except OSError as error:
+            yield Finding(
+                name=f"Scratch {name}",
+                state="problem",
+                detail=f"{place}: {error.strerror}",
+                remedy=f"point {name} to a folder that exists",
+            )
+            continue
+        writable = os.access(place, os.W_OK)
+        yield Finding(
+            name=f"Scratch {name}",
+            state="ok" if writable else "problem",
+            detail=f"{place}, {format_bytes(free)} free" + ("" if writable else ", not writable"),
+            remedy="" if writable else "ask for write permission",
+        )

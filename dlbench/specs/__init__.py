@@ -1,0 +1,1 @@
+"""Choices in YAML become frozen, validated plans."""

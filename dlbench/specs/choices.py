@@ -1,0 +1,119 @@
+"""One workload YAML and one system YAML, with overrides on top, become checked specifications."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from dlbench.errors import UserError, nearest
+from dlbench.specs.base import Count, Name, Spec
+from dlbench.specs.engine import EngineSpec
+from dlbench.specs.merge import Layers, validate
+from dlbench.specs.plan import AxisValue
+from dlbench.specs.resolve import find
+from dlbench.specs.system import SystemSpec
+from dlbench.specs.workload import DataSpec, MeasureSpec, ModelSpec, TrainSpec, Workload
+from dlbench.specs.yamlfile import read_yaml
+
+FILE_KEYS = ("format", "version", "presets", "default_preset")
+
+
+class LayoutChoice(Spec):
+    """What may be said about cores before ranks are known."""
+
+    cores_per_rank: Count | None = Field(None, description="Cores of each rank; none: shared out evenly.")
+
+
+class Choices(Spec):
+    """A workload YAML with one preset and all overrides applied; its keys are those of ``--set``."""
+
+    name: Name
+    title: str
+    sample_unit: str
+    notice: str
+    preset: Name
+    about: str
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSpec
+    measure: MeasureSpec
+    engine: EngineSpec = EngineSpec()
+    layout: LayoutChoice = LayoutChoice()
+
+    def workload(self) -> Workload:
+        """The part that says what is trained."""
+        return Workload.model_validate(self.model_dump(exclude={"measure", "engine", "layout"}))
+
+
+class WorkloadFile:
+    """A workload YAML as read: its base settings and its presets, not yet validated as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        content = read_yaml(path)
+        if content.get("format") != "dlbench.workload" or content.get("version") != 1:
+            raise UserError(f"{path}: format: must be 'dlbench.workload' with version 1")
+        presets = content.get("presets")
+        if not isinstance(presets, Mapping) or not presets:
+            raise UserError(f"{path}: presets: must hold at least one preset")
+        self.presets: dict[str, Mapping[str, Any]] = {}
+        for name, preset in presets.items():
+            if not isinstance(preset, Mapping):
+                raise UserError(f"{path}: presets.{name}: must hold keys and values")
+            self.presets[str(name)] = preset
+        self.base = {key: value for key, value in content.items() if key not in FILE_KEYS}
+        self.default_preset = str(content.get("default_preset", next(iter(self.presets))))
+
+    def layers(self, preset: str | None) -> Layers:
+        """Base and preset, merged.
+
+        Raises:
+            UserError: no such preset; the nearest right names are told.
+        """
+        name = preset or self.default_preset
+        if name not in self.presets:
+            raise UserError(f"{self.path}: unknown preset {name!r}: {nearest(name, self.presets)}")
+        layers = Layers(str(self.path))
+        layers.add(self.base, str(self.path))
+        layers.add(self.presets[name], f"{self.path} (preset {name})")
+        layers.add({"preset": name}, str(self.path))
+        return layers
+
+
+def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]) -> Choices:
+    """A workload's choices; `overrides` maps dotted keys to a value and to who says so.
+
+    Raises:
+        UserError: a wrong key or value, with the file or option that holds it.
+    """
+    layers = file.layers(preset)
+    for key, (value, origin) in overrides.items():
+        layers.set(key, value, origin)
+    choices = validate(Choices, layers)
+    # The cross-checks of a whole workload (data against model) live in Workload itself.
+    nested = Layers(str(file.path))
+    for origin_key in layers.values:
+        if origin_key not in ("measure", "engine", "layout"):
+            nested.add({origin_key: layers.values[origin_key]}, layers.origin((origin_key,)))
+    validate(Workload, nested)
+    return choices
+
+
+def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> SystemSpec:
+    """A system by name or path, with overrides (keys without the leading ``system.``).
+
+    Raises:
+        UserError: unknown system, wrong key or value.
+    """
+    path = find("systems", name)
+    content = read_yaml(path)
+    if content.pop("format", None) != "dlbench.system" or content.pop("version", None) != 1:
+        raise UserError(f"{path}: format: must be 'dlbench.system' with version 1")
+    layers = Layers(str(path), prefix="system.")
+    layers.add(content, str(path))
+    for key, (value, origin) in overrides.items():
+        layers.set(key, value, origin)
+    return validate(SystemSpec, layers)

@@ -1,0 +1,192 @@
+"""A request becomes the ordered list of runs: axes x points x repeats, repeats interleaved over points."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pydantic import ValidationError
+
+import dlbench
+from dlbench.errors import UserError
+from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
+from dlbench.specs.engine import EngineSpec
+from dlbench.specs.plan import AxisValue, LayoutSpec, RunPlan, SeriesSpec
+from dlbench.specs.requests import Request
+from dlbench.specs.resolve import find
+from dlbench.specs.system import SystemSpec
+from dlbench.specs.workload import Workload
+
+INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
+    ("engine.horovod.", lambda plan: plan.engine.name == "horovod", "only engine horovod reads it"),
+    ("engine.ddp.", lambda plan: plan.engine.name == "ddp", "only engine ddp reads it"),
+    ("data.loader_workers", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
+    ("data.on_bad_sample", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
+    ("data.vocabulary", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no text"),
+    ("system.slurm.", lambda plan: plan.system.scheduler == "slurm", "only scheduler slurm reads it"),
+    (
+        "system.launch.mpi_plugin",
+        lambda plan: plan.system.launch.launcher == "srun-mpi",
+        "only launcher srun-mpi reads it",
+    ),
+)
+"""Settings that act only under a condition: key or prefix, the condition, why not."""
+
+
+def new_series_id(now: datetime) -> str:
+    """A name for a series: UTC time and four random hexadecimal digits."""
+    return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def expand(request: Request, *, machine_cores: int, now: datetime | None = None) -> list[RunPlan]:
+    """All runs of a request, in the order in which they should run.
+
+    Args:
+        request: what a person asked for.
+        machine_cores: cores of this machine, used where the system YAML leaves a node's cores open
+            and no scheduler is involved.
+        now: time stamp of the plans (default: now).
+
+    Raises:
+        UserError: anything wrong with the request, in one line.
+    """
+    moment = now or datetime.now(timezone.utc)
+    series = request.series or new_series_id(moment)
+    file = WorkloadFile(find("workloads", request.workload))
+    combinations = list(_combinations(request))
+    points = [(axes, count) for axes in combinations for count in request.points]
+    plans: list[RunPlan] = []
+    for repeat in range(request.repeats):
+        # There and back again: a drift of the machine falls on all points alike.
+        order = list(enumerate(points))
+        for index, (axes, count) in order if repeat % 2 == 0 else reversed(order):
+            place = SeriesSpec(
+                id=series,
+                scaling=request.scaling,
+                repeat=repeat,
+                repeats=request.repeats,
+                position=len(plans),
+                axes=axes,
+            )
+            plans.append(_plan(request, file, place, (index, count), machine_cores, moment))
+    _refuse_inert(request, plans)
+    return plans
+
+
+def _combinations(request: Request) -> Iterator[dict[str, AxisValue]]:
+    keys = list(request.sweep)
+    for values in itertools.product(*(request.sweep[key] for key in keys)):
+        yield dict(zip(keys, values, strict=True))
+
+
+def _refuse_inert(request: Request, plans: list[RunPlan]) -> None:
+    """A setting that acts in no run of the series is a mistake, not a wish."""
+    asked = [(key, "--set") for key in request.overrides] + [(key, "--sweep") for key in request.sweep]
+    for key, option in asked:
+        for prefix, acts, why in INERT:
+            if key.startswith(prefix) and not any(acts(plan) for plan in plans):
+                raise UserError(f"{option} {key}: has no effect in any run of this request: {why}")
+
+
+def _plan(
+    request: Request,
+    file: WorkloadFile,
+    place: SeriesSpec,
+    point: tuple[int, int],
+    machine_cores: int,
+    moment: datetime,
+) -> RunPlan:
+    index, count = point
+    settings, system_settings = _split_overrides(request, place.axes)
+    system = choose_system(request.system, system_settings)
+    choices = choose(file, request.preset, settings)
+    layout = _layout(request, choices, system, count, machine_cores)
+    workload = choices.workload()
+    if request.scaling == "strong":
+        workload = _share_out(workload, request, system, layout.ranks)
+    engine = choices.engine
+    name = f"{place.id}-{workload.name}-{workload.preset}-p{index:02d}-n{layout.ranks:04d}-k{place.repeat:02d}"
+    try:
+        return RunPlan(
+            run_id=name,
+            created=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            dlbench_version=dlbench.__version__,
+            workload=workload,
+            engine=EngineSpec.model_validate(engine.model_dump()),
+            measure=choices.measure,
+            layout=layout,
+            series=place,
+            system=system,
+            overrides={**request.overrides},
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{file.path.name} on {system.name}: {where + ': ' if where else ''}{message}") from None
+
+
+def _split_overrides(
+    request: Request, axes: dict[str, AxisValue]
+) -> tuple[dict[str, tuple[AxisValue, str]], dict[str, tuple[AxisValue, str]]]:
+    """Dedicated options first, then --set, then the axis values; those of the system apart."""
+    merged: dict[str, tuple[AxisValue, str]] = {}
+    if request.engine is not None:
+        merged["engine.name"] = (request.engine, "--engine")
+    if request.data is not None:
+        source = request.data if request.data == "synthetic" else str(Path(request.data).expanduser().absolute())
+        merged["data.source"] = (source, "--data")
+    if request.launcher is not None:
+        merged["system.launch.launcher"] = (request.launcher, "--launcher")
+    for option, values in (("--set", request.overrides), ("--sweep", axes)):
+        for key, value in values.items():
+            if option == "--sweep" and key in request.overrides:
+                raise UserError(f"--sweep {key}: also given to --set")
+            if key in ("preset", "name"):
+                raise UserError(f"{option} {key}: is chosen by its own option or argument, not here")
+            merged[key] = (value, option)
+    system = {k.removeprefix("system."): v for k, v in merged.items() if k.startswith("system.")}
+    return {k: v for k, v in merged.items() if not k.startswith("system.")}, system
+
+
+def _ranks(request: Request, system: SystemSpec, count: int) -> int:
+    if request.points_are == "ranks":
+        return count
+    return count * (request.ranks_per_node or system.node.default_ranks)
+
+
+def _layout(request: Request, choices: Choices, system: SystemSpec, count: int, machine_cores: int) -> LayoutSpec:
+    """Nodes and cores of one point; the cores a rank gets are those of the largest point of the series."""
+    per_node = request.ranks_per_node or system.node.default_ranks
+    spread = system.scheduler == "slurm" and request.points_are == "ranks"
+
+    def nodes_of(value: int) -> int:
+        if request.points_are == "nodes":
+            return value
+        return -(-value // per_node) if spread else 1
+
+    ranks, nodes = _ranks(request, system, count), nodes_of(count)
+    if ranks % nodes:
+        raise UserError(f"{ranks} ranks cannot be spread evenly over {nodes} nodes of {per_node} ranks")
+    densest = max(_ranks(request, system, value) // nodes_of(value) for value in request.points)
+    cores = system.node.cores
+    if cores is None and system.scheduler == "slurm":
+        raise UserError(f"system {system.name}: node.cores: is missing; it decides how many cores each rank gets")
+    share = max(1, (cores or machine_cores) // densest)
+    return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=choices.layout.cores_per_rank or share)
+
+
+def _share_out(workload: Workload, request: Request, system: SystemSpec, ranks: int) -> Workload:
+    """Strong scaling: the global batch is the preset's batch times the smallest rank count, at every point."""
+    smallest = _ranks(request, system, min(request.points))
+    total = workload.train.batch_per_rank * smallest
+    if total % ranks:
+        raise UserError(
+            f"--scaling strong: the global batch {total} ({workload.train.batch_per_rank} x {smallest} ranks) does "
+            f"not divide by {ranks} ranks; choose train.batch_per_rank so that it does"
+        )
+    train = workload.train.model_copy(update={"batch_per_rank": total // ranks})
+    return workload.model_copy(update={"train": train})

@@ -1,0 +1,143 @@
+"""Layers of settings become one: base, preset, overrides. Remembers which layer set which key.
+
+A wrong key is found in the layer that holds it, a wrong value is traced back to the layer that set
+it, so that the message names the file (or the option) a person has to change.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from dlbench.errors import UserError, nearest
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Layers:
+    """Nested settings merged layer by layer.
+
+    `values` is the result so far; `origin(path)` tells who set a key.
+    """
+
+    def __init__(self, base: str, prefix: str = "") -> None:
+        """`base` is blamed where no layer set a key; `prefix` is what options write before a key."""
+        self.values: dict[str, Any] = {}
+        self.prefix = prefix
+        self._base = base
+        self._origins: dict[tuple[str, ...], str] = {}
+
+    def add(self, layer: Mapping[str, Any], origin: str) -> None:
+        """Merges a nested mapping over what is there; mappings merge, everything else replaces."""
+        self._merge(self.values, layer, origin, ())
+
+    def set(self, dotted: str, value: Any, origin: str) -> None:
+        """Sets one key given as ``train.batch_per_rank``."""
+        nested: Any = value
+        for part in reversed(dotted.split(".")):
+            nested = {part: nested}
+        self.add(nested, origin)
+
+    def origin(self, path: tuple[str, ...]) -> str:
+        """Who set this key, or the nearest key above it."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self._origins:
+                return self._origins[path[:length]]
+        return self._base
+
+    def _merge(self, target: dict[str, Any], layer: Mapping[str, Any], origin: str, path: tuple[str, ...]) -> None:
+        for key, value in layer.items():
+            here = (*path, str(key))
+            self._origins[here] = origin
+            if isinstance(value, Mapping):
+                below = target.get(key)
+                if not isinstance(below, dict):
+                    below = target[key] = {}
+                self._merge(below, value, origin, here)
+            else:
+                target[key] = value
+
+
+def validate(model: type[ModelT], layers: Layers) -> ModelT:
+    """The merged settings as a checked specification.
+
+    Raises:
+        UserError: one line, naming the layer, the key and what would be right.
+    """
+    try:
+        return model.model_validate(layers.values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = _real_path(first, layers.values)
+        origin = layers.origin(path)
+        key = ".".join(path)
+        if origin.startswith("--"):
+            key = layers.prefix + key
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise UserError(f"{origin}: {key + ': ' if key else ''}{_explain(model, first, path)}{more}") from None
+
+
+def _real_path(error: ErrorDetails, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Location of pydantic's erroration without the tags of discriminated unions, which are no keys of the file."""
+    path: list[str] = []
+    node: Any = values
+    location = list(error["loc"])
+    for position, part in enumerate(location):
+        last = position == len(location) - 1
+        if isinstance(node, Mapping) and part in node:
+            node = node[part]
+            path.append(str(part))
+        elif last or isinstance(part, int):
+            path.append(str(part))
+    if error["type"] == "union_tag_invalid" or error["type"] == "union_tag_not_found":
+        path.append(str(error.get("ctx", {}).get("discriminator", "")).strip("'"))
+    return tuple(path)
+
+
+def _explain(model: type[BaseModel], error: ErrorDetails, path: tuple[str, ...]) -> str:
+    if error["type"] == "extra_forbidden":
+        known = known_keys(model, path[:-1], error["loc"])
+        return f"unknown key; {nearest(path[-1], known)}"
+    if error["type"] == "missing":
+        return "is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if error["type"] == "value_error" or isinstance(error["input"], Mapping):
+        return message
+    return f"{message}, got {error['input']!r}"
+
+
+def known_keys(model: type[BaseModel], path: tuple[str, ...], location: tuple[int | str, ...] = ()) -> list[str]:
+    """The keys allowed below a path of a specification.
+
+    `location` is pydantic's own path, whose extra parts choose the branch of a union.
+    """
+    branches: list[type[BaseModel]] = [model]
+    for part in path:
+        annotations = [b.model_fields[part].annotation for b in branches if part in b.model_fields]
+        branches = [m for annotation in annotations for m in _models_in(annotation)]
+    chosen = [b for b in branches if _tag(b) in location]
+    return sorted({name for branch in chosen or branches for name in branch.model_fields})
+
+
+def _tag(model: type[BaseModel]) -> object:
+    """The literal that chooses a union's branch (``family: resnet``), or None."""
+    for name in ("family", "format"):
+        field = model.model_fields.get(name)
+        if field is not None and typing.get_origin(field.annotation) is typing.Literal:
+            return typing.get_args(field.annotation)[0]
+    return None
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    """The specification classes an annotation names, through unions and `Annotated`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
+        return [m for part in typing.get_args(annotation) for m in _models_in(part)]
+    return []

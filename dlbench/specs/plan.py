@@ -1,0 +1,87 @@
+"""`RunPlan`: one run, fully decided. Nothing is looked up after it; the compute nodes read only this."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from dlbench.specs.base import Count, CountOrZero, Name, RunName, Spec
+from dlbench.specs.engine import EngineSpec
+from dlbench.specs.system import SystemSpec
+from dlbench.specs.workload import MeasureSpec, Workload
+
+AxisValue = str | int | float | bool | None
+
+
+class LayoutSpec(Spec):
+    """Ranks, nodes, cores."""
+
+    nodes: Count = Field(description="Nodes of the run.")
+    ranks: Count = Field(description="Ranks of the run, all nodes together.")
+    cores_per_rank: Count = Field(description="Cores, and threads, of each rank; the same all over a series.")
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node."""
+        return self.ranks // self.nodes
+
+    @model_validator(mode="after")
+    def _ranks_divide(self) -> Self:
+        if self.ranks % self.nodes:
+            raise ValueError(f"{self.ranks} ranks cannot be spread evenly over {self.nodes} nodes")
+        return self
+
+
+class SeriesSpec(Spec):
+    """Where the run stands in its series."""
+
+    id: Name = Field(description="The series: all runs started together.")
+    scaling: Literal["weak", "strong"] = Field(description="weak: fixed batch a rank; strong: fixed global batch.")
+    repeat: CountOrZero = Field(description="Which repeat this is, from 0.")
+    repeats: Count = Field(description="How often each point is run.")
+    position: CountOrZero = Field(description="Order in the series; repeats are interleaved over points.")
+    axes: dict[str, AxisValue] = Field(default_factory=dict, description="Values of the swept keys.")
+
+
+class RunPlan(Spec):
+    """One run, fully decided."""
+
+    format: Literal["dlbench.plan"] = "dlbench.plan"
+    version: Literal[1] = 1
+    run_id: RunName = Field(description="Name of the run and of its folder.")
+    created: str = Field(description="When the plan was made, UTC, ISO 8601.")
+    dlbench_version: str = Field(description="Version of dlbench that made the plan.")
+    workload: Workload
+    engine: EngineSpec
+    measure: MeasureSpec
+    layout: LayoutSpec
+    series: SeriesSpec
+    system: SystemSpec
+    overrides: dict[str, AxisValue] = Field(default_factory=dict, description="What --set changed, key by key.")
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of one step over all ranks."""
+        return self.workload.train.batch_per_rank * self.layout.ranks
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.engine.name == "single" and self.layout.ranks != 1:
+            raise ValueError(f"engine 'single' exchanges nothing and runs 1 rank, not {self.layout.ranks}")
+        if self.system.launch.launcher == "local" and self.layout.nodes != 1:
+            raise ValueError(f"launcher 'local' starts ranks on one machine, not on {self.layout.nodes} nodes")
+        return self
+
+    def to_json(self) -> str:
+        """The plan as it is written to `plan.json`."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+    def configuration_digest(self) -> str:
+        """A digest of everything that decides what is computed, without ids, times and places in the series."""
+        content = self.model_dump(mode="json", exclude={"run_id", "created", "series", "overrides"})
+        content["scaling"] = self.series.scaling
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,115 @@
+"""Where it runs: one system YAML, written by a site's admin."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
+
+from dlbench.specs.base import Count, CountOrZero, Flag, Name, Positive, SlurmWord, Spec
+
+LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
+
+_ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+
+
+class SlurmSpec(Spec):
+    """What `sbatch` is asked for. Words are checked, because `#SBATCH` lines cannot be quoted."""
+
+    partition: SlurmWord | None = Field(None, description="--partition.")
+    account: SlurmWord | None = Field(None, description="--account.")
+    qos: SlurmWord | None = Field(None, description="--qos.")
+    reservation: SlurmWord | None = Field(None, description="--reservation.")
+    constraint: SlurmWord | None = Field(None, description="--constraint.")
+    nodelist: SlurmWord | None = Field(None, description="--nodelist.")
+    exclude: SlurmWord | None = Field(None, description="--exclude.")
+    time_limit: Annotated[str, Field(pattern=r"^(\d+|\d+:\d{2}(:\d{2})?|\d+-\d+(:\d{2}){0,2})$")] = Field(
+        "00:30:00", description="--time, as Slurm writes it, e.g. 00:30:00."
+    )
+    exclusive: Flag = Field(True, description="--exclusive; off, neighbours' load is part of the figures.")
+    gpu_request: Literal["none", "gres", "gpus-per-node", "gpus-per-task"] = Field(
+        "none", description="How this site wants GPUs asked for."
+    )
+    gpu_type: SlurmWord | None = Field(None, description="GPU type in the request, e.g. a100.")
+    cpus_per_task: Flag = Field(True, description="Whether --cpus-per-task may be given.")
+    extra: tuple[SlurmWord, ...] = Field((), description="Further options, e.g. --switches=1, as they are.")
+
+    @field_validator("extra", mode="before")
+    @classmethod
+    def _strip_dashes(cls, value: object) -> object:
+        """`--switches=1` and `switches=1` mean the same; the dashes are the template's."""
+        return tuple(str(v).removeprefix("--") for v in value) if isinstance(value, list | tuple) else value
+
+
+class NodeSpec(Spec):
+    """One node of the system."""
+
+    cores: Count | None = Field(None, description="Cores a job may use on a node; none: all that the machine has.")
+    gpus: CountOrZero = Field(0, description="GPUs of a node.")
+    ranks: Count | None = Field(None, description="Ranks a node; none: one per GPU, or one per node without GPUs.")
+
+    @property
+    def default_ranks(self) -> int:
+        """Ranks per node when nobody says otherwise."""
+        return self.ranks or self.gpus or 1
+
+
+class LaunchSpec(Spec):
+    """How ranks are started."""
+
+    launcher: LauncherName = Field("local", description="local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI).")
+    mpi_plugin: SlurmWord = Field("pmix", description="Plugin for srun --mpi; checked against srun --mpi=list.")
+    interface: SlurmWord | None = Field(None, description="Network interface for Gloo; none: the one that routes.")
+    pin: Flag = Field(True, description="Bind every rank to cores of its own.")
+    oversubscribe_yield: Flag = Field(
+        True, description="With more ranks than cores, let Open MPI yield instead of spinning."
+    )
+    environment: dict[str, str] = Field(default_factory=dict, description="Variables set for the ranks.")
+
+    @field_validator("environment", mode="after")
+    @classmethod
+    def _names(cls, value: dict[str, str]) -> dict[str, str]:
+        import re
+
+        for key, text in value.items():
+            if not re.fullmatch(_ENVIRONMENT_NAME, key):
+                raise ValueError(f"{key!r} is not a name of an environment variable")
+            if "\0" in text:
+                raise ValueError(f"the value of {key} holds a NUL character")
+        return value
+
+
+class PeakSpec(Spec):
+    """A peak rate with its source, for utilisation figures."""
+
+    value: Positive = Field(description="The rate, in the unit of its key.")
+    source: str = Field(min_length=3, description="Where the figure comes from.")
+
+
+class SystemSpec(Spec):
+    """One system YAML, validated."""
+
+    name: Name = Field(description="Name of the system, as in its file name.")
+    title: str = Field(description="The system, in words.")
+    scheduler: Literal["none", "slurm"] = Field("none", description="none: this machine; slurm: sbatch.")
+    slurm: SlurmSpec = SlurmSpec()
+    node: NodeSpec = NodeSpec()
+    launch: LaunchSpec = LaunchSpec()
+    modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$")], ...] = Field(
+        (), description="Environment modules to load, in order."
+    )
+    setup: tuple[str, ...] = Field((), description="Shell lines run before the ranks start, as they are.")
+    python: str | None = Field(None, description="Python of the compute nodes; none: the one that submits.")
+    peak_tflops: dict[Literal["fp32", "bf16", "fp16"], PeakSpec] = Field(
+        default_factory=dict, description="Declared peak of one GPU (or one node without GPUs), TFLOP/s."
+    )
+
+    @model_validator(mode="after")
+    def _launcher_fits(self) -> Self:
+        if self.scheduler == "slurm" and self.launch.launcher == "local":
+            raise ValueError(
+                "launch.launcher 'local' starts ranks on one machine only; with scheduler 'slurm' use "
+                "srun-mpi, srun-gloo or mpirun"
+            )
+        return self

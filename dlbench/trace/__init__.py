@@ -1,0 +1,1 @@
+"""Watches the machine, never changes it."""

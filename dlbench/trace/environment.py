@@ -1,0 +1,148 @@
+"""Captures the environment a run had: machine, software, scheduler, settings. Reads only; never the whole environment.
+
+Variables are taken by an allow-list, because an environment holds secrets.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+PACKAGES = ("torch", "horovod", "numpy", "h5py", "simplejpeg", "pillow", "tokenizers", "nvidia-nccl-cu12")
+
+VARIABLE_PREFIXES = ("HOROVOD_", "NCCL_", "OMP_", "MKL_", "GLOO_", "OMPI_MCA_", "UCX_", "KMP_", "TORCH_NCCL_")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_JOB_PARTITION",
+    "SLURM_NTASKS",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_RESTART_COUNT",
+    "SLURM_MPI_TYPE",
+    "LD_PRELOAD",
+    "MALLOC_CONF",
+)
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY", re.IGNORECASE)
+
+
+def capture(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What shapes a run's speed, by name; a thing that cannot be told is left out."""
+    facts = {
+        "host": platform.node(),
+        "os": _os_name(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "libc": " ".join(platform.libc_ver()),
+        "cpu.model": _cpu_field("model name"),
+        "cpu.cores": str(os.cpu_count() or ""),
+        "cpu.governor": _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "cpu.clocksource": _text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "memory.bytes": _memory_bytes(),
+        "memory.transparent_hugepages": _chosen(_text("/sys/kernel/mm/transparent_hugepage/enabled")),
+        "dlbench.commit": _commit(Path(__file__).resolve().parent),
+    }
+    facts |= {f"package.{name}": version for name, version in _versions(PACKAGES)}
+    facts |= {f"variable.{k}": v for k, v in sorted(variables.items()) if _allowed(k)}
+    facts |= _gpus()
+    return {key: value for key, value in facts.items() if value}
+
+
+def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: Iterable[str] = ()) -> list[str]:
+    """Where one environment differs from another, each as ``key: mine, reference has ...``."""
+    skipped = {"host", *ignore}
+    keys = sorted((mine.keys() | reference.keys()) - skipped)
+    return [
+        f"{key}: {mine.get(key, 'not set')}, rank 0 has {reference.get(key, 'not set')}"
+        for key in keys
+        if mine.get(key) != reference.get(key)
+    ]
+
+
+def _allowed(name: str) -> bool:
+    return (name in VARIABLES or name.startswith(VARIABLE_PREFIXES)) and not SECRET.search(name)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _chosen(text: str) -> str:
+    """``always [madvise] never`` -> ``madvise``."""
+    match = re.search(r"\[(\w+)\]", text)
+    return match[1] if match else text
+
+
+def _os_name() -> str:
+    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', _text("/etc/os-release"), re.MULTILINE)
+    return match[1] if match else platform.system()
+
+
+def _cpu_field(name: str) -> str:
+    match = re.search(rf"^{name}\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else platform.processor()
+
+
+def _memory_bytes() -> str:
+    match = re.search(r"^MemTotal:\s*(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
+    return str(int(match[1]) * 1024) if match else ""
+
+
+def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for name in names:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
+
+def _commit(package: Path) -> str:
+    """The commit of the checkout dlbench runs from, with `+dirty` where tracked files were changed."""
+    root = package.parents[1]
+    if not (root / ".git").exists():
+        return ""
+    git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
+        state = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if head.returncode != 0:
+        return ""
+    return head.stdout.strip() + ("+dirty" if state.stdout.strip() else "")
+
+
+def _gpus() -> dict[str, str]:
+    """GPU names and driver by NVML, where there is one; read-only."""
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {}
+    facts: dict[str, str] = {}
+    try:
+        facts["gpu.driver"] = str(pynvml.nvmlSystemGetDriverVersion())
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            facts[f"gpu.{index}"] = str(pynvml.nvmlDeviceGetName(handle))
+    except pynvml.NVMLError as error:
+        facts["gpu.error"] = str(error)
+    finally:
+        pynvml.nvmlShutdown()
+    return facts

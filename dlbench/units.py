@@ -1,0 +1,76 @@
+"""Numbers and text: the only place where bytes and seconds become words, and words become bytes.
+
+Everywhere else bytes are integers and times are seconds (float) or nanoseconds (integer).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    "k": 1024,
+    "kib": 1024,
+    "kb": 1000,
+    "m": 1024**2,
+    "mib": 1024**2,
+    "mb": 1000**2,
+    "g": 1024**3,
+    "gib": 1024**3,
+    "gb": 1000**3,
+    "t": 1024**4,
+    "tib": 1024**4,
+    "tb": 1000**4,
+}
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes as text in binary units, e.g. ``128 MiB``."""
+    value = float(num_bytes)
+    for unit in _BINARY:
+        if abs(value) < 1024 or unit == _BINARY[-1]:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def parse_bytes(text: str) -> int:
+    """Text such as ``64MiB``, ``64M`` (binary) or ``64MB`` (decimal) as bytes.
+
+    Raises:
+        ValueError: the text is not a non-negative number with a known unit.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].lower() not in _FACTORS:
+        raise ValueError(f"{text!r} is not a number of bytes such as 67108864, 64MiB or 64MB")
+    return round(float(match[1]) * _FACTORS[match[2].lower()])
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration as text with the unit that suits it, e.g. ``12.3 ms`` or ``4 min 05 s``."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    magnitude = abs(seconds)
+    if magnitude >= 60:
+        minutes, rest = divmod(round(magnitude), 60)
+        sign = "-" if seconds < 0 else ""
+        if minutes >= 60:
+            return f"{sign}{minutes // 60} h {minutes % 60:02d} min"
+        return f"{sign}{minutes} min {rest:02d} s"
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns")):
+        if magnitude * factor >= 1 or unit == "ns":
+            return f"{seconds * factor:.3g} {unit}"
+    raise AssertionError("unreachable")
+
+
+def format_number(value: float, digits: int = 4) -> str:
+    """A number with a fixed count of significant digits and thousands separators."""
+    if not math.isfinite(value):
+        return "n/a"
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"

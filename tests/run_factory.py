@@ -1,0 +1,183 @@
+"""Run folders with known times, written by the real writers: oracles for everything that reads runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from dlbench.records.files import write_json
+from dlbench.records.folder import RunFolder, create
+from dlbench.records.record import Record
+from dlbench.records.status import RankStatus, write_status
+from dlbench.records.steps import PHASES, StepWriter
+from dlbench.specs.expand import expand
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.requests import Request
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
+MS = 1_000_000
+
+StepTimes = Callable[[int, int], tuple[Sequence[int], int]]
+"""Rank and step -> nanoseconds of each phase (in the order of `PHASES`) and of the rest of the step."""
+
+
+@dataclass(kw_only=True)
+class Story:
+    """What is special about a run; the defaults make a healthy one on one CPU node."""
+
+    state: str = "valid"
+    warnings: Sequence[str] = ()
+    checks: Sequence[Mapping[str, Any]] = ({"name": "finite loss", "passed": True, "detail": "every loss is finite"},)
+    settings: Sequence[Mapping[str, Any]] = ()
+    environment: Mapping[str, str] = field(
+        default_factory=lambda: {"host": "n0", "python": "3.11.7", "os": "Debian 12"}
+    )
+    environment_differences: Sequence[str] = ()
+    data: Mapping[str, Any] = field(default_factory=lambda: {"kind": "synthetic"})
+    host: Callable[[int], str] = lambda rank: "n0"
+    cores: Callable[[int], Sequence[int]] = lambda rank: (rank,)
+    threads: int = 1
+    pinned: bool = True
+    bad_sample_count: int = 0
+    finished: datetime = NOW
+
+
+def plans(**request: Any) -> list[RunPlan]:
+    """Plans of a series of ResNet-50 in the ci preset on this machine, with one core a rank, unless said otherwise."""
+    asked = {"workload": "resnet50", "preset": "ci", "points": (1, 2), "repeats": 5, "series": "s1", **request}
+    return expand(Request(**asked), machine_cores=max(asked["points"]), now=NOW)
+
+
+def constant(milliseconds: Sequence[float], other: float = 0.0) -> StepTimes:
+    """The same times in every step of every rank."""
+    times = [round(value * MS) for value in milliseconds]
+    return lambda rank, step: (times, round(other * MS))
+
+
+def write_run(out: Path, plan: RunPlan, times: StepTimes, story: Story | None = None) -> RunFolder:
+    """A finished run, as compute nodes leave it."""
+    story = story or Story()
+    out.mkdir(parents=True, exist_ok=True)
+    folder = create(out, plan)
+    ranks = [_write_rank(folder, plan, times, story, rank) for rank in range(plan.layout.ranks)]
+    content: dict[str, Any] = {
+        "run_id": plan.run_id,
+        "configuration": plan.configuration_digest(),
+        "state": story.state,
+        "started": _utc(story.finished - timedelta(minutes=1)),
+        "finished": _utc(story.finished),
+        "clock": "monotonic",
+        "phases": plan.measure.phases,
+        "num_parameters": 23_528_522,
+        "gradient_bytes": 94_114_088,
+        "ranks": ranks,
+        "checks": list(story.checks),
+        "settings": list(story.settings),
+        "warnings": list(story.warnings),
+        "data": dict(story.data),
+        "environment": dict(story.environment),
+        "environment_differences": list(story.environment_differences),
+    }
+    record = Record.model_validate(content)
+    write_json(folder.record, record.model_dump(mode="json"))
+    return folder
+
+
+def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story, rank: int) -> dict[str, Any]:
+    batch = plan.workload.train.batch_per_rank
+    now_ns = 1_000_000_000 * (rank + 1)
+    measured_ns = samples = 0
+    header = {"rank": rank, "clock": "monotonic", "device": "cpu", "run_id": plan.run_id}
+    with StepWriter(folder.steps(rank), header) as writer:
+        for step in range(plan.measure.warmup_steps + plan.measure.measured_steps):
+            phases, other = times(rank, step)
+            assert len(phases) == len(PHASES)
+            warmup = step < plan.measure.warmup_steps
+            step_ns = sum(phases) + other
+            writer.append((step, int(warmup), now_ns, step_ns, *phases, batch, 2.0 - 0.01 * step))
+            now_ns += step_ns
+            if not warmup:
+                measured_ns += step_ns
+                samples += batch
+    write_status(folder, status(rank, story.host(rank), "done"))
+    return {
+        "rank": rank,
+        "node_rank": rank // plan.layout.ranks_per_node,
+        "host": story.host(rank),
+        "device": "cpu",
+        "cores": list(story.cores(rank)),
+        "threads": story.threads,
+        "pinned": story.pinned,
+        "samples": samples,
+        "measured_s": measured_ns / 1e9,
+        "first_loss": 2.0,
+        "last_loss": 1.9,
+        "losses_finite": True,
+        "initial_parameters_sha256": "0" * 64,
+        "final_parameters_sha256": "1" * 64,
+        "peak_memory_bytes": 500 * 1024**2,
+        "startup_s": 3.5,
+        "bad_sample_count": story.bad_sample_count,
+    }
+
+
+def status(rank: int, host: str, stage: str, reason: str = "") -> RankStatus:
+    """The last words of a rank."""
+    return RankStatus.model_validate(
+        {
+            "rank": rank,
+            "host": host,
+            "pid": 100 + rank,
+            "stage": stage,
+            "step": 7,
+            "updated": _utc(NOW),
+            "reason": reason,
+            "exit_code": 3 if stage == "failed" else None,
+        }
+    )
+
+
+def write_unfinished(
+    out: Path, plan: RunPlan, stage: str = "measuring", reason: str = "", host: str = "n0"
+) -> RunFolder:
+    """A run without a record: killed (`measuring`) or failed (`failed`, with a reason)."""
+    out.mkdir(parents=True, exist_ok=True)
+    folder = create(out, plan)
+    for rank in range(plan.layout.ranks):
+        write_status(folder, status(rank, host, stage, reason))
+    return folder
+
+
+def write_scaling(out: Path, base_ms: float = 100.0, exchange_ms: float = 25.0, **request: Any) -> list[RunPlan]:
+    """A weak series whose step is `base_ms` at one rank and `exchange_ms` longer at every other count.
+
+    Repeat k of every point is slowed by the same factor 1 + k/1000, as by a drifting machine.
+    """
+    made = plans(**request)
+    for plan in made:
+        drift = 1 + plan.series.repeat / 1000
+        exchange = exchange_ms if plan.layout.ranks > 1 else 0.0
+        share = base_ms / 100.0
+        phases = [share * part for part in (5.0, 0.0, 30.0, 50.0, 0.0, 10.0)]
+        phases[PHASES.index("exchange")] = exchange
+        write_run(
+            out,
+            plan,
+            constant([part * drift for part in phases], other=5.0 * share * drift),
+            Story(finished=NOW + timedelta(minutes=plan.series.position)),
+        )
+    return made
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Changes keys of a JSON file behind the writers' back."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**content, **changes}), encoding="utf-8")
+
+
+def _utc(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,109 @@
+"""The house: who may import whom (docs/architecture.md), no circle, and what a login node must never load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+BASE = {"errors", "units", "bundled"}
+NODE_FLOOR = BASE | {"specs", "datasets", "trace", "costs", "records"}
+
+# Room -> rooms it may import (itself included implicitly). The table of docs/architecture.md.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "units": {"errors"},
+    "bundled": {"errors"},
+    "specs": BASE,
+    "trace": BASE,
+    "setup": BASE,
+    "datasets": BASE | {"specs"},
+    "records": BASE | {"specs"},
+    "jobs": BASE | {"specs", "records"},
+    "analysis": BASE | {"specs", "records", "costs"},
+    "publish": BASE | {"specs", "analysis", "records"},
+    "cli": BASE | {"specs", "records", "datasets", "trace", "costs", "setup", "jobs", "analysis", "publish"},
+    "node.models": NODE_FLOOR,
+    "node.data": NODE_FLOOR | {"node.models"},
+    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
+    "node.training": NODE_FLOOR | {"node.models", "node.data", "node.sync", "node.ranks", "node.cores"},
+    # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
+    "node.ranks": NODE_FLOOR,
+    "node.cores": NODE_FLOOR | {"node.ranks"},
+    "node.rendezvous": NODE_FLOOR | {"node.ranks"},
+    "node.__main__": NODE_FLOOR | {"node.ranks", "node.cores", "node.sync", "node.training"},
+    "__main__": {"cli"},
+}
+
+
+def room(module: str) -> str:
+    """The room a module belongs to: `dlbench.node.data.jpeg` -> `node.data`."""
+    parts = module.split(".")[1:]
+    if not parts:
+        return ""
+    return ".".join(parts[:2]) if parts[0] == "node" and len(parts) > 1 else parts[0]
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("dlbench", cache_dir=None)
+
+
+def test_every_import_is_allowed(graph: grimp.ImportGraph) -> None:
+    wrong = []
+    for module in sorted(graph.modules):
+        for imported in sorted(graph.find_modules_directly_imported_by(module)):
+            here, there = room(module), room(imported)
+            if here == there or not there:  # the package itself holds the version alone
+                continue
+            if there not in MAY_IMPORT.get(here, set()):
+                wrong.append(f"{module} imports {imported}")
+    assert wrong == []
+
+
+def test_every_room_is_in_the_table(graph: grimp.ImportGraph) -> None:
+    rooms = {room(module) for module in graph.modules} - {"", "node"}
+    assert rooms <= set(MAY_IMPORT)
+
+
+def test_no_circles(graph: grimp.ImportGraph) -> None:
+    circles = []
+    for module in sorted(graph.modules):
+        for imported in graph.find_modules_directly_imported_by(module):
+            if graph.chain_exists(importer=imported, imported=module):
+                circles.append(f"{module} <-> {imported}")
+    assert circles == []
+
+
+def test_no_python_among_choices_and_templates() -> None:
+    found = [p for name in ("workloads", "systems", "slurm", "reports") for p in (ROOT / name).rglob("*.py")]
+    assert found == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["report", "--help"], ["ls"]])
+def test_the_login_node_path_stays_light(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom dlbench.cli import cli\n"
+        f"try:\n    cli({arguments!r})\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'horovod', 'altair'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_module_is_called_utils(graph: grimp.ImportGraph) -> None:
+    assert not [m for m in graph.modules if m.rsplit(".", 1)[-1] in {"utils", "helpers", "common"}]
+
+
+def test_desk_and_machine_room_never_meet(graph: grimp.ImportGraph) -> None:
+    desk = {"cli", "publish", "analysis", "jobs"}
+    for module in graph.modules:
+        if room(module).split(".")[0] in desk:
+            reached = {m for m in graph.find_upstream_modules(module) if m.startswith("dlbench.node")}
+            assert reached == set(), module
