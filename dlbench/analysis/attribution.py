@@ -11,13 +11,21 @@ whatever its cause; a slow rank, for example, shows as exchange time of the rank
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbench.analysis.measures import PARTS
+from dlbench.analysis.statistics import MIN_RUNS, Estimate, Kind, RunKey, are_paired, interval, resample_weights
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import numpy as np
+    import numpy.typing as npt
+
+    Matrix = npt.NDArray[np.float64]
+
+PartTimes = Mapping[RunKey, Mapping[str, float]]
+"""Seconds a step of each of `PARTS`, by run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,33 +34,89 @@ class Part:
 
     name: str
     """One of `dlbench.analysis.measures.PARTS`."""
-    seconds: float
+    seconds: Estimate
     """Mean over runs of the run's mean seconds a step."""
     ideal_seconds: float
     """The same at the baseline, for the same number of samples a rank."""
-    lost: float
+    lost: Estimate
     """Share of the ideal that is lost here (1); negative where the part became faster."""
 
 
-def attribute(own: pd.DataFrame, baseline: pd.DataFrame, *, work: float) -> tuple[Part, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """The parts of a step and their sum."""
+
+    parts: tuple[Part, ...]
+    whole: Part
+    """The whole step: sum of the parts, lost share = sum of the lost shares = 1 - efficiency of means."""
+
+
+def attribute(own: PartTimes, baseline: PartTimes, *, work: float, is_baseline: bool = False) -> Attribution:
     """The parts of a point against its baseline.
 
     Means over runs, not medians, because only means of parts sum to the mean of the whole.
+    Intervals are made as in `dlbench.analysis.statistics`: bootstrap over runs (in pairs where the
+    repeats are the same), the range below five runs, none for a single run.
 
     Args:
-        own: seconds a step, one row a run, a column for each of `PARTS`.
-        baseline: the same for the baseline's runs.
+        own: the parts of this point's runs.
+        baseline: those of the baseline's runs.
         work: samples a rank and step of this point / of the baseline (1 under weak scaling).
+        is_baseline: nothing is lost by definition.
     """
-    means, reference = own.mean(), baseline.mean()
-    total = float(sum(means[name] for name in PARTS))
-    result = []
-    for name in PARTS:
-        seconds, ideal = float(means[name]), float(reference[name]) * work
-        result.append(Part(name=name, seconds=seconds, ideal_seconds=ideal, lost=(seconds - ideal) / total))
-    return tuple(result)
+    a, b = _matrix(own), _matrix(baseline) * work
+    paired = are_paired(own, baseline)
+    value, ideal = a.mean(axis=0), b.mean(axis=0)
+    seconds = _estimates(value, a if len(a) < MIN_RUNS else resample_weights(len(a), stream=0) @ a, len(a))
+    if is_baseline:
+        lost = [Estimate(0.0, None, None, len(a), "by definition") for _ in value]
+    else:
+        n = min(len(a), len(b))
+        spread = _lost_by_pair(a, b, paired) if n < MIN_RUNS else _lost_resampled(a, b, paired)
+        lost = _estimates((value - ideal) / value[-1], spread, n)
+    made = tuple(
+        Part(name=name, seconds=seconds[i], ideal_seconds=float(ideal[i]), lost=lost[i])
+        for i, name in enumerate((*PARTS, "step"))
+    )
+    return Attribution(parts=made[:-1], whole=made[-1])
 
 
-def largest_loss(parts: tuple[Part, ...]) -> Part:
-    """The part that costs most of the ideal."""
-    return max(parts, key=lambda part: part.lost)
+def _matrix(times: PartTimes) -> Matrix:
+    """Runs in the order of their keys x `PARTS`, with the sum of the parts as last column."""
+    import numpy as np
+
+    parts = np.array([[times[key][name] for name in PARTS] for key in sorted(times)], dtype=float)
+    return np.column_stack([parts, parts.sum(axis=1)])
+
+
+def _lost_by_pair(a: Matrix, b: Matrix, paired: bool) -> Matrix:
+    """Lost shares of each pair of runs, or of all combinations; their range holds the share of the means.
+
+    It does, because that share is an average of theirs, weighted with the steps' times.
+    """
+    total = a[:, -1]
+    if paired:
+        lost: Matrix = (a - b) / total[:, None]
+    else:
+        lost = ((a[:, None, :] - b[None, :, :]) / total[:, None, None]).reshape(-1, a.shape[1])
+    return lost
+
+
+def _lost_resampled(a: Matrix, b: Matrix, paired: bool) -> Matrix:
+    """Lost shares of every resample, shape (resamples, parts + 1)."""
+    first = resample_weights(len(a), stream=0)
+    second = first if paired else resample_weights(len(b), stream=1)
+    top, bottom = first @ a, second @ b
+    lost: Matrix = (top - bottom) / top[:, -1:]
+    return lost
+
+
+def _estimates(value: Matrix, spread: Matrix, n: int) -> list[Estimate]:
+    """One estimate for each part; `spread` holds resamples, or values of single runs where they are few."""
+    import numpy as np
+
+    if n == 1:
+        return [Estimate(float(v), None, None, 1, "single run") for v in value]
+    kind: Kind = "range" if n < MIN_RUNS else "bootstrap 95 %"
+    low, high = np.percentile(spread, [0, 100] if kind == "range" else [2.5, 97.5], axis=0)
+    return [interval(float(v), float(lo), float(hi), n, kind) for v, lo, hi in zip(value, low, high, strict=True)]

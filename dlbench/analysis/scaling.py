@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dlbench.analysis.attribution import Part, attribute
+from dlbench.analysis.measures import PARTS
 from dlbench.analysis.statistics import (
     MIN_RUNS,
     Estimate,
     RunKey,
     are_paired,
     by_definition,
+    mean_estimate,
     median_estimate,
     ratio_estimate,
 )
@@ -59,13 +61,10 @@ class Point:
     """Whether its runs and the baseline's are the same repeats, interleaved."""
     parts: tuple[Part, ...]
     """Where a step's time goes and what is lost against the baseline; sums exactly."""
-    exchange_wait_s: float
+    whole: Part
+    """Sum of the parts."""
+    exchange_wait_s: Estimate
     """Part of the exposed exchange, mean over runs, seconds a step: waiting for ranks that come later."""
-
-    @property
-    def mean_step_s(self) -> float:
-        """Sum of the parts: mean seconds a step, over steps and runs."""
-        return sum(part.seconds for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +132,14 @@ def _by_run(rows: pd.DataFrame, column: str) -> dict[RunKey, float]:
     return {(str(b), int(r)): float(v) for (b, r), v in zip(keys, rows[column], strict=True)}
 
 
+def _parts(rows: pd.DataFrame, table: RunTable) -> dict[RunKey, dict[str, float]]:
+    frames = (
+        _by_run(rows.assign(part=table.parts.loc[list(rows["run_id"]), name].to_numpy()), "part") for name in PARTS
+    )
+    columns = dict(zip(PARTS, frames, strict=True))
+    return {key: {name: columns[name][key] for name in PARTS} for key in columns[PARTS[0]]}
+
+
 def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point:
     ranks = int(rows["ranks"].iloc[0])
     ideal = ranks / int(baseline["ranks"].iloc[0])
@@ -142,7 +149,7 @@ def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point
     throughput = median_estimate(list(own.values()))
     strong = table.runs[str(rows["run_id"].iloc[0])].plan.series.scaling == "strong"
     batch, batch0 = int(rows["batch"].iloc[0]), int(baseline["batch"].iloc[0])
-    parts, reference_parts = (table.parts.loc[list(frame["run_id"])] for frame in (rows, baseline))
+    account = attribute(_parts(rows, table), _parts(baseline, table), work=batch / batch0, is_baseline=is_baseline)
     return Point(
         ranks=ranks,
         nodes=int(rows["nodes"].iloc[0]),
@@ -157,8 +164,9 @@ def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point
         efficiency=speedup.scaled(1 / ideal),
         serial_fraction=serial_fraction(speedup, ideal) if strong and ideal > 1 else None,
         paired=not is_baseline and are_paired(own, reference),
-        parts=attribute(parts, reference_parts, work=batch / batch0),
-        exchange_wait_s=float(parts["exchange_wait"].mean()),
+        parts=account.parts,
+        whole=account.whole,
+        exchange_wait_s=mean_estimate(list(table.parts.loc[list(rows["run_id"]), "exchange_wait"])),
     )
 
 

@@ -7,9 +7,15 @@ them calls differences real that are not (Hoefler and Belli, SC'15, rule 6 and s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.float64]
 
 Kind = Literal["bootstrap 95 %", "range", "single run", "by definition"]
 
@@ -69,18 +75,30 @@ def median_estimate(values: Sequence[float]) -> Estimate:
     import numpy as np
 
     ordered = np.sort(_checked(values))
+    return _estimate(float(np.median(ordered)), ordered, lambda picks: np.median(ordered[picks], axis=1))
+
+
+def mean_estimate(values: Sequence[float]) -> Estimate:
+    """The mean over runs, for values that must sum; intervals and errors as `median_estimate`."""
+    import numpy as np
+
+    ordered = np.sort(_checked(values))
+    return _estimate(float(np.mean(ordered)), ordered, lambda picks: np.mean(ordered[picks], axis=1))
+
+
+def _estimate(value: float, ordered: Array, resampled: Callable[[npt.NDArray[np.int64]], Array]) -> Estimate:
+    import numpy as np
+
     n = len(ordered)
-    value = float(np.median(ordered))
     if n == 1:
         return Estimate(value, None, None, 1, "single run")
     if n < MIN_RUNS:
-        return _interval(value, ordered[0], ordered[-1], n, "range")
-    picks = _resamples(n, stream=0)
-    low, high = np.percentile(np.median(ordered[picks], axis=1), [2.5, 97.5])
-    return _interval(value, low, high, n, "bootstrap 95 %")
+        return interval(value, ordered[0], ordered[-1], n, "range")
+    low, high = np.percentile(resampled(_resamples(n, stream=0)), [2.5, 97.5])
+    return interval(value, low, high, n, "bootstrap 95 %")
 
 
-def are_paired(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> bool:
+def are_paired(top: Mapping[RunKey, object], bottom: Mapping[RunKey, object]) -> bool:
     """Whether both sides hold the same repeats of the same blocks, so that drift hits them alike."""
     return top.keys() == bottom.keys()
 
@@ -92,7 +110,7 @@ def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) 
     Its interval comes from resampling pairs of runs together where both sides hold the same repeats
     (interleaved runs drift together), and from resampling each side on its own otherwise. Fewer
     than five runs on a side: the range of the paired ratios, or of all ratios that the two ranges
-    allow; either one holds the ratio of the medians.
+    allow; either one holds the ratio of the medians. A single run on a side: no interval.
 
     Args:
         top: one positive value for each run, by block and repeat.
@@ -111,18 +129,18 @@ def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) 
     paired = are_paired(top, bottom)
     value = float(np.median(a) / np.median(b))
     n = min(len(a), len(b))
-    if len(a) == len(b) == 1:
+    if n == 1:
         return Estimate(value, None, None, 1, "single run")
     if n < MIN_RUNS:
         low, high = ((a / b).min(), (a / b).max()) if paired else (a.min() / b.max(), a.max() / b.min())
-        return _interval(value, low, high, n, "range")
+        return interval(value, low, high, n, "range")
     if not paired:
         a, b = np.sort(a), np.sort(b)
     first = _resamples(len(a), stream=0)
     second = first if paired else _resamples(len(b), stream=1)
     ratios = np.median(a[first], axis=1) / np.median(b[second], axis=1)
     low, high = np.percentile(ratios, [2.5, 97.5])
-    return _interval(value, low, high, n, "bootstrap 95 %")
+    return interval(value, low, high, n, "bootstrap 95 %")
 
 
 def by_definition(value: float, n: int) -> Estimate:
@@ -130,12 +148,12 @@ def by_definition(value: float, n: int) -> Estimate:
     return Estimate(value, None, None, n, "by definition")
 
 
-def _interval(value: float, low: float, high: float, n: int, kind: Kind) -> Estimate:
+def interval(value: float, low: float, high: float, n: int, kind: Kind) -> Estimate:
     """An interval that holds its value even where rounding of the last bit says otherwise."""
     return Estimate(value, min(float(low), value), max(float(high), value), n, kind)
 
 
-def _checked(values: Sequence[float]):  # type: ignore[no-untyped-def]  # numpy is not imported at module level
+def _checked(values: Sequence[float]) -> Array:
     import numpy as np
 
     array = np.asarray(values, dtype=float)
@@ -144,7 +162,20 @@ def _checked(values: Sequence[float]):  # type: ignore[no-untyped-def]  # numpy 
     return array
 
 
-def _resamples(n: int, *, stream: int):  # type: ignore[no-untyped-def]
+def resample_weights(n: int, *, stream: int) -> Array:
+    """How much each of n runs counts in each resample: shape (`RESAMPLES`, n), every row sums to 1.
+
+    Equal `stream` numbers give equal resamples; pairs of runs share one, independent sides do not.
+    """
+    import numpy as np
+
+    picks = _resamples(n, stream=stream)
+    weights = np.zeros(picks.shape)
+    np.add.at(weights, (np.arange(len(picks))[:, None], picks), 1 / n)
+    return weights
+
+
+def _resamples(n: int, *, stream: int) -> npt.NDArray[np.int64]:
     """Indices of `RESAMPLES` samples of n runs with replacement, shape (RESAMPLES, n)."""
     import numpy as np
 

@@ -61,7 +61,7 @@ def write_density_fields(folder: Path, *, num_samples: int, size: int, num_files
     import numpy as np
 
     try:
-        import h5py  # type: ignore[import-untyped]  # ships no type information
+        import h5py
     except ImportError:
         raise EnvironmentLacksError("h5py is not installed; pip install 'dlbench[demo]'") from None
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
-    import h5py  # type: ignore[import-untyped]  # ships no type information
+    import h5py
     import numpy as np
     from numpy.typing import NDArray
 

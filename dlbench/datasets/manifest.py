@@ -61,9 +61,8 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="ascii"))
-        if (content["format"], content["version"]) != (FORMAT, VERSION):
-            raise ValueError(f"expected format {FORMAT!r}, version {VERSION}")
-        return Manifest(
+        form = content["format"], content["version"]
+        manifest = Manifest(
             kind=content["kind"],
             made_with=content["made_with"],
             counts=content["counts"],
@@ -72,6 +71,9 @@ def read_manifest(folder: Path) -> Manifest | None:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a manifest of dlbench: {str(error).splitlines()[0]}") from None
+    if form != (FORMAT, VERSION):
+        raise UserError(f"{path}: format {form[0]!r}, version {form[1]!r}; expected {FORMAT!r}, version {VERSION}")
+    return manifest
 
 
 def verify_manifest(folder: Path) -> list[str]:

@@ -117,11 +117,10 @@ def _cut(picture: Image, generator: random.Random) -> Image:
 
 
 def _licences() -> str:
-    lines = [
+    lines = [f"{p.class_name}: {p.package}/{p.file} of {p.distribution}. {p.licence}" for p in PHOTOS]
+    head = [
         "The images in this folder are cuts from the photographs below: cropped, resized and encoded as JPEG again.",
         "Rights as stated by the package that carries each photograph.",
         "",
     ]
-    for photo in PHOTOS:
-        lines.append(f"{photo.class_name}: {photo.package}/{photo.file} of {photo.distribution}. {photo.licence}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(head + lines) + "\n"

@@ -210,20 +210,16 @@ def open_corpus(folder: Path, vocabulary: Vocabulary) -> TextCorpus:
     """
     import numpy as np
 
+    names = ("tokens", "sentence_offsets", "document_offsets")
     try:
         about = json.loads((folder / SAVED).read_text(encoding="utf-8"))
-        if {key: about.get(key) for key in SAVED_FORMAT} != SAVED_FORMAT:
-            raise ValueError(f"{SAVED} is not of {SAVED_FORMAT}")
-        arrays = {
-            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in ("tokens", "sentence_offsets", "document_offsets")
-        }
-        if [len(a) - d for a, d in zip(arrays.values(), (0, 1, 1), strict=True)] != [
-            about[f"num_{name}"] for name in ("tokens", "sentences", "documents")
-        ]:
-            raise ValueError(f"sizes differ from those in {SAVED}")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        form = {key: about[key] for key in SAVED_FORMAT}
+        sizes = [about["num_tokens"], about["num_sentences"] + 1, about["num_documents"] + 1]
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names}
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{str(folder)!r}: not a whole token corpus: {str(error).splitlines()[0]}") from None
+    if form != SAVED_FORMAT or [len(array) for array in arrays.values()] != sizes:
+        raise UserError(f"{str(folder)!r}: not a whole token corpus: form or sizes are not those of {SAVED}")
     if about["vocabulary_sha256"] != vocabulary.sha256:
         raise UserError(f"{str(folder)!r} was tokenised with another vocabulary than data.vocabulary {vocabulary.path}")
     return TextCorpus(**arrays, source=folder, vocabulary=vocabulary, sha256=about["sha256"], saved=folder)

@@ -53,6 +53,7 @@ class _Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
         self._logs: list[IO[bytes]] = []
+        self._first_failure: int | None = None
 
     def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         """Starts one process; its output goes to `log`, its progress lines to the caller."""
@@ -87,8 +88,11 @@ class _Ranks:
         """Returns when all have ended; after the first failure the others get `GRACE_S`."""
         deadline: float | None = None
         while any(p.poll() is None for p in self._processes):
-            if deadline is None and any(p.poll() not in (None, 0) for p in self._processes):
-                deadline = time.monotonic() + GRACE_S
+            if deadline is None:
+                failed = [index for index, p in enumerate(self._processes) if p.poll() not in (None, 0)]
+                if failed:
+                    self._first_failure = failed[0]
+                    deadline = time.monotonic() + GRACE_S
             if deadline is not None and time.monotonic() > deadline:
                 self.end()
             time.sleep(0.02)
@@ -111,16 +115,17 @@ class _Ranks:
         for log in self._logs:
             log.close()
 
-    def endings(self) -> list[str]:
-        """How the processes that failed ended, in words."""
-        words = []
-        for index, process in enumerate(self._processes):
-            code = process.returncode
-            if code is None or code == 0:
-                continue
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            words.append(f"process {index} ended with {how}")
-        return words
+    def first_ending(self) -> str:
+        """How the process that failed first ended, in words; empty if none did."""
+        if self._first_failure is None:
+            failed = [index for index, p in enumerate(self._processes) if p.returncode]
+            if not failed:
+                return ""
+            self._first_failure = failed[0]
+        code = self._processes[self._first_failure].returncode
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        who = f"rank {self._first_failure}" if len(self._processes) > 1 else "the launched process"
+        return f"{who} was the first to end, {how}"
 
 
 def run(plan: RunPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome:
@@ -155,7 +160,7 @@ def run(plan: RunPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome:
         raise
     finally:
         ranks.close()
-    return _verdict(folder, ranks.endings())
+    return _verdict(folder, ranks.first_ending())
 
 
 def _launcher_command(plan: RunPlan, folder: RunFolder, python: str, token: str) -> list[str]:
@@ -164,16 +169,15 @@ def _launcher_command(plan: RunPlan, folder: RunFolder, python: str, token: str)
     return launch.srun_command(plan, folder, python)
 
 
-def _verdict(folder: RunFolder, endings: list[str]) -> Outcome:
+def _verdict(folder: RunFolder, ending: str) -> Outcome:
     done = read_run(folder.path)
     if done.state == "valid":
         return Outcome(exit_code=ExitCode.OK, story="")
     if done.state == "invalid":
         return Outcome(exit_code=ExitCode.RUN_FAILED, story=f"no figure: {done.story}")
     codes = [s.exit_code for s in done.statuses if s.exit_code]
-    if not any(s.stage == "failed" for s in done.statuses):
-        reason = "; ".join(endings[:4]) or "the ranks ended without a record"
-        write_json(folder.failure, {"reason": f"{reason}; {done.story}"})
+    if "signal" in ending or not codes:
+        write_json(folder.failure, {"reason": ending or "the ranks ended without a record"})
         done = read_run(folder.path)
     known = {int(code) for code in ExitCode}
     code = next((c for c in codes if c in known), int(ExitCode.RUN_FAILED))

@@ -7,6 +7,7 @@ from typing import Any
 
 import dlbench
 from dlbench.analysis import doubts, environments, scaling
+from dlbench.analysis.attribution import Part
 from dlbench.analysis.comparability import chosen_settings, comparable_values
 from dlbench.analysis.statistics import Estimate
 from dlbench.analysis.tables import RunTable, tabulate
@@ -57,7 +58,8 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         sample_unit=unit,
         conditions=_conditions(group.sample),
         settings=settings,
-        caption=_caption(group, points),
+        caption=_caption(group, points, "medians"),
+        parts_caption=_caption(group, points, "means"),
         verdict=verdict(clean(plan.workload.title), _short_conditions(group), unit, points, group.is_sufficient),
         is_sufficient=group.is_sufficient,
         points=points,
@@ -101,7 +103,7 @@ def _short_conditions(group: scaling.Group) -> str:
     return ", ".join(parts)
 
 
-def _caption(group: scaling.Group, points: tuple[model.Point, ...]) -> str:
+def _caption(group: scaling.Group, points: tuple[model.Point, ...], what: str) -> str:
     plan = group.sample.plan
     counts = sorted({len(point.run_ids) for point in points})
     runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -110,7 +112,7 @@ def _caption(group: scaling.Group, points: tuple[model.Point, ...]) -> str:
         f"{plan.workload.name}, {_short_conditions(group)}",
         f"{group.scaling} scaling on {plan.system.name}" + (" (1 node)" if nodes == {1} else ""),
         f"baseline {points[0].ranks} rank{'s' * (points[0].ranks > 1)}",
-        f"medians over {runs} run{'s' * (counts[-1] > 1)} a point",
+        f"{what} over {runs} run{'s' * (counts[-1] > 1)} a point",
         clean(plan.workload.notice),
     )
     return "; ".join(parts)
@@ -146,12 +148,19 @@ def _point(point: scaling.Point, unit: str, *, is_baseline: bool) -> model.Point
         efficiency=_figure(point.efficiency, "fraction"),
         serial_fraction=None if fraction is None else _figure(fraction, "fraction"),
         paired_with_baseline=point.paired,
-        mean_step_s=point.mean_step_s,
-        parts=tuple(
-            model.Part(name=p.name, seconds=p.seconds, ideal_seconds=p.ideal_seconds, lost=p.lost) for p in point.parts
-        ),
-        exchange_wait_s=point.exchange_wait_s,
+        parts=tuple(map(_part, point.parts)),
+        whole=_part(point.whole),
+        exchange_wait=_figure(point.exchange_wait_s, "s"),
         run_ids=point.run_ids,
+    )
+
+
+def _part(part: Part) -> model.Part:
+    return model.Part(
+        name=part.name,
+        seconds=_figure(part.seconds, "s"),
+        ideal_seconds=part.ideal_seconds,
+        lost=_figure(part.lost, "fraction"),
     )
 
 

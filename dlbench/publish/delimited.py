@@ -37,15 +37,15 @@ def _cell(value: Cell) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-_FIGURES = ("throughput", "throughput_per_rank", "step", "step_p95", "speedup", "efficiency", "serial_fraction")
-_UNITS = {
-    "throughput": "per_s",
-    "throughput_per_rank": "per_s",
-    "step": "s",
-    "step_p95": "s",
-    "speedup": "ratio",
-    "efficiency": "fraction",
-    "serial_fraction": "fraction",
+# Figure of a point -> its column; the ends of its interval get _low and _high behind it.
+_FIGURES = {
+    "throughput": "throughput_per_s",
+    "throughput_per_rank": "throughput_per_rank_per_s",
+    "step": "step_s",
+    "step_p95": "step_p95_s",
+    "speedup": "speedup",
+    "efficiency": "efficiency",
+    "serial_fraction": "serial_fraction",
 }
 
 _GROUP_COLUMNS = ("group", "label", "caption", "sample_unit", "scaling")
@@ -53,13 +53,14 @@ _GROUP_COLUMNS = ("group", "label", "caption", "sample_unit", "scaling")
 POINT_COLUMNS: tuple[str, ...] = (
     *_GROUP_COLUMNS,
     *("ranks", "nodes", "batch_per_rank", "baseline_ranks", "ideal_speedup", "paired_with_baseline", "sufficient"),
-    *(f"{name}_{_UNITS[name]}{end}" for name in _FIGURES for end in ("", "_low", "_high")),
+    *(f"{column}{end}" for column in _FIGURES.values() for end in ("", "_low", "_high")),
     *("runs", "throughput_interval", "efficiency_interval"),
 )
 
 PART_COLUMNS: tuple[str, ...] = (
     *_GROUP_COLUMNS,
-    *("ranks", "nodes", "baseline_ranks", "part", "seconds", "ideal_seconds", "lost_fraction"),
+    *("ranks", "nodes", "baseline_ranks", "part", "seconds", "seconds_low", "seconds_high", "ideal_seconds"),
+    *("lost_fraction", "lost_fraction_low", "lost_fraction_high", "runs", "interval"),
 )
 
 RUN_COLUMNS: tuple[str, ...] = (
@@ -94,9 +95,8 @@ def _point_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
                 "throughput_interval": point.throughput.kind,
                 "efficiency_interval": point.efficiency.kind,
             }
-            for name in _FIGURES:
+            for name, column in _FIGURES.items():
                 figure: Figure | None = getattr(point, name)
-                column = f"{name}_{_UNITS[name]}"
                 row[column] = None if figure is None else figure.value
                 row[f"{column}_low"] = None if figure is None else figure.low
                 row[f"{column}_high"] = None if figure is None else figure.high
@@ -111,9 +111,15 @@ def _part_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
                     "ranks": point.ranks,
                     "nodes": point.nodes,
                     "part": part.name,
-                    "seconds": part.seconds,
+                    "seconds": part.seconds.value,
+                    "seconds_low": part.seconds.low,
+                    "seconds_high": part.seconds.high,
                     "ideal_seconds": part.ideal_seconds,
-                    "lost_fraction": part.lost,
+                    "lost_fraction": part.lost.value,
+                    "lost_fraction_low": part.lost.low,
+                    "lost_fraction_high": part.lost.high,
+                    "runs": part.seconds.n,
+                    "interval": part.seconds.kind,
                 }
 
 

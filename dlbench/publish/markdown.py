@@ -9,12 +9,13 @@ from dlbench.publish import tabular
 from dlbench.publish.model import Group, Report
 from dlbench.publish.wording import baseline_text, runs_text
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!$])")
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$])")
+_LINE_START = re.compile(r"^(\s*\d*)([-+=#.)])(?=\s|#|$)")
 
 
 def escape(text: str) -> str:
     """Text that Markdown and HTML leave as it is."""
-    return re.sub(r"^(\s*)([-+=]|\d+[.)])", r"\1\\\2", _SPECIAL.sub(r"\\\1", text))
+    return _LINE_START.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", text))
 
 
 def to_markdown(report: Report) -> str:
@@ -26,7 +27,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"# {escape(report.title)}"
     yield ""
     if report.as_of:
-        yield f"Newest run finished {escape(report.as_of)}. dlbench {escape(report.dlbench_version)}."
+        yield f"Newest run finished {escape(report.as_of)}. Made by dlbench {escape(report.dlbench_version)}."
+        yield ""
     for notice in report.notices:
         yield f"**{escape(notice)}**"
     yield ""
@@ -62,17 +64,17 @@ def _group(group: Group) -> Iterator[str]:
         where = f" ({runs_text(len(doubt.runs))})" if doubt.runs else ""
         yield f"- {mark}{escape(doubt.text + where)}"
     yield ""
-    for title, table in (
-        ("Scaling", tabular.scaling(group)),
-        ("Parts of a step", tabular.parts(group)),
-        ("Lost points", tabular.lost(group)),
+    for title, table, caption in (
+        ("Scaling", tabular.scaling(group), group.caption),
+        ("Parts of a step", tabular.parts(group), group.parts_caption),
+        ("Lost points", tabular.lost(group), group.parts_caption),
     ):
         if len(table) > 1:
             yield f"### {title}"
             yield ""
             yield from _table(table)
             yield ""
-            yield f"*{escape(group.caption)}*"
+            yield f"*{escape(caption)}*"
             yield ""
 
 

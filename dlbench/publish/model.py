@@ -34,9 +34,10 @@ class Part:
     """One part of a step at a scaling point; parts sum to the mean step."""
 
     name: str
-    seconds: float
+    seconds: Figure
+    """Mean over runs (not median), so that parts sum to the mean step."""
     ideal_seconds: float
-    lost: float
+    lost: Figure
     """Share of the ideal lost here (fraction); parts sum to the loss."""
 
 
@@ -57,9 +58,10 @@ class Point:
     efficiency: Figure
     serial_fraction: Figure | None
     paired_with_baseline: bool
-    mean_step_s: float
     parts: tuple[Part, ...]
-    exchange_wait_s: float
+    whole: Part
+    """Sum of the parts: the mean step, and 1 - efficiency of means."""
+    exchange_wait: Figure
     """Share of the part `exchange` spent waiting for ranks that came later, seconds a step."""
     run_ids: tuple[str, ...]
 
@@ -101,7 +103,9 @@ class Group:
     settings: tuple[tuple[str, str], ...]
     """What `--set` and `--sweep` chose, key and value."""
     caption: str
-    """The conditions in one line: it stands under every chart and table."""
+    """The conditions in one line: it stands under every chart and table of medians."""
+    parts_caption: str
+    """The same for charts and tables of parts, which are means."""
     verdict: str
     """One sentence."""
     is_sufficient: bool

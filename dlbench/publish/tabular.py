@@ -8,11 +8,10 @@ from dlbench.publish.wording import (
     PART_TITLES,
     basis_text,
     figure_text,
-    number_text,
+    lost_text,
     optional,
     percent,
     place_text,
-    points,
 )
 
 Table = list[tuple[str, ...]]
@@ -21,26 +20,26 @@ Table = list[tuple[str, ...]]
 def scaling(group: Group) -> Table:
     """Throughput, speed-up and efficiency of every point."""
     unit = group.sample_unit
-    header = ("Ranks", "Nodes", f"Throughput, {unit}/s", f"A rank, {unit}/s", "Speed-up", "Ideal", "Efficiency")
-    header += ("Step, median", "Step, p95", "Interval")
     with_fraction = any(point.serial_fraction for point in group.points)
-    rows: Table = [header + (("Serial fraction",) if with_fraction else ())]
+    header = ["Ranks", "Nodes", f"Throughput, {unit}/s", f"Each rank, {unit}/s", "Speed-up", "Ideal", "Efficiency"]
+    header += ["Step, median", "Step, p95", "Interval", *(["Serial fraction"] if with_fraction else [])]
+    rows: Table = [tuple(header)]
     for point in group.points:
-        row = (
+        row = [
             str(point.ranks),
             str(point.nodes),
             figure_text(point.throughput),
             figure_text(point.throughput_per_rank),
             figure_text(point.speedup),
-            number_text(point.ideal_speedup, "ratio"),
+            f"{point.ideal_speedup:.4g}",
             figure_text(point.efficiency),
             figure_text(point.step),
             figure_text(point.step_p95),
             basis_text(point.throughput) + (", baseline" if point.is_baseline else ""),
-        )
+        ]
         if with_fraction:
-            row += (figure_text(point.serial_fraction) if point.serial_fraction else DASH,)
-        rows.append(row)
+            row.append(figure_text(point.serial_fraction) if point.serial_fraction else DASH)
+        rows.append(tuple(row))
     return rows
 
 
@@ -48,12 +47,10 @@ def parts(group: Group) -> Table:
     """Seconds a step of each part, a column a point; the last line is the sum."""
     rows: Table = [("Part", *(place_text(point.ranks, point.nodes) for point in group.points))]
     for index, part in enumerate(group.baseline.parts):
-        rows.append((PART_TITLES[part.name], *(number_text(p.parts[index].seconds, "s") for p in group.points)))
+        rows.append((PART_TITLES[part.name], *(figure_text(p.parts[index].seconds) for p in group.points)))
         if part.name == "exchange":
-            rows.append(
-                ("of it waiting for slower ranks", *(number_text(p.exchange_wait_s, "s") for p in group.points))
-            )
-    rows.append(("sum: mean step", *(number_text(point.mean_step_s, "s") for point in group.points)))
+            rows.append(("of it waiting for slower ranks", *(figure_text(p.exchange_wait) for p in group.points)))
+    rows.append(("sum: mean step", *(figure_text(point.whole.seconds) for point in group.points)))
     return rows
 
 
@@ -64,16 +61,16 @@ def lost(group: Group) -> Table:
     if not others:
         return rows
     for index, part in enumerate(group.baseline.parts):
-        rows.append((PART_TITLES[part.name], *(points(point.parts[index].lost) for point in others)))
-    rows.append(("sum: lost", *(points(sum(part.lost for part in point.parts)) for point in others)))
-    rows.append(("efficiency (of means)", *(percent(1 - sum(p.lost for p in point.parts)) for point in others)))
+        rows.append((PART_TITLES[part.name], *(lost_text(point.parts[index].lost) for point in others)))
+    rows.append(("sum: lost", *(lost_text(point.whole.lost) for point in others)))
+    rows.append(("efficiency (of means)", *(percent(1 - point.whole.lost.value) for point in others)))
     return rows
 
 
 def runs(report: Report) -> Table:
     """All runs, one line each."""
     header = ("Run", "State", "Workload", "Preset", "Engine", "Data", "Batch a rank", "Ranks", "Nodes", "Repeat")
-    rows: Table = [(*header, "Throughput, samples/s", "Step, median", "Step, p95", "Scatter", "Warnings")]
+    rows: Table = [(*header, "Throughput, samples/s", "Step, median", "Step, p95", "Scatter", "Doubts")]
     rows += [
         (
             run.run_id,

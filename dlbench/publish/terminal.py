@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dlbench.publish.model import Group, Report
-from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, percent, points, runs_text
+from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, lost_text, place_text, runs_text, value_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,7 @@ def to_text(report: Report, width: int = WIDTH) -> str:
     lines = [report.title, *report.notices, ""]
     for group in report.groups:
         lines += [*_wrapped(group.label, width), *_wrapped(group.verdict, width), ""]
-        lines += [*_columns(_rows(group)), ""]
+        lines += [*_columns(_rows(group, width)), ""]
         lines += [*_wrapped(_losses(group), width), *_doubts(group, width), ""]
     return "\n".join([*lines, *_endings(report, width)]).rstrip() + "\n"
 
@@ -38,7 +38,7 @@ def show(report: Report, console: Console) -> None:
         console.print()
         console.print(Text(group.label, style="bold cyan"))
         console.print(Text("\n".join(_wrapped(group.verdict, width))))
-        header, *rows = _rows(group)
+        header, *rows = _rows(group, width)
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in header:
             table.add_column(Text(title), justify="right", no_wrap=True)
@@ -54,8 +54,13 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(line))
 
 
-def _rows(group: Group) -> list[tuple[str, ...]]:
-    """Narrow on purpose: the intervals of two columns are what 80 characters hold."""
+def _rows(group: Group, width: int) -> list[tuple[str, ...]]:
+    """The table of a group; the step's interval is left out where the width does not hold it."""
+    rows = _all_rows(group, step_interval=True)
+    return rows if max(map(len, _columns(rows))) <= width else _all_rows(group, step_interval=False)
+
+
+def _all_rows(group: Group, *, step_interval: bool) -> list[tuple[str, ...]]:
     spread = any(point.nodes > 1 for point in group.points)
     rows = [("ranks", *(("nodes",) if spread else ()), f"{group.sample_unit}/s", "efficiency", "step", "runs")]
     rows += [
@@ -64,7 +69,7 @@ def _rows(group: Group) -> list[tuple[str, ...]]:
             *((str(point.nodes),) if spread else ()),
             figure_text(point.throughput),
             "baseline" if point.is_baseline else figure_text(point.efficiency),
-            figure_text(point.step).split(" [")[0],
+            figure_text(point.step) if step_interval else value_text(point.step),
             str(point.throughput.n),
         )
         for point in group.points
@@ -77,10 +82,10 @@ def _losses(group: Group) -> str:
     if len(group.points) == 1:
         return f"Intervals: {basis_text(group.baseline.throughput)}."
     last = group.largest
-    worst = sorted((part for part in last.parts if part.lost > 0), key=lambda part: -part.lost)[:3]
-    parts = ", ".join(f"{PART_TITLES[part.name]} {points(part.lost)}" for part in worst)
-    total = percent(sum(part.lost for part in last.parts)).replace("%", "points")
-    lost = f" Lost at {last.ranks} ranks: {total}: {parts}." if worst else ""
+    worst = sorted((part for part in last.parts if part.lost.value > 0), key=lambda part: -part.lost.value)[:3]
+    parts = ", ".join(f"{PART_TITLES[part.name]} {lost_text(part.lost)}" for part in worst)
+    total = lost_text(last.whole.lost)
+    lost = f" Lost at {place_text(last.ranks, last.nodes)}: {total} ({parts})." if worst else ""
     return f"Intervals: {basis_text(last.throughput)}.{lost}"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dlbench.publish.model import Figure, Part, Point
-from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, interval_text, place_text, points, value_text
+from dlbench.publish.model import Part, Point
+from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, place_text, points
 
 WORTH_EXPLAINING = 0.01
 """Share of the ideal below which a loss is not attributed."""
@@ -27,14 +27,10 @@ def verdict(title: str, conditions: str, unit: str, all_points: tuple[Point, ...
             f"({basis_text(base.throughput)}). A scaling figure needs a second rank count."
         )
     sentence = (
-        f"{subject} keeps {value_text(last.efficiency)} of the ideal at {place_text(last.ranks, last.nodes)}, "
-        f"measured against {place_text(base.ranks, base.nodes)} ({_basis(last.efficiency)})"
+        f"{subject} keeps {figure_text(last.efficiency)} of the ideal at {place_text(last.ranks, last.nodes)}, "
+        f"measured against {place_text(base.ranks, base.nodes)} ({basis_text(last.efficiency)})"
     )
     return f"{sentence}{_explanation(last)}{'' if is_sufficient else ' Too few runs for a comparison.'}"
-
-
-def _basis(figure: Figure) -> str:
-    return f"{interval_text(figure)}, {basis_text(figure)}".removeprefix(", ")
 
 
 def _explanation(point: Point) -> str:
@@ -49,13 +45,11 @@ def _explanation(point: Point) -> str:
     worst = main_loss(point)
     if worst is None:
         return f".{doubt}"
-    total = sum(part.lost for part in point.parts)
-    return (
-        f"; the largest part of the loss is {PART_TITLES[worst.name]} ({points(worst.lost)} of {points(total)}).{doubt}"
-    )
+    share = f"{worst.lost.value * 100:.1f} of {points(point.whole.lost.value)}"
+    return f"; the largest part of the loss is {PART_TITLES[worst.name]} ({share}).{doubt}"
 
 
 def main_loss(point: Point) -> Part | None:
     """The part that costs most of the ideal; None where no part costs anything."""
-    worst = max(point.parts, key=lambda part: part.lost)
-    return worst if worst.lost > 0 else None
+    worst = max(point.parts, key=lambda part: part.lost.value)
+    return worst if worst.lost.value > 0 else None

@@ -47,6 +47,11 @@ def points(fraction: float) -> str:
     return percent(fraction).replace("%", "points")
 
 
+def lost_text(figure: Figure) -> str:
+    """A lost share with its interval, e.g. ``12.3 points [11.0, 13.9]``."""
+    return figure_text(figure).replace("%", "points")
+
+
 def number_text(value: float, unit: str) -> str:
     """One number in the form that suits its unit, without the names of rates."""
     if unit == "fraction":
@@ -62,10 +67,16 @@ def value_text(figure: Figure) -> str:
 
 
 def interval_text(figure: Figure) -> str:
-    """The interval alone, e.g. ``[81.9 %, 84.2 %]``; empty where there is none."""
+    """The interval alone, e.g. ``[81.9, 84.2]``, with units only where they are not the value's; empty if none."""
     if figure.low is None or figure.high is None:
         return ""
-    return f"[{number_text(figure.low, figure.unit)}, {number_text(figure.high, figure.unit)}]"
+    if figure.value == figure.low == figure.high == 0:
+        return ""
+    ends = [number_text(end, figure.unit) for end in (figure.low, figure.high)]
+    unit = value_text(figure).partition(" ")[2]
+    if unit and all(end.partition(" ")[2] == unit for end in ends):
+        ends = [end.partition(" ")[0] for end in ends]
+    return f"[{', '.join(ends)}]"
 
 
 def basis_text(figure: Figure) -> str:
@@ -80,7 +91,7 @@ def basis_text(figure: Figure) -> str:
 
 
 def figure_text(figure: Figure) -> str:
-    """Value and interval, e.g. ``83.1 % [81.9 %, 84.2 %]``."""
+    """Value and interval, e.g. ``83.1 % [81.9, 84.2]``."""
     return f"{value_text(figure)} {interval_text(figure)}".rstrip()
 
 

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.errors import UserError
+from dlbench.errors import RunError, UserError
 from dlbench.records.files import write_atomic
 from dlbench.specs.plan import RunPlan
 
@@ -93,5 +93,9 @@ def create(out: Path, plan: RunPlan) -> RunFolder:
         raise UserError(f"{folder.path}: exists already; choose another --series, runs are never overwritten") from None
     except OSError as error:
         raise UserError(f"{folder.path}: cannot be made: {error.strerror or error}") from None
-    write_atomic(folder.plan, plan.to_json())
+    try:
+        write_atomic(folder.plan, plan.to_json())
+    except RunError:
+        folder.path.rmdir()
+        raise
     return folder

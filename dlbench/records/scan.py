@@ -46,10 +46,14 @@ class Run:
         if self.record is not None:
             return "; ".join(f"{c.name}: {c.detail}" for c in self.record.failed_checks)
         failed = [s for s in self.statuses if s.stage == "failed"]
-        if failed:
-            return "; ".join(f"rank {s.rank} on {s.host} failed at step {s.step}: {s.reason}" for s in failed[:3])
-        if self.failure:
-            return self.failure
+        if failed or self.failure:
+            parts = [self.failure] if self.failure else []
+            if failed:
+                # Who went without a word is the likely cause; the others only noticed.
+                gone = [s for s in self.statuses if s.stage not in ("failed", "done")]
+                parts += [f"rank {s.rank} on {s.host} vanished at step {s.step} ({s.stage})" for s in gone[:3]]
+                parts += [f"rank {s.rank} on {s.host} failed at step {s.step}: {s.reason}" for s in failed[:3]]
+            return "; ".join(parts)
         if not self.statuses:
             return "not started: no rank wrote a status"
         last = max(self.statuses, key=lambda s: s.updated)

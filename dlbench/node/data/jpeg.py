@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 try:
-    import simplejpeg  # type: ignore[import-untyped]  # ships no type information
+    import simplejpeg
 except ImportError:  # Pillow decodes too, at about half the speed
     simplejpeg = None
 try:

@@ -130,10 +130,12 @@ class LoadedSource:
             raise RunError("a batch was asked for from a closed data source")
         try:
             fetched = next(self._fetched)
-        except RuntimeError as error:
-            if self._loader_workers == 0 or "DataLoader worker" not in str(error):
+        except (RuntimeError, OSError, EOFError) as error:
+            # torch begins what a loader process itself raised with "Caught"; all else is the process's death, seen as
+            # a signal, a closed socket or a missing one.
+            if self._loader_workers == 0 or str(error).startswith("Caught "):
                 raise
-            reason = " ".join(str(error).split())
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise RunError(f"a loader process of the rank ended: {reason}") from error
         self.failures += fetched.failures
         self._num_converted += len(fetched.converted)
@@ -158,5 +160,10 @@ class LoadedSource:
 
     def close(self) -> None:
         """Ends the loader processes and closes files; twice does no harm."""
-        self._fetched = None  # torch ends the processes when the last reference to its iterator goes
+        # torch ends the processes when the last reference to its iterator goes, which the traceback of an error may
+        # hold; it has no public call for doing so now.
+        end = getattr(self._fetched, "_shutdown_workers", None)
+        self._fetched = None
+        if end is not None:
+            end()
         self._reader.close()

@@ -26,7 +26,10 @@ from dlbench.specs.workload import (
 
 
 class BatchSource(Protocol):
-    """Batches of one rank on the CPU, without end: epochs follow each other. Keys: `dlbench.node.models.build.Batch`."""
+    """Batches of one rank on the CPU, without end: epochs follow each other.
+
+    The names and shapes in a batch are those of `dlbench.node.models.build.Batch`.
+    """
 
     failures: list[str]
     """File and reason of each unreadable sample met so far; a file met twice is there twice."""
@@ -71,9 +74,11 @@ def build_source(
     loader processes.
 
     Args:
-        model_spec, data_spec: of the workload; the data must fit the model.
+        model_spec: of the workload; gives the shapes.
+        data_spec: of the workload; must fit the model.
         batch_size: samples of this rank in one batch.
-        rank, world_size: this rank's number, and how many there are.
+        rank: this rank's number.
+        world_size: ranks in all.
         seed: of order and augmentation; the same on all ranks.
         drop_last: see `ShardedOrder`.
         start_batch: batches of this rank to pass over, for a run that continues another.

@@ -36,7 +36,8 @@ class TextReader:
     masked_weights (P,) float32; next_sentence () int64, 1 if B is random.
 
     Raises:
-        UserError: the sequence is too short for two sentences, or the corpus has a single document.
+        UserError: the sequence is too short for two segments, the corpus has one document only, or the vocabulary has
+            no words.
     """
 
     def __init__(self, corpus: TextCorpus, spec: TextData, seed: int) -> None:
@@ -54,6 +55,8 @@ class TextReader:
         special = [vocabulary.id_of(token) for token in SPECIAL]
         # Words that may stand in for a masked one.
         self._words = np.setdiff1d(np.arange(len(vocabulary), dtype=np.int64), special)
+        if not len(self._words):
+            raise UserError(f"data.vocabulary {vocabulary.path} has no word beside {' '.join(SPECIAL)}")
         self._starts, self._documents = _runs(corpus, self._room)
 
     @property
@@ -100,7 +103,7 @@ class TextReader:
         return (*self._trim(first.astype(np.int64), second.astype(np.int64), generator), random_next)
 
     def _elsewhere(self, document: int, wanted: int, generator: np.random.Generator) -> Ids:
-        """`wanted` tokens from a random sentence of another document on: one sentence at least, no further than its end.
+        """`wanted` tokens from a random sentence of another document on, one sentence at least, or up to its end.
 
         A whole sentence even where less is wanted: a stump would give away that B is random.
         """

@@ -1,0 +1,57 @@
+"""How charts look: one colour for one thing, everywhere; sizes; the Vega-Lite configuration.
+
+Colours are Okabe and Ito's, which colour-blind readers tell apart. Ink, grid and muted text have
+fixed values here, and the style sheet maps exactly these to its own in the dark scheme.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+INK = "#1f2328"
+MUTED = "#57606a"
+GRID = "#d8dee4"
+MEASURED = "#0b67b2"
+IDEAL = "#8a8f98"
+
+PART_COLOURS = {
+    "input": "#e69f00",
+    "h2d": "#f0e442",
+    "forward": "#56b4e9",
+    "backward": "#0072b2",
+    "exchange": "#d55e00",
+    "optimizer": "#009e73",
+    "other": "#9aa0a6",
+    "imbalance": "#cc79a7",
+}
+
+NARROW = 300
+"""Plot width of a scaling chart, pixels; with its axis it fits a third of the page, or a telephone."""
+WIDE = 430
+"""Plot width of a chart of parts, pixels."""
+HEIGHT = 200
+
+CONFIG: dict[str, Any] = {
+    "background": None,
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": MUTED,
+        "titleColor": MUTED,
+        "gridColor": GRID,
+        "domainColor": MUTED,
+        "tickColor": MUTED,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+    },
+    "legend": {"labelColor": MUTED, "labelFontSize": 12, "titleColor": MUTED, "labelLimit": 260},
+    "title": {
+        "color": INK,
+        "fontSize": 14,
+        "anchor": "start",
+        "subtitleColor": MUTED,
+        "subtitleFontSize": 11,
+        "offset": 10,
+    },
+}

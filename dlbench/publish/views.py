@@ -1,0 +1,45 @@
+"""The views of the HTML report, in order. A new view is a line here and a template in `reports/views/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from dlbench.publish.charts import Chart, part_charts, scaling_charts
+from dlbench.publish.model import Group, Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One view: about the whole report (before or after the groups), or about each group."""
+
+    id: str
+    """Stable: the anchor in the page, and the name of the template `reports/views/<id>.html.j2`."""
+    title: str
+    place: Literal["opening", "group", "closing"]
+    is_shown: Callable[[Report], bool] = lambda report: True
+    charts: Callable[[Group], list[Chart]] = lambda group: []
+    """Charts of a group that the view draws."""
+
+
+VIEWS: tuple[View, ...] = (
+    View(id="summary", title="Summary", place="opening"),
+    View(id="scaling", title="Scaling", place="group", charts=scaling_charts),
+    View(id="parts", title="Where the time goes", place="group", charts=part_charts),
+    View(id="runs", title="Runs", place="closing", is_shown=lambda report: bool(report.runs)),
+    View(
+        id="without-figures",
+        title="Runs without figures",
+        place="closing",
+        is_shown=lambda report: bool(report.without_figures or report.damaged),
+    ),
+    View(
+        id="environment",
+        title="Environment",
+        place="closing",
+        is_shown=lambda report: report.environment.num_runs > 0,
+    ),
+    View(id="methods", title="How the numbers are made", place="closing"),
+    View(id="missing", title="Not in this report", place="closing"),
+)
