@@ -24,7 +24,9 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 def cli(tmp_path: Path) -> Cli:
     """Runs ``dlbench`` as a user does: a process of its own, in a folder of its own."""
 
-    def call(*arguments: str | Path, cwd: Path = tmp_path, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
+    def call(
+        *arguments: str | Path, cwd: Path = tmp_path, timeout: float = 300, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         environment = {k: v for k, v in os.environ.items() if k not in ("DLBENCH_PATH", "COLUMNS")}
         return subprocess.run(
             [sys.executable, "-m", "dlbench", *map(str, arguments)],

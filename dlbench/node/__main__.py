@@ -79,6 +79,7 @@ def _train(plan: RunPlan, folder: RunFolder, place: RankPlace, binding: CoreBind
     watchdog = Watchdog(
         plan.measure.stall_timeout_s,
         lambda reason: progress.enter("failed", reason=reason, exit_code=int(ExitCode.TIMEOUT)),
+        progress.tick,
     )
     watchdog.start()
     engine.start()

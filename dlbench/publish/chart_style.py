@@ -30,6 +30,8 @@ NARROW = 300
 WIDE = 430
 """Plot width of a chart of parts, pixels."""
 HEIGHT = 200
+SUBTITLE_PIXELS = 6.5
+"""Width of a character of the subtitle, roughly."""
 
 CONFIG: dict[str, Any] = {
     "background": None,

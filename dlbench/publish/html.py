@@ -19,12 +19,17 @@ import jinja2
 from markupsafe import Markup
 
 from dlbench import bundled
-from dlbench.publish import delimited, drawing, json_tables, tabular, wording
+from dlbench.publish import delimited, drawing, tabular, wording
 from dlbench.publish.model import Report
 from dlbench.publish.views import VIEWS
 
 MAX_CHARTED_GROUPS = 12
 """Further groups are shown as tables only, so that the page stays below two megabytes."""
+
+MAX_LISTED_RUNS = 500
+"""Further runs are counted but not listed, for the same reason; CSV and JSON hold them all."""
+
+_UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h)\b|%)")
 
 
 def to_html(report: Report) -> str:
@@ -41,7 +46,8 @@ def to_html(report: Report) -> str:
             charts=charts,
             specs=_json_block(specs),
             max_charted_groups=MAX_CHARTED_GROUPS,
-            style=Markup((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
+            max_listed_runs=MAX_LISTED_RUNS,
+            style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
             scripts=scripts,
             policy=_policy(scripts),
             downloads=_downloads(report),
@@ -57,7 +63,7 @@ def _charts(report: Report) -> tuple[dict[tuple[str, str], list[dict[str, Any]]]
         for view in VIEWS:
             for chart in view.charts(group):
                 # vl-convert escapes text; everything else in the SVG is its own.
-                drawn = {"chart": chart, "svg": Markup(drawing.to_svg(chart.spec, chart.id))}
+                drawn = {"chart": chart, "svg": _trusted(drawing.to_svg(chart.spec, chart.id))}
                 charts.setdefault((group.id, view.id), []).append(drawn)
                 specs[chart.id] = chart.spec
     return charts, specs
@@ -72,18 +78,29 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=_keep_units,
     )
     environment.globals.update(tabular=tabular, wording=wording)
     return environment
 
 
+def _keep_units(value: Any) -> Any:
+    """A number and its unit stay on one line."""
+    return _UNIT.sub("\N{NO-BREAK SPACE}", value) if type(value) is str else value
+
+
+def _trusted(text: str) -> Markup:
+    """Text of dlbench's own making, or escaped by its maker: autoescaping lets it pass."""
+    return Markup(text)  # noqa: S704  # the one place; every caller says why
+
+
 def _script(source: str) -> Markup:
     """A script as it stands between its tags: nothing in it can end the element early."""
-    return Markup(re.sub(r"<(?=/script|!--)", r"\\x3c", source, flags=re.IGNORECASE))
+    return _trusted(re.sub(r"<(?=/script|!--)", r"\\x3c", source, flags=re.IGNORECASE))
 
 
 def _policy(scripts: list[Markup]) -> str:
-    digests = [base64.b64encode(hashlib.sha256(str(script).encode("utf-8")).digest()).decode() for script in scripts]
+    digests = [_base64(hashlib.sha256(str(script).encode("utf-8")).digest()) for script in scripts]
     sources = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
         f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data:; "
@@ -94,23 +111,23 @@ def _policy(scripts: list[Markup]) -> str:
 def _json_block(value: Any) -> Markup:
     """JSON that may stand inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+    return _trusted(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _downloads(report: Report) -> list[dict[str, str]]:
     """Links that hold the data themselves."""
-    csv = "text/csv"
-    files = [
-        ("points.csv", "scaling points (CSV)", csv, delimited.to_csv(report, "points")),
-        ("parts.csv", "parts of a step (CSV)", csv, delimited.to_csv(report, "parts")),
-        ("runs.csv", "runs (CSV)", csv, delimited.to_csv(report, "runs")),
-        ("report.json", "everything (JSON)", "application/json", json_tables.to_json(report)),
-    ]
+    tables: list[delimited.TableName] = ["points", "parts"]
+    if len(report.runs) <= MAX_LISTED_RUNS:
+        tables.append("runs")
     return [
         {
-            "name": f"dlbench-{name}",
-            "title": title,
-            "href": f"data:{kind};charset=utf-8;base64,{base64.b64encode(content.encode('utf-8')).decode()}",
+            "name": f"dlbench-{table}.csv",
+            "title": {"points": "scaling points", "parts": "parts of a step", "runs": "runs"}[table],
+            "href": "data:text/csv;charset=utf-8;base64," + _base64(delimited.to_csv(report, table).encode("utf-8")),
         }
-        for name, title, kind, content in files
+        for table in tables
     ]
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

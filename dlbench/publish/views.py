@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.publish.charts import Chart, part_charts, scaling_charts
+from dlbench.publish.charts import Chart
 from dlbench.publish.model import Group, Report
+from dlbench.publish.part_charts import part_charts
+from dlbench.publish.scaling_charts import scaling_charts
 
 
 @dataclass(frozen=True, kw_only=True)

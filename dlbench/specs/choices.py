@@ -92,6 +92,7 @@ def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple
     layers = file.layers(preset)
     for key, (value, origin) in overrides.items():
         layers.set(key, value, origin)
+    _make_paths_absolute(layers, file.path)
     choices = validate(Choices, layers)
     # The cross-checks of a whole workload (data against model) live in Workload itself.
     nested = Layers(str(file.path))
@@ -100,6 +101,20 @@ def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple
             nested.add({origin_key: layers.values[origin_key]}, layers.origin((origin_key,)))
     validate(Workload, nested)
     return choices
+
+
+def _make_paths_absolute(layers: Layers, file: Path) -> None:
+    """Ranks start in other folders: a path from the YAML is relative to the YAML, one from an option to where we are."""
+    data = layers.values.get("data")
+    if not isinstance(data, dict):
+        return
+    for key in ("source", "vocabulary"):
+        value = data.get(key)
+        named = value == "synthetic" if key == "source" else "/" not in str(value) and not str(value).endswith(".txt")
+        if isinstance(value, str) and value and not named:
+            origin = layers.origin(("data", key))
+            base = file.parent if origin.startswith(str(file)) else Path.cwd()
+            layers.set(f"data.{key}", str(base.absolute() / Path(value).expanduser()), origin)
 
 
 def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> SystemSpec:

@@ -6,7 +6,6 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -137,8 +136,7 @@ def _split_overrides(
     if request.engine is not None:
         merged["engine.name"] = (request.engine, "--engine")
     if request.data is not None:
-        source = request.data if request.data == "synthetic" else str(Path(request.data).expanduser().absolute())
-        merged["data.source"] = (source, "--data")
+        merged["data.source"] = (request.data, "--data")
     if request.launcher is not None:
         merged["system.launch.launcher"] = (request.launcher, "--launcher")
     for option, values in (("--set", request.overrides), ("--sweep", axes)):

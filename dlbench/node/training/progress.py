@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
+from contextlib import suppress
 from datetime import datetime, timezone
 
+from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import RankStatus, Stage, write_status
@@ -22,7 +25,7 @@ STATUS_PERIOD_S = 5.0
 
 
 class Progress:
-    """Counts steps; writes rarely enough not to be measured."""
+    """Counts steps; what it writes between stages is written by `tick`, off the training thread."""
 
     def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace) -> None:
         self._plan = plan
@@ -31,13 +34,15 @@ class Progress:
         self._total = plan.measure.warmup_steps + plan.measure.measured_steps
         self._for_launcher = os.environ.get("DLBENCH_PROGRESS") == "launcher"
         self._told = self._written = 0.0
+        self._lock = threading.Lock()
         self.step = -1
         self.stage: Stage = "starting"
 
     def enter(self, stage: Stage, reason: str = "", exit_code: int | None = None) -> None:
         """A new stage begins; it is on disk when this returns."""
-        self.stage = stage
-        self._write(reason, exit_code)
+        with self._lock:
+            self.stage = stage
+            self._write(reason, exit_code)
         self._tell(stage if not reason else f"{stage}: {reason}")
 
     def on_step(self, step: int) -> None:
@@ -46,11 +51,14 @@ class Progress:
         if step == 0 or step == self._plan.measure.warmup_steps:
             self.enter("warm-up" if step < self._plan.measure.warmup_steps else "measuring")
             return
-        now = time.monotonic()
-        if now - self._written > STATUS_PERIOD_S:
-            self._write("", None)
-        if now - self._told > (LAUNCHER_PERIOD_S if self._for_launcher else PLAIN_PERIOD_S):
+        if time.monotonic() - self._told > (LAUNCHER_PERIOD_S if self._for_launcher else PLAIN_PERIOD_S):
             self._tell(self.stage)
+
+    def tick(self) -> None:
+        """Writes the status if it has grown old; called about once a second by the watchdog's thread."""
+        with self._lock, suppress(RunError):  # a full disk is told by the training thread, which needs it
+            if self.stage not in ("done", "failed") and time.monotonic() - self._written > STATUS_PERIOD_S:
+                self._write("", None)
 
     def _write(self, reason: str, exit_code: int | None) -> None:
         self._written = time.monotonic()

@@ -6,6 +6,7 @@ import math
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -20,6 +21,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases, sanity
 from dlbench.node.training.loop import LoopResult, Trainee, TrainingLoop
+from dlbench.node.training.phases import PhaseTimer
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult, Record, Setting
@@ -48,6 +50,49 @@ def device_for(place: RankPlace) -> torch.device:
         raise EnvironmentLacksError(f"{place.local_size} ranks a node, but {visible} GPUs on {place.host}")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """One rank, ready to train."""
+
+    trainee: Trainee
+    model: torch.nn.Module
+    """The network itself, without the engine's wrapper."""
+    source: BatchSource
+
+
+def prepare(plan: RunPlan, place: RankPlace, engine: Engine, device: torch.device, timer: PhaseTimer) -> Prepared:
+    """Builds network, optimiser and data as planned; the engine makes all ranks' parameters equal.
+
+    Raises:
+        UserError: the data set is not what the plan needs.
+    """
+    workload = plan.workload
+    torch.manual_seed(workload.train.seed)
+    model = build_model(workload.model).to(device)
+    optimizer = build_optimizer(model, workload.train.optimizer)
+    wrapped, optimizer = engine.prepare(model, optimizer, lambda: timer.mark(phases.BACKWARD))
+    # Weights are equal everywhere; dropout must not be.
+    torch.manual_seed(workload.train.seed * 1_000_003 + place.rank + 1)
+    source = build_source(
+        workload.model,
+        workload.data,
+        batch_size=workload.train.batch_per_rank,
+        rank=place.rank,
+        world_size=place.size,
+        seed=workload.train.seed,
+    )
+    trainee = Trainee(
+        model=wrapped,
+        optimizer=optimizer,
+        loss=loss_for(workload.model, label_smoothing=workload.train.label_smoothing),
+        engine=engine,
+        batches=iter(source),
+        device=device,
+        train=workload.train,
+    )
+    return Prepared(trainee=trainee, model=model, source=source)
 
 
 class RankRun:
@@ -81,41 +126,18 @@ class RankRun:
         """Trains, measures and writes; returns the record on rank 0, None elsewhere."""
         plan, place = self._plan, self._place
         torch.set_num_threads(self._binding.threads)
-        torch.manual_seed(plan.workload.train.seed)
-        model = build_model(plan.workload.model).to(self._device)
         timer = phases.timer_for(self._device, synchronise=plan.measure.phases == "synchronised")
-        wrapped, optimizer = self._engine.prepare(
-            model, build_optimizer(model, plan.workload.train.optimizer), lambda: timer.mark(phases.BACKWARD)
-        )
-        # Weights are equal everywhere; dropout must not be.
-        torch.manual_seed(plan.workload.train.seed * 1_000_003 + place.rank + 1)
-        source = build_source(
-            plan.workload.model,
-            plan.workload.data,
-            batch_size=plan.workload.train.batch_per_rank,
-            rank=place.rank,
-            world_size=place.size,
-            seed=plan.workload.train.seed,
-        )
-        initial = sanity.parameters_digest(model)
-        trainee = Trainee(
-            model=wrapped,
-            optimizer=optimizer,
-            loss=loss_for(plan.workload.model, label_smoothing=plan.workload.train.label_smoothing),
-            engine=self._engine,
-            batches=iter(source),
-            device=self._device,
-            train=plan.workload.train,
-        )
+        ready = prepare(plan, place, self._engine, self._device, timer)
+        initial = sanity.parameters_digest(ready.model)
         startup_s = time.monotonic() - self._started
         header = {"rank": place.rank, "clock": timer.clock, "device": self._device.type, "run_id": plan.run_id}
         try:
             with StepWriter(self._folder.steps(place.rank), header) as writer:
-                seen = TrainingLoop(trainee, timer, writer, plan.measure, self._on_step).run()
+                seen = TrainingLoop(ready.trainee, timer, writer, plan.measure, self._on_step).run()
         finally:
-            source.close()
-        own = self._result(seen, source, startup_s, initial, sanity.parameters_digest(model))
-        return self._gather(own, model, source, timer.clock)
+            ready.source.close()
+        own = self._result(seen, ready.source, startup_s, initial, sanity.parameters_digest(ready.model))
+        return self._gather(own, ready.model, ready.source, timer.clock)
 
     def _result(
         self, seen: LoopResult, source: BatchSource, startup_s: float, initial: str, final: str

@@ -19,10 +19,14 @@ from dlbench.errors import ExitCode
 class Watchdog:
     """A thread that looks once a second whether `beat` was called within `timeout_s`."""
 
-    def __init__(self, timeout_s: float, on_stall: Callable[[str], None]) -> None:
-        """`on_stall` gets the reason in one line; afterwards the process ends with exit code 124."""
+    def __init__(self, timeout_s: float, on_stall: Callable[[str], None], on_tick: Callable[[], None]) -> None:
+        """`on_stall` gets the reason in one line; afterwards the process ends with exit code 124.
+
+        `on_tick` is called at every look, from the watchdog's own thread: work that must not stand in a step's time.
+        """
         self._timeout_s = timeout_s
         self._on_stall = on_stall
+        self._on_tick = on_tick
         self._last = time.monotonic()
         self._where = "start"
         self._stopped = threading.Event()
@@ -44,6 +48,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stopped.wait(min(1.0, self._timeout_s / 4)):
+            self._on_tick()
             silent = time.monotonic() - self._last
             if silent > self._timeout_s:
                 faulthandler.dump_traceback(file=sys.stderr, all_threads=True)

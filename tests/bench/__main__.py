@@ -1,0 +1,38 @@
+"""``python -m tests.bench [AREA ...]``: runs the benchmarks of some areas, or of all."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+
+from tests.bench import spine
+from tests.bench.figures import Figure, save
+
+AREAS: dict[str, Callable[[], Iterator[Figure]]] = {"spine": spine.measure}
+
+
+def main(names: list[str]) -> int:
+    """Measures, prints and saves; only a wrong name is an error."""
+    unknown = [name for name in names if name not in AREAS]
+    if unknown:
+        print(f"no benchmark area {unknown[0]!r}; known: {', '.join(AREAS)}", file=sys.stderr)
+        return 2
+    for name in names or list(AREAS):
+        figures: list[Figure] = []
+        try:
+            for figure in AREAS[name]():
+                figures.append(figure)
+                print(figure.line(), flush=True)
+        except Exception as error:  # a benchmark never fails a build; it tells what happened
+            traceback.print_exc()
+            figures.append(
+                Figure(name=f"{name}: rest of the area", value=None, unit="", goal="measured", reason=repr(error))
+            )
+            print(figures[-1].line())
+        print(f"saved to {save(name, figures)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,54 @@
+"""A measured figure: one line for people, one object for `build/bench/<area>.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = Path(__file__).resolve().parents[2] / "build" / "bench"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure with its interval and its goal."""
+
+    name: str
+    value: float | None
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    n: int = 1
+    goal: str
+    met: bool | None = None
+    reason: str = ""
+    """Why it could not be measured, or what it says beside its value."""
+
+    def line(self) -> str:
+        """`name: value unit (goal ...)`."""
+        if self.value is None:
+            return f"{self.name}: not measured here: {self.reason} (goal {self.goal})"
+        interval = f" [{self.low:.4g}, {self.high:.4g}], n={self.n}" if self.low is not None else ""
+        verdict = {True: "met", False: "NOT met", None: "no verdict"}[self.met]
+        note = f"; {self.reason}" if self.reason else ""
+        return f"{self.name}: {self.value:.4g}{interval} {self.unit} (goal {self.goal}: {verdict}{note})"
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median and its 95 % percentile bootstrap interval (10,000 resamples, fixed seed)."""
+    data = np.asarray(values, dtype=float)
+    generator = np.random.default_rng(0)
+    medians = np.median(generator.choice(data, size=(10_000, len(data))), axis=1)
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return float(np.median(data)), float(low), float(high)
+
+
+def save(area: str, figures: Sequence[Figure]) -> Path:
+    """Writes `build/bench/<area>.json`."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{area}.json"
+    path.write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n", encoding="utf-8")
+    return path

@@ -1,0 +1,359 @@
+"""Writes the reference parts of the documentation from the code: ``python -m tests.reference``.
+
+A generated region stands between `<!-- generated: NAME -->` and `<!-- end -->`; all text around it is
+written by hand. `tests/test_docs.py` holds that every region is what the code says now.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from click.testing import CliRunner
+from pydantic import BaseModel, TypeAdapter
+
+from dlbench import errors
+from dlbench.cli import COMMANDS, cli
+from dlbench.datasets import manifest, text_corpus
+from dlbench.jobs import box_state
+from dlbench.jobs.slurm import Submission
+from dlbench.publish import model as report_model
+from dlbench.records.record import Record
+from dlbench.records.status import RankStatus
+from dlbench.records.steps import FIELDS, STEPS_VERSION, step_dtype
+from dlbench.specs.base import Name, RunName, SlurmWord
+from dlbench.specs.choices import Choices
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.system import SystemSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+REGION = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DASH = "—"
+
+Schema = dict[str, Any]
+
+# Forms of text that the specifications name; see docs/formats.md, "Words used in the tables".
+FORMS = {
+    TypeAdapter(form).json_schema()["pattern"]: word
+    for form, word in ((Name, "name"), (RunName, "run name"), (SlurmWord, "Slurm word"))
+}
+
+STEP_MEANINGS = {
+    "step": "number of the step, from 0, warm-up included",
+    "warmup": "1 for a warm-up step, 0 for a measured one",
+    "start_ns": "when the step began: CLOCK_MONOTONIC of the rank's machine, ns; comparable within one machine only",
+    "step_ns": "start of this step to start of the next, ns",
+    "input_ns": "waiting for the next batch, ns",
+    "h2d_ns": "moving the batch to the device, ns",
+    "forward_ns": "forward pass and loss, ns",
+    "backward_ns": "backward pass, with the exchange that it hides, ns",
+    "exchange_ns": "exposed gradient exchange, ns",
+    "optimizer_ns": "clipping, learning rate, update, clearing of gradients, ns",
+    "samples": "samples this rank processed in the step",
+    "loss": "this rank's loss, before any averaging over ranks",
+}
+
+
+def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    kept = "".join(c for c in heading.strip().lower() if c.isalnum() or c in " -_")
+    return kept.replace(" ", "-")
+
+
+def code(value: object) -> str:
+    """A value as JSON, in code quotes."""
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
+
+
+# --- types in words ---------------------------------------------------------------------------------------------------
+
+
+def words(schema: Schema, link: Callable[[str], str]) -> str:
+    """The type of a JSON schema in a few words; `link` makes text of a reference's name."""
+    if "$ref" in schema:
+        return link(schema["$ref"].rsplit("/", 1)[-1])
+    if "const" in schema:
+        return code(schema["const"])
+    if "enum" in schema:
+        return _any_of([code(value) for value in schema["enum"]])
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return _any_of([words(part, link) for part in schema[key]])
+    if not {"type"} & schema.keys():
+        return "any JSON value"
+    return _KINDS[schema["type"]](schema, link)
+
+
+def _any_of(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
+
+
+def _number(schema: Schema, link: Callable[[str], str]) -> str:
+    name = schema["type"]
+    if schema.get("maximum") == 1:
+        return f"{name} from 0 to 1"
+    if schema.get("exclusiveMinimum") == 0:
+        return f"{name} above 0"
+    return f"{name}, 0 or more" if schema.get("minimum") == 0 else name
+
+
+def _array(schema: Schema, link: Callable[[str], str]) -> str:
+    if "prefixItems" in schema:
+        return f"list of {len(schema['prefixItems'])}, each {words(schema['prefixItems'][0], link)}"
+    return f"list of {words(schema['items'], link)}"
+
+
+def _object(schema: Schema, link: Callable[[str], str]) -> str:
+    values = schema.get("additionalProperties")
+    if not isinstance(values, Mapping):
+        return "mapping from text to any JSON value"
+    keys = words(schema["propertyNames"], link) if "propertyNames" in schema else "text"
+    return f"mapping from {keys} to {words(dict(values), link)}"
+
+
+def _text(schema: Schema, link: Callable[[str], str]) -> str:
+    if "pattern" in schema:
+        return FORMS.get(schema["pattern"], "text of a checked form")
+    return "text"
+
+
+_KINDS: dict[str, Callable[[Schema, Callable[[str], str]], str]] = {
+    "integer": _number,
+    "number": _number,
+    "string": _text,
+    "array": _array,
+    "object": _object,
+    "boolean": lambda schema, link: "true or false",
+    "null": lambda schema, link: "null",
+}
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def model_tables(model: type[BaseModel]) -> str:
+    """A table of a file's own keys, then a heading and a table for each specification nested in it."""
+    schema = model.model_json_schema()
+    parts = [_keys(schema)]
+    for name in _nested(schema, schema.get("$defs", {})):
+        nested = schema["$defs"][name]
+        about = " ".join(nested.get("description", "").split("\n\n")[0].split())
+        parts.append("\n\n".join(part for part in (f"#### {name}", about, _keys(nested)) if part))
+    return "\n\n".join(parts)
+
+
+def _keys(schema: Schema) -> str:
+    rows = [
+        (f"`{key}`", words(field, lambda name: f"[{name}](#{slug(name)})"), field.get("description", DASH))
+        for key, field in schema["properties"].items()
+    ]
+    return table(("Key", "Type", "Meaning"), rows)
+
+
+def _nested(schema: Schema, known: Mapping[str, Schema], seen: list[str] | None = None) -> list[str]:
+    """Names of the specifications below a schema, in the order in which a reader meets them."""
+    seen = [] if seen is None else seen
+    for field in schema["properties"].values():
+        for reference in re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(field)):
+            if reference not in seen:
+                seen.append(reference)
+                _nested(known[reference], known, seen)
+    return seen
+
+
+def undescribed(model: type[BaseModel]) -> list[str]:
+    """Keys without a description, as `Model.key`."""
+    schema = model.model_json_schema()
+    every = {model.__name__: schema, **schema.get("$defs", {})}
+    return [
+        f"{name}.{key}"
+        for name, one in every.items()
+        for key, field in one["properties"].items()
+        if "description" not in field
+    ]
+
+
+def dotted_keys(model: type[BaseModel], roots: Iterable[str]) -> str:
+    """Keys as `--set` takes them, with default and meaning; `roots` are the model's keys to show."""
+    schema = model.model_json_schema()
+    rows = [row for root in roots for row in _dotted(root, schema["properties"][root], schema, schema)]
+    return table(("Key", "Type", "Default", "Meaning"), rows)
+
+
+def _dotted(key: str, field: Schema, owner: Schema, whole: Schema) -> Iterator[tuple[str, ...]]:
+    below = _branches(field, whole)
+    if not below:
+        name = key.rsplit(".", 1)[-1]
+        about = field.get("description", DASH)
+        yield f"`{key}`", words(field, lambda reference: reference), _default(name, field, owner), about
+        return
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for branch in below:
+        for name, child in branch["properties"].items():
+            for row in _dotted(f"{key}.{name}", child, branch, whole):
+                rows.setdefault(row, []).append(_tag(branch))
+    for row, tags in rows.items():
+        if row[1].startswith('`"') and row[0].endswith((".family", ".format")):
+            continue  # the tag that chooses the branch
+        only = f" ({_any_of(tags)} only)" if len(tags) < len(below) else ""
+        yield *row[:3], row[3] + only
+
+
+def _branches(field: Schema, whole: Schema) -> list[Schema]:
+    """The specifications a key may hold; none for a plain value."""
+    found = [part["$ref"] for part in field.get("oneOf", [field]) if "$ref" in part]
+    return [whole["$defs"][reference.rsplit("/", 1)[-1]] for reference in found]
+
+
+def _tag(schema: Schema) -> str:
+    for name in ("family", "format"):
+        if "const" in schema["properties"].get(name, {}):
+            return str(schema["properties"][name]["const"])
+    return ""
+
+
+def _default(name: str, field: Schema, owner: Schema) -> str:
+    if name in owner.get("required", ()):
+        return "must be given"
+    return code(field["default"]) if "default" in field else "empty"
+
+
+# --- other regions ----------------------------------------------------------------------------------------------------
+
+
+def steps_layout() -> str:
+    """The binary record of a step file."""
+    dtype = step_dtype()
+    assert dtype.fields is not None
+    rows = [
+        (f"`{name}`", str(dtype.fields[name][1]), f"`{kind}`", str(np.dtype(kind).itemsize), STEP_MEANINGS[name])
+        for name, kind in FIELDS
+    ]
+    text = table(("Field", "Offset", "Type", "Bytes", "Meaning"), rows)
+    return f"{text}\n\nOne record takes {dtype.itemsize} bytes; there is no padding between fields or records."
+
+
+def format_versions() -> str:
+    """Names and numbers of all formats."""
+
+    def stamped(model: type[BaseModel]) -> tuple[str, int]:
+        return model.model_fields["format"].default, model.model_fields["version"].default
+
+    corpus = text_corpus.SAVED_FORMAT
+    formats: list[tuple[str, str, int]] = [
+        ("workload YAML", "dlbench.workload", 1),
+        ("system YAML", "dlbench.system", 1),
+        ("`plan.json`", *stamped(RunPlan)),
+        ("`record.json`", *stamped(Record)),
+        ("`rank-NNNN.steps` (header)", "dlbench.steps", STEPS_VERSION),
+        ("`rank-NNNN.status.json`", *stamped(RankStatus)),
+        ("`submission.json`", *stamped(Submission)),
+        ("`manifest.json` of a prepared data set", manifest.FORMAT, manifest.VERSION),
+        ("`corpus.json` of a tokenised text", str(corpus["format"]), int(str(corpus["version"]))),
+        ("`box.json` of a one-box cluster", box_state._FORMAT, box_state._VERSION),
+        ("report as JSON", report_model.FORMAT, report_model.VERSION),
+    ]
+    return table(("File", "`format`", "`version`"), [(a, f"`{b}`", str(c)) for a, b, c in formats])
+
+
+def exit_codes() -> str:
+    """Number, name and meaning of every exit code."""
+    module = ast.parse(Path(errors.__file__).read_text(encoding="utf-8"))
+    body = next(node.body for node in module.body if isinstance(node, ast.ClassDef) and node.name == "ExitCode")
+    rows = []
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            about = str(after.value.value) if documented else "Fine."  # type: ignore[union-attr]
+            rows.append((str(int(errors.ExitCode[name])), f"`{name}`", about))
+    return table(("Code", "Name", "Meaning"), rows)
+
+
+def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command with its path, groups before what is in them, in workflow order."""
+    context = click.Context(cli)
+    for name, *_ in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        yield (name,), command
+        if isinstance(command, click.Group):
+            for inner in command.list_commands(context):
+                yield (name, inner), command.commands[inner]
+
+
+def help_text(path: tuple[str, ...]) -> str:
+    """What `dlbench PATH --help` prints on a terminal of 80 columns."""
+    result = CliRunner().invoke(cli, [*path, "--help"], prog_name="dlbench", env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    return "\n".join(line.rstrip() for line in result.output.rstrip().splitlines())
+
+
+def click_version() -> str:
+    """Major and minor version; its help may look different in another one."""
+    import importlib.metadata
+
+    return ".".join(importlib.metadata.version("click").split(".")[:2])
+
+
+def cli_reference() -> str:
+    """A section for each command."""
+    sections = [f"Printed with click {click_version()}."]
+    for path in ((), *(path for path, _ in commands())):
+        title = " ".join(("dlbench", *path))
+        sections.append(f"{'#' * max(2, len(path) + 1)} {title}\n\n```text\n{help_text(path)}\n```")
+    return "\n\n".join(sections)
+
+
+REGIONS: dict[str, Callable[[], str]] = {
+    "cli": cli_reference,
+    "exit-codes": exit_codes,
+    "format-versions": format_versions,
+    "plan": lambda: model_tables(RunPlan),
+    "record": lambda: model_tables(Record),
+    "rank-status": lambda: model_tables(RankStatus),
+    "submission": lambda: model_tables(Submission),
+    "steps": steps_layout,
+    "model-keys": lambda: dotted_keys(Choices, ("model",)),
+    "data-keys": lambda: dotted_keys(Choices, ("data",)),
+    "train-keys": lambda: dotted_keys(Choices, ("train",)),
+    "measure-keys": lambda: dotted_keys(Choices, ("measure", "engine", "layout")),
+    "system-keys": lambda: dotted_keys(SystemSpec, SystemSpec.model_fields),
+}
+
+
+def regenerate(text: str) -> str:
+    """A page with every generated region as the code says now.
+
+    Raises:
+        KeyError: a region has a name that nothing makes.
+    """
+    return REGION.sub(lambda match: f"{match[1]}\n{REGIONS[match['name']]()}\n\n{match[3]}", text)
+
+
+def main() -> None:
+    """Rewrites the pages that are not up to date, and says which."""
+    for page in PAGES:
+        old = page.read_text(encoding="utf-8")
+        new = regenerate(old)
+        if new != old:
+            page.write_text(new, encoding="utf-8")
+            print(f"{page.relative_to(ROOT)}: written anew", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
