@@ -207,7 +207,7 @@ def _dotted(key: str, field: Schema, owner: Schema, whole: Schema) -> Iterator[t
             for row in _dotted(f"{key}.{name}", child, branch, whole):
                 rows.setdefault(row, []).append(_tag(branch))
     for row, tags in rows.items():
-        if row[1].startswith('`"') and row[0].endswith((".family", ".format")):
+        if row[1].startswith('`"') and row[0].endswith((".family`", ".format`")):
             continue  # the tag that chooses the branch
         only = f" ({_any_of(tags)} only)" if len(tags) < len(below) else ""
         yield *row[:3], row[3] + only

@@ -168,5 +168,6 @@ def _progress(plans: list[RunPlan], bar: bool) -> Iterator[_Lines]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    # Twice a second: the bar is drawn on the cores that the ranks compute on.
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
         yield _Bar(len(plans), progress, progress.add_task("", total=len(plans)))

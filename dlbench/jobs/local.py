@@ -31,6 +31,9 @@ PROGRESS_MARK = "DLBENCH-PROGRESS "
 GRACE_S = 10.0
 """How long the other ranks may take to end by themselves after one has failed."""
 
+POLL_S = 0.1
+"""How often the launcher looks; it shares the cores with the ranks."""
+
 OnProgress = Callable[[int, int, str], None]
 """Called with the step, the number of steps, and the stage."""
 
@@ -95,7 +98,7 @@ class _Ranks:
                     deadline = time.monotonic() + GRACE_S
             if deadline is not None and time.monotonic() > deadline:
                 self.end()
-            time.sleep(0.02)
+            time.sleep(POLL_S)
 
     def end(self) -> None:
         """Ends what still runs: SIGTERM, then SIGKILL, to the groups that were started here."""

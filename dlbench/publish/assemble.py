@@ -60,7 +60,14 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         settings=settings,
         caption=_caption(group, points, "medians"),
         parts_caption=_caption(group, points, "means"),
-        verdict=verdict(clean(plan.workload.title), _short_conditions(group), unit, points, group.is_sufficient),
+        verdict=verdict(
+            clean(plan.workload.title),
+            _short_conditions(group),
+            unit,
+            points,
+            is_sufficient=group.is_sufficient,
+            is_crowded=any(doubt.code == "oversubscribed" for doubt in found),
+        ),
         is_sufficient=group.is_sufficient,
         points=points,
         doubts=tuple(

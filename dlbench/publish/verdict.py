@@ -9,7 +9,9 @@ WORTH_EXPLAINING = 0.01
 """Share of the ideal below which a loss is not attributed."""
 
 
-def verdict(title: str, conditions: str, unit: str, all_points: tuple[Point, ...], is_sufficient: bool) -> str:
+def verdict(
+    title: str, conditions: str, unit: str, all_points: tuple[Point, ...], *, is_sufficient: bool, is_crowded: bool
+) -> str:
     """What the largest scaling point says, in plain words, with its interval and its validity.
 
     Args:
@@ -18,6 +20,7 @@ def verdict(title: str, conditions: str, unit: str, all_points: tuple[Point, ...
         unit: what a sample is called.
         all_points: points of the group, baseline first.
         is_sufficient: whether every point has enough runs for a comparison.
+        is_crowded: whether ranks shared cores, which makes a scaling figure meaningless.
     """
     subject = f"{title} ({conditions})"
     base, last = all_points[0], all_points[-1]
@@ -30,7 +33,9 @@ def verdict(title: str, conditions: str, unit: str, all_points: tuple[Point, ...
         f"{subject} keeps {figure_text(last.efficiency)} of the ideal at {place_text(last.ranks, last.nodes)}, "
         f"measured against {place_text(base.ranks, base.nodes)} ({basis_text(last.efficiency)})"
     )
-    return f"{sentence}{_explanation(last)}{'' if is_sufficient else ' Too few runs for a comparison.'}"
+    few = "" if is_sufficient else " Too few runs for a comparison."
+    crowded = " Ranks shared cores: this says nothing about the scaling of the machine." if is_crowded else ""
+    return f"{sentence}{_explanation(last)}{few}{crowded}"
 
 
 def _explanation(point: Point) -> str:

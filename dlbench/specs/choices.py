@@ -104,7 +104,7 @@ def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple
 
 
 def _make_paths_absolute(layers: Layers, file: Path) -> None:
-    """Ranks start in other folders: a path from the YAML is relative to the YAML, one from an option to where we are."""
+    """Ranks start elsewhere: a path in the YAML is relative to the YAML, one in an option to the current folder."""
     data = layers.values.get("data")
     if not isinstance(data, dict):
         return

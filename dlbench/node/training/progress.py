@@ -20,7 +20,7 @@ PROGRESS_MARK = "DLBENCH-PROGRESS "
 """What rank 0's lines begin with when the local launcher reads them."""
 
 PLAIN_PERIOD_S = 10.0
-LAUNCHER_PERIOD_S = 0.25
+LAUNCHER_PERIOD_S = 0.5
 STATUS_PERIOD_S = 5.0
 
 
