@@ -53,10 +53,10 @@
     place.hidden = false;
   }
 
-  // Paper has no switches: everything is open while it is printed.
+  // Paper has no switches: the numbers of the charts are open while it is printed.
   let opened = [];
   window.addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("details:not([open])")];
+    opened = [...document.querySelectorAll(".chart details:not([open])")];
     for (const details of opened) details.open = true;
   });
   window.addEventListener("afterprint", () => {

@@ -156,8 +156,8 @@ def test_strong_scaling_keeps_the_global_batch(cli: Cli, tmp_path: Path) -> None
     done = cli(*COSMO, "--engine", "ddp", "--ranks", "1,2", "--scaling", "strong", *SHORT)
     assert done.returncode == 0, done.stderr
     one, two = only_runs(tmp_path / "runs", 2)
-    assert (one.plan.workload.train.batch_per_rank, two.plan.workload.train.batch_per_rank) == (2, 1)
-    assert one.plan.global_batch == two.plan.global_batch == 2
+    assert (one.plan.workload.train.batch_per_rank, two.plan.workload.train.batch_per_rank) == (4, 2)
+    assert one.plan.global_batch == two.plan.global_batch == 4
 
 
 @pytest.mark.slow

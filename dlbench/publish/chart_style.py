@@ -35,7 +35,8 @@ SUBTITLE_PIXELS = 6.5
 
 CONFIG: dict[str, Any] = {
     "background": None,
-    "font": "sans-serif",
+    # Of one width nearly everywhere, so that text keeps the room it was measured for.
+    "font": "Arial, Liberation Sans, Helvetica, sans-serif",
     "view": {"stroke": None},
     "axis": {
         "labelColor": MUTED,

@@ -155,6 +155,12 @@ class RunRow:
     finished: str
     warnings: tuple[str, ...]
 
+    @property
+    def configuration(self) -> str:
+        """What was run, in one line."""
+        parts = (self.workload, f"{self.preset} preset", self.engine, self.precision, f"batch {self.batch_per_rank}")
+        return f"{', '.join(parts)} a rank, {self.scaling}, {self.data}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentDifference:

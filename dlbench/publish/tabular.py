@@ -69,17 +69,12 @@ def lost(group: Group) -> Table:
 
 def runs(report: Report) -> Table:
     """All runs, one line each."""
-    header = ("Run", "State", "Workload", "Preset", "Engine", "Data", "Batch a rank", "Ranks", "Nodes", "Repeat")
-    rows: Table = [(*header, "Throughput, samples/s", "Step, median", "Step, p95", "Scatter", "Doubts")]
+    header = ("Run", "State", "Ranks", "Nodes", "Repeat", "Samples/s", "Step, median", "Step, p95", "Scatter")
+    rows: Table = [(*header, "Doubts", "Configuration")]
     rows += [
         (
             run.run_id,
             run.state,
-            run.workload,
-            run.preset,
-            run.engine,
-            run.data,
-            str(run.batch_per_rank),
             str(run.ranks),
             str(run.nodes),
             str(run.repeat),
@@ -88,6 +83,7 @@ def runs(report: Report) -> Table:
             optional(run.step_p95_s, "s"),
             optional(run.step_cv, "fraction"),
             str(len(run.warnings)) if run.warnings else "none",
+            run.configuration,
         )
         for run in report.runs
     ]
