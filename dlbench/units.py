@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import datetime, timezone
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _FACTORS = {
@@ -64,6 +65,11 @@ def format_seconds(seconds: float) -> str:
         if magnitude * factor >= 1 or unit == "ns":
             return f"{seconds * factor:.3g} {unit}"
     raise AssertionError("unreachable")
+
+
+def utc_now() -> str:
+    """The time now as ISO 8601 in UTC, to the microsecond; texts of it sort by time."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def format_number(value: float, digits: int = 4) -> str:

@@ -25,9 +25,9 @@ from dlbench.jobs import launch
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import read_run
+from dlbench.records.status import PROGRESS_MARK
 from dlbench.specs.plan import RunPlan
 
-PROGRESS_MARK = "DLBENCH-PROGRESS "
 GRACE_S = 10.0
 """How long the other ranks may take to end by themselves after one has failed."""
 

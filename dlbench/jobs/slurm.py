@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-from datetime import datetime, timezone
 
 from pydantic import Field, ValidationError
 
@@ -16,6 +15,7 @@ from dlbench.records.files import write_atomic, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.specs.base import Spec
 from dlbench.specs.plan import RunPlan
+from dlbench.units import utc_now
 
 CALL_TIMEOUT_S = 60
 
@@ -61,8 +61,7 @@ def submit(plan: RunPlan, folder: RunFolder, python: str, after: str | None) -> 
     if error or job is None:
         shutil.rmtree(folder.path)
         raise RunError(f"sbatch refused {plan.run_id}: {' '.join(error.split())}")
-    moment = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    submission = Submission(job_id=job[1], command=tuple(command), submitted=moment)
+    submission = Submission(job_id=job[1], command=tuple(command), submitted=utc_now())
     write_json(folder.submission, submission.model_dump(mode="json"))
     return submission
 

@@ -12,6 +12,9 @@ from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.specs.base import CountOrZero, Spec
 
+PROGRESS_MARK = "DLBENCH-PROGRESS "
+"""What the lines begin with by which rank 0 tells a launcher, on standard output, how far it is."""
+
 Stage = Literal["starting", "warm-up", "measuring", "finishing", "done", "failed"]
 
 

@@ -8,16 +8,13 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from datetime import datetime, timezone
 
 from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.records.folder import RunFolder
-from dlbench.records.status import RankStatus, Stage, write_status
+from dlbench.records.status import PROGRESS_MARK, RankStatus, Stage, write_status
 from dlbench.specs.plan import RunPlan
-
-PROGRESS_MARK = "DLBENCH-PROGRESS "
-"""What rank 0's lines begin with when the local launcher reads them."""
+from dlbench.units import utc_now
 
 PLAIN_PERIOD_S = 10.0
 LAUNCHER_PERIOD_S = 0.5
@@ -68,7 +65,7 @@ class Progress:
             pid=os.getpid(),
             stage=self.stage,
             step=self.step,
-            updated=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            updated=utc_now(),
             reason=reason,
             exit_code=exit_code,
         )

@@ -7,7 +7,6 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 import torch
@@ -28,8 +27,7 @@ from dlbench.records.record import RankResult, Record, Setting
 from dlbench.records.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from dlbench.trace import environment
-
-UTC = "%Y-%m-%dT%H:%M:%SZ"
+from dlbench.units import utc_now
 
 
 def device_for(place: RankPlace) -> torch.device:
@@ -119,7 +117,7 @@ class RankRun:
         self._device = device
         self._on_step = on_step
         self._started = started
-        self._started_utc = datetime.now(timezone.utc).strftime(UTC)
+        self._started_utc = utc_now()
         self._warnings = list(binding.warnings)
 
     def run(self) -> Record | None:
@@ -185,7 +183,7 @@ class RankRun:
                 "configuration": plan.configuration_digest(),
                 "state": "valid" if all(c.passed for c in checks) else "invalid",
                 "started": self._started_utc,
-                "finished": datetime.now(timezone.utc).strftime(UTC),
+                "finished": utc_now(),
                 "clock": clock,
                 "phases": plan.measure.phases,
                 "num_parameters": sum(p.numel() for p in model.parameters()),

@@ -1,0 +1,155 @@
+"""`dlbench report`: runs become a report, for a person or a program."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import click
+
+from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
+
+if TYPE_CHECKING:
+    from dlbench.publish.delimited import TableName
+    from dlbench.publish.model import Report
+
+FormatName = Literal["html", "json", "csv", "md", "text"]
+
+SUFFIXES: dict[str, FormatName] = {
+    ".html": "html",
+    ".htm": "html",
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "md",
+    ".txt": "text",
+}
+
+# What each format needs beside the login node's set.
+_NUMBERS = ("numpy", "pandas")
+_CHARTS = ("altair", "vl_convert")
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output).")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(get_args(FormatName)),
+    help="Default: what the name of the output file says, else text.",
+)
+@click.option(
+    "--table",
+    type=click.Choice(["points", "parts", "runs"]),
+    help="Which table CSV holds: scaling points (default), parts of a step, or runs.",
+)
+def report(runs: Path, output: Path | None, format_name: FormatName | None, table: TableName | None) -> None:
+    """Turn the runs in folder RUNS into a report: scaling, where the time goes, and how far to trust it.
+
+    Only runs whose sanity checks held yield figures; all others are listed with the reason. Ends with 4 if a file
+    is damaged or no run has figures; what can be reported is reported all the same.
+
+    \b
+    Examples:
+      dlbench report runs
+      dlbench report runs -o report.html
+      dlbench report runs --format csv --table runs > runs.csv
+    """
+    chosen = _format(output, format_name)
+    if table is not None and chosen != "csv":
+        raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
+    if output is not None:
+        _check_writable(output)
+    _require(*_NUMBERS, *(_CHARTS if chosen == "html" else ()))
+    from dlbench.publish.assemble import assemble
+    from dlbench.records.scan import scan
+
+    found = assemble(scan(runs))
+    _emit(found, chosen, output, table or "points")
+    for line in found.damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    if not found.groups:
+        click.echo(f"dlbench: {runs}: no run has figures; the report says why", err=True)
+    if found.damaged or not found.groups:
+        sys.exit(int(ExitCode.INCOMPLETE))
+
+
+def _format(output: Path | None, asked: FormatName | None) -> FormatName:
+    if asked is not None:
+        return asked
+    if output is None:
+        return "text"
+    suffix = output.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(
+            f"-o {output}: --format is missing and the suffix {suffix!r} tells none; {nearest(suffix, SUFFIXES)}"
+        )
+    return SUFFIXES[suffix]
+
+
+def _check_writable(output: Path) -> None:
+    """Early, because nobody wants to learn it after the work."""
+    if output.is_dir():
+        raise UserError(f"-o {output}: is a folder; name a file in it")
+    if not output.absolute().parent.is_dir():
+        raise UserError(f"-o {output}: there is no folder {output.absolute().parent}")
+
+
+def _require(*modules: str) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EnvironmentLacksError(
+            f"report: {', '.join(missing)} not installed in {sys.prefix}; remedy: pip install 'dlbench[analysis]'"
+        )
+
+
+def _emit(found: Report, chosen: FormatName, output: Path | None, table: TableName) -> None:
+    """Writes the report where it belongs."""
+    if chosen == "text" and output is None and sys.stdout.isatty():
+        from rich.console import Console
+
+        from dlbench.publish.terminal import show
+
+        show(found, Console())
+        return
+    content = _render(found, chosen, table).encode("utf-8")
+    if output is None:
+        # Bytes, because a batch job's locale may not know the characters.
+        click.get_binary_stream("stdout").write(content)
+        return
+    from dlbench.errors import RunError
+    from dlbench.records.files import write_atomic
+
+    try:
+        write_atomic(output, content)
+    except RunError as error:
+        raise UserError(f"-o {error}") from None
+    without = len(found.without_figures)
+    click.echo(
+        f"{output}: {len(found.runs) - without} runs with figures in {len(found.groups)} groups, {without} without",
+        err=True,
+    )
+
+
+def _render(found: Report, chosen: FormatName, table: TableName) -> str:
+    if chosen == "html":
+        from dlbench.publish.html import to_html
+
+        return to_html(found)
+    if chosen == "json":
+        from dlbench.publish.json_tables import to_json
+
+        return to_json(found)
+    if chosen == "csv":
+        from dlbench.publish.delimited import to_csv
+
+        return to_csv(found, table)
+    if chosen == "md":
+        from dlbench.publish.markdown import to_markdown
+
+        return to_markdown(found)
+    from dlbench.publish.terminal import to_text
+
+    return to_text(found)
