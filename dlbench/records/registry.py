@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,7 +35,8 @@ def _engine_settings(run: Run) -> str:
 def _device(run: Run) -> str:
     if run.record is None:
         return "unknown"
-    return ", ".join(sorted({r.device.split(":")[0] + r.device.partition("(")[2].join("()") for r in run.record.ranks}))
+    # "cuda:0 (NVIDIA A100)" on one rank and "cuda:1 (NVIDIA A100)" on the next are the same device for a comparison.
+    return ", ".join(sorted({re.sub(r"^cuda:\d+", "cuda", rank.device) for rank in run.record.ranks}))
 
 
 KEYS: tuple[Key, ...] = (
