@@ -62,7 +62,8 @@ def format_seconds(seconds: float) -> str:
             return f"{sign}{minutes // 60} h {minutes % 60:02d} min"
         return f"{sign}{minutes} min {rest:02d} s"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns")):
-        if magnitude * factor >= 1 or unit == "ns":
+        # 0.9995 ms is what three digits round to 1000 µs.
+        if magnitude * factor >= 0.9995 or unit == "ns":
             return f"{seconds * factor:.3g} {unit}"
     raise AssertionError("unreachable")
 

@@ -65,8 +65,9 @@
   });
 
   if (typeof window.vegaEmbed !== "function") return;
-  const specs = JSON.parse(document.getElementById("chart-specs").textContent);
+  const { config, charts } = JSON.parse(document.getElementById("chart-specs").textContent);
   const options = {
+    config,
     mode: "vega-lite",
     renderer: "svg",
     ast: true, // interprets expressions, so that the page's policy need not allow eval
@@ -76,7 +77,7 @@
   };
   const enliven = (figure) => {
     const live = figure.querySelector(".live");
-    window.vegaEmbed(live, specs[figure.dataset.chart], options).then(
+    window.vegaEmbed(live, charts[figure.dataset.chart], options).then(
       () => {
         live.hidden = false;
         figure.classList.add("is-live");

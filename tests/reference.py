@@ -19,7 +19,7 @@ import numpy as np
 from click.testing import CliRunner
 from pydantic import BaseModel, TypeAdapter
 
-from dlbench import errors
+from dlbench import bundled, errors
 from dlbench.cli import COMMANDS, cli
 from dlbench.datasets import manifest, text_corpus
 from dlbench.jobs import box_state
@@ -28,8 +28,9 @@ from dlbench.publish import model as report_model
 from dlbench.records.record import Record
 from dlbench.records.status import RankStatus
 from dlbench.records.steps import FIELDS, STEPS_VERSION, step_dtype
+from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
-from dlbench.specs.choices import Choices
+from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import SystemSpec
 
@@ -270,6 +271,26 @@ def format_versions() -> str:
     return table(("File", "`format`", "`version`"), [(a, f"`{b}`", str(c)) for a, b, c in formats])
 
 
+def presets() -> str:
+    """The presets of the bundled workloads."""
+    rows = []
+    for path in sorted(bundled.folder("workloads").glob("*.yaml")):
+        file = WorkloadFile(path)
+        for name in file.presets:
+            chosen = choose(file, name, {})
+            train, measure = chosen.train, chosen.measure
+            steps = f"{measure.warmup_steps} + {measure.measured_steps}"
+            batch = f"{train.batch_per_rank} {chosen.sample_unit}"
+            about = " ".join(chosen.about.split())
+            rows.append((f"`{chosen.name}`", f"`{name}`", batch, train.optimizer.name, steps, about))
+    return table(("Workload", "Preset", "Batch a rank", "Optimiser", "Warm-up + measured steps", "What it is"), rows)
+
+
+def patches() -> str:
+    """What is changed in Horovod's source, and why."""
+    return table(("File", "Why"), [(f"`{patch.file}`", patch.reason) for patch in horovod.PATCHES])
+
+
 def exit_codes() -> str:
     """Number, name and meaning of every exit code."""
     module = ast.parse(Path(errors.__file__).read_text(encoding="utf-8"))
@@ -323,6 +344,8 @@ REGIONS: dict[str, Callable[[], str]] = {
     "cli": cli_reference,
     "exit-codes": exit_codes,
     "format-versions": format_versions,
+    "presets": presets,
+    "patches": patches,
     "plan": lambda: model_tables(RunPlan),
     "record": lambda: model_tables(Record),
     "rank-status": lambda: model_tables(RankStatus),

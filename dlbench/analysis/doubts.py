@@ -71,7 +71,7 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
             )
     bad = sum(rank.bad_sample_count for rank in record.ranks)
     if bad:
-        yield "bad-samples", "serious", f"{bad} unreadable samples were skipped"
+        yield "bad-samples", "serious", f"{bad} unreadable {'sample was' if bad == 1 else 'samples were'} skipped"
     for text in record.environment_differences:
         yield "rank-environment", "serious", f"ranks of one run differ: {text}"
 
@@ -131,13 +131,14 @@ def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
 
 
 def _environments(group: Group) -> Iterator[Doubt]:
-    for difference in compare(group.runs).differences:
+    for difference in compare(group.runs, with_data=True).differences:
         if not difference.expected:
             values = "; ".join(f"{value} in {len(ids)}" for value, ids in difference.values[:4])
+            what = "their data" if difference.key.startswith("data.") else "their environment"
             yield Doubt(
                 code="run-environment",
                 severity="serious",
-                text=f"runs differ in their environment: {difference.key}: {values}",
+                text=f"runs differ in {what}: {difference.key}: {values}",
             )
 
 

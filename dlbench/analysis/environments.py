@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlbench.records.record import Record
 from dlbench.records.scan import Run
 
 # What names the job, the place in it or the number of ranks, and so differs between runs by nature.
@@ -14,6 +15,10 @@ _EXPECTED = re.compile(
     r"|HOROVOD_(RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|HOSTNAME|GLOO_RENDEZVOUS_(ADDR|PORT))"
     r"|OMPI_MCA_(ess|orte|pmix|initial|shmem)_.*)"
 )
+
+
+# What a data source says of itself that must not change between repeats; the rest depends on the rank count.
+_DATA_KEYS = ("kind", "index_sha256", "num_samples", "decoder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +41,15 @@ class Environments:
     differences: tuple[Difference, ...]
 
 
-def compare(runs: Sequence[Run]) -> Environments:
-    """The environments (of rank 0) of runs that have a record; others are passed over."""
-    known = {run.plan.run_id: run.record.environment for run in runs if run.record is not None}
+def compare(runs: Sequence[Run], *, with_data: bool = False) -> Environments:
+    """The environments (of rank 0) of runs that have a record; others are passed over.
+
+    Args:
+        runs: at least one.
+        with_data: also compare what the data source says of itself, as keys `data.…`; only runs of
+            one workload can agree there.
+    """
+    known = {run.plan.run_id: _facts(run.record, with_data) for run in runs if run.record is not None}
     keys = sorted({key for environment in known.values() for key in environment})
     common: dict[str, str] = {}
     differences: list[Difference] = []
@@ -53,3 +64,8 @@ def compare(runs: Sequence[Run]) -> Environments:
         values = tuple((value, tuple(ids)) for value, ids in ordered)
         differences.append(Difference(key=key, values=values, expected=_EXPECTED.fullmatch(key) is not None))
     return Environments(common=common, differences=tuple(differences))
+
+
+def _facts(record: Record, with_data: bool) -> dict[str, str]:
+    data = {f"data.{key}": str(record.data[key]) for key in _DATA_KEYS if key in record.data} if with_data else {}
+    return {**record.environment, **data}

@@ -73,7 +73,9 @@ def main() -> None:
     try:
         cli(standalone_mode=True)
     except DlbenchError as error:
-        click.echo(f"dlbench: error: {error}", err=True)
+        # One line, whatever a path or a library put into it.
+        text = "".join(c if c.isprintable() else " " for c in str(error))
+        click.echo(f"dlbench: error: {text}", err=True)
         sys.exit(int(error.exit_code))
 
 

@@ -57,11 +57,11 @@ def report(runs: Path, output: Path | None, format_name: FormatName | None, tabl
       dlbench report runs -o report.html
       dlbench report runs --format csv --table runs > runs.csv
     """
+    if output is not None:
+        _check_writable(output)
     chosen = _format(output, format_name)
     if table is not None and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
-    if output is not None:
-        _check_writable(output)
     _require(*_NUMBERS, *(_CHARTS if chosen == "html" else ()))
     from dlbench.publish.assemble import assemble
     from dlbench.records.scan import scan
@@ -117,7 +117,7 @@ def _emit(found: Report, chosen: FormatName, output: Path | None, table: TableNa
     content = _render(found, chosen, table).encode("utf-8")
     if output is None:
         # Bytes, because a batch job's locale may not know the characters.
-        click.get_binary_stream("stdout").write(content)
+        click.echo(content, nl=False)
         return
     from dlbench.errors import RunError
     from dlbench.records.files import write_atomic
@@ -128,7 +128,7 @@ def _emit(found: Report, chosen: FormatName, output: Path | None, table: TableNa
         raise UserError(f"-o {error}") from None
     without = len(found.without_figures)
     click.echo(
-        f"{output}: {len(found.runs) - without} runs with figures in {len(found.groups)} groups, {without} without",
+        f"{output}: runs with figures: {len(found.runs) - without}, without: {without}; groups: {len(found.groups)}",
         err=True,
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import click
 
@@ -30,15 +32,15 @@ def show(name: str, preset: str | None, overrides: tuple[str, ...], as_json: boo
     values = {key: (value, "--set") for key, value in parse_set(overrides).items()}
     workloads, systems = available("workloads"), available("systems")
     is_system = name in systems and name not in workloads
-    if name.endswith((".yaml", ".yml")):
-        from pathlib import Path
-
+    if os.sep in name or name.endswith((".yaml", ".yml")):
         from dlbench.specs.yamlfile import read_yaml
 
         is_system = Path(name).is_file() and read_yaml(Path(name)).get("format") == "dlbench.system"
     elif name not in workloads and name not in systems:
         raise UserError(f"unknown workload or system {name!r}: {nearest(name, [*workloads, *systems])}")
     if is_system:
+        if preset is not None:
+            raise UserError(f"--preset {preset}: system {name} has no presets, workloads have")
         settings = {key.removeprefix("system."): value for key, value in values.items()}
         content = choose_system(name, settings).model_dump(mode="json")
     else:

@@ -45,6 +45,10 @@ def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **opt
     plans = shared.expand_request(request)
     if plans[0].system.scheduler != "slurm":
         raise UserError(f"system {plans[0].system.name} has no scheduler: use `dlbench run`, or set scheduler: slurm")
+    if "\\" in str(options["out"].absolute()):
+        raise UserError(
+            f"--out {options['out']}: sbatch takes a backslash in a path for a sign of its own; rename the folder"
+        )
     if options["dry_run"]:
         _print_scripts(plans, options["out"])
         return

@@ -7,6 +7,7 @@ arguments, never written into directives.
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 from dlbench.jobs import launch
@@ -62,9 +63,11 @@ def _gpu_words(plan: RunPlan) -> list[tuple[str, str]]:
 
 def _command(plan: RunPlan, folder: RunFolder, python: str) -> str:
     if plan.system.launch.launcher == "mpirun":
-        words = launch.mpirun_command(plan, folder, python, token="@TOKEN@")  # noqa: S106  (a place-holder)
-        # The token must differ between two starts of the script; the job's id does.
-        return launch.quoted(words).replace("@TOKEN@", '"${SLURM_JOB_ID}"')
+        # The token must differ between two starts of the script; the job's id does. The place-holder is
+        # random, so that no path or variable of a user can hold it.
+        place_holder = f"TOKEN-{secrets.token_hex(16)}"
+        words = launch.mpirun_command(plan, folder, python, place_holder)
+        return launch.quoted(words).replace(place_holder, '"${SLURM_JOB_ID}"')
     return launch.quoted(launch.srun_command(plan, folder, python))
 
 

@@ -17,13 +17,13 @@ def node_command(plan_file: Path, python: str) -> list[str]:
 
 def rank_environment(plan: RunPlan) -> dict[str, str]:
     """Variables that every rank gets, whatever starts it."""
-    variables = dict(plan.system.launch.environment)
     # A rank's output must be in its log when it dies.
-    variables["PYTHONUNBUFFERED"] = "1"
+    variables = {"PYTHONUNBUFFERED": "1"}
     if plan.system.launch.launcher in ("mpirun", "srun-mpi") and plan.system.launch.oversubscribe_yield:
         # Open MPI spins while it waits; with more ranks than cores that starves the one it waits for.
         variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    return variables
+    # What the site says has the last word.
+    return {**variables, **plan.system.launch.environment}
 
 
 def local_environments(plan: RunPlan, token: str) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
@@ -23,8 +24,8 @@ CALL_TIMEOUT_S = 60
 class Submission(Spec):
     """`submission.json`: how a run went to Slurm."""
 
-    format: str = "dlbench.submission"
-    version: int = 1
+    format: Literal["dlbench.submission"] = "dlbench.submission"
+    version: Literal[1] = 1
     job_id: str = Field(description="Slurm's job id, without the cluster.")
     command: tuple[str, ...] = Field(description="The sbatch command line.")
     submitted: str = Field(description="UTC, ISO 8601.")
@@ -50,9 +51,15 @@ def submit(plan: RunPlan, folder: RunFolder, python: str, after: str | None) -> 
     command = sbatch_arguments(folder, after)
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=CALL_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CALL_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
-        error = done.stderr.strip() if done.returncode != 0 else ""
+        error = (done.stderr.strip() or f"it ended with {done.returncode}") if done.returncode != 0 else ""
         job = re.match(r"(\d+)(;\S+)?\s*$", done.stdout)
         if not error and job is None:
             error = f"unexpected answer {done.stdout!r}"
@@ -76,7 +83,7 @@ def read_submission(folder: RunFolder) -> Submission | None:
         return Submission.model_validate(json.loads(folder.submission.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, ValidationError):
+    except (OSError, ValueError, ValidationError, RecursionError):
         raise IncompleteDataError(f"{folder.submission}: damaged; delete it or restore it from a copy") from None
 
 
@@ -99,7 +106,13 @@ def job_states(job_ids: list[str]) -> dict[str, str]:
 def _ask(*command: str) -> dict[str, str]:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=CALL_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CALL_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired):
         return {}

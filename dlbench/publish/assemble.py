@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Hashable
 from typing import Any
 
@@ -20,17 +22,19 @@ from dlbench.records.scan import Run, Scan
 
 TITLE = "dlbench scaling report"
 
+_SECOND_FRACTION = re.compile(r"\.\d+(?=Z$)")
+
 _DATA_TITLES = {"jpeg-tree": "real JPEGs", "text": "real text", "hdf5-density": "real HDF5 volumes"}
 
 
 def assemble(scan: Scan) -> model.Report:
     """The report of everything found under one folder; equal folders give equal reports."""
     table = tabulate(scan)
-    groups = tuple(_group(group, table) for group in scaling.groups(table))
+    groups = _told_apart(tuple(_group(group, table) for group in scaling.groups(table)))
     measured = list(table.runs.values())
     return model.Report(
         title=TITLE,
-        as_of=clean(max((run.record.finished for run in measured if run.record), default="")),
+        as_of=_SECOND_FRACTION.sub("", clean(max((run.record.finished for run in measured if run.record), default=""))),
         dlbench_version=dlbench.__version__,
         notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
         groups=groups,
@@ -44,7 +48,7 @@ def assemble(scan: Scan) -> model.Report:
 
 def _group(group: scaling.Group, table: RunTable) -> model.Group:
     plan = group.sample.plan
-    unit = clean(plan.workload.sample_unit)
+    unit = clean(plan.workload.sample_unit, 40)
     points = tuple(_point(point, unit, is_baseline=point is group.baseline) for point in group.points)
     settings = tuple((clean(k), clean(v)) for k, v in chosen_settings(group.sample).items())
     found = doubts.group_doubts(group, table)
@@ -77,6 +81,23 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
     )
 
 
+def _told_apart(groups: tuple[model.Group, ...]) -> tuple[model.Group, ...]:
+    """Groups of equal labels get the conditions that differ behind the label, and their id where that is not enough."""
+    labels = []
+    for group in groups:
+        twins = [other for other in groups if other.label == group.label]
+        differing = [
+            f"{condition.title} {condition.value}"
+            for condition in group.conditions
+            if any(condition not in twin.conditions for twin in twins)
+        ]
+        labels.append(", ".join([group.label, *differing]))
+    return tuple(
+        dataclasses.replace(group, label=label if labels.count(label) == 1 else f"{label}, configuration {group.id}")
+        for group, label in zip(groups, labels, strict=True)
+    )
+
+
 def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     plan = group.sample.plan
     engine = ENGINE_TITLES[plan.engine.name]
@@ -86,7 +107,7 @@ def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
 
 def _batch_text(group: scaling.Group) -> str:
     plan = group.sample.plan
-    unit = clean(plan.workload.sample_unit)
+    unit = clean(plan.workload.sample_unit, 40)
     if group.scaling == "strong":
         return f"{plan.global_batch} {unit} in all"
     return f"{plan.workload.train.batch_per_rank} {unit} a rank"
@@ -205,7 +226,7 @@ def _row(run: Run, state: str, story: str, figures: dict[Hashable, Any] | None) 
         repeat=plan.series.repeat,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
-        sample_unit=clean(plan.workload.sample_unit),
+        sample_unit=clean(plan.workload.sample_unit, 40),
         steps=None if figures is None else int(figures["steps"]),
         throughput=number("throughput"),
         step_median_s=number("step_median_s"),

@@ -33,10 +33,14 @@ HEIGHT = 200
 SUBTITLE_PIXELS = 6.5
 """Width of a character of the subtitle, roughly."""
 
+FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
+"""Of one width nearly everywhere, so that text keeps the room it was measured for."""
+
 CONFIG: dict[str, Any] = {
+    # The figure around a chart is one image with its finding in words; labels of single marks would drown it.
+    "aria": False,
     "background": None,
-    # Of one width nearly everywhere, so that text keeps the room it was measured for.
-    "font": "Arial, Liberation Sans, Helvetica, sans-serif",
+    "font": FONT,
     "view": {"stroke": None},
     "axis": {
         "labelColor": MUTED,
@@ -48,7 +52,7 @@ CONFIG: dict[str, Any] = {
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     },
-    "legend": {"labelColor": MUTED, "labelFontSize": 12, "titleColor": MUTED, "labelLimit": 260},
+    "legend": {"labelColor": MUTED, "labelFontSize": 12, "titleColor": MUTED, "labelLimit": 260, "columnPadding": 36},
     "title": {
         "color": INK,
         "fontSize": 14,

@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from dlbench.publish.chart_style import CONFIG, SUBTITLE_PIXELS
+from dlbench.publish.chart_style import SUBTITLE_PIXELS
 from dlbench.publish.model import Group
 from dlbench.publish.tabular import Table
 
@@ -22,7 +22,7 @@ class Chart:
     alt: str
     """What the chart shows, in words and numbers."""
     spec: dict[str, Any]
-    """Vega-Lite."""
+    """Vega-Lite, without the configuration (`dlbench.publish.chart_style.CONFIG`) that all charts share."""
     table: Table
     """The numbers it is drawn from, header first."""
 
@@ -41,7 +41,8 @@ def finish(chart: Any, group: Group, *, name: str, title: str, alt: str, table: 
     """
     width, height = size
     spec: dict[str, Any] = chart.properties(width=width, height=height, description=alt).to_dict()
-    spec["config"] = CONFIG
+    # The page gives all charts one configuration.
+    spec.pop("config", None)
     # A longer line would widen the whole chart.
     subtitle = textwrap.wrap(group.label, int((width + 60) / SUBTITLE_PIXELS), max_lines=3)
     spec["title"] = {"text": title, "subtitle": subtitle}

@@ -48,13 +48,13 @@ _FIGURES = {
     "serial_fraction": "serial_fraction",
 }
 
-_GROUP_COLUMNS = ("group", "label", "caption", "sample_unit", "scaling")
+_GROUP_COLUMNS = ("group", "label", "sample_unit", "scaling")
 
 POINT_COLUMNS: tuple[str, ...] = (
     *_GROUP_COLUMNS,
     *("ranks", "nodes", "batch_per_rank", "baseline_ranks", "ideal_speedup", "paired_with_baseline", "sufficient"),
     *(f"{column}{end}" for column in _FIGURES.values() for end in ("", "_low", "_high")),
-    *("runs", "throughput_interval", "efficiency_interval"),
+    *("runs", "throughput_interval", "efficiency_interval", "caption"),
 )
 
 PART_COLUMNS: tuple[str, ...] = (
@@ -74,7 +74,6 @@ def _of_group(group: Group) -> dict[str, Cell]:
     return {
         "group": group.id,
         "label": group.label,
-        "caption": group.caption,
         "sample_unit": group.sample_unit,
         "scaling": group.scaling,
         "baseline_ranks": group.baseline.ranks,
@@ -94,6 +93,7 @@ def _point_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
                 "runs": point.throughput.n,
                 "throughput_interval": point.throughput.kind,
                 "efficiency_interval": point.efficiency.kind,
+                "caption": group.caption,
             }
             for name, column in _FIGURES.items():
                 figure: Figure | None = getattr(point, name)

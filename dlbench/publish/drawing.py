@@ -6,6 +6,15 @@ import functools
 import re
 from typing import Any
 
+from dlbench.publish.chart_style import CONFIG, FONT
+
+_TAG = re.compile(r"<[a-z][^<>]*>")
+# What Vega writes for its own use, defaults, and the font, which the outermost element hands down.
+_NEEDLESS = re.compile(
+    r' (?:class="[^"]*"|role="[^"]*"|aria-[a-z]+="[^"]*"|pointer-events="none"|opacity="1"|font-family="[^"]*"'
+    r'|xmlns:xlink="[^"]*"|version="[^"]*")'
+)
+_LONG_NUMBER = re.compile(r"\d+\.\d{3,}")
 _ID = re.compile(r'(\bid="|url\(#|href="#)([A-Za-z][\w-]*)')
 
 
@@ -28,8 +37,18 @@ def to_svg(spec: dict[str, Any], prefix: str) -> str:
     """
     import vl_convert
 
-    svg = vl_convert.vegalite_to_svg(spec, vl_version=vegalite_version(), allowed_base_urls=[])
-    return _ID.sub(lambda match: f"{match[1]}{prefix}-{match[2]}", svg)
+    svg = vl_convert.vegalite_to_svg({**spec, "config": CONFIG}, vl_version=vegalite_version(), allowed_base_urls=[])
+    # Vega counts its ids on over all charts of a process; here they count from 0 in each.
+    ids: dict[str, str] = {}
+    svg = _TAG.sub(lambda match: _lighter(match[0], ids, prefix), svg)
+    return svg.replace("<svg ", f'<svg font-family="{FONT}" ', 1)
+
+
+def _lighter(tag: str, ids: dict[str, str], prefix: str) -> str:
+    """A tag with its ids made unique and without what nobody sees: about half the size. Text is never touched."""
+    tag = _NEEDLESS.sub("", tag)
+    tag = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), tag)
+    return _ID.sub(lambda match: match[1] + ids.setdefault(match[2], f"{prefix}-{len(ids)}"), tag)
 
 
 @functools.cache

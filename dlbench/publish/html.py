@@ -20,14 +20,15 @@ from markupsafe import Markup
 
 from dlbench import bundled
 from dlbench.publish import delimited, drawing, tabular, wording
+from dlbench.publish.chart_style import CONFIG
 from dlbench.publish.model import Report
 from dlbench.publish.views import VIEWS
 
-MAX_CHARTED_GROUPS = 12
+MAX_CHARTED_GROUPS = 10
 """Further groups are shown as tables only, so that the page stays below two megabytes."""
 
-MAX_LISTED_RUNS = 500
-"""Further runs are counted but not listed, for the same reason; CSV and JSON hold them all."""
+MAX_LISTED_RUNS = 300
+"""Further runs are counted but not listed, and their CSV left to the command, for the same reason."""
 
 _UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h)\b|%)")
 
@@ -44,7 +45,7 @@ def to_html(report: Report) -> str:
             report=report,
             views=[view for view in VIEWS if view.is_shown(report)],
             charts=charts,
-            specs=_json_block(specs),
+            specs=_json_block({"config": CONFIG, "charts": specs}),
             max_charted_groups=MAX_CHARTED_GROUPS,
             max_listed_runs=MAX_LISTED_RUNS,
             style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
@@ -116,9 +117,9 @@ def _json_block(value: Any) -> Markup:
 
 def _downloads(report: Report) -> list[dict[str, str]]:
     """Links that hold the data themselves."""
-    tables: list[delimited.TableName] = ["points", "parts"]
+    tables: list[delimited.TableName] = ["points"]
     if len(report.runs) <= MAX_LISTED_RUNS:
-        tables.append("runs")
+        tables += ["parts", "runs"]
     return [
         {
             "name": f"dlbench-{table}.csv",

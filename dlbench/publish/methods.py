@@ -52,7 +52,8 @@ METHODS: tuple[tuple[str, str], ...] = (
         "Exposed gradient exchange",
         "The time after the backward pass until all gradients are averaged. Exchange that overlaps the backward pass "
         "is part of 'backward'. Waiting for slower ranks is part of it too; the table says how much, taken as the "
-        "excess over the rank that waited least in each step. At one rank there is no exchange.",
+        "excess over the rank that waited least in each step. At one rank there is nothing to exchange; what stands "
+        "there is the engine's own work.",
     ),
     (
         "Lost points",

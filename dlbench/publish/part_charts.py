@@ -110,11 +110,13 @@ def _lost(group: Group) -> Chart:
         color=alt.Color("part:N", legend=None).scale(domain=names, range=[PART_COLOURS[part.name] for part in parts]),
         tooltip=[alt.Tooltip("part:N", title="part"), alt.Tooltip("shown:N", title="lost")],
     )
-    spread = base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q"), x2="high:Q")
+    layers = [bars]
+    if any(row["low"] is not None for row in rows):
+        layers.append(base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q"), x2="high:Q"))
     place = place_text(point.ranks, point.nodes)
     words = "; ".join(f"{row['part']} {row['shown']}" for row in rows) or "nothing"
     return finish(
-        alt.layer(bars, spread),
+        alt.layer(*layers),
         group,
         name="lost",
         title=f"Lost at {place}: {lost_text(point.whole.lost)}",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dlbench.publish.chart_style import HEIGHT, IDEAL, MEASURED, NARROW
+from dlbench.publish.chart_style import HEIGHT, IDEAL, MEASURED, MUTED, NARROW
 from dlbench.publish.charts import Chart, Rows, finish
 from dlbench.publish.model import Figure, Group, Point
 from dlbench.publish.tabular import Table
@@ -109,13 +109,14 @@ def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:
     ]
     base = alt.Chart(alt.InlineData(values=rows)).encode(x=x)
     last = alt.Chart(alt.InlineData(values=rows[-1:])).encode(x=alt.X("ranks:Q"))
+    rule = base.mark_rule(color=MEASURED, strokeWidth=3, opacity=0.5).encode(y=alt.Y("low:Q"), y2="high:Q")
     return [
         base.mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(y=alt.Y("ideal:Q")),
         base.mark_line(color=MEASURED, strokeWidth=2).encode(y=y),
-        base.mark_rule(color=MEASURED, strokeWidth=3, opacity=0.5).encode(y=alt.Y("low:Q"), y2="high:Q"),
+        *([rule] if any(row["low"] is not None for row in rows) else []),
         base.mark_point(color=MEASURED, filled=True, size=60, opacity=1).encode(y=alt.Y("value:Q"), tooltip=tooltip),
         # Labels at the lines make a legend needless.
-        last.mark_text(color=IDEAL, align="left", dx=8, dy=-7, fontSize=12, text="ideal").encode(y=alt.Y("ideal:Q")),
+        last.mark_text(color=MUTED, align="left", dx=8, dy=-7, fontSize=12, text="ideal").encode(y=alt.Y("ideal:Q")),
         last.mark_text(color=MEASURED, align="left", dx=8, dy=7, fontSize=12).encode(
             y=alt.Y("value:Q"), text=alt.Text("label:N")
         ),

@@ -17,7 +17,7 @@ WIDTH = 80
 
 def to_text(report: Report, width: int = WIDTH) -> str:
     """The summary as plain lines of at most `width` columns (a single longer word stays whole)."""
-    lines = [report.title, *report.notices, ""]
+    lines = [report.title, *(line for notice in report.notices for line in _wrapped(notice, width)), ""]
     for group in report.groups:
         lines += [*_wrapped(group.label, width), *_wrapped(group.verdict, width), ""]
         lines += [*_columns(_rows(group, width)), ""]
@@ -62,7 +62,9 @@ def _rows(group: Group, width: int) -> list[tuple[str, ...]]:
 
 def _all_rows(group: Group, *, step_interval: bool) -> list[tuple[str, ...]]:
     spread = any(point.nodes > 1 for point in group.points)
-    rows = [("ranks", *(("nodes",) if spread else ()), f"{group.sample_unit}/s", "efficiency", "step", "runs")]
+    rows = [
+        ("ranks", *(("nodes",) if spread else ()), f"{shorten(group.sample_unit, 20)}/s", "efficiency", "step", "runs")
+    ]
     rows += [
         (
             str(point.ranks),
@@ -108,6 +110,11 @@ def _endings(report: Report, width: int) -> list[str]:
     for line in report.damaged:
         lines += textwrap.wrap(f"damaged: {line}", width, initial_indent="! ", subsequent_indent="  ")
     return lines
+
+
+def shorten(text: str, width: int) -> str:
+    """The text, cut where it is longer than a column may be."""
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _wrapped(text: str, width: int) -> list[str]:

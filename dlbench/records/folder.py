@@ -70,6 +70,10 @@ def prepare_output(out: Path) -> Path:
         UserError: it is not a folder, or cannot be made or written.
     """
     try:
+        str(out.absolute()).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"--out {str(out)!a}: is not UTF-8, in which plans and scripts are written") from None
+    try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / f".write-test-{os.getpid()}"
         probe.write_bytes(b"")

@@ -113,8 +113,10 @@ def read_run(path: Path) -> Run:
 
 def _failure(folder: RunFolder) -> str:
     try:
-        content = json.loads(folder.failure.read_text(encoding="utf-8"))
-        return str(content["reason"])
+        reason = json.loads(folder.failure.read_text(encoding="utf-8"))["reason"]
+        if isinstance(reason, str):
+            return reason
+        raise ValueError("no text")  # noqa: TRY301  (one answer to all kinds of damage)
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -50,6 +50,7 @@ class StepWriter:
 
         self._buffer = np.zeros(capacity, dtype=step_dtype())
         self._used = 0
+        self._unwritten = b""
         self._file = path.open("xb", buffering=0)
         content = {"format": "dlbench.steps", "version": STEPS_VERSION, "fields": [list(f) for f in FIELDS], **header}
         self._file.write((json.dumps(content, sort_keys=True) + "\n").encode())
@@ -67,11 +68,12 @@ class StepWriter:
         Raises:
             OSError: the disk is full or gone.
         """
-        data = self._buffer[: self._used].tobytes()
-        while data:
-            # Unbuffered writes may be short; a full disk then raises at the next one.
-            data = data[self._file.write(data) :]
+        self._unwritten += self._buffer[: self._used].tobytes()
         self._used = 0
+        while self._unwritten:
+            # Unbuffered writes may be short; a full disk then raises at the next one, and what was
+            # written of a record must not be written again.
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
     def close(self) -> None:
         """Writes the rest and closes."""

@@ -63,6 +63,7 @@ def _ask(code: str, timeout_s: float = 120) -> dict[str, Any] | str:
             [sys.executable, "-W", "ignore", "-c", code],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=timeout_s,
             check=False,
             stdin=subprocess.DEVNULL,
@@ -72,20 +73,28 @@ def _ask(code: str, timeout_s: float = 120) -> dict[str, Any] | str:
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         return lines[-1] if lines else f"ended with {done.returncode}"
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert isinstance(answer, dict)
-    return answer
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        answer = None
+    return answer if isinstance(answer, dict) else "gave no answer"
 
 
 def _command(*words: str, timeout_s: float = 20) -> str | None:
     """First lines of a program's answer (either stream); None if it is missing, fails or hangs."""
     try:
         done = subprocess.run(
-            words, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return (done.stdout + done.stderr).strip() if done.returncode == 0 else None
+    return (done.stdout + done.stderr).strip() or "no words" if done.returncode == 0 else None
 
 
 def _version(package: str) -> str | None:

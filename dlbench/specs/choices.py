@@ -114,7 +114,11 @@ def _make_paths_absolute(layers: Layers, file: Path) -> None:
         if isinstance(value, str) and value and not named:
             origin = layers.origin(("data", key))
             base = file.parent if origin.startswith(str(file)) else Path.cwd()
-            layers.set(f"data.{key}", str(base.absolute() / Path(value).expanduser()), origin)
+            try:
+                path = base.absolute() / Path(value).expanduser()
+            except RuntimeError as error:  # ~name, and there is no such user
+                raise UserError(f"{origin}: data.{key}: {value!r}: {str(error).lower().rstrip('.')}") from None
+            layers.set(f"data.{key}", str(path), origin)
 
 
 def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> SystemSpec:

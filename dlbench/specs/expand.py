@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -26,6 +27,32 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ("data.on_bad_sample", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
     ("data.vocabulary", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no text"),
     ("system.slurm.", lambda plan: plan.system.scheduler == "slurm", "only scheduler slurm reads it"),
+    *(
+        (
+            key,
+            lambda plan, names=names: plan.workload.train.optimizer.name in names,
+            f"only {' and '.join(names)} read it",
+        )
+        for key, names in {
+            "train.optimizer.momentum": ("sgd", "lars"),
+            "train.optimizer.betas": ("lamb",),
+            "train.optimizer.epsilon": ("lars", "lamb"),
+            "train.optimizer.trust_coefficient": ("lars",),
+        }.items()
+    ),
+    *(
+        (
+            key,
+            lambda plan, forms=forms: plan.workload.train.schedule.decay in forms,
+            f"only decay {' and '.join(forms)} reads it",
+        )
+        for key, forms in {
+            "train.schedule.power": ("polynomial",),
+            "train.schedule.end_learning_rate": ("polynomial", "linear"),
+            "train.schedule.total_steps": ("polynomial", "linear"),
+            "train.schedule.step_": ("step",),
+        }.items()
+    ),
     (
         "system.launch.mpi_plugin",
         lambda plan: plan.system.launch.launcher == "srun-mpi",
@@ -53,7 +80,7 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
         UserError: anything wrong with the request, in one line.
     """
     moment = now or datetime.now(timezone.utc)
-    series = request.series or new_series_id(moment)
+    series = _series(request, moment)
     file = WorkloadFile(find("workloads", request.workload))
     combinations = list(_combinations(request))
     points = [(axes, count) for axes in combinations for count in request.points]
@@ -75,6 +102,16 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
     return plans
 
 
+def _series(request: Request, moment: datetime) -> str:
+    if request.series is None:
+        return new_series_id(moment)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", request.series):
+        raise UserError(
+            f"--series {request.series!a}: must hold up to 64 letters, digits and . _ -, the first a letter or digit"
+        )
+    return request.series
+
+
 def _combinations(request: Request) -> Iterator[dict[str, AxisValue]]:
     keys = list(request.sweep)
     for values in itertools.product(*(request.sweep[key] for key in keys)):
@@ -83,6 +120,8 @@ def _combinations(request: Request) -> Iterator[dict[str, AxisValue]]:
 
 def _refuse_inert(request: Request, plans: list[RunPlan]) -> None:
     """A setting that acts in no run of the series is a mistake, not a wish."""
+    if request.ranks_per_node and request.points_are == "ranks" and plans[0].system.scheduler == "none":
+        raise UserError(f"--ranks-per-node: has no effect on system {plans[0].system.name}, which is one machine")
     asked = [(key, "--set") for key in request.overrides] + [(key, "--sweep") for key in request.sweep]
     for key, option in asked:
         for prefix, acts, why in INERT:

@@ -72,7 +72,8 @@ def validate(model: type[ModelT], layers: Layers) -> ModelT:
     try:
         return model.model_validate(layers.values)
     except ValidationError as error:
-        first = error.errors()[0]
+        # A misspelt key often shows as a missing one too; the misspelling is what a person must mend.
+        first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
         path = _real_path(first, layers.values)
         origin = layers.origin(path)
         key = ".".join(path)
@@ -92,7 +93,7 @@ def _real_path(error: ErrorDetails, values: Mapping[str, Any]) -> tuple[str, ...
         if isinstance(node, Mapping) and part in node:
             node = node[part]
             path.append(str(part))
-        elif last or isinstance(part, int):
+        elif isinstance(part, int) or (last and error["type"] in ("missing", "extra_forbidden")):
             path.append(str(part))
     if error["type"] == "union_tag_invalid" or error["type"] == "union_tag_not_found":
         path.append(str(error.get("ctx", {}).get("discriminator", "")).strip("'"))
@@ -120,7 +121,8 @@ def known_keys(model: type[BaseModel], path: tuple[str, ...], location: tuple[in
     branches: list[type[BaseModel]] = [model]
     for part in path:
         annotations = [b.model_fields[part].annotation for b in branches if part in b.model_fields]
-        branches = [m for annotation in annotations for m in _models_in(annotation)]
+        # No field of that name: a key of a mapping, whose values are the branches already.
+        branches = [m for annotation in annotations for m in _models_in(annotation)] if annotations else branches
     chosen = [b for b in branches if _tag(b) in location]
     return sorted({name for branch in chosen or branches for name in branch.model_fields})
 
@@ -138,6 +140,6 @@ def _models_in(annotation: object) -> list[type[BaseModel]]:
     """The specification classes an annotation names, through unions and `Annotated`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, dict):
         return [m for part in typing.get_args(annotation) for m in _models_in(part)]
     return []

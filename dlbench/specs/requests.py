@@ -73,10 +73,9 @@ def parse_counts(text: str, option: str) -> tuple[int, ...]:
     Raises:
         UserError: not whole numbers above zero, or one given twice.
     """
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"{option} {text!r}: must be whole numbers separated by commas, e.g. 1,2,4") from None
+    if not re.fullmatch(r"-?[0-9]{1,9}(,-?[0-9]{1,9})*", text):
+        raise UserError(f"{option} {text[:80]!r}: must be whole numbers separated by commas, e.g. 1,2,4")
+    counts = [int(part) for part in text.split(",")]
     if any(count < 1 for count in counts):
         raise UserError(f"{option} {text!r}: must be 1 or more")
     if len(set(counts)) != len(counts):

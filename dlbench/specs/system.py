@@ -24,9 +24,9 @@ class SlurmSpec(Spec):
     constraint: SlurmWord | None = Field(None, description="--constraint.")
     nodelist: SlurmWord | None = Field(None, description="--nodelist.")
     exclude: SlurmWord | None = Field(None, description="--exclude.")
-    time_limit: Annotated[str, Field(pattern=r"^(\d+|\d+:\d{2}(:\d{2})?|\d+-\d+(:\d{2}){0,2})$")] = Field(
-        "00:30:00", description="--time, as Slurm writes it, e.g. 00:30:00."
-    )
+    time_limit: Annotated[
+        str, Field(pattern=r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$")
+    ] = Field("00:30:00", description="--time, as Slurm writes it, e.g. 00:30:00.")
     exclusive: Flag = Field(True, description="--exclusive; off, neighbours' load is part of the figures.")
     gpu_request: Literal["none", "gres", "gpus-per-node", "gpus-per-task"] = Field(
         "none", description="How this site wants GPUs asked for."

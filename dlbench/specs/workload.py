@@ -140,7 +140,7 @@ class TrainSpec(Spec):
     optimizer: OptimizerSpec
     schedule: ScheduleSpec = ScheduleSpec()
     label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")
-    seed: CountOrZero = Field(0, description="Seed of weights, order, augmentation and dropout.")
+    seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, order, augmentation and dropout.")
 
 
 class MeasureSpec(Spec):

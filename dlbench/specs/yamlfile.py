@@ -42,33 +42,48 @@ def parse_yaml(text: str, origin: str) -> Any:
     yaml = YAML(typ="safe", pure=True)
     yaml.version = (1, 2)
     try:
-        _refuse_anchors(yaml, text, origin)
+        _refuse_features(yaml, text, origin)
         value = yaml.load(text)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = " ".join((getattr(error, "problem", None) or str(error)).split())
         raise UserError(f"{origin}{where}: not valid YAML: {problem}") from None
     except RecursionError:
         raise UserError(f"{origin}: nested too deeply") from None
-    _refuse_depth(value, origin)
+    except (ValueError, OverflowError, KeyError, IndexError) as error:
+        # Looks like a number or a date, and is none: 2024-13-45.
+        raise UserError(f"{origin}: a value cannot be read: {' '.join(str(error).split())}") from None
+    _refuse_contents(value, origin)
     return value
 
 
-def _refuse_anchors(yaml: Any, text: str, origin: str) -> None:
-    """Aliases can expand a small file into gigabytes; no specification needs them."""
-    if "&" not in text and "*" not in text:
-        return
-    from ruamel.yaml.tokens import AliasToken, AnchorToken
+def _refuse_features(yaml: Any, text: str, origin: str) -> None:
+    """What no specification needs.
+
+    Aliases expand a small file into gigabytes, tags name other types, and a directive would bring
+    YAML 1.1 back, in which 12:30:00 is 45000 and `no` is false.
+    """
+    from ruamel.yaml.tokens import AliasToken, AnchorToken, DirectiveToken, TagToken
 
     for token in yaml.scan(text):
-        if isinstance(token, AliasToken | AnchorToken):
-            raise UserError(f"{origin}:{token.start_mark.line + 1}: anchors and aliases are not allowed here")
+        if isinstance(token, AliasToken | AnchorToken | DirectiveToken | TagToken):
+            line = token.start_mark.line + 1
+            raise UserError(f"{origin}:{line}: anchors, aliases, tags and directives are not allowed here")
 
 
-def _refuse_depth(value: Any, origin: str, depth: int = 0) -> None:
+def _refuse_contents(value: Any, origin: str, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise UserError(f"{origin}: nested deeper than {MAX_DEPTH} levels")
-    children = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    for child in children:
-        _refuse_depth(child, origin, depth + 1)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{origin}: {value!a} holds half of a surrogate pair, which no file can hold") from None
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise UserError(f"{origin}: {key}: a key must be a word; put it in quotes if it is meant as one")
+    children = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+    for child in children if isinstance(children, list) else ():
+        _refuse_contents(child, origin, depth + 1)

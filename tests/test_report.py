@@ -1,0 +1,685 @@
+"""The report: all formats print equal numbers, damaged runs are named, foreign text stays text, the page is whole."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import math
+import os
+import re
+import shutil
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.cli.report import report as report_command
+from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.publish import delimited, drawing, html, json_tables, markdown, model, terminal, wording
+from dlbench.publish.assemble import assemble
+from dlbench.records.scan import scan
+from tests.run_factory import (
+    NOW,
+    WORKLOAD,
+    Story,
+    constant,
+    edit_json,
+    plans,
+    write_run,
+    write_scaling,
+    write_unfinished,
+)
+
+GOLDEN = Path(__file__).parent / "golden" / "report.md"
+
+PAYLOAD = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
+MARKUP = f"{PAYLOAD} \"'><svg onload=window.pwned=1> | `*[x](javascript:window.pwned=1)* {{{{ 7*7 }}}}"
+
+
+def write_sample(out: Path) -> None:
+    """Weak and strong scaling, too few repeats, a failed, an invalid and an unfinished run."""
+    write_scaling(out, points=(1, 2, 4))
+    environment = {"host": "n1", "python": "3.11.7", "os": "Debian 12"}
+    for plan in plans(
+        points=(1, 2), scaling="strong", repeats=3, series="s2", engine="ddp", overrides={"train.batch_per_rank": 8}
+    ):
+        share = 1 + plan.series.repeat / 100
+        times = constant([4 * share, 0, 60 * share / plan.layout.ranks, 20, 6 if plan.layout.ranks > 1 else 0, 10])
+        story = Story(finished=NOW + timedelta(hours=1), pinned=False, environment=environment)
+        write_run(out, plan, times, story)
+    others = plans(points=(1, 2, 4), repeats=1, series="s3")
+    failed = {"name": "finite loss", "passed": False, "detail": "loss not finite on ranks 0"}
+    write_run(out, others[0], constant([1, 1, 1, 1, 1, 1]), Story(state="invalid", checks=[failed]))
+    write_unfinished(out, others[1], "failed", "no memory left", host="gpu0123")
+    write_unfinished(out, others[2])
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sample") / "runs"
+    write_sample(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(sample: Path) -> model.Report:
+    return assemble(scan(sample))
+
+
+@pytest.fixture(scope="module")
+def page(made: model.Report) -> str:
+    return html.to_html(made)
+
+
+def figures(report: model.Report) -> Iterator[model.Figure]:
+    for group in report.groups:
+        for point in group.points:
+            yield from (point.throughput, point.throughput_per_rank, point.step, point.step_p95)
+            yield from (point.speedup, point.efficiency)
+            yield from [point.serial_fraction] if point.serial_fraction else []
+            yield from (part.seconds for part in (*point.parts, point.whole))
+
+
+def run_cli(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(report_command, [str(argument) for argument in arguments])
+
+
+# All formats print the same numbers
+
+
+def test_every_figure_stands_in_markdown_and_html(made: model.Report, page: str) -> None:
+    texts = {wording.value_text(figure) for figure in figures(made)}
+    assert len(texts) > 25
+    plain = page.replace("\N{NO-BREAK SPACE}", " ")
+    written = markdown.to_markdown(made)
+    assert [text for text in texts if text not in plain] == []
+    assert [text for text in texts if text not in written] == []
+
+
+def test_terminal_prints_the_figures_of_markdown(made: model.Report) -> None:
+    text = " ".join(terminal.to_text(made).split())
+    for group in made.groups:
+        assert group.verdict in text
+        for point in group.points:
+            assert wording.figure_text(point.throughput) in text
+            assert point.is_baseline or wording.figure_text(point.efficiency) in text
+
+
+def test_json_holds_every_number(made: model.Report) -> None:
+    content = json.loads(json_tables.to_json(made))
+    assert (content["format"], content["version"]) == ("dlbench.report", 1)
+    for group, read in zip(made.groups, content["groups"], strict=True):
+        for point, back in zip(group.points, read["points"], strict=True):
+            assert back["efficiency"]["value"] == point.efficiency.value
+            assert [part["seconds"]["value"] for part in back["parts"]] == [p.seconds.value for p in point.parts]
+
+
+def test_csv_holds_every_number(made: model.Report) -> None:
+    points = [point for group in made.groups for point in group.points]
+    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(made, "points"))))
+    assert [float(row["efficiency"]) for row in rows] == [point.efficiency.value for point in points]
+    assert [float(row["throughput_per_s"]) for row in rows] == [point.throughput.value for point in points]
+    assert [int(row["runs"]) for row in rows] == [point.throughput.n for point in points]
+    parts = list(csv.DictReader(io.StringIO(delimited.to_csv(made, "parts"))))
+    assert [float(row["seconds"]) for row in parts] == [p.seconds.value for point in points for p in point.parts]
+    runs = list(csv.DictReader(io.StringIO(delimited.to_csv(made, "runs"))))
+    assert [row["run_id"] for row in runs] == [run.run_id for run in made.runs]
+    assert [row["throughput_per_s"] == "" for row in runs] == [run.throughput is None for run in made.runs]
+
+
+def test_no_figure_stands_alone(made: model.Report) -> None:
+    """Conditions, baseline, number of runs and the notice stand in every caption."""
+    for group in made.groups:
+        for caption in (group.caption, group.parts_caption):
+            for wanted in ("tiny preset", "fp32", "synthetic data", "baseline 1 rank", "runs a point", group.notice):
+                assert wanted in caption
+        assert ("Horovod" in group.caption) or ("PyTorch DDP" in group.caption)
+        assert ("4 images a rank" in group.caption) or ("8 images in all" in group.caption)
+
+
+def test_golden_markdown(made: model.Report) -> None:
+    found = markdown.to_markdown(replace(made, dlbench_version="0"))
+    if os.environ.get("DLBENCH_UPDATE_GOLDEN") == "1":
+        GOLDEN.write_text(found, encoding="utf-8")
+    assert found == GOLDEN.read_text(encoding="utf-8"), "on purpose? DLBENCH_UPDATE_GOLDEN=1 pytest, then read it"
+
+
+def test_equal_runs_give_equal_bytes(sample: Path, made: model.Report, page: str) -> None:
+    again = assemble(scan(sample))
+    assert html.to_html(again) == page
+    assert json_tables.to_json(again) == json_tables.to_json(made)
+
+
+def test_verdict_says_what_was_lost_and_to_what(made: model.Report) -> None:
+    weak = next(group for group in made.groups if group.scaling == "weak")
+    assert weak.verdict == (
+        "Sample network on sample images (tiny preset, Horovod, fp32, 4 images a rank, synthetic data) keeps "
+        "80.0 % [80.0, 80.0] of the ideal at 4 ranks, measured against 1 rank (95 % bootstrap, 5 runs); the largest "
+        "part of the loss is exposed gradient exchange (20.0 of 20.0 points)."
+    )
+    strong = next(group for group in made.groups if group.scaling == "strong")
+    assert strong.verdict.endswith("Too few runs for a comparison.")
+    assert any(doubt.code == "few-repeats" for doubt in strong.doubts)
+
+
+def verdict_of(folder: Path) -> str:
+    (group,) = assemble(scan(folder)).groups
+    return group.verdict
+
+
+def test_verdicts_at_the_edges(tmp_path: Path) -> None:
+    write_scaling(tmp_path / "none", exchange_ms=0.1)
+    write_scaling(tmp_path / "single", points=(2,))
+    for plan in plans():
+        write_run(tmp_path / "super", plan, constant([0, 0, 0, 100 - 10 * plan.layout.ranks, 0, 0]))
+        write_run(tmp_path / "crowded", plan, constant([0, 0, 0, 50 * plan.layout.ranks, 0, 0]), Story(threads=2))
+    assert "no loss worth explaining" in verdict_of(tmp_path / "none")
+    assert "needs a second rank count" in verdict_of(tmp_path / "single")
+    assert "more than the ideal" in verdict_of(tmp_path / "super")
+    assert "Ranks shared cores" in verdict_of(tmp_path / "crowded")
+    for name in ("none", "single", "super", "crowded"):
+        assert "<html" in html.to_html(assemble(scan(tmp_path / name)))
+
+
+def test_groups_of_equal_names_are_told_apart(tmp_path: Path) -> None:
+    write_run(tmp_path, plans(points=(1,), repeats=1, series="a")[0], constant([1] * 6))
+    for series, change in (("b", "layout.cores_per_rank"), ("c", "measure.measured_steps")):
+        plan = plans(points=(1,), repeats=1, series=series, overrides={change: 2})[0]
+        # As if the workload file had been edited in between.
+        write_run(tmp_path, plan.model_copy(update={"overrides": {}}), constant([1] * 6))
+    labels = sorted(group.label for group in assemble(scan(tmp_path)).groups)
+    assert len(set(labels)) == 3
+    assert ["configuration" in label for label in labels] == [True, True, False]
+    assert labels[2].endswith("Cores a rank 2")
+
+
+# Foreign text
+
+
+def test_not_finite_is_null() -> None:
+    assert model.as_plain((1.0, math.nan, -math.inf, {"x": 1} and "t")) == [1.0, None, None, "t"]
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
+def test_csv_cells_are_no_formulas(made: model.Report, start: str) -> None:
+    text = f"{start}HYPERLINK(1)"
+    changed = replace(made, runs=(replace(made.runs[0], story=text, step_cv=-0.5),))
+    (row,) = csv.DictReader(io.StringIO(delimited.to_csv(changed, "runs")))
+    assert row["story"] == "'" + text
+    assert row["step_cv"] == "-0.5"
+
+
+@given(st.text())
+def test_cleaned_text_is_one_harmless_line(text: str) -> None:
+    found = wording.clean(text)
+    assert not {unicodedata.category(c) for c in found} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    assert len(found.splitlines()) <= 1
+    found.encode("utf-8")
+    assert wording.clean(found) == found
+
+
+@given(st.text())
+def test_no_text_breaks_a_markdown_table(text: str) -> None:
+    found = markdown.escape(wording.clean(text))
+    assert not re.search(r"(?<!\\)(\\\\)*[|<>`*]", found)
+
+
+def write_hostile(out: Path) -> None:
+    """Markup and control characters in every text that a person or a machine can put into a run."""
+    hostile = MARKUP + "\x1b]0;title\x07\x1b[2J\u202e\r\n=1+1"
+    source = WORKLOAD.read_text(encoding="utf-8")
+    quoted = json.dumps(hostile).replace("\\", r"\\")
+    source = re.sub(r"^(title|sample_unit|notice|    about): .*$", rf"\1: {quoted}", source, flags=re.M)
+    out.mkdir(parents=True)
+    workload = out.parent / "hostile.yaml"
+    workload.write_text(source, encoding="utf-8")
+    made = plans(workload=str(workload), points=(1, 2, 4), repeats=2, overrides={"data.source": hostile})
+    story = Story(
+        warnings=[hostile],
+        settings=[{"key": hostile, "requested": hostile, "effective": 1, "evidence": hostile}],
+        environment={hostile: hostile, "kernel": hostile},
+        environment_differences=[hostile],
+        data={hostile: hostile, "decoder": hostile},
+        host=lambda rank: hostile,
+        threads=2,
+        pinned=False,
+        bad_sample_count=1,
+    )
+    for plan in made[:4]:
+        folder = write_run(out, plan, constant([5, 0, 30, 50, 20 * (plan.layout.ranks - 1), 10]), story)
+        ranks = json.loads(folder.record.read_text())["ranks"]
+        edit_json(folder.record, ranks=[{**rank, "device": f"cuda:0 ({hostile})"} for rank in ranks], finished=hostile)
+    kernel = {**story.environment, "kernel": "other"}
+    checks = [{"name": hostile, "passed": False, "detail": hostile}]
+    write_run(out, made[4], constant([5, 0, 30, 50, 0, 10]), replace(story, environment=kernel))
+    folder = write_run(out, made[5], constant([5, 0, 30, 50, 0, 10]), replace(story, checks=checks, state="invalid"))
+    edit_json(folder.record, finished=hostile)
+    for plan in plans(workload=str(workload), points=(1, 2), repeats=1, series="s2"):
+        write_unfinished(out, plan, "failed", hostile, host=hostile)
+    broken = out / PAYLOAD.replace("/", "_")
+    broken.mkdir()
+    (broken / "plan.json").write_text("{}", encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile") / "runs"
+    write_hostile(folder)
+    return folder
+
+
+def test_terminal_gets_no_control_characters(hostile: Path) -> None:
+    text = terminal.to_text(assemble(scan(hostile)))
+    assert "pwned" in text
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+
+
+def test_rich_reads_no_markup_and_passes_no_escapes(made: model.Report) -> None:
+    from rich.console import Console
+
+    sink = io.StringIO()
+    group = replace(made.groups[0], verdict="[bold]x[/nonsense] [link=file:///]y[/link]", label="[red]z")
+    terminal.show(replace(made, groups=(group,)), Console(file=sink, width=80, force_terminal=False))
+    assert "[bold]x[/nonsense] [link=file:///]y[/link]" in sink.getvalue()
+    assert "\x1b" not in sink.getvalue()
+
+
+@pytest.mark.parametrize("folder_name", ["sample", "hostile"])
+def test_terminal_fits_eighty_columns(folder_name: str, request: pytest.FixtureRequest) -> None:
+    found = assemble(scan(request.getfixturevalue(folder_name)))
+    assert max(map(len, terminal.to_text(found).splitlines())) <= 80
+
+
+def test_rich_prints_the_same_rows(made: model.Report) -> None:
+    from rich.console import Console
+
+    sink = io.StringIO()
+    terminal.show(made, Console(file=sink, width=80, force_terminal=True))
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", sink.getvalue())
+    assert max(map(len, shown.splitlines())) <= 80
+    for line in terminal.to_text(made).splitlines():
+        assert " ".join(line.split()) in " ".join(shown.split())
+
+
+# The page as text
+
+
+class Outline(HTMLParser):
+    """Open elements, ids, and everything an element would load."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input", "hr", "path", "rect", "line"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.handlers: list[str] = []
+        self.unnamed = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.ids += [values["id"] or ""] if "id" in values else []
+        self.links += [
+            value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "srcset")
+        ]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+        self.unnamed += values.get("role") in ("img", "region") and not values.get("aria-label")
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.stack.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.stack.pop() == tag
+
+
+@pytest.mark.parametrize("folder_name", ["sample", "hostile"])
+def test_page_is_well_formed_and_loads_nothing(folder_name: str, request: pytest.FixtureRequest) -> None:
+    outline = Outline()
+    outline.feed(html.to_html(assemble(scan(request.getfixturevalue(folder_name)))))
+    outline.close()
+    assert outline.stack == []
+    assert len(set(outline.ids)) == len(outline.ids)
+    assert outline.handlers == []
+    assert outline.unnamed == 0
+    anchors = [link[1:] for link in outline.links if link.startswith("#")]
+    assert set(anchors) <= set(outline.ids)
+    assert [link for link in outline.links if not link.startswith(("#", "data:text/csv;", "data:,"))] == []
+
+
+def test_policy_allows_the_two_scripts_alone(page: str) -> None:
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    directives = dict(part.strip().split(" ", 1) for part in policy[1].replace("&#39;", "'").split(";"))
+    assert directives["default-src"] == "'none'"
+    assert "unsafe" not in directives["script-src"]
+    assert directives["script-src"].count("'sha256-") == len(re.findall(r"<script>", page)) == 2
+
+
+def test_specifications_cannot_end_their_element(hostile: Path) -> None:
+    page = html.to_html(assemble(scan(hostile)))
+    block = page.partition('<script type="application/json" id="chart-specs">')[2].partition("</script>")[0]
+    assert not set(block) & set("<>&")
+    titles = [spec["title"]["subtitle"] for spec in json.loads(block)["charts"].values()]
+    assert any("<script>" in " ".join(title) for title in titles)
+
+
+def test_ids_of_charts_do_not_meet_and_text_is_left_alone() -> None:
+    text = 'a role="x" 3.14159 url(#clip0) id="clip0"'
+    spec = {
+        "data": {"values": [{"a": 1, "t": text}]},
+        "mark": {"type": "text", "clip": True},
+        "encoding": {"x": {"field": "a", "type": "quantitative"}, "text": {"field": "t"}},
+    }
+    svg = drawing.to_svg(spec, "chart-7")
+    tags = " ".join(re.findall(r"<[a-z][^<>]*>", svg))
+    assert set(re.findall(r'\bid="([^"]*)"', tags)) == {"chart-7-0"}
+    assert set(re.findall(r"url\(#([^)]*)\)", tags)) == {"chart-7-0"}
+    assert text in svg.replace("&quot;", '"')
+
+
+def test_downloads_are_the_csv_files(made: model.Report, page: str) -> None:
+    links = dict(re.findall(r'download="dlbench-(\w+)\.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', page))
+    assert {name: base64.b64decode(data).decode() for name, data in links.items()} == {
+        "points": delimited.to_csv(made, "points"),
+        "parts": delimited.to_csv(made, "parts"),
+        "runs": delimited.to_csv(made, "runs"),
+    }
+
+
+def test_many_runs_stay_below_two_megabytes(made: model.Report) -> None:
+    runs = tuple(replace(run, run_id=f"{run.run_id}-{k}") for k in range(60) for run in made.runs)
+    groups = tuple(replace(group, id=f"{group.id}{k:03d}") for k in range(15) for group in made.groups)
+    found = html.to_html(replace(made, runs=runs, groups=groups))
+    assert len(found.encode("utf-8")) < 2_000_000
+    assert "first 300 of" in found
+    assert "Charts are drawn for the first" in found
+
+
+# The command
+
+
+def test_command_writes_what_the_suffix_says(sample: Path, tmp_path: Path, made: model.Report, page: str) -> None:
+    for suffix, wanted in (
+        (".html", page),
+        (".json", json_tables.to_json(made)),
+        (".csv", delimited.to_csv(made)),
+        (".md", markdown.to_markdown(made)),
+        (".txt", terminal.to_text(made)),
+    ):
+        out = tmp_path / f"report{suffix}"
+        found = run_cli(sample, "-o", out)
+        assert found.exit_code == 0, found.output
+        assert out.read_text(encoding="utf-8") == wanted
+        assert found.stdout == ""
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".html", ".json", ".md", ".txt"]
+
+
+def test_command_prints(sample: Path, made: model.Report) -> None:
+    assert run_cli(sample).stdout == terminal.to_text(made)
+    assert run_cli(sample, "--format", "md").stdout == markdown.to_markdown(made)
+    assert run_cli(sample, "--format", "csv", "--table", "runs").stdout == delimited.to_csv(made, "runs")
+
+
+def test_damaged_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    series = write_scaling(runs, repeats=3)
+    (runs / series[0].run_id / "record.json").write_text('{"format": "dlbench.rec', encoding="utf-8")
+    (runs / series[1].run_id / "rank-0001.steps").unlink()
+    found = run_cli(runs, "-o", tmp_path / "report.html")
+    assert found.exit_code == 4
+    for plan in series[:2]:
+        assert f"damaged: {runs / plan.run_id}" in found.stderr
+    content = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert series[0].run_id in content
+    assert f"{series[1].run_id}/rank-0001.steps" in content
+    assert "2 valid" not in found.stderr
+    assert [point["throughput"]["n"] for point in json_points(runs)] == [2, 2]
+
+
+def json_points(runs: Path) -> list[dict[str, Any]]:
+    (group,) = json.loads(run_cli(runs, "--format", "json").stdout)["groups"]
+    points: list[dict[str, Any]] = group["points"]
+    return points
+
+
+@pytest.mark.parametrize("name", ["html", "json", "csv", "md", "text"])
+def test_folder_without_valid_runs_gives_a_report_that_says_so(tmp_path: Path, name: str) -> None:
+    empty, broken = tmp_path / "empty", tmp_path / "broken"
+    empty.mkdir()
+    write_unfinished(broken, plans()[0], "failed", "no memory left")
+    for folder in (empty, broken):
+        out = tmp_path / f"{folder.name}.{name}"
+        found = run_cli(folder, "-o", out, "--format", name)
+        assert found.exit_code == 4
+        assert "no run has figures" in found.stderr
+        if name not in ("csv", "json"):
+            content = " ".join(out.read_text(encoding="utf-8").split())
+            assert "No run has figures" in content
+            assert ("no memory left" in content) is (folder == broken)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["RUNS/nowhere"], "no such folder of runs"),
+        (["RUNS", "-o", "TMP/report.pdf"], "--format is missing"),
+        (["RUNS", "-o", "TMP"], "is a folder"),
+        (["RUNS", "-o", "TMP/none/report.html"], "there is no folder"),
+        (["RUNS", "--table", "runs"], "has no effect"),
+    ],
+)
+def test_wrong_use_is_one_line(sample: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    found = run_cli(*(a.replace("RUNS", str(sample)).replace("TMP", str(tmp_path)) for a in arguments))
+    assert isinstance(found.exception, UserError)
+    assert found.exception.exit_code == 2
+    assert message in str(found.exception)
+    assert "\n" not in str(found.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unwritable_output_is_one_line(sample: Path) -> None:
+    found = run_cli(sample, "-o", "/proc/report.md")
+    assert isinstance(found.exception, UserError)
+    assert "cannot be written" in str(found.exception)
+
+
+def test_missing_libraries_are_named_with_the_remedy(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = run_cli(sample, "--format", "html")
+    assert isinstance(found.exception, EnvironmentLacksError)
+    assert "pandas, altair, vl_convert not installed" in str(found.exception)
+    assert "pip install 'dlbench[analysis]'" in str(found.exception)
+
+
+def test_whole_command_line(cli: Any, sample: Path, tmp_path: Path) -> None:
+    """A process of its own, in a locale that knows no µ."""
+    found = cli("report", sample, "--format", "md", LC_ALL="POSIX", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert found.returncode == 0, found.stderr
+    missing = cli("report", tmp_path / "nowhere")
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("dlbench: error: ")
+    assert len(missing.stderr.splitlines()) == 1
+
+
+# The page in a browser
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no Chromium on PATH")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=program, args=FLAGS)
+        yield started
+        started.close()
+
+
+class Visit:
+    """One page in the browser, with everything it asked for and complained of."""
+
+    def __init__(self, browser: Any, path: Path, **context: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
+        self.page = self.context.new_page()
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url[:200]))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.goto(path.as_uri())
+
+    def see_all_charts(self) -> None:
+        for figure in self.page.locator("figure[data-chart]").all():
+            figure.scroll_into_view_if_needed()
+            self.page.wait_for_function(
+                "id => document.getElementById(id).matches('.is-live') && document.querySelector(`#${id} .live svg`)",
+                arg=figure.get_attribute("id"),
+            )
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+
+@pytest.fixture(scope="module")
+def page_file(page: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+@pytest.mark.browser
+def test_charts_come_alive_without_a_request_or_a_complaint(browser: Any, page_file: Path) -> None:
+    with Visit(browser, page_file) as visit:
+        assert visit.page.locator("figure[data-chart]").count() == 10
+        visit.see_all_charts()
+        point = visit.page.locator(".live svg .mark-symbol.role-mark path").last
+        point.scroll_into_view_if_needed()
+        point.hover()
+        visit.page.wait_for_selector("#vg-tooltip-element.visible")
+        assert "ranks" in visit.page.locator("#vg-tooltip-element").inner_text()
+        assert visit.requests == [page_file.as_uri()]
+        assert visit.complaints == []
+
+
+@pytest.mark.browser
+def test_foreign_text_stays_text(browser: Any, hostile: Path, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    assert run_cli(hostile, "-o", path).exit_code == 4  # one run is damaged on purpose
+    with Visit(browser, path) as visit:
+        visit.see_all_charts()
+        for details in visit.page.locator("details:not([open]) > summary").all():
+            if details.is_visible():
+                details.click()
+        visit.page.wait_for_timeout(200)
+        assert visit.page.evaluate("window.pwned") is None
+        assert visit.page.locator("main img, main script, svg script, svg foreignObject").count() == 0
+        assert PAYLOAD in visit.page.locator("main").inner_text()
+        assert visit.requests == [path.as_uri()]
+        assert visit.complaints == []
+
+
+@pytest.mark.browser
+def test_page_reads_without_scripts(browser: Any, page_file: Path) -> None:
+    with Visit(browser, page_file, java_script_enabled=False) as visit:
+        stills = visit.page.locator(".still svg")
+        assert stills.count() == 10
+        assert all(still.bounding_box()["height"] > 60 for still in stills.all())
+        assert visit.page.get_by_text("MLPerf-derived workload, not an MLPerf result", exact=True).first.is_visible()
+        assert visit.page.locator("#runs-table").is_visible()
+        assert visit.requests == [page_file.as_uri()]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [320, 400, 1280])
+def test_page_needs_no_sideways_scrolling(browser: Any, page_file: Path, width: int) -> None:
+    with Visit(browser, page_file, viewport={"width": width, "height": 800}) as visit:
+        visit.see_all_charts()
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.browser
+def test_dark_scheme_keeps_text_readable(browser: Any, page_file: Path) -> None:
+    """Contrast of text against the page of at least 4.5 (WCAG 2.2, 1.4.3), in the charts as well."""
+    script = """() => {
+        const luminance = (text) => {
+            const parts = text.match(/[\\d.]+/g).slice(0, 3).map((x) => x / 255)
+                .map((x) => (x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+            return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+        };
+        const paper = luminance(getComputedStyle(document.body).backgroundColor);
+        const low = [];
+        for (const element of document.querySelectorAll("p, li, td, th, dd, dt, h1, h2, h3, .chart svg text")) {
+            const style = getComputedStyle(element);
+            const ink = luminance(element.closest("svg") ? style.fill : style.color);
+            const ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+            if (ratio < 4.5) low.push(`${element.tagName} ${element.textContent.slice(0, 30)} ${ratio.toFixed(1)}`);
+        }
+        return low;
+    }"""
+    for scheme in ("light", "dark"):
+        with Visit(browser, page_file, color_scheme=scheme) as visit:
+            visit.see_all_charts()
+            assert visit.page.evaluate(script) == []
+
+
+@pytest.mark.browser
+def test_tables_sort_and_filter_by_keyboard(browser: Any, page_file: Path) -> None:
+    with Visit(browser, page_file) as visit:
+        button = visit.page.get_by_role("button", name="Samples/s")
+        rows = visit.page.locator("#runs-table tbody tr")
+        for order, pick in (("ascending", min), ("descending", max)):
+            button.press("Enter")
+            assert visit.page.locator(f"#runs-table th[aria-sort={order}]").count() == 1
+            shown = [cell for row in rows.all() if (cell := row.locator("td").nth(4).get_attribute("data-value"))]
+            assert float(shown[0]) == pick(map(float, shown))
+            # Runs without figures come last either way.
+            assert rows.last.locator("td").nth(4).get_attribute("data-value") == ""
+        visit.page.get_by_label("Show runs with:").fill("failed")
+        assert visit.page.locator("#runs-table tbody tr:visible").count() == 1
+        assert visit.complaints == []
+
+
+@pytest.mark.browser
+def test_page_prints_with_its_numbers_open(browser: Any, page_file: Path, tmp_path: Path) -> None:
+    with Visit(browser, page_file) as visit:
+        printed = visit.page.pdf(format="A4")
+        assert printed.startswith(b"%PDF")
+        assert len(printed) > 30_000
+        assert visit.page.locator(".chart details[open]").count() == 0  # closed again
+        visit.page.emulate_media(media="print")
+        assert visit.page.locator(".chart .live:visible").count() == 0
+        assert visit.page.locator(".chart .still svg:visible").count() == 10
+        assert visit.complaints == []

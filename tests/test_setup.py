@@ -1,0 +1,491 @@
+"""Building Horovod and telling what is installed, with stub programs for pip, compilers, MPI and Slurm."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.setup import horovod, probes
+from dlbench.setup.horovod import PATCHES, VERSION, apply_patches, build_environment, cache_key, install, toolchain
+from dlbench.setup.probes import Finding, examine
+
+FACTS = {"torch": "2.13.0", "cuda": None, "python": "3.11", "compiler": "g++ 12.2.0", "mpi": None, "nccl": None}
+
+# Patches
+
+
+def source_tree(folder: Path, copies: int = 1) -> Path:
+    """What the patches look for, among other text."""
+    for patch in PATCHES:
+        path = folder / patch.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text() if path.exists() else "// first line\n"
+        path.write_text(text + f"  {patch.old}\n" * copies + "// last line\n")
+    return folder
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_every_patch_is_applied_once_at_every_place(tmp_path: Path, copies: int) -> None:
+    source = source_tree(tmp_path, copies)
+    before = {patch.file: (source / patch.file).read_text() for patch in PATCHES}
+    apply_patches(source)
+    for patch in PATCHES:
+        text = (source / patch.file).read_text()
+        assert text == before[patch.file].replace(patch.old, patch.new)
+        assert text.count(patch.new) == copies
+    assert {str(p.relative_to(source)) for p in source.rglob("*") if p.is_file()} == set(before)
+
+
+def test_settings_can_be_read_back_from_the_patched_library(tmp_path: Path) -> None:
+    apply_patches(source_tree(tmp_path))
+    text = (tmp_path / "horovod/common/operations.cc").read_text()
+    for function in ("horovod_effective_fusion_threshold_bytes()", "horovod_effective_cycle_time_ms()"):
+        assert text.count(function) == 1
+        assert text.index(function) < text.index("bool horovod_gloo_built() {")
+    assert "set(CMAKE_CXX_STANDARD 20)" in (tmp_path / "CMakeLists.txt").read_text()
+    assert "global_ranks_.resize(size_)" in (tmp_path / "horovod/common/gloo/gloo_controller.cc").read_text()
+
+
+def test_patching_twice_is_refused(tmp_path: Path) -> None:
+    source = source_tree(tmp_path)
+    apply_patches(source)
+    before = {patch.file: (source / patch.file).read_text() for patch in PATCHES}
+    with pytest.raises(RunError, match="does not fit this source"):
+        apply_patches(source)
+    assert {patch.file: (source / patch.file).read_text() for patch in PATCHES} == before
+
+
+@pytest.mark.parametrize("number", range(len(PATCHES)))
+def test_another_release_is_told_from_the_right_one(tmp_path: Path, number: int) -> None:
+    patch = PATCHES[number]
+    changed = source_tree(tmp_path / "changed") / patch.file
+    changed.write_text(changed.read_text().replace(patch.old, "something else"))
+    missing = source_tree(tmp_path / "missing") / patch.file
+    missing.unlink()
+    for path in (changed, missing):
+        with pytest.raises(RunError) as caught:
+            apply_patches(tmp_path / path.relative_to(tmp_path).parts[0])
+        told = str(caught.value)
+        assert str(path) in told
+        assert patch.reason in told
+        assert "does not fit this source" in told
+
+
+# What a build depends on
+
+
+def test_the_cache_key_names_everything_that_shapes_the_binary(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {cache_key(FACTS)}
+    changes = {
+        "torch": ["2.13.1", "2.13.0+cpu"],
+        "cuda": ["12.8"],
+        "python": ["3.12"],
+        "compiler": ["g++ 13.2.0", None],
+        "mpi": ["Open MPI 4.1.4", "Open MPI 5.0.1"],
+        "nccl": ["/usr", "/usr/local/cuda"],
+    }
+    for name, values in changes.items():
+        keys |= {cache_key({**FACTS, name: value}) for value in values}
+    monkeypatch.setattr(horovod, "PATCHES", PATCHES[1:])
+    keys.add(cache_key(FACTS))
+    monkeypatch.setattr(horovod, "PATCHES", (dataclasses.replace(PATCHES[0], new="x"), *PATCHES[1:]))
+    keys.add(cache_key(FACTS))
+    monkeypatch.setattr(horovod, "PATCHES", PATCHES)
+    monkeypatch.setattr(horovod, "SDIST_SHA256", "0" * 64)
+    keys.add(cache_key(FACTS))
+    assert len(keys) == 1 + sum(map(len, changes.values())) + 3
+    assert all(len(key) == 16 and set(key) <= set("0123456789abcdef") for key in keys)
+
+
+def test_the_cache_key_forgets_what_does_not_shape_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = cache_key(FACTS)
+    assert cache_key(dict(reversed(FACTS.items()))) == key
+    monkeypatch.setenv("MAKEFLAGS", "-j97")
+    monkeypatch.setattr(os, "cpu_count", lambda: 97)
+    assert build_environment(FACTS)["MAKEFLAGS"] == "-j97"
+    assert cache_key(FACTS) == key
+    # Why a patch is there does not change what it does.
+    told = tuple(dataclasses.replace(patch, reason="other words") for patch in PATCHES)
+    monkeypatch.setattr(horovod, "PATCHES", told)
+    assert cache_key(FACTS) == key
+
+
+def test_the_switches_of_a_build() -> None:
+    plain = build_environment(FACTS)
+    assert plain["HOROVOD_WITH_PYTORCH"] == plain["HOROVOD_WITH_GLOO"] == plain["HOROVOD_WITHOUT_MPI"] == "1"
+    assert plain["HOROVOD_WITHOUT_TENSORFLOW"] == plain["HOROVOD_WITHOUT_MXNET"] == "1"
+    assert not {"HOROVOD_WITH_MPI", "HOROVOD_GPU_OPERATIONS", "HOROVOD_NCCL_HOME"} & plain.keys()
+    mpi = build_environment({**FACTS, "mpi": "Open MPI 4.1.4"})
+    assert mpi["HOROVOD_WITH_MPI"] == mpi["HOROVOD_WITH_GLOO"] == "1"
+    assert "HOROVOD_WITHOUT_MPI" not in mpi
+    nccl = build_environment({**FACTS, "cuda": "12.8", "nccl": "/opt/nccl"})
+    assert (nccl["HOROVOD_GPU_OPERATIONS"], nccl["HOROVOD_NCCL_HOME"]) == ("NCCL", "/opt/nccl")
+    assert "HOROVOD_GPU_OPERATIONS" not in build_environment({**FACTS, "cuda": "12.8"})
+
+
+def test_where_wheels_are_kept() -> None:
+    assert horovod.cache_folder({"DLBENCH_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert horovod.cache_folder({"DLBENCH_CACHE": "", "XDG_CACHE_HOME": "/b"}) == Path("/b/dlbench")
+    assert horovod.cache_folder({}) == Path.home() / ".cache" / "dlbench"
+
+
+# A machine of stubs
+
+PYTHON = r"""
+printf '%s\0' "$@" >> "$CALLS"; printf '\n' >> "$CALLS"
+case "$*" in
+  *find_spec*horovod*) [ -e "$ROOT/horovod-is-here" ] ;;
+  *horovod*mpi_lib*) echo "${HOROVOD_ANSWER:?}" ;;
+  *pynvml*) if [ -n "$NVML_ANSWER" ]; then echo "$NVML_ANSWER"; else echo 'NVMLError: no driver' >&2; exit 1; fi ;;
+  *torch.cuda.device_count*) echo "${TORCH_ANSWER:?}" ;;
+  *"import json, torch"*) echo '["2.99.0", '"${CUDA:-null}"']' ;;
+  *"pip "*" download "*) cp "$ROOT/archive.tar.gz" "horovod-@VERSION@.tar.gz" ;;
+  *"pip "*" wheel "*)
+    while [ "$1" != --wheel-dir ]; do shift; done
+    env > "$ROOT/build.env"
+    cp -r "$3" "$ROOT/built-from"
+    echo '[ 42%] Building CXX object'
+    if [ -n "$BUILD_FAILS" ]; then echo 'x.cc:1: error: no such thing'; exit 1; fi
+    mkdir -p "$2" && echo wheel > "$2/horovod-@VERSION@-cp311-linux.whl" ;;
+  *"pip "*" install "*)
+    if [ -n "$INSTALL_FAILS" ]; then echo 'ERROR: no matching distribution' >&2; exit 1; fi
+    case "$*" in *.whl*) touch "$ROOT/horovod-is-here" ;; esac ;;
+  *) echo "unexpected: $*" >&2; exit 99 ;;
+esac
+"""
+
+Program = Callable[[str, str], Path]
+
+
+class Machine:
+    """A PATH of stubs, a Python that only pretends, a cache and a prefix of its own."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root, self.bin, self.cache = root, root / "bin", root / "cache"
+        self.prefix = root / "prefix"
+        for folder in (self.bin, self.prefix):
+            folder.mkdir(parents=True)
+        for name in ("bash", "cp", "mkdir", "touch", "env", "true"):
+            (self.bin / name).symlink_to(str(shutil.which(name)))
+        for name in ("g++", "make", "cmake"):
+            self.program(name, f"echo '{name} 12.2.0'; echo more")
+        self.python = self.program("python", PYTHON.replace("@VERSION@", VERSION))
+        patch.setattr(sys, "executable", str(self.python))
+        patch.setattr(sys, "prefix", str(self.prefix))
+        for name in ("CXX", "HOROVOD_NCCL_HOME", "NCCL_HOME", "CUDA", "BUILD_FAILS", "INSTALL_FAILS", "NVML_ANSWER"):
+            patch.delenv(name, raising=False)
+        patch.setenv("PATH", str(self.bin))
+        patch.setenv("ROOT", str(root))
+        patch.setenv("CALLS", str(root / "calls"))
+        patch.setenv("DLBENCH_CACHE", str(self.cache))
+        self.said: list[str] = []
+
+    def program(self, name: str, body: str) -> Path:
+        path = self.bin / name
+        path.write_text(f"#!{self.bin / 'bash'}\n{body}\n")
+        path.chmod(0o755)
+        return path
+
+    def pip(self) -> list[str]:
+        """The pip commands since the last question."""
+        file = self.root / "calls"
+        lines = file.read_text().splitlines() if file.exists() else []
+        file.unlink(missing_ok=True)
+        words = [line.split("\0")[:-1] for line in lines]
+        verbs = ("download", "wheel", "install")
+        return [next(word for word in call if word in verbs) for call in words if call[:2] == ["-m", "pip"]]
+
+    def install(self, *, rebuild: bool = False) -> Path:
+        self.said.clear()
+        return install(self.said.append, rebuild=rebuild)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(tmp_path / "machine", monkeypatch)
+    archive = made.root / "archive.tar.gz"
+    source = source_tree(tmp_path / f"horovod-{VERSION}")
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(source, arcname=source.name)
+        # What an archive should not hold, and what must not be unpacked.
+        for name in ("/evil-absolute", f"{source.name}/../../evil-above"):
+            member = tarfile.TarInfo(name)
+            member.size = 4
+            tar.addfile(member, io.BytesIO(b"evil"))
+        link = tarfile.TarInfo(f"{source.name}/evil-link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    monkeypatch.setattr(horovod, "SDIST_SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
+    return made
+
+
+def test_the_toolchain_is_asked(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = toolchain()
+    assert facts == {
+        "torch": "2.99.0",
+        "cuda": None,
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "compiler": "g++ 12.2.0",
+        "mpi": None,
+        "nccl": None,
+    }
+    machine.program("mpicxx", 'if [ "$1" = --showme:version ]; then echo "mpicxx: Open MPI 4.1.4"; fi')
+    machine.program("clang++", "echo 'clang 17'")
+    monkeypatch.setenv("CXX", "clang++")
+    facts = toolchain()
+    assert (facts["mpi"], facts["compiler"]) == ("mpicxx: Open MPI 4.1.4", "clang 17")
+    machine.program("mpicxx", "exit 1")  # MPICH's wrapper knows no --showme
+    assert toolchain()["mpi"] is None
+
+
+def test_nccl_counts_only_with_a_torch_for_cuda(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = machine.root / "nccl"
+    (home / "include").mkdir(parents=True)
+    (home / "include" / "nccl.h").touch()
+    monkeypatch.setenv("HOROVOD_NCCL_HOME", str(home))
+    assert toolchain()["nccl"] is None
+    monkeypatch.setenv("CUDA", '"12.8"')
+    facts = toolchain()
+    assert (facts["cuda"], facts["nccl"]) == ("12.8", str(home))
+
+
+def test_a_machine_without_torch_is_told_what_to_install(machine: Machine) -> None:
+    machine.program("python", "echo 'ModuleNotFoundError: torch' >&2; exit 1")
+    with pytest.raises(EnvironmentLacksError, match=r"dlbench\[node\]"):
+        machine.install()
+
+
+def test_horovod_is_built_once_and_taken_from_the_cache_afterwards(machine: Machine) -> None:
+    wheel = machine.install()
+    assert machine.pip() == ["install", "download", "wheel", "install"]
+    assert wheel.parent == machine.cache / "horovod" / cache_key(toolchain())
+    assert json.loads((wheel.parent / "toolchain.json").read_text()) == toolchain()
+    machine.pip()
+    # What was built was the patched source, with the switches, and without what climbs out of the archive.
+    built = machine.root / "built-from"
+    assert "set(CMAKE_CXX_STANDARD 20)" in (built / "CMakeLists.txt").read_text()
+    assert (
+        build_environment(toolchain()).items()
+        <= dict(
+            line.split("=", 1) for line in (machine.root / "build.env").read_text().splitlines() if "=" in line
+        ).items()
+    )
+    assert not [p for p in machine.root.rglob("*") if p.name.startswith("evil")]
+    assert any("with Gloo;" in line for line in machine.said)
+    assert any("42 %" in line for line in machine.said)
+    machine.pip()
+
+    assert machine.install() == wheel
+    assert machine.pip() == []  # installed already
+    (machine.root / "horovod-is-here").unlink()
+    assert machine.install() == wheel
+    assert machine.pip() == ["install", "install"]  # a new environment, the old wheel
+    assert machine.install(rebuild=True) == wheel
+    assert machine.pip() == ["install", "download", "wheel", "install"]
+    # Nothing is left of the work but the wheel and the log.
+    assert sorted(p.name for p in (machine.cache / "horovod").iterdir()) == sorted(
+        [wheel.parent.name, f"build-{wheel.parent.name}.log"]
+    )
+
+
+def test_another_toolchain_gets_another_wheel(machine: Machine) -> None:
+    first = machine.install()
+    machine.program("mpicxx", "echo 'mpicxx: Open MPI 4.1.4'")
+    shutil.rmtree(machine.root / "built-from")
+    second = machine.install()
+    assert first.parent != second.parent
+    assert first.is_file()
+    assert any("with Gloo, MPI;" in line for line in machine.said)
+    assert "HOROVOD_WITH_MPI=1" in (machine.root / "build.env").read_text().splitlines()
+
+
+def test_another_archive_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = "0" * 64
+    found = horovod.SDIST_SHA256
+    monkeypatch.setattr(horovod, "SDIST_SHA256", expected)
+    with pytest.raises(RunError) as caught:
+        machine.install()
+    told = str(caught.value)
+    assert found in told
+    assert expected in told
+    assert "nothing was built" in told
+    assert machine.pip() == ["install", "download"]
+    assert not [p for p in machine.cache.rglob("*") if p.suffix in (".whl", ".gz")]
+    assert not (machine.prefix / "horovod-installed-by-dlbench.txt").exists()
+
+
+def test_a_failed_build_is_told_with_its_log_and_keeps_the_old_wheel(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = machine.install()
+    shutil.rmtree(machine.root / "built-from")
+    monkeypatch.setenv("BUILD_FAILS", "1")
+    with pytest.raises(RunError) as caught:
+        machine.install(rebuild=True)
+    told = str(caught.value)
+    assert "x.cc:1: error: no such thing" in told
+    (log,) = (machine.cache / "horovod").glob("*.log")
+    assert str(log) in told
+    assert "error: no such thing" in log.read_text()
+    assert wheel.read_text() == "wheel\n"
+    assert [p.name for p in wheel.parent.parent.iterdir() if p.is_dir()] == [wheel.parent.name]
+
+
+def test_a_pip_that_fails_is_quoted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INSTALL_FAILS", "1")
+    with pytest.raises(RunError, match="no matching distribution"):
+        machine.install()
+
+
+@pytest.mark.parametrize("program", ["g++", "make", "cmake"])
+def test_what_a_build_needs_is_named_before_anything_is_fetched(machine: Machine, program: str) -> None:
+    (machine.bin / program).unlink()
+    with pytest.raises(EnvironmentLacksError, match=r"is not on PATH; install the system package") as caught:
+        machine.install()
+    assert program in str(caught.value)
+    assert "download" not in machine.pip()
+
+
+# Probes
+
+
+def findings() -> dict[str, Finding]:
+    found = examine()
+    for finding in found:
+        assert finding.state in ("ok", "absent", "problem")
+        assert finding.detail
+        assert finding.state == "ok" or finding.remedy, finding
+        assert set(finding.as_dict()) == {"name", "state", "detail", "needed_for", "remedy"}
+    return {finding.name: finding for finding in found}
+
+
+@pytest.fixture
+def installed(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine on which torch, Horovod and NVML's bindings are installed, and answer what a test says."""
+    site = tmp_path / "site"
+    (site / "horovod").mkdir(parents=True)
+    (site / "horovod" / "__init__.py").write_text("raise RuntimeError('this one is never imported here')\n")
+    for name, version in (("torch", "2.99.0"), ("nvidia-ml-py", "99.0")):
+        folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    answer = {"version": VERSION, "gloo": True, "mpi": True, "nccl": False, "cuda": False, "readback": True}
+    monkeypatch.setenv("HOROVOD_ANSWER", json.dumps(answer))
+    monkeypatch.setenv("TORCH_ANSWER", json.dumps({"version": "2.99.0", "cuda": None, "gpus": 0, "nccl": False}))
+    return machine
+
+
+def test_a_machine_with_everything(installed: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ANSWER", json.dumps({"version": "2.99.0", "cuda": "12.8", "gpus": 4, "nccl": True}))
+    monkeypatch.setenv("NVML_ANSWER", json.dumps({"driver": "570.1", "gpus": ["NVIDIA H200", "NVIDIA H200"]}))
+    installed.program("mpirun", "echo 'mpirun (Open MPI) 4.1.4'; echo; echo 'Report bugs to ...'")
+    installed.program("mpicxx", "true")
+    installed.program("sbatch", "echo 'slurm-wlm 22.05.8'")
+    installed.program("sinfo", "echo 'gpu 12'; echo 'debug 2'")
+    installed.program("srun", "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmix_v4\\n\\tpmi2\\n\\tpmix\\n' >&2")
+    found = findings()
+    assert {found[name].state for name in ("Python", "PyTorch", "Horovod", "MPI", "Slurm", "NVML")} == {"ok"}
+    assert found["PyTorch"].detail == "2.99.0, CUDA 12.8, 4 GPUs, with NCCL"
+    assert found["Horovod"].detail == f"{VERSION}, built with gloo, mpi; without nccl, cuda"
+    assert found["MPI"].detail == "mpirun (Open MPI) 4.1.4, with mpicxx"
+    assert found["Slurm"].detail == "slurm-wlm 22.05.8; partitions gpu 12, debug 2; srun --mpi: pmi2, pmix, pmix_v4"
+    assert found["NVML"].detail == "driver 570.1; NVIDIA H200, NVIDIA H200"
+    assert found["Scratch TMPDIR"].state == "ok"
+    assert "Scratch SLURM_TMPDIR" not in found
+
+
+def test_what_is_absent_says_for_what_it_is_needed(installed: Machine) -> None:
+    found = findings()
+    for name, words in (("MPI", "mpirun"), ("Slurm", "dlbench submit"), ("NVML", "GPU telemetry")):
+        assert found[name].state == "absent"
+        assert words in found[name].needed_for
+    assert found["NVML"].detail == "NVMLError: no driver"
+
+
+def test_what_is_broken_is_a_problem_and_no_crash(installed: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_ANSWER")  # its import fails
+    monkeypatch.setenv("HOROVOD_ANSWER", "no JSON")
+    monkeypatch.setenv("SLURM_TMPDIR", str(installed.root / "gone"))
+    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
+    installed.program("sbatch", "echo 'sbatch: fatal: no cluster' >&2; exit 1")
+    found = findings()
+    problems = {name for name, finding in found.items() if finding.state == "problem"}
+    assert problems >= {"PyTorch", "Horovod", "Slurm", "Scratch SLURM_TMPDIR"}
+    assert "TORCH_ANSWER" in found["PyTorch"].detail  # the last line of what it said
+    assert "--rebuild" in found["Horovod"].remedy
+    assert "SLURM_CONF" in found["Slurm"].remedy
+    assert found["Scratch SLURM_TMPDIR"].detail.endswith(os.strerror(2))
+
+
+def test_slurm_without_a_cluster(installed: Machine) -> None:
+    installed.program("sbatch", "exit 1")
+    assert (findings()["Slurm"].state, findings()["Slurm"].needed_for) == ("absent", "dlbench submit")
+    installed.program("sbatch", "echo 'slurm-wlm 22.05.8'")
+    installed.program("sinfo", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1")
+    found = findings()["Slurm"]
+    assert found.state == "problem"
+    assert "no controller answers" in found.detail
+
+
+def test_a_horovod_that_is_not_dlbench_s_build(installed: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"version": "0.27.0", "gloo": True, "mpi": False, "nccl": False, "cuda": False, "readback": False}
+    monkeypatch.setenv("HOROVOD_ANSWER", json.dumps(answer))
+    found = findings()["Horovod"]
+    assert found.state == "problem"
+    assert "0.27.0, built with gloo; without mpi, nccl, cuda; not dlbench's build" in found.detail
+    assert "dlbench setup horovod" in found.remedy
+
+
+def test_an_mpi_that_horovod_cannot_be_built_for(installed: Machine) -> None:
+    installed.program("mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    assert "without mpicxx: Horovod cannot be built for it" in findings()["MPI"].detail
+    installed.program("mpirun", "true")  # says nothing
+    assert findings()["MPI"].detail
+
+
+def test_a_program_that_hangs_is_given_up(installed: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = probes.subprocess.run
+
+    def impatient(*words: object, **options: object) -> object:
+        return original(*words, **{**options, "timeout": 0.3})  # type: ignore[call-overload]
+
+    monkeypatch.setattr(probes.subprocess, "run", impatient)
+    (installed.bin / "sleep").symlink_to(str(shutil.which("sleep", path="/usr/bin:/bin")))
+    installed.program("mpirun", "exec sleep 60")
+    installed.program("python", "exec sleep 60")
+    found = findings()
+    assert found["MPI"].state == "absent"
+    assert found["PyTorch"].state == found["Horovod"].state == "problem"
+    assert "no answer within" in found["PyTorch"].detail
+
+
+@pytest.mark.parametrize(
+    ("limit", "state"), [("max 100000", "ok"), ("50000 100000", "problem"), ("100000000 100000", "ok"), ("x", "ok")]
+)
+def test_a_cpu_limit_below_the_cores_is_a_problem(
+    installed: Machine, monkeypatch: pytest.MonkeyPatch, limit: str, state: str
+) -> None:
+    original = Path.read_text
+
+    def read_text(self: Path, *arguments: str, **options: str) -> str:
+        return limit if str(self) == "/sys/fs/cgroup/cpu.max" else original(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    found = findings()["Cores"]
+    assert found.state == state
+    assert state == "ok" or "throttled" in found.remedy
