@@ -31,6 +31,8 @@ class ExitCode(IntEnum):
     """Checkpointed, wants to be requeued (EX_TEMPFAIL of sysexits.h)."""
     TIMEOUT = 124
     """Stopped by a time limit or by the watchdog."""
+    INTERRUPTED = 130
+    """Stopped by the user's Ctrl-C (128 + SIGINT, as shells say it)."""
 
 
 class DlbenchError(Exception):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
 
 import dlbench
-from dlbench.errors import DlbenchError
+from dlbench.errors import DlbenchError, ExitCode
 
 # In workflow order: name, module, attribute, one line of help (so that --help imports no command).
 COMMANDS: tuple[tuple[str, str, str, str], ...] = (
@@ -64,14 +65,27 @@ def cli() -> None:
           dlbench report runs -o report.html
 
     Exit codes: 0 fine, 1 failed check, 2 wrong usage, 3 a run failed, 4 incomplete data, 5 the machine lacks
-    something, 6 inconclusive, 124 timeout.
+    something, 6 inconclusive, 124 timeout, 130 interrupted.
     """
 
 
 def main() -> None:
     """Entry point: a `DlbenchError` becomes one line and its exit code; anything else keeps its traceback."""
     try:
-        cli(standalone_mode=True)
+        # Not click's standalone mode, in which Ctrl-C would end with 1, the code of a failed check.
+        code = cli(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else int(ExitCode.OK))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("dlbench: interrupted", err=True)
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except BrokenPipeError:
+        # The reader has what it wanted (`| head`); what is still buffered must not raise at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(int(ExitCode.OK))
     except DlbenchError as error:
         # One line, whatever a path or a library put into it.
         text = "".join(c if c.isprintable() else " " for c in str(error))

@@ -87,19 +87,21 @@ def _run_all(plans: list[RunPlan], out: Path, fail_fast: bool, bar: bool) -> Exi
     from dlbench.records.folder import create, prepare_output
 
     root = prepare_output(out)
-    worst = ExitCode.OK
+    worst, valid = ExitCode.OK, 0
     with _progress(plans, bar) as progress:
         for plan in plans:
             folder = create(root, plan)
             start = time.monotonic()
             outcome = local.run(plan, folder, progress.begin(plan))
             progress.end(plan, outcome, time.monotonic() - start)
+            valid += outcome.exit_code is ExitCode.OK
             if outcome.exit_code is not ExitCode.OK:
                 worst = outcome.exit_code if worst is ExitCode.OK else worst
                 # What the machine lacks for one run it lacks for the next.
                 if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE):
                     break
-    click.echo(f"{len(plans)} runs planned, all in {root}; next: dlbench report {_shown(out)} -o report.html", err=True)
+    following = f"; next: dlbench report {_shown(out)} -o report.html" if valid else ""
+    click.echo(f"{valid} of {len(plans)} runs valid, in {root}{following}", err=True)
     return worst
 
 
@@ -126,8 +128,9 @@ class _Lines:
         from dlbench.units import format_seconds
 
         self._done += 1
-        what = "done" if not outcome.story else f"FAILED: {outcome.story}"
-        click.echo(f"[{self._done}/{self._total}] {what} in {format_seconds(seconds)}", err=True)
+        took = format_seconds(seconds)
+        what = f"done in {took}" if not outcome.story else f"FAILED after {took}: {outcome.story}"
+        click.echo(f"[{self._done}/{self._total}] {what}", err=True)
 
 
 class _Bar(_Lines):

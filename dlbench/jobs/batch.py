@@ -36,7 +36,7 @@ def render_script(plan: RunPlan, folder: RunFolder, python: str) -> str:
 
 
 def job_name(plan: RunPlan) -> str:
-    """The job's name: the series and the size, of safe characters by the plan's own rules."""
+    """The job's name: workload, ranks and repeat, of safe characters by the plan's own rules."""
     return f"dlbench-{plan.workload.name}-n{plan.layout.ranks}-k{plan.series.repeat}"[:64]
 
 

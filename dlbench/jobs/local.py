@@ -22,10 +22,9 @@ from typing import IO
 
 from dlbench.errors import EnvironmentLacksError, ExitCode
 from dlbench.jobs import launch
-from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import read_run
-from dlbench.records.status import PROGRESS_MARK
+from dlbench.records.status import PROGRESS_MARK, write_failure
 from dlbench.specs.plan import RunPlan
 
 GRACE_S = 10.0
@@ -148,9 +147,7 @@ def run(plan: RunPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome:
                 ranks.start(launch.node_command(folder.plan, python), {**base, **variables}, folder.log(rank))
         else:
             variables = {**launch.rank_environment(plan), "DLBENCH_LAUNCH_TOKEN": token}
-            ranks.start(
-                _launcher_command(plan, folder, python, token), {**base, **variables}, folder.path / "launch.log"
-            )
+            ranks.start(_launcher_command(plan, folder, python, token), {**base, **variables}, folder.launch_log)
         ranks.wait()
     except FileNotFoundError as error:
         ranks.end()
@@ -159,7 +156,7 @@ def run(plan: RunPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome:
         ) from None
     except KeyboardInterrupt:
         ranks.end()
-        write_json(folder.failure, {"reason": "interrupted by the user"})
+        write_failure(folder, "interrupted by the user")
         raise
     finally:
         ranks.close()
@@ -180,7 +177,7 @@ def _verdict(folder: RunFolder, ending: str) -> Outcome:
         return Outcome(exit_code=ExitCode.RUN_FAILED, story=f"no figure: {done.story}")
     codes = [s.exit_code for s in done.statuses if s.exit_code]
     if "signal" in ending or not codes:
-        write_json(folder.failure, {"reason": ending or "the ranks ended without a record"})
+        write_failure(folder, ending or "the ranks ended without a record")
         done = read_run(folder.path)
     known = {int(code) for code in ExitCode}
     code = next((c for c in codes if c in known), int(ExitCode.RUN_FAILED))

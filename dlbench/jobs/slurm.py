@@ -24,8 +24,8 @@ CALL_TIMEOUT_S = 60
 class Submission(Spec):
     """`submission.json`: how a run went to Slurm."""
 
-    format: Literal["dlbench.submission"] = "dlbench.submission"
-    version: Literal[1] = 1
+    format: Literal["dlbench.submission"] = Field("dlbench.submission", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
     job_id: str = Field(description="Slurm's job id, without the cluster.")
     command: tuple[str, ...] = Field(description="The sbatch command line.")
     submitted: str = Field(description="UTC, ISO 8601.")

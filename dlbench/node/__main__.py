@@ -74,7 +74,7 @@ def _train(plan: RunPlan, folder: RunFolder, place: RankPlace, binding: CoreBind
     from dlbench.node.training.run import RankRun, device_for
     from dlbench.node.training.watchdog import Watchdog
 
-    device = device_for(place)
+    device = device_for(plan, place)
     engine = build_engine(plan, folder, place, device)
     watchdog = Watchdog(
         plan.measure.stall_timeout_s,

@@ -25,7 +25,8 @@ def publish(path: Path, place: RankPlace, address: str, port: int) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    write_json(path, {"address": address, "port": port, "token": place.token})
+    content = {"address": address, "port": port, "token": place.token}
+    write_json(path, {"format": "dlbench.rendezvous", "version": 1, **content})
 
 
 def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> tuple[str, int]:

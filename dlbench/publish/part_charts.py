@@ -119,7 +119,7 @@ def _lost(group: Group) -> Chart:
         alt.layer(*layers),
         group,
         name="lost",
-        title=f"Lost at {place}: {lost_text(point.whole.lost)}",
+        title=f"Lost at {place}, mean: {lost_text(point.whole.lost)}",
         alt=f"Points of the ideal lost at {place}: {lost_text(point.whole.lost)} in all. {words}.",
         table=tabular.lost(group),
         size=(WIDE - 90, max(60, 30 * len(rows))),

@@ -87,7 +87,7 @@ def _losses(group: Group) -> str:
     worst = sorted((part for part in last.parts if part.lost.value > 0), key=lambda part: -part.lost.value)[:3]
     parts = ", ".join(f"{PART_TITLES[part.name]} {lost_text(part.lost)}" for part in worst)
     total = lost_text(last.whole.lost)
-    lost = f" Lost at {place_text(last.ranks, last.nodes)}: {total} ({parts})." if worst else ""
+    lost = f" Lost at {place_text(last.ranks, last.nodes)} on average: {total} ({parts})." if worst else ""
     return f"Intervals: {basis_text(last.throughput)}.{lost}"
 
 

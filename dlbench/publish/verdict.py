@@ -50,7 +50,8 @@ def _explanation(point: Point) -> str:
     worst = main_loss(point)
     if worst is None:
         return f".{doubt}"
-    share = f"{worst.lost.value * 100:.1f} of {points(point.whole.lost.value)}"
+    # Only means sum to a whole, so the parts are means; the efficiency before them is made of medians.
+    share = f"{worst.lost.value * 100:.1f} of the {points(point.whole.lost.value)} lost on average"
     return f"; the largest part of the loss is {PART_TITLES[worst.name]} ({share}).{doubt}"
 
 

@@ -46,6 +46,11 @@ class RunFolder:
         return self.path / "rendezvous.json"
 
     @property
+    def launch_log(self) -> Path:
+        """`launch.log`: output of mpirun or srun, all ranks together."""
+        return self.path / "launch.log"
+
+    @property
     def failure(self) -> Path:
         """`failure.json`: why a launcher gave a run up."""
         return self.path / "failure.json"

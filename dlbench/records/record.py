@@ -23,7 +23,10 @@ class Check(Spec):
 class Setting(Spec):
     """A requested setting and what was in force."""
 
-    key: str = Field(description="Key of the plan, e.g. engine.horovod.cycle_time_ms.")
+    key: str = Field(
+        description="Key of the plan, e.g. engine.horovod.cycle_time_ms, or a name of the same form for what a plan "
+        "cannot ask for."
+    )
     requested: str | int | float | bool | None = Field(description="What the plan asks for.")
     effective: str | int | float | bool | None = Field(description="What was in force; null where it cannot be told.")
     evidence: str = Field(description="How the effective value is known.")
@@ -32,8 +35,8 @@ class Setting(Spec):
 class RankResult(Spec):
     """What one rank says of itself at the end."""
 
-    rank: CountOrZero
-    node_rank: CountOrZero
+    rank: CountOrZero = Field(description="The rank, from 0.")
+    node_rank: CountOrZero = Field(description="Its node, from 0.")
     host: str = Field(description="Host name.")
     device: str = Field(description="Where it computed, e.g. cpu or cuda:0 (NVIDIA A100).")
     cores: tuple[int, ...] = Field(description="Cores it was bound to (those it may use, where not bound).")
@@ -55,9 +58,9 @@ class RankResult(Spec):
 class Record(Spec):
     """`record.json`."""
 
-    format: Literal["dlbench.record"] = "dlbench.record"
-    version: Literal[1] = 1
-    run_id: RunName
+    format: Literal["dlbench.record"] = Field("dlbench.record", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    run_id: RunName = Field(description="The run, as in its plan.")
     configuration: str = Field(description="Digest of the plan's configuration.")
     state: Literal["valid", "invalid"] = Field(description="invalid: a sanity check failed; no figure may be made.")
     started: str = Field(description="UTC, ISO 8601, of rank 0's start.")
@@ -66,9 +69,9 @@ class Record(Spec):
     phases: Literal["overlapped", "synchronised"] = Field(description="The phase mode that was in force.")
     num_parameters: Count = Field(description="Trained parameters of the network.")
     gradient_bytes: Count = Field(description="Bytes of gradients exchanged in one step, before compression.")
-    ranks: tuple[RankResult, ...] = Field(min_length=1)
-    checks: tuple[Check, ...] = Field(min_length=1)
-    settings: tuple[Setting, ...] = ()
+    ranks: tuple[RankResult, ...] = Field(min_length=1, description="What every rank says of itself, by rank.")
+    checks: tuple[Check, ...] = Field(min_length=1, description="The sanity checks.")
+    settings: tuple[Setting, ...] = Field((), description="Settings of the engine, as asked for and as in force.")
     warnings: tuple[str, ...] = Field((), description="Reasons for doubt, each a sentence.")
     data: dict[str, Any] = Field(description="What the data source says of itself.")
     environment: dict[str, str] = Field(description="Environment of rank 0, by name.")

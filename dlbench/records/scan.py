@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import Record
-from dlbench.records.status import RankStatus, read_statuses
+from dlbench.records.status import Failure, RankStatus, read_statuses
 from dlbench.specs.plan import RunPlan
 
 RunState = Literal["valid", "invalid", "failed", "incomplete"]
@@ -112,15 +112,8 @@ def read_run(path: Path) -> Run:
 
 
 def _failure(folder: RunFolder) -> str:
-    try:
-        reason = json.loads(folder.failure.read_text(encoding="utf-8"))["reason"]
-        if isinstance(reason, str):
-            return reason
-        raise ValueError("no text")  # noqa: TRY301  (one answer to all kinds of damage)
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise IncompleteDataError(f"{folder.failure}: damaged; delete it or restore it from a copy") from None
+    failure = _load(folder.failure, Failure)
+    return "" if failure is None else failure.reason
 
 
 def _load(path: Path, model: type[ModelT]) -> ModelT | None:

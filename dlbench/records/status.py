@@ -21,16 +21,33 @@ Stage = Literal["starting", "warm-up", "measuring", "finishing", "done", "failed
 class RankStatus(Spec):
     """The last thing one rank said about itself."""
 
-    format: Literal["dlbench.rank-status"] = "dlbench.rank-status"
-    version: Literal[1] = 1
-    rank: CountOrZero
-    host: str
-    pid: CountOrZero
+    format: Literal["dlbench.rank-status"] = Field("dlbench.rank-status", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    rank: CountOrZero = Field(description="The rank, from 0.")
+    host: str = Field(description="Host name; under Slurm the node's name.")
+    pid: CountOrZero = Field(description="Process id on that host.")
     stage: Stage = Field(description="How far it got.")
     step: int = Field(description="Last step begun when this was written; -1 before the first.")
     updated: str = Field(description="UTC, ISO 8601.")
     reason: str = Field("", description="Why it failed, in one line.")
     exit_code: int | None = Field(None, description="What it exits with; null while it runs.")
+
+
+class Failure(Spec):
+    """`failure.json`: why a launcher gave a run up."""
+
+    format: Literal["dlbench.failure"] = Field("dlbench.failure", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    reason: str = Field(description="What the launcher saw, in one line.")
+
+
+def write_failure(folder: RunFolder, reason: str) -> None:
+    """Says why a run was given up.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    write_json(folder.failure, Failure(reason=reason).model_dump(mode="json"))
 
 
 def write_status(folder: RunFolder, status: RankStatus) -> None:

@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import time
@@ -242,6 +243,8 @@ def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None]) -> 
     for program, package in (("cmake", "cmake"), (os.environ.get("CXX", "g++"), "g++"), ("make", "make")):
         if shutil.which(program) is None:
             raise EnvironmentLacksError(f"horovod: {program} is not on PATH; install the system package {package}")
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        raise EnvironmentLacksError("horovod: Python's headers are missing; install the system package python3-dev")
     target = cache_folder() / "horovod" / cache_key(facts)
     target.parent.mkdir(parents=True, exist_ok=True)
     log = target.parent / f"build-{target.name}.log"

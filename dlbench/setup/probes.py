@@ -295,9 +295,7 @@ def _packages(name: str, packages: tuple[str, ...], needed_for: str, extra: str)
 
 
 def _analysis() -> Iterable[Finding]:
-    yield _packages(
-        "Analysis", ("numpy", "pandas", "scipy", "altair", "vl-convert-python"), "dlbench report", "analysis"
-    )
+    yield _packages("Analysis", ("numpy", "pandas", "altair", "vl-convert-python"), "dlbench report", "analysis")
 
 
 def _data() -> Iterable[Finding]:

@@ -34,5 +34,5 @@ class EngineSpec(Spec):
     name: EngineName = Field(
         "horovod", description="horovod, ddp (torch.distributed), or single (one rank, no exchange)."
     )
-    horovod: HorovodSettings = HorovodSettings()
-    ddp: DdpSettings = DdpSettings()
+    horovod: HorovodSettings = Field(HorovodSettings(), description="Settings of engine horovod.")
+    ddp: DdpSettings = Field(DdpSettings(), description="Settings of engine ddp.")

@@ -50,17 +50,17 @@ class SeriesSpec(Spec):
 class RunPlan(Spec):
     """One run, fully decided."""
 
-    format: Literal["dlbench.plan"] = "dlbench.plan"
-    version: Literal[1] = 1
+    format: Literal["dlbench.plan"] = Field("dlbench.plan", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
     run_id: RunName = Field(description="Name of the run and of its folder.")
     created: str = Field(description="When the plan was made, UTC, ISO 8601.")
     dlbench_version: str = Field(description="Version of dlbench that made the plan.")
-    workload: Workload
-    engine: EngineSpec
-    measure: MeasureSpec
-    layout: LayoutSpec
-    series: SeriesSpec
-    system: SystemSpec
+    workload: Workload = Field(description="What is trained.")
+    engine: EngineSpec = Field(description="How gradients are exchanged.")
+    measure: MeasureSpec = Field(description="What is measured.")
+    layout: LayoutSpec = Field(description="Nodes, ranks and cores.")
+    series: SeriesSpec = Field(description="Where the run stands in its series.")
+    system: SystemSpec = Field(description="Where it runs.")
     overrides: dict[str, AxisValue] = Field(default_factory=dict, description="What --set changed, key by key.")
 
     @property

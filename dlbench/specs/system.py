@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
-from dlbench.specs.base import Count, CountOrZero, Flag, Name, Positive, SlurmWord, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, Name, SlurmWord, Spec
 
 LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
 
@@ -45,7 +45,9 @@ class SlurmSpec(Spec):
 class NodeSpec(Spec):
     """One node of the system."""
 
-    cores: Count | None = Field(None, description="Cores a job may use on a node; none: all that the machine has.")
+    cores: Count | None = Field(
+        None, description="Cores a job may use on a node; required with a scheduler; none: all that this machine has."
+    )
     gpus: CountOrZero = Field(0, description="GPUs of a node.")
     ranks: Count | None = Field(None, description="Ranks a node; none: one per GPU, or one per node without GPUs.")
 
@@ -80,30 +82,20 @@ class LaunchSpec(Spec):
         return value
 
 
-class PeakSpec(Spec):
-    """A peak rate with its source, for utilisation figures."""
-
-    value: Positive = Field(description="The rate, in the unit of its key.")
-    source: str = Field(min_length=3, description="Where the figure comes from.")
-
-
 class SystemSpec(Spec):
     """One system YAML, validated."""
 
     name: Name = Field(description="Name of the system, as in its file name.")
     title: str = Field(description="The system, in words.")
     scheduler: Literal["none", "slurm"] = Field("none", description="none: this machine; slurm: sbatch.")
-    slurm: SlurmSpec = SlurmSpec()
-    node: NodeSpec = NodeSpec()
-    launch: LaunchSpec = LaunchSpec()
+    slurm: SlurmSpec = Field(SlurmSpec(), description="What sbatch is asked for.")
+    node: NodeSpec = Field(NodeSpec(), description="One node.")
+    launch: LaunchSpec = Field(LaunchSpec(), description="How ranks are started.")
     modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$")], ...] = Field(
         (), description="Environment modules to load, in order."
     )
     setup: tuple[str, ...] = Field((), description="Shell lines run before the ranks start, as they are.")
     python: str | None = Field(None, description="Python of the compute nodes; none: the one that submits.")
-    peak_tflops: dict[Literal["fp32", "bf16", "fp16"], PeakSpec] = Field(
-        default_factory=dict, description="Declared peak of one GPU (or one node without GPUs), TFLOP/s."
-    )
 
     @model_validator(mode="after")
     def _launcher_fits(self) -> Self:

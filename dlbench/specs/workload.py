@@ -13,7 +13,7 @@ from dlbench.specs.base import Count, CountOrZero, Flag, Fraction, Name, NonNega
 class ResNetModel(Spec):
     """ResNet with bottleneck blocks, v1.5 (stride in the 3x3 convolution)."""
 
-    family: Literal["resnet"]
+    family: Literal["resnet"] = Field(description="Chooses this network.")
     image_size: Count = Field(224, description="Height and width of the input, pixels.")
     num_classes: Count = Field(1000, description="Classes of the classifier.")
     stage_blocks: tuple[Count, Count, Count, Count] = Field((3, 4, 6, 3), description="Blocks in the four stages.")
@@ -24,7 +24,7 @@ class ResNetModel(Spec):
 class BertModel(Spec):
     """BERT with both pre-training heads (masked LM, next sentence)."""
 
-    family: Literal["bert"]
+    family: Literal["bert"] = Field(description="Chooses this network.")
     vocab_size: Count = Field(30522, description="Entries of the WordPiece vocabulary.")
     hidden_size: Count = Field(1024, description="Width of a layer.")
     num_layers: Count = Field(24, description="Transformer layers.")
@@ -44,7 +44,7 @@ class BertModel(Spec):
 class CosmoFlowModel(Spec):
     """CosmoFlow: 3-D convolutions that regress cosmological parameters."""
 
-    family: Literal["cosmoflow"]
+    family: Literal["cosmoflow"] = Field(description="Chooses this network.")
     input_size: Count = Field(128, description="Edge of the cubic input, voxels; halved once per convolution.")
     input_channels: Count = Field(4, description="Density maps per sample.")
     conv_channels: tuple[Count, ...] = Field((32, 64, 128, 256, 512), description="Channels of each convolution.")
@@ -77,13 +77,13 @@ class _Data(Spec):
 class JpegTreeData(_Data):
     """One folder per class, JPEG files inside."""
 
-    format: Literal["jpeg-tree"]
+    format: Literal["jpeg-tree"] = Field(description="Chooses this kind of data.")
 
 
 class TextData(_Data):
     """Raw text, documents separated by blank lines; masked on the fly."""
 
-    format: Literal["text"]
+    format: Literal["text"] = Field(description="Chooses this kind of data.")
     sequence_length: Count = Field(512, description="Tokens of one sample.")
     max_predictions: Count = Field(76, description="Masked positions of one sample at most.")
     masked_lm_probability: Fraction = Field(0.15, description="Share of tokens chosen for prediction.")
@@ -93,7 +93,7 @@ class TextData(_Data):
 class DensityData(_Data):
     """HDF5 files of density volumes (x, int16) and parameters (y, float32)."""
 
-    format: Literal["hdf5-density"]
+    format: Literal["hdf5-density"] = Field(description="Chooses this kind of data.")
 
 
 DataSpec = Annotated[JpegTreeData | TextData | DensityData, Field(discriminator="format")]
@@ -137,8 +137,8 @@ class TrainSpec(Spec):
 
     batch_per_rank: Count = Field(description="Samples a rank processes in one step.")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="fp32, or bf16 autocast with fp32 weights.")
-    optimizer: OptimizerSpec
-    schedule: ScheduleSpec = ScheduleSpec()
+    optimizer: OptimizerSpec = Field(description="The optimiser.")
+    schedule: ScheduleSpec = Field(ScheduleSpec(), description="Learning rate over steps.")
     label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")
     seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, order, augmentation and dropout.")
 
@@ -165,9 +165,9 @@ class Workload(Spec):
     preset: Name = Field(description="Name of the preset.")
     about: str = Field(description="What the preset changes against the published configuration.")
     notice: str = Field(description="How results may be called.")
-    model: ModelSpec
-    data: DataSpec
-    train: TrainSpec
+    model: ModelSpec = Field(description="The network.")
+    data: DataSpec = Field(description="What it is trained on.")
+    train: TrainSpec = Field(description="How it is trained.")
 
     @model_validator(mode="after")
     def _data_fits_model(self) -> Self:

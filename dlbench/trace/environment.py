@@ -31,6 +31,8 @@ VARIABLES = (
     "LD_PRELOAD",
     "MALLOC_CONF",
 )
+# What Open MPI's launcher tells its own processes: different on every rank, set by nobody.
+INTERNAL = re.compile(r"^OMPI_MCA_(ess|orte|plm|initial|shmem|pmix|btl_tcp_if_base)_")
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY", re.IGNORECASE)
 
 
@@ -68,7 +70,11 @@ def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: I
 
 
 def _allowed(name: str) -> bool:
-    return (name in VARIABLES or name.startswith(VARIABLE_PREFIXES)) and not SECRET.search(name)
+    return (
+        (name in VARIABLES or name.startswith(VARIABLE_PREFIXES))
+        and not SECRET.search(name)
+        and not INTERNAL.match(name)
+    )
 
 
 def _text(path: str) -> str:

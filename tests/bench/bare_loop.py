@@ -37,7 +37,7 @@ def main(plan_file: Path, out: Path) -> None:
 
     torch.set_num_threads(binding.threads)
     folder = RunFolder(plan_file.parent)
-    device = device_for(place)
+    device = device_for(plan, place)
     engine = build_engine(plan, folder, place, device)
     engine.start()
     timer = phases.timer_for(device, synchronise=False)

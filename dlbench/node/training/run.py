@@ -30,8 +30,8 @@ from dlbench.trace import environment
 from dlbench.units import utc_now
 
 
-def device_for(place: RankPlace) -> torch.device:
-    """The rank's GPU where there is one for each rank of the node, the CPU otherwise.
+def device_for(plan: RunPlan, place: RankPlace) -> torch.device:
+    """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
 
     Raises:
         EnvironmentLacksError: a node has GPUs, but fewer than ranks.
@@ -39,13 +39,15 @@ def device_for(place: RankPlace) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     visible = torch.cuda.device_count()
-    if visible == 1:
-        # Slurm's --gpus-per-task shows each rank its own GPU only.
-        index = 0
+    if plan.system.scheduler == "slurm" and plan.system.slurm.gpu_request == "gpus-per-task":
+        index = 0  # Slurm shows each rank its own GPU only
     elif place.local_size <= visible:
         index = place.local_rank
     else:
-        raise EnvironmentLacksError(f"{place.local_size} ranks a node, but {visible} GPUs on {place.host}")
+        raise EnvironmentLacksError(
+            f"{place.local_size} ranks a node, but {visible} GPUs on {place.host}: ranks must not share one; use fewer "
+            "ranks, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
@@ -80,6 +82,8 @@ def prepare(plan: RunPlan, place: RankPlace, engine: Engine, device: torch.devic
         rank=place.rank,
         world_size=place.size,
         seed=workload.train.seed,
+        # Without page-locked memory a copy to the GPU cannot run beside computation.
+        pin_memory=device.type == "cuda",
     )
     trainee = Trainee(
         model=wrapped,
