@@ -24,9 +24,10 @@ from dlbench.cli import COMMANDS, cli
 from dlbench.datasets import manifest, text_corpus
 from dlbench.jobs import box_state
 from dlbench.jobs.slurm import Submission
+from dlbench.node import rendezvous
 from dlbench.publish import model as report_model
 from dlbench.records.record import Record
-from dlbench.records.status import RankStatus
+from dlbench.records.status import Failure, RankStatus
 from dlbench.records.steps import FIELDS, STEPS_VERSION, step_dtype
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
@@ -263,6 +264,8 @@ def format_versions() -> str:
         ("`rank-NNNN.steps` (header)", "dlbench.steps", STEPS_VERSION),
         ("`rank-NNNN.status.json`", *stamped(RankStatus)),
         ("`submission.json`", *stamped(Submission)),
+        ("`rendezvous.json`", rendezvous.FORMAT, rendezvous.VERSION),
+        ("`failure.json`", *stamped(Failure)),
         ("`manifest.json` of a prepared data set", manifest.FORMAT, manifest.VERSION),
         ("`corpus.json` of a tokenised text", str(corpus["format"]), int(str(corpus["version"]))),
         ("`box.json` of a one-box cluster", box_state._FORMAT, box_state._VERSION),

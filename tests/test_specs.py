@@ -150,7 +150,6 @@ def test_a_system_may_be_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"overrides": {"system.nod.cores": 1}}, ["--set", "system.nod: unknown key", "node"]),
         ({"overrides": {"system.launch.pinn": True}}, ["--set", "system.launch.pinn: unknown key", "pin"]),
         ({"sweep": {"train.precison": ("fp32",)}}, ["--sweep", "train.precison: unknown key", "precision"]),
-        ({"overrides": {"system.peak_tflops.bf16.sorce": "data sheet"}}, ["--set", "peak_tflops.bf16.sorce", "source"]),
     ],
 )
 def test_a_wrong_name_is_answered_with_the_right_ones(request_: dict[str, Any], words: list[str]) -> None:

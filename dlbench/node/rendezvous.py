@@ -15,6 +15,8 @@ from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.records.files import write_json
 
+FORMAT, VERSION = "dlbench.rendezvous", 1
+
 WAIT_S = 180.0
 """How long ranks wait for rank 0. Shared file systems show new files late (NFS: up to 60 s by default)."""
 
@@ -26,7 +28,7 @@ def publish(path: Path, place: RankPlace, address: str, port: int) -> None:
         RunError: the file cannot be written.
     """
     content = {"address": address, "port": port, "token": place.token}
-    write_json(path, {"format": "dlbench.rendezvous", "version": 1, **content})
+    write_json(path, {"format": FORMAT, "version": VERSION, **content})
 
 
 def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> tuple[str, int]:

@@ -173,7 +173,7 @@ def apply_patches(source: Path) -> None:
     """
     for patch in PATCHES:
         path = source / patch.file
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
         if patch.old not in text:
             raise RunError(f"{path}: {patch.old!r} not found; the patch ({patch.reason}) does not fit this source")
         path.write_text(text.replace(patch.old, patch.new), encoding="utf-8")
