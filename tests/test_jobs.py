@@ -521,12 +521,6 @@ REFUSAL = (
         ("exit 1", "1"),
         ("echo 123; exit 1", "1"),
         ("kill -9 $$", "9"),
-        ("echo Submitted batch job 12", "Submitted batch job 12"),
-        ("echo 12 13", "12 13"),
-        ("echo 12abc", "12abc"),
-        ("echo -5", "-5"),
-        ("true", "''"),
-        ("printf '\\xff\\xfe\\n'", "unexpected answer"),
         ("printf 'a\\x1b[2Jb\\n' >&2; exit 1", "b"),
     ],
 )
@@ -544,13 +538,39 @@ def test_a_refused_run_leaves_nothing_and_says_why(tmp_path: Path, program: Prog
     assert kept.plan.is_file()
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("echo Submitted batch job 12", "Submitted batch job 12"),
+        ("echo 12 13", "12 13"),
+        ("echo 12abc", "12abc"),
+        ("echo -5", "-5"),
+        ("true", "''"),
+        ("printf '\\xff\\xfe\\n'", "unexpected answer"),
+    ],
+)
+def test_an_answer_nobody_understands_keeps_the_folder(tmp_path: Path, program: Program, body: str, words: str) -> None:
+    """sbatch said yes in some way: the job may be queued, and would find its plan gone."""
+    program("sbatch", body)
+    plan, folder = a_run(tmp_path)
+    with pytest.raises(RunError) as caught:
+        submit(plan, folder, PYTHON, None)
+    told = str(caught.value)
+    assert plan.run_id in told
+    assert words in told
+    assert "may be queued" in told
+    assert "\n" not in told
+    assert folder.plan.is_file()
+    assert folder.script.is_file()
+
+
 def test_an_sbatch_that_hangs_is_given_up(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("sbatch", "exec sleep 60")
     monkeypatch.setattr(slurm, "CALL_TIMEOUT_S", 0.3)
     plan, folder = a_run(tmp_path)
     with pytest.raises(RunError, match="no answer within"):
         submit(plan, folder, PYTHON, None)
-    assert not folder.path.exists()
+    assert folder.script.is_file()
 
 
 def test_a_machine_without_slurm_is_told(program: Program) -> None:

@@ -47,11 +47,12 @@ def wait_for(folder: Path, count: int) -> list[Run]:
 def test_resnet_on_one_and_two_nodes(
     cli: Cli, slurm_box: Box, tmp_path: Path, jpegs: Path, launcher: str, horovod_installed: None
 ) -> None:
-    submitted = cli(
-        *("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1,2", "--launcher", launcher),
-        *("--data", jpegs, *SHORT),
-        **slurm_box.environment,
-    )
+    command = ("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1,2", "--launcher", launcher)
+    command += ("--data", str(jpegs), "--series", "nightly", *SHORT)
+    promised = cli(*command, "--dry-run")
+    assert promised.returncode == 0, promised.stderr
+    assert not (tmp_path / "runs").exists()
+    submitted = cli(*command, **slurm_box.environment)
     assert submitted.returncode == 0, submitted.stderr
     jobs = submitted.stdout.split()
     assert len(jobs) == 2
@@ -64,7 +65,7 @@ def test_resnet_on_one_and_two_nodes(
     carrier = {s.key: s.effective for s in two.record.settings}["engine.horovod.operations"]
     assert carrier == ("mpi" if launcher == "srun-mpi" else "gloo")
     assert two.record.environment["variable.SLURM_JOB_ID"] == jobs[1]
-    assert two.folder.script.read_text().startswith("#!/bin/bash\n")
+    assert one.folder.script.read_text() + two.folder.script.read_text() == promised.stdout
     assert json.loads(two.folder.submission.read_text())["job_id"] == jobs[1]
 
     status = cli("status", tmp_path / "runs", **slurm_box.environment)

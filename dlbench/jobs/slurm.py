@@ -19,6 +19,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.units import utc_now
 
 CALL_TIMEOUT_S = 60
+_MAYBE_QUEUED = "the job may be queued all the same: look with squeue; its folder was kept"
 
 
 class Submission(Spec):
@@ -45,7 +46,8 @@ def submit(plan: RunPlan, folder: RunFolder, python: str, after: str | None) -> 
     """Writes a run's script and submits it.
 
     Raises:
-        RunError: sbatch refused; the message is Slurm's own, and the run's folder is gone again.
+        RunError: sbatch refused (the message is Slurm's own, and the run's folder is gone again), or gave no
+            answer that can be understood (the folder stays, because the job may be queued).
     """
     write_atomic(folder.script, render_script(plan, folder, python))
     command = sbatch_arguments(folder, after)
@@ -59,15 +61,15 @@ def submit(plan: RunPlan, folder: RunFolder, python: str, after: str | None) -> 
             check=False,
             stdin=subprocess.DEVNULL,
         )
-        error = (done.stderr.strip() or f"it ended with {done.returncode}") if done.returncode != 0 else ""
-        job = re.match(r"(\d+)(;\S+)?\s*$", done.stdout)
-        if not error and job is None:
-            error = f"unexpected answer {done.stdout!r}"
     except subprocess.TimeoutExpired:
-        error, job = f"no answer within {CALL_TIMEOUT_S} s", None
-    if error or job is None:
+        raise RunError(f"sbatch gave no answer within {CALL_TIMEOUT_S} s to {plan.run_id}; {_MAYBE_QUEUED}") from None
+    if done.returncode != 0:
         shutil.rmtree(folder.path)
-        raise RunError(f"sbatch refused {plan.run_id}: {' '.join(error.split())}")
+        why = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
+        raise RunError(f"sbatch refused {plan.run_id}: {why}")
+    job = re.match(r"(\d+)(;\S+)?\s*$", done.stdout)
+    if job is None:
+        raise RunError(f"sbatch gave an unexpected answer to {plan.run_id}: {done.stdout!r}; {_MAYBE_QUEUED}")
     submission = Submission(job_id=job[1], command=tuple(command), submitted=utc_now())
     write_json(folder.submission, submission.model_dump(mode="json"))
     return submission

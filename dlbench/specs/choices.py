@@ -63,6 +63,9 @@ class WorkloadFile:
         for name, preset in presets.items():
             if not isinstance(preset, Mapping):
                 raise UserError(f"{path}: presets.{name}: must hold keys and values")
+            for key in ("name", "preset"):
+                if key in preset:
+                    raise UserError(f"{path}: presets.{name}.{key}: a preset cannot rename what it belongs to")
             self.presets[str(name)] = preset
         self.base = {key: value for key, value in content.items() if key not in FILE_KEYS}
         self.default_preset = str(content.get("default_preset", next(iter(self.presets))))

@@ -14,6 +14,10 @@ LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
 _ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 
+# Variables that bash does not let a script set; `export` of one would end it.
+_READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
+
+
 class SlurmSpec(Spec):
     """What `sbatch` is asked for. Words are checked, because `#SBATCH` lines cannot be quoted."""
 
@@ -79,6 +83,11 @@ class LaunchSpec(Spec):
                 raise ValueError(f"{key!r} is not a name of an environment variable")
             if "\0" in text:
                 raise ValueError(f"the value of {key} holds a NUL character")
+            if key.startswith("DLBENCH_") or key in _READ_ONLY:
+                raise ValueError(
+                    f"{key} is not a site's to set: "
+                    + ("bash's own" if key in _READ_ONLY else "dlbench tells ranks their place by such names")
+                )
         return value
 
 

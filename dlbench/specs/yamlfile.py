@@ -62,11 +62,24 @@ def _refuse_features(yaml: Any, text: str, origin: str) -> None:
     """What no specification needs.
 
     Aliases expand a small file into gigabytes, tags name other types, and a directive would bring
-    YAML 1.1 back, in which 12:30:00 is 45000 and `no` is false.
+    YAML 1.1 back, in which 12:30:00 is 45000 and `no` is false. Depth is counted here too, because the
+    scanner's work grows with the square of the open brackets.
     """
+    from ruamel.yaml import tokens
     from ruamel.yaml.tokens import AliasToken, AnchorToken, DirectiveToken, TagToken
 
+    opening = (
+        tokens.FlowSequenceStartToken,
+        tokens.FlowMappingStartToken,
+        tokens.BlockSequenceStartToken,
+        tokens.BlockMappingStartToken,
+    )
+    closing = (tokens.FlowSequenceEndToken, tokens.FlowMappingEndToken, tokens.BlockEndToken)
+    depth = 0
     for token in yaml.scan(text):
+        depth += isinstance(token, opening) - isinstance(token, closing)
+        if depth > MAX_DEPTH:
+            raise UserError(f"{origin}:{token.start_mark.line + 1}: nested deeper than {MAX_DEPTH} levels")
         if isinstance(token, AliasToken | AnchorToken | DirectiveToken | TagToken):
             line = token.start_mark.line + 1
             raise UserError(f"{origin}:{line}: anchors, aliases, tags and directives are not allowed here")
