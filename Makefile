@@ -8,7 +8,10 @@ VENV ?= .venv
 # One exact version, because Horovod is compiled against it. With a GPU: make demo TORCH=torch
 TORCH ?= torch==2.13.0
 AREA ?=
-DEMO_OUT ?= runs/demo-$(shell date -u +%Y%m%d-%H%M%S)
+# Not `?=`: that would ask for the time anew at every use.
+ifndef DEMO_OUT
+DEMO_OUT := runs/demo-$(shell date -u +%Y%m%d-%H%M%S)
+endif
 DEMO_RANKS ?= 1,2
 DEMO_REPEATS ?= 3
 
