@@ -31,8 +31,11 @@ VARIABLES = (
     "LD_PRELOAD",
     "MALLOC_CONF",
 )
-# What Open MPI's launcher tells its own processes: different on every rank, set by nobody.
-INTERNAL = re.compile(r"^OMPI_MCA_(ess|orte|plm|initial|shmem|pmix|btl_tcp_if_base)_")
+# What launchers tell their own processes of their place: different on every rank or at every start, set by nobody.
+INTERNAL = re.compile(
+    r"^(OMPI_MCA_(ess|orte|plm|initial|shmem|pmix)_"
+    r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+)$)"
+)
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY", re.IGNORECASE)
 
 

@@ -229,8 +229,7 @@ class RankRun:
 
 
 def _environment_differences(everyone: list[dict[str, Any]], reference: dict[str, str]) -> tuple[str, ...]:
-    own: tuple[str, ...] = ("variable.HOROVOD_RANK", "variable.HOROVOD_LOCAL_RANK", "variable.HOROVOD_CROSS_RANK")
-    own += ("variable.HOROVOD_HOSTNAME", "variable.CUDA_VISIBLE_DEVICES", "variable.HOROVOD_GLOO_IFACE")
+    own = ("variable.CUDA_VISIBLE_DEVICES", "variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME")
     return tuple(
         f"rank {rank}: {text}"
         for rank, item in enumerate(everyone)
