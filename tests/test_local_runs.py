@@ -278,6 +278,19 @@ def test_interrupting_ends_all_ranks(tmp_path: Path) -> None:
     assert "Traceback" not in errors
     assert not any(alive(pid) for pid in pids)
     assert "interrupted" in scan(running.folder).runs[0].story
+    assert code == 130
+
+
+@pytest.mark.slow
+def test_terminating_the_launcher_ends_all_ranks(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    running.wait_until_measuring()
+    pids = [running.pid(0), running.pid(1)]
+    running.process.terminate()
+    code, errors = running.end()
+    assert code == 130
+    assert "Traceback" not in errors
+    assert not any(alive(pid) for pid in pids)
 
 
 @pytest.mark.slow
@@ -287,12 +300,16 @@ def test_a_killed_launcher_leaves_a_readable_folder(tmp_path: Path) -> None:
     pids = [running.pid(0), running.pid(1)]
     running.process.kill()
     running.process.communicate(timeout=60)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    # Ranks must not go on computing on the cores of the next measurement.
+    deadline = time.monotonic() + 20
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(alive(pid) for pid in pids)
     (run,) = only_runs(running.folder, 1)
     assert run.state == "incomplete"
     assert "2 of 2 ranks started" in run.story
     assert "measuring" in run.story
+    assert run.record is None
 
 
 def _run_with_room(cli: Cli, disk: Path, kib: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -51,7 +52,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> type[FakeStream]:
         FakeStream.done_ms = FakeStream.queued_ms
 
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronise)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=synchronise))
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
     return FakeStream

@@ -62,7 +62,8 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
     for setting in record.settings:
         told = any(warning.startswith(f"{setting.key}:") for warning in record.warnings)
         known = setting.requested is not None and setting.effective is not None
-        if known and not told and setting.requested != setting.effective:
+        # At one rank nothing is exchanged: no setting of the exchange can act.
+        if len(record.ranks) > 1 and known and not told and setting.requested != setting.effective:
             yield (
                 "inert-setting",
                 "serious",

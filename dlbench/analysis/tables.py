@@ -101,7 +101,9 @@ def _row(run: Run, measures: RunMeasures) -> dict[str, object]:
         "group": group_id(run),
         "series": plan.series.id,
         "repeat": plan.series.repeat,
-        "block": " ".join([plan.series.id, *(f"{key}={value}" for key, value in sorted(plan.series.axes.items()))]),
+        "block": " ".join(
+            [plan.series.id, plan.created, *(f"{key}={value}" for key, value in sorted(plan.series.axes.items()))]
+        ),
         "position": plan.series.position,
         "finished": run.record.finished,
         "batch": plan.workload.train.batch_per_rank,

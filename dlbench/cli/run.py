@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -88,6 +89,9 @@ def _run_all(plans: list[RunPlan], out: Path, fail_fast: bool, bar: bool) -> Exi
 
     root = prepare_output(out)
     worst, valid = ExitCode.OK, 0
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # A cancelled CI job or a closed terminal ends the ranks as Ctrl-C does.
+        signal.signal(number, _interrupt)
     with _progress(plans, bar) as progress:
         for plan in plans:
             folder = create(root, plan)
@@ -103,6 +107,10 @@ def _run_all(plans: list[RunPlan], out: Path, fail_fast: bool, bar: bool) -> Exi
     following = f"; next: dlbench report {_shown(out)} -o report.html" if valid else ""
     click.echo(f"{valid} of {len(plans)} runs valid, in {root}{following}", err=True)
     return worst
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _shown(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
 from dlbench.records.folder import RunFolder
@@ -72,8 +71,3 @@ def srun_command(plan: RunPlan, folder: RunFolder, python: str) -> list[str]:
 def quoted(words: list[str]) -> str:
     """A command as one line of shell."""
     return shlex.join(words)
-
-
-def merged(base: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """An environment with some variables set on top."""
-    return {**base, **extra}

@@ -83,7 +83,7 @@ class _Ranks:
                     told = json.loads(line[len(PROGRESS_MARK) :])
                     self._on_progress(int(told["step"]), int(told["of"]), str(told["stage"]))
             else:
-                with suppress(OSError):  # a full disk must not stop the draining of the pipe
+                with suppress(OSError, ValueError):  # a full disk, a closed log: the pipe must be drained all the same
                     sink.write(line)
 
     def wait(self) -> None:
@@ -93,7 +93,8 @@ class _Ranks:
             if deadline is None:
                 failed = [index for index, p in enumerate(self._processes) if p.poll() not in (None, 0)]
                 if failed:
-                    self._first_failure = failed[0]
+                    # Of several within one look, the one that a signal ended is the cause.
+                    self._first_failure = min(failed, key=lambda index: self._processes[index].returncode >= 0)
                     deadline = time.monotonic() + GRACE_S
             if deadline is not None and time.monotonic() > deadline:
                 self.end()
@@ -156,7 +157,10 @@ def run(plan: RunPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome:
         ) from None
     except KeyboardInterrupt:
         ranks.end()
-        write_failure(folder, "interrupted by the user")
+        write_failure(folder, "interrupted by the user or by a signal to dlbench")
+        raise
+    except BaseException:
+        ranks.end()
         raise
     finally:
         ranks.close()

@@ -5,7 +5,9 @@ Nothing heavy is imported before the rank is bound to its cores, because thread 
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,6 +22,8 @@ from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
 from dlbench.records.folder import RunFolder  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
+
+_PR_SET_PDEATHSIG = 1
 
 
 def load_plan(path: Path) -> RunPlan:
@@ -44,6 +48,8 @@ def main(arguments: list[str]) -> int:
     try:
         plan = load_plan(path)
         place = detect(plan)
+        if plan.system.launch.launcher == "local":
+            _end_with_launcher()
         binding = bind(plan, place)
         progress = Progress(plan, RunFolder(path.parent), place)
         progress.enter("starting")
@@ -56,6 +62,11 @@ def main(arguments: list[str]) -> int:
         raise
     progress.enter("done", exit_code=0)
     return int(ExitCode.OK if valid else ExitCode.RUN_FAILED)
+
+
+def _end_with_launcher() -> None:
+    """A killed launcher must not leave ranks computing on the cores of the next measurement (prctl(2))."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _fail(progress: Progress | None, reason: str, code: ExitCode) -> int:

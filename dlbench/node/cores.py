@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.plan import RunPlan
@@ -19,12 +22,37 @@ class CoreBinding:
     warnings: tuple[str, ...]
 
 
+def by_physical_core(cpus: Iterable[int], siblings: Callable[[int], str] | None = None) -> list[int]:
+    """Processors in such an order that an even share holds whole physical cores, hyper-threads side by side.
+
+    In the order of their numbers, two ranks of a machine with hyper-threads would often get the same physical cores.
+
+    Args:
+        cpus: numbers of processors.
+        siblings: text of a processor's `thread_siblings_list`, e.g. ``0,4`` or ``0-1``; default: from /sys.
+    """
+    read = siblings or _read_siblings
+
+    def first(cpu: int) -> int:
+        found = re.match(r"\d+", read(cpu))
+        return int(found[0]) if found else cpu
+
+    return sorted(cpus, key=lambda cpu: (first(cpu), cpu))
+
+
+def _read_siblings(cpu: int) -> str:
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
 def bind(plan: RunPlan, place: RankPlace) -> CoreBinding:
     """Pins this process as planned and sets the thread counts that libraries read at import.
 
     Must run before numpy, torch or Horovod are imported.
     """
-    allowed = sorted(os.sched_getaffinity(0))
+    allowed = by_physical_core(os.sched_getaffinity(0))
     wanted = plan.layout.cores_per_rank
     needed = wanted * place.local_size
     warnings = []

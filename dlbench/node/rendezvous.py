@@ -41,7 +41,7 @@ def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> tuple
     while time.monotonic() < deadline:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):  # not there yet, or replaced under the reader on NFS
             content = {}
         if content.get("token") == place.token:
             return str(content["address"]), int(content["port"])

@@ -48,8 +48,8 @@ def _explanation(point: Point) -> str:
     noisy = figure.kind == "bootstrap 95 %" and figure.high is not None and figure.high >= 1
     doubt = " The interval reaches 100 %: the loss may be noise." if noisy else ""
     worst = main_loss(point)
-    if worst is None:
-        return f".{doubt}"
+    if worst is None or point.whole.lost.value <= 0:
+        return f". On average over the runs nothing is lost: medians and means disagree.{doubt}"
     # Only means sum to a whole, so the parts are means; the efficiency before them is made of medians.
     share = f"{worst.lost.value * 100:.1f} of the {points(point.whole.lost.value)} lost on average"
     return f"; the largest part of the loss is {PART_TITLES[worst.name]} ({share}).{doubt}"

@@ -25,7 +25,10 @@ class DdpSettings(Spec):
     """Settings of torch.nn.parallel.DistributedDataParallel; the defaults are PyTorch's own."""
 
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
-    bucket_cap_bytes: Count = Field(25 * 1024 * 1024, description="Size of a gradient bucket, bytes.")
+    bucket_cap_bytes: Count = Field(
+        25 * 1024 * 1024,
+        description="Size of a gradient bucket, bytes; at the default the first one is 1 MiB, as in PyTorch.",
+    )
 
 
 class EngineSpec(Spec):

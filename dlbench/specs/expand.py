@@ -20,8 +20,23 @@ from dlbench.specs.resolve import find
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
 
+
+def _by_mpi(plan: RunPlan) -> bool:
+    return plan.system.launch.launcher in ("mpirun", "srun-mpi")
+
+
 INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
-    ("engine.horovod.", lambda plan: plan.engine.name == "horovod", "only engine horovod reads it"),
+    (
+        "engine.horovod.",
+        lambda plan: plan.engine.name == "horovod" and plan.layout.ranks > 1,
+        "only engine horovod with two ranks or more reads it",
+    ),
+    (
+        "system.launch.interface",
+        lambda plan: plan.engine.name == "ddp" or (plan.engine.name == "horovod" and not _by_mpi(plan)),
+        "MPI chooses its own, and one rank alone needs none",
+    ),
+    ("system.launch.oversubscribe_yield", lambda plan: _by_mpi(plan), "only MPI launchers read it"),
     ("engine.ddp.", lambda plan: plan.engine.name == "ddp", "only engine ddp reads it"),
     ("data.loader_workers", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
     ("data.on_bad_sample", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),

@@ -136,7 +136,9 @@ class TrainSpec(Spec):
     """How it is trained."""
 
     batch_per_rank: Count = Field(description="Samples a rank processes in one step.")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="fp32, or bf16 autocast with fp32 weights.")
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="fp32 (without TF32), or bf16 autocast with fp32 weights."
+    )
     optimizer: OptimizerSpec = Field(description="The optimiser.")
     schedule: ScheduleSpec = Field(ScheduleSpec(), description="Learning rate over steps.")
     label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")

@@ -13,11 +13,23 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-PACKAGES = ("torch", "horovod", "numpy", "h5py", "simplejpeg", "pillow", "tokenizers", "nvidia-nccl-cu12")
+PACKAGES = (
+    "torch",
+    "horovod",
+    "numpy",
+    "h5py",
+    "simplejpeg",
+    "pillow",
+    "tokenizers",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
 
 VARIABLE_PREFIXES = ("HOROVOD_", "NCCL_", "OMP_", "MKL_", "GLOO_", "OMPI_MCA_", "UCX_", "KMP_", "TORCH_NCCL_")
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "SLURM_CLUSTER_NAME",
     "SLURM_JOB_ID",
     "SLURM_JOB_NODELIST",

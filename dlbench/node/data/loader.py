@@ -90,7 +90,11 @@ class LoadedSource:
         if loader_workers:
             self._fetched = self._start_workers(batches, _Order(order, start_batch), pin_memory)
         else:
-            self._fetched = map(batches.__getitem__, order.batches(start_batch))
+
+            def fetch(keys: list[Key]) -> Fetched:
+                return batches[keys].pin_memory() if pin_memory else batches[keys]
+
+            self._fetched = map(fetch, order.batches(start_batch))
 
     def _start_workers(self, batches: BatchReader, order: _Order, pin_memory: bool) -> Iterator[Fetched]:
         context = multiprocessing.get_context("forkserver")

@@ -82,14 +82,20 @@ def build_source(
         seed: of order and augmentation; the same on all ranks.
         drop_last: see `ShardedOrder`.
         start_batch: batches of this rank to pass over, for a run that continues another.
-        pin_memory: hand out page-locked tensors (needs loader processes and a GPU).
+        pin_memory: hand out page-locked tensors, whose copy to a GPU does not hold up the host (needs a GPU).
 
     Raises:
         UserError: the data set is missing, empty, damaged, too small, or does not fit the model.
     """
     if data_spec.is_synthetic:
         return SyntheticSource(
-            model_spec, data_spec, batch_size=batch_size, rank=rank, seed=seed, start_batch=start_batch
+            model_spec,
+            data_spec,
+            batch_size=batch_size,
+            rank=rank,
+            seed=seed,
+            start_batch=start_batch,
+            pin_memory=pin_memory,
         )
     reader = _reader(model_spec, data_spec, seed)
     order = ShardedOrder(

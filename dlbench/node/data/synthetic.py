@@ -30,6 +30,7 @@ class SyntheticSource:
         rank: ranks draw differently from the same seed.
         seed: of all values.
         start_batch: batches to pass over.
+        pin_memory: keep the pool in page-locked memory (needs a GPU).
     """
 
     def __init__(
@@ -41,9 +42,12 @@ class SyntheticSource:
         rank: int,
         seed: int,
         start_batch: int = 0,
+        pin_memory: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
         pool = [_batch(model_spec, data_spec, batch_size, generator) for _ in range(POOL_BATCHES)]
+        if pin_memory:
+            pool = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in pool]
         self.failures: list[str] = []
         self._batch_size = batch_size
         self._batches: Iterator[Batch] = itertools.cycle(

@@ -70,8 +70,8 @@ class DdpEngine:
             address, port = rendezvous.await_address(self._address_file, self._place)
             store = TCPStore(address, port, is_master=False, timeout=TIMEOUT)
         interface = self._interface or rendezvous.interface_towards(address, port)
+        # For Gloo alone: NCCL finds the fast network itself, under DDP as under Horovod.
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         return store
 
     def prepare(
@@ -79,10 +79,13 @@ class DdpEngine:
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Wraps the model; DDP broadcasts rank 0's parameters and buffers itself."""
         device_ids = [self._device.index or 0] if self._device.type == "cuda" else None
+        # Left out, DDP begins with a small first bucket (1 MiB); given, even its own default makes that one as large.
+        cap = self._settings.bucket_cap_bytes
+        is_default = cap == DdpSettings().bucket_cap_bytes
         module = nn.parallel.DistributedDataParallel(
             model,
             device_ids=device_ids,
-            bucket_cap_mb=self._settings.bucket_cap_bytes / 2**20,
+            bucket_cap_mb=None if is_default else cap / 2**20,
             # BatchNorm statistics stay local to a rank, as Horovod leaves them: equal work for both engines.
             broadcast_buffers=False,
         )

@@ -55,9 +55,8 @@ class HorovodEngine:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(self._settings.fusion_threshold_bytes)
         os.environ["HOROVOD_CYCLE_TIME"] = str(self._settings.cycle_time_ms)
         library = "mpi" if self._use_mpi else "gloo"
-        os.environ["HOROVOD_CONTROLLER"] = library
-        if self._device.type == "cpu":
-            os.environ["HOROVOD_CPU_OPERATIONS"] = library
+        # Also on GPUs, where small objects still travel by the CPU operations.
+        os.environ["HOROVOD_CONTROLLER"] = os.environ["HOROVOD_CPU_OPERATIONS"] = library
         try:
             import horovod.torch as hvd
         except ImportError as error:
@@ -66,6 +65,10 @@ class HorovodEngine:
         if self._use_mpi and not hvd.mpi_built():
             raise EnvironmentLacksError(
                 f"engine horovod: this Horovod was built without MPI; install Open MPI and {REMEDY}"
+            )
+        if self._device.type == "cuda" and not hvd.nccl_built():
+            raise EnvironmentLacksError(
+                f"engine horovod: this Horovod was built without NCCL and would copy gradients by the host; {REMEDY}"
             )
         if not self._use_mpi:
             if not hvd.gloo_built():

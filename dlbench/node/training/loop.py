@@ -69,9 +69,10 @@ class TrainingLoop:
         """All steps; afterwards every step is in the step file."""
         timer = self._timer
         for step in range(self._measure.warmup_steps + self._measure.measured_steps):
+            # Files first, then the barrier, directly before the clock: a slow file system must not stagger the ranks.
+            self._on_step(step)
             if step == self._measure.warmup_steps:
                 self._enter_measurement()
-            self._on_step(step)
             timer.begin()
             samples, loss = self._step(step)
             timer.finish(samples, loss)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -130,7 +129,8 @@ class CudaTimer:
 
     def _record(self) -> torch.cuda.Event:
         if self._synchronise:
-            torch.cuda.synchronize()
+            # This stream only: the whole device would include the exchange that still runs on its own.
+            torch.cuda.current_stream().synchronize()
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
@@ -154,6 +154,3 @@ def _nanoseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
 def timer_for(device: torch.device, *, synchronise: bool) -> PhaseTimer:
     """The timer that suits a device."""
     return CudaTimer(synchronise=synchronise) if device.type == "cuda" else CpuTimer()
-
-
-MarkBackward = Callable[[], None]

@@ -34,13 +34,19 @@ def device_for(plan: RunPlan, place: RankPlace) -> torch.device:
     """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
 
     Raises:
-        EnvironmentLacksError: a node has GPUs, but fewer than ranks.
+        EnvironmentLacksError: a node has GPUs, but fewer than ranks, or GPUs were asked for and none is seen.
     """
+    asked = plan.system.slurm.gpu_request if plan.system.scheduler == "slurm" else "none"
     if not torch.cuda.is_available():
+        if asked != "none":
+            raise EnvironmentLacksError(
+                f"slurm.gpu_request is {asked}, but torch sees no GPU on {place.host}: check the driver and torch's "
+                "build, or set gpu_request to none to train on CPUs"
+            )
         return torch.device("cpu")
     visible = torch.cuda.device_count()
-    if plan.system.scheduler == "slurm" and plan.system.slurm.gpu_request == "gpus-per-task":
-        index = 0  # Slurm shows each rank its own GPU only
+    if asked == "gpus-per-task" and visible == 1 and plan.system.launch.launcher != "mpirun":
+        index = 0  # srun shows each rank its own GPU only; mpirun shows all ranks the same
     elif place.local_size <= visible:
         index = place.local_rank
     else:
@@ -69,6 +75,8 @@ def prepare(plan: RunPlan, place: RankPlace, engine: Engine, device: torch.devic
         UserError: the data set is not what the plan needs.
     """
     workload = plan.workload
+    # fp32 means fp32: by default torch lets cuDNN compute convolutions in TF32 on an A100 and newer.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(workload.train.seed)
     model = build_model(workload.model).to(device)
     optimizer = build_optimizer(model, workload.train.optimizer)
@@ -222,9 +230,6 @@ class RankRun:
                 for s in settings
                 if s.requested is not None and s.effective is not None and s.effective != s.requested
             ]
-        bad = sum(r.bad_sample_count for r in ranks)
-        if bad:
-            found.append(f"{bad} unreadable samples were skipped, e.g. {ranks[0].bad_samples[:1] or 'on other ranks'}")
         return tuple(found)
 
 

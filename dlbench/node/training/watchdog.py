@@ -15,6 +15,9 @@ from collections.abc import Callable
 
 from dlbench.errors import ExitCode
 
+LAST_RESORT_S = 30
+"""How long the status of a stalled rank may take to write."""
+
 
 class Watchdog:
     """A thread that looks once a second whether `beat` was called within `timeout_s`."""
@@ -22,7 +25,7 @@ class Watchdog:
     def __init__(self, timeout_s: float, on_stall: Callable[[str], None], on_tick: Callable[[], None]) -> None:
         """`on_stall` gets the reason in one line; afterwards the process ends with exit code 124.
 
-        `on_tick` is called at every look, from the watchdog's own thread: work that must not stand in a step's time.
+        `on_tick` is called at every look, from a thread of its own: work that must not stand in a step's time.
         """
         self._timeout_s = timeout_s
         self._on_stall = on_stall
@@ -36,6 +39,8 @@ class Watchdog:
         """Begins to watch."""
         self._last = time.monotonic()
         self._thread.start()
+        # A thread of its own: a hung file system must not disarm the watch.
+        threading.Thread(target=self._tick, name="dlbench-tick", daemon=True).start()
 
     def beat(self, where: str) -> None:
         """Something moved; cheap enough for every step."""
@@ -46,12 +51,17 @@ class Watchdog:
         """Ends the watch."""
         self._stopped.set()
 
+    def _tick(self) -> None:
+        while not self._stopped.wait(1.0):
+            self._on_tick()
+
     def _watch(self) -> None:
         while not self._stopped.wait(min(1.0, self._timeout_s / 4)):
-            self._on_tick()
             silent = time.monotonic() - self._last
             if silent > self._timeout_s:
                 faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+                # Needs no lock and no Python: ends the process even if its status cannot be written.
+                faulthandler.dump_traceback_later(LAST_RESORT_S, exit=True)
                 try:
                     self._on_stall(f"no progress for {silent:.0f} s after {self._where} (measure.stall_timeout_s)")
                 finally:
