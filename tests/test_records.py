@@ -581,7 +581,7 @@ def run_of(tmp_path: Path, series: str, **request: Any) -> Run:
     [
         ({"workload": "cosmoflow"}, "Workload", ("resnet50", "cosmoflow")),
         ({"engine": "ddp"}, "Engine", ("horovod", "ddp")),
-        ({"overrides": {"engine.horovod.cycle_time_ms": 2.5}}, "Engine settings", ("=1.0", "=2.5")),
+        ({"points": (2,), "overrides": {"engine.horovod.cycle_time_ms": 2.5}}, "Engine settings", ("=1.0", "=2.5")),
         ({"overrides": {"train.precision": "bf16"}}, "Precision", ("fp32", "bf16")),
         ({"data": "/data/jpeg"}, "Data source", ("synthetic", "real: /data/jpeg")),
         ({"overrides": {"train.batch_per_rank": 7}}, "Batch a rank", ("against 7",)),
