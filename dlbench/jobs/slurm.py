@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, ValidationError
@@ -52,15 +53,7 @@ def submit(plan: RunPlan, folder: RunFolder, python: str, after: str | None) -> 
     write_atomic(folder.script, render_script(plan, folder, python))
     command = sbatch_arguments(folder, after)
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=CALL_TIMEOUT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = _call(command)
     except subprocess.TimeoutExpired:
         raise RunError(f"sbatch gave no answer within {CALL_TIMEOUT_S} s to {plan.run_id}; {_MAYBE_QUEUED}") from None
     if done.returncode != 0:
@@ -89,6 +82,18 @@ def read_submission(folder: RunFolder) -> Submission | None:
         raise IncompleteDataError(f"{folder.submission}: damaged; delete it or restore it from a copy") from None
 
 
+def _call(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=CALL_TIMEOUT_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
 def job_states(job_ids: list[str]) -> dict[str, str]:
     """Slurm's states (PENDING, RUNNING, COMPLETED, ...) by job id; jobs that Slurm has forgotten are left out.
 
@@ -107,15 +112,7 @@ def job_states(job_ids: list[str]) -> dict[str, str]:
 
 def _ask(*command: str) -> dict[str, str]:
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=CALL_TIMEOUT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = _call(command)
     except (OSError, subprocess.TimeoutExpired):
         return {}
     pairs = (line.strip().split("|", 1) for line in done.stdout.splitlines() if "|" in line)
