@@ -56,18 +56,22 @@ def examine() -> list[Finding]:
     return [finding for probe in probes for finding in probe()]
 
 
+def _call(words: tuple[str, ...], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
 def _ask(code: str, timeout_s: float = 120) -> dict[str, Any] | str:
     """Runs a few lines of Python elsewhere; their JSON, or the last line of their error."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = _call((sys.executable, "-W", "ignore", "-c", code), timeout_s)
     except subprocess.TimeoutExpired:
         return f"no answer within {timeout_s:.0f} s"
     if done.returncode != 0:
@@ -83,15 +87,7 @@ def _ask(code: str, timeout_s: float = 120) -> dict[str, Any] | str:
 def _command(*words: str, timeout_s: float = 20) -> str | None:
     """First lines of a program's answer (either stream); None if it is missing, fails or hangs."""
     try:
-        done = subprocess.run(
-            words,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = _call(words, timeout_s)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return (done.stdout + done.stderr).strip() or "no words" if done.returncode == 0 else None
