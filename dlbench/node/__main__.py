@@ -82,7 +82,8 @@ def _fail(progress: Progress | None, reason: str, code: ExitCode) -> int:
 
 def _train(plan: RunPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress) -> bool:
     from dlbench.node.sync.choose import build_engine
-    from dlbench.node.training.run import RankRun, device_for
+    from dlbench.node.training.prepare import device_for
+    from dlbench.node.training.run import RankRun
     from dlbench.node.training.watchdog import Watchdog
 
     device = device_for(plan, place)
@@ -99,7 +100,18 @@ def _train(plan: RunPlan, folder: RunFolder, place: RankPlace, binding: CoreBind
         watchdog.beat(f"the start of step {step}")
         progress.on_step(step)
 
-    run = RankRun(plan, folder, place, binding, engine, device, on_step=on_step, started=STARTED)
+    run = RankRun(
+        plan,
+        folder,
+        place,
+        binding,
+        engine,
+        device,
+        on_step=on_step,
+        on_course=progress.expect,
+        beat=watchdog.beat,
+        started=STARTED,
+    )
     record = run.run()
     progress.enter("finishing")
     engine.barrier()

@@ -14,6 +14,9 @@ from dlbench.records.files import write_atomic
 from dlbench.specs.plan import RunPlan
 
 
+CHECKPOINT_SUFFIX = ".safetensors"
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """One run's folder."""
@@ -54,6 +57,15 @@ class RunFolder:
     def failure(self) -> Path:
         """`failure.json`: why a launcher gave a run up."""
         return self.path / "failure.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """`checkpoints/`: the newest states of training, `step-00000123.safetensors`."""
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        """The state of training after so many optimiser steps."""
+        return self.checkpoints / f"step-{step:08d}{CHECKPOINT_SUFFIX}"
 
     def steps(self, rank: int) -> Path:
         """`rank-0000.steps`: raw step times of one rank (see `dlbench.records.steps`)."""

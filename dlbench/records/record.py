@@ -55,6 +55,76 @@ class RankResult(Spec):
     bad_sample_count: CountOrZero = Field(0, description="How many samples were unreadable.")
 
 
+class Event(Spec):
+    """A moment of the run, as rank 0 saw it; keys and meaning are MLPerf logging's."""
+
+    key: str = Field(description="init_start, init_stop, run_start, epoch_start, eval_stop, ...")
+    time_ms: CountOrZero = Field(description="Milliseconds since 1970, UTC.")
+    value: float | int | str | None = Field(None, description="Value of the event, where it has one.")
+    epoch: float | None = Field(None, description="Epochs trained so far; for epoch_start the number of the epoch.")
+    step: int | None = Field(None, description="Optimiser steps done so far, those before a resume included.")
+    samples: int | None = Field(None, description="Samples trained so far, over all ranks.")
+    status: str | None = Field(None, description="success or aborted, for run_stop.")
+
+
+class Evaluation(Spec):
+    """One look at the quality."""
+
+    step: CountOrZero = Field(description="Optimiser steps done so far, those before a resume included.")
+    epoch: NonNegative = Field(description="Epochs trained so far.")
+    samples: CountOrZero = Field(description="Samples trained so far, over all ranks.")
+    train_s: NonNegative = Field(description="Time in training steps so far, rank 0, seconds; evaluations left out.")
+    wall_s: NonNegative = Field(
+        description="From run_start to this evaluation's end, seconds; what was resumed adds up."
+    )
+    value: float | None = Field(description="The metric; null if not finite.")
+    loss: float | None = Field(description="Mean loss over the evaluated samples; null if not finite.")
+    eval_s: NonNegative = Field(description="What the evaluation took, seconds.")
+    eval_samples: Count = Field(description="Samples evaluated, over all ranks, each once.")
+
+
+class QualityResult(Spec):
+    """How training to a quality went."""
+
+    metric: Literal["top1", "masked_lm_accuracy", "mae"] = Field(description="What was evaluated.")
+    higher_is_better: Flag = Field(description="Whether a higher value is a better one.")
+    target: NonNegative = Field(description="The wanted value.")
+    reached: Flag = Field(description="Whether an evaluation met the target.")
+    predictor: str = Field(description="A predictor that has learnt nothing but frequencies, in words.")
+    predictor_value: float = Field(description="Its metric on the evaluated samples.")
+    evaluations: tuple[Evaluation, ...] = Field((), description="Every evaluation, in order; resumed ones included.")
+    train_samples: Count = Field(description="Samples of the training data.")
+    time_to_quality_s: NonNegative | None = Field(
+        None, description="run_start to the end of the first evaluation that met the target, seconds."
+    )
+    samples_to_quality: CountOrZero | None = Field(None, description="Samples trained until then, over all ranks.")
+    epochs_to_quality: NonNegative | None = Field(None, description="Epochs trained until then.")
+
+
+class NoiseScale(Spec):
+    """Gradient noise scale (McCandlish et al. 2018), from gradients of two batch sizes."""
+
+    small_batch: Count = Field(description="Samples behind a local gradient.")
+    large_batch: Count = Field(description="Samples behind the exchanged gradient.")
+    steps: CountOrZero = Field(description="Steps it was estimated from.")
+    gradient_norm2: float | None = Field(description="Estimate of the true gradient's squared norm; null if unknown.")
+    covariance_trace: float | None = Field(description="Estimate of the trace of a sample's covariance.")
+    noise_scale: NonNegative | None = Field(
+        description="Trace over squared norm, samples; null where an estimate is not positive."
+    )
+    history: tuple[tuple[int, float, float], ...] = Field(
+        (), description="Step, squared norm of local (mean over ranks) and of exchanged gradients; thinned to 1,000."
+    )
+
+
+class LayerMacs(Spec):
+    """Multiply-accumulates of one layer."""
+
+    name: str = Field(description="Name of the layer in the network.")
+    kind: str = Field(description="What it computes: conv2d, linear, attention, ...")
+    macs: CountOrZero = Field(description="Multiply-accumulates of one sample's forward pass.")
+
+
 class Record(Spec):
     """`record.json`."""
 
@@ -74,6 +144,22 @@ class Record(Spec):
     settings: tuple[Setting, ...] = Field((), description="Settings of the engine, as asked for and as in force.")
     warnings: tuple[str, ...] = Field((), description="Reasons for doubt, each a sentence.")
     data: dict[str, Any] = Field(description="What the data source says of itself.")
+    steps: Count | None = Field(None, description="Steps of this run, warm-up included; null in old records.")
+    first_step: CountOrZero = Field(0, description="Optimiser steps done before this run, by what it resumes.")
+    resumed_from: str | None = Field(None, description="The checkpoint it went on from.")
+    checkpoints: tuple[str, ...] = Field((), description="Checkpoints in the run's folder when it ended.")
+    precision: str | None = Field(None, description="The precision in force, in words; null in old records.")
+    overflow_steps: CountOrZero | None = Field(
+        None, description="Measured and warm-up steps left out because a gradient overflowed; fp16 only."
+    )
+    final_loss_scale: NonNegative | None = Field(None, description="Loss scale at the end; fp16 only.")
+    layers: tuple[LayerMacs, ...] = Field((), description="Forward multiply-accumulates of a sample, layer by layer.")
+    training_flops_per_sample: CountOrZero | None = Field(
+        None, description="Model FLOPs of a sample's training: forward and twice that backward, no recomputation."
+    )
+    quality: QualityResult | None = Field(None, description="Training to a quality; null for a run of speed.")
+    noise_scale: NoiseScale | None = Field(None, description="Gradient noise scale, if it was asked for.")
+    events: tuple[Event, ...] = Field((), description="Moments of the run, in order.")
     environment: dict[str, str] = Field(description="Environment of rank 0, by name.")
     environment_differences: tuple[str, ...] = Field((), description="Where other ranks' environment differs.")
 

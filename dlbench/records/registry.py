@@ -11,7 +11,7 @@ from dlbench.records.scan import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """One property of a run."""
+    """One property of a run; its value is empty where the property is at its default and not worth words."""
 
     name: str
     title: str
@@ -30,6 +30,32 @@ def _engine_settings(run: Run) -> str:
     engine = run.plan.engine
     settings = {"horovod": engine.horovod, "ddp": engine.ddp}.get(engine.name)
     return "" if settings is None else ", ".join(f"{k}={v}" for k, v in settings.model_dump(mode="json").items())
+
+
+def goal(run: Run) -> str:
+    """`speed`, or `quality` with the wanted value: the two are never put into one ratio."""
+    wanted = run.plan.workload.quality
+    if run.plan.measure.until == "steps" or wanted is None:
+        return "speed"
+    more = "" if wanted.stop_at_target else ", trains on"
+    return f"quality {wanted.target:g}{more}"
+
+
+def _accumulation(run: Run) -> str:
+    parts = run.plan.workload.train.gradient_accumulation
+    return "" if parts == 1 else f"{parts} parts a batch"
+
+
+def _memory_format(run: Run) -> str:
+    found = getattr(run.plan.workload.model, "memory_format", "contiguous")
+    return "" if found == "contiguous" else str(found)
+
+
+def _checkpoints(run: Run) -> str:
+    every = run.plan.checkpoint
+    if every.every_steps is not None:
+        return f"every {every.every_steps} steps"
+    return "" if every.every_epochs is None else f"every {every.every_epochs:g} epochs"
 
 
 def _device(run: Run) -> str:
@@ -52,6 +78,10 @@ KEYS: tuple[Key, ...] = (
         value=lambda r: str(r.plan.workload.train.batch_per_rank),
         comparable=True,
     ),
+    Key(name="gradient_accumulation", title="Gradient accumulation", value=_accumulation, comparable=True),
+    Key(name="memory_format", title="Memory format", value=_memory_format, comparable=True),
+    Key(name="goal", title="Goal", value=goal, comparable=True),
+    Key(name="checkpoints", title="Checkpoints", value=_checkpoints, comparable=True),
     Key(name="scaling", title="Scaling", value=lambda r: r.plan.series.scaling, comparable=True),
     Key(name="launcher", title="Launcher", value=lambda r: r.plan.system.launch.launcher, comparable=True),
     Key(name="system", title="System", value=lambda r: r.plan.system.name, comparable=True),
@@ -73,7 +103,7 @@ def describe(run: Run) -> dict[str, str]:
 def differences(one: Run, other: Run) -> list[str]:
     """Why two runs must not be compared: each differing key with both values; empty if they may."""
     return [
-        f"{key.title}: {key.value(one)} against {key.value(other)}"
+        f"{key.title}: {key.value(one) or 'none'} against {key.value(other) or 'none'}"
         for key in KEYS
         if key.comparable and key.value(one) != key.value(other)
     ]

@@ -12,12 +12,16 @@ from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Count, Name, Spec
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.merge import Layers, validate
-from dlbench.specs.plan import AxisValue
+from dlbench.specs.plan import AxisValue, CheckpointSpec
 from dlbench.specs.resolve import find
 from dlbench.specs.system import SystemSpec
-from dlbench.specs.workload import DataSpec, MeasureSpec, ModelSpec, TrainSpec, Workload
+from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
+from dlbench.specs.workload import DataSpec, ModelSpec, Workload
 from dlbench.specs.yamlfile import read_yaml
 
+_NOT_TRAINED = {"measure", "engine", "checkpoint", "layout"}
+"""Sections that say how a workload is run, not what is trained."""
+_PATHS = (("data", "source"), ("data", "validation"), ("data", "vocabulary"), ("checkpoint", "resume_from"))
 FILE_KEYS = ("format", "version", "presets", "default_preset")
 
 
@@ -39,13 +43,15 @@ class Choices(Spec):
     model: ModelSpec
     data: DataSpec
     train: TrainSpec
+    quality: QualitySpec | None = None
     measure: MeasureSpec
     engine: EngineSpec = EngineSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
     layout: LayoutChoice = LayoutChoice()
 
     def workload(self) -> Workload:
         """The part that says what is trained."""
-        return Workload.model_validate(self.model_dump(exclude={"measure", "engine", "layout"}))
+        return Workload.model_validate(self.model_dump(exclude=_NOT_TRAINED))
 
 
 class WorkloadFile:
@@ -100,7 +106,7 @@ def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple
     # The cross-checks of a whole workload (data against model) live in Workload itself.
     nested = Layers(str(file.path))
     for origin_key in layers.values:
-        if origin_key not in ("measure", "engine", "layout"):
+        if origin_key not in _NOT_TRAINED:
             nested.add({origin_key: layers.values[origin_key]}, layers.origin((origin_key,)))
     validate(Workload, nested)
     return choices
@@ -108,20 +114,25 @@ def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple
 
 def _make_paths_absolute(layers: Layers, file: Path) -> None:
     """Ranks start elsewhere: a path in the YAML is relative to the YAML, one in an option to the current folder."""
-    data = layers.values.get("data")
-    if not isinstance(data, dict):
-        return
-    for key in ("source", "vocabulary"):
-        value = data.get(key)
-        named = value == "synthetic" if key == "source" else "/" not in str(value) and not str(value).endswith(".txt")
+    for section, key in (
+        ("data", "source"),
+        ("data", "validation"),
+        ("data", "vocabulary"),
+        ("checkpoint", "resume_from"),
+    ):
+        content = layers.values.get(section)
+        value = content.get(key) if isinstance(content, dict) else None
+        named = (key == "source" and value == "synthetic") or (
+            key == "vocabulary" and "/" not in str(value) and not str(value).endswith(".txt")
+        )
         if isinstance(value, str) and value and not named:
-            origin = layers.origin(("data", key))
+            origin = layers.origin((section, key))
             base = file.parent if origin.startswith(str(file)) else Path.cwd()
             try:
                 path = base.absolute() / Path(value).expanduser()
             except RuntimeError as error:  # ~name, and there is no such user
-                raise UserError(f"{origin}: data.{key}: {value!r}: {str(error).lower().rstrip('.')}") from None
-            layers.set(f"data.{key}", str(path), origin)
+                raise UserError(f"{origin}: {section}.{key}: {value!r}: {str(error).lower().rstrip('.')}") from None
+            layers.set(f"{section}.{key}", str(path), origin)
 
 
 def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> SystemSpec:

@@ -25,6 +25,17 @@ def _by_mpi(plan: RunPlan) -> bool:
     return plan.system.launch.launcher in ("mpirun", "srun-mpi")
 
 
+def _warms_up(plan: RunPlan) -> bool:
+    schedule = plan.workload.train.schedule
+    return bool(schedule.warmup_steps or schedule.warmup_epochs)
+
+
+def _counts_epochs(plan: RunPlan) -> bool:
+    quality = plan.workload.quality if plan.measure.until == "quality" else None
+    in_quality = quality is not None and (quality.evaluate_every_epochs or quality.max_epochs)
+    return bool(plan.workload.train.schedule.counts_epochs or plan.checkpoint.every_epochs or in_quality)
+
+
 INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     (
         "engine.horovod.",
@@ -41,6 +52,24 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ("data.loader_workers", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
     ("data.on_bad_sample", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
     ("data.vocabulary", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no text"),
+    ("data.validation", lambda plan: plan.measure.until == "quality", "only measure.until quality evaluates"),
+    ("quality.", lambda plan: plan.measure.until == "quality", "only measure.until quality reads it"),
+    ("measure.measured_steps", lambda plan: plan.measure.until == "steps", "measure.until quality ends by its target"),
+    ("checkpoint.keep", lambda plan: plan.checkpoint.is_on, "no checkpoint is written: give checkpoint.every_steps"),
+    (
+        "train.allow_emulation",
+        lambda plan: plan.workload.train.precision != "fp32",
+        "only precisions bf16 and fp16 read it",
+    ),
+    ("train.initial_loss_scale", lambda plan: plan.workload.train.precision == "fp16", "only precision fp16 scales"),
+    ("train.loss_scale_growth", lambda plan: plan.workload.train.precision == "fp16", "only precision fp16 scales"),
+    (
+        "train.optimizer.reference_batch",
+        lambda plan: plan.workload.train.optimizer.learning_rate_scaling != "none",
+        "only learning_rate_scaling reads it",
+    ),
+    ("train.schedule.warmup_from", lambda plan: _warms_up(plan), "only a warm-up reads it"),
+    ("train.schedule.epoch_samples", lambda plan: _counts_epochs(plan), "nothing in this plan counts in epochs"),
     ("system.slurm.", lambda plan: plan.system.scheduler == "slurm", "only scheduler slurm reads it"),
     *(
         (
@@ -64,8 +93,9 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         for key, forms in {
             "train.schedule.power": ("polynomial",),
             "train.schedule.end_learning_rate": ("polynomial", "linear"),
-            "train.schedule.total_steps": ("polynomial", "linear"),
+            "train.schedule.total_": ("polynomial", "linear"),
             "train.schedule.step_": ("step",),
+            "train.schedule.epoch_boundaries": ("step",),
         }.items()
     ),
     (
@@ -170,6 +200,7 @@ def _plan(
             workload=workload,
             engine=EngineSpec.model_validate(engine.model_dump()),
             measure=choices.measure,
+            checkpoint=choices.checkpoint,
             layout=layout,
             series=place,
             system=system,
@@ -240,5 +271,11 @@ def _share_out(workload: Workload, request: Request, system: SystemSpec, ranks: 
             f"--scaling strong: the global batch {total} ({workload.train.batch_per_rank} x {smallest} ranks) does "
             f"not divide by {ranks} ranks; choose train.batch_per_rank so that it does"
         )
-    train = workload.train.model_copy(update={"batch_per_rank": total // ranks})
+    share, parts = total // ranks, workload.train.gradient_accumulation
+    if share % parts:
+        raise UserError(
+            f"--scaling strong: {share} samples a rank at {ranks} ranks do not divide into "
+            f"train.gradient_accumulation {parts} parts"
+        )
+    train = workload.train.model_copy(update={"batch_per_rank": share})
     return workload.model_copy(update={"train": train})

@@ -123,17 +123,17 @@ def known_keys(model: type[BaseModel], path: tuple[str, ...], location: tuple[in
         annotations = [b.model_fields[part].annotation for b in branches if part in b.model_fields]
         # No field of that name: a key of a mapping, whose values are the branches already.
         branches = [m for annotation in annotations for m in _models_in(annotation)] if annotations else branches
-    chosen = [b for b in branches if _tag(b) in location]
+    chosen = [b for b in branches if any(tag in location for tag in _tags(b))]
     return sorted({name for branch in chosen or branches for name in branch.model_fields})
 
 
-def _tag(model: type[BaseModel]) -> object:
-    """The literal that chooses a union's branch (``family: resnet``), or None."""
+def _tags(model: type[BaseModel]) -> tuple[object, ...]:
+    """The literals that choose a union's branch (``family: resnet``); none for other models."""
     for name in ("family", "format"):
         field = model.model_fields.get(name)
         if field is not None and typing.get_origin(field.annotation) is typing.Literal:
-            return typing.get_args(field.annotation)[0]
-    return None
+            return typing.get_args(field.annotation)
+    return ()
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:

@@ -9,10 +9,11 @@ from typing import Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from dlbench.specs.base import Count, CountOrZero, Name, RunName, Spec
+from dlbench.specs.base import Count, CountOrZero, Name, Positive, RunName, Spec
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.system import SystemSpec
-from dlbench.specs.workload import MeasureSpec, Workload
+from dlbench.specs.training import MeasureSpec
+from dlbench.specs.workload import Workload
 
 AxisValue = str | int | float | bool | None
 
@@ -33,6 +34,28 @@ class LayoutSpec(Spec):
     def _ranks_divide(self) -> Self:
         if self.ranks % self.nodes:
             raise ValueError(f"{self.ranks} ranks cannot be spread evenly over {self.nodes} nodes")
+        return self
+
+
+class CheckpointSpec(Spec):
+    """When the state of training is kept, and where it begins."""
+
+    every_steps: Count | None = Field(None, description="Steps between two checkpoints; none: no checkpoint.")
+    every_epochs: Positive | None = Field(None, description="The same in epochs, instead of every_steps.")
+    keep: Count = Field(2, description="Newest checkpoints kept in the run's folder.")
+    resume_from: str | None = Field(
+        None, min_length=1, description="A checkpoint, or a run's folder with some, from which to go on."
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether checkpoints are written."""
+        return self.every_steps is not None or self.every_epochs is not None
+
+    @model_validator(mode="after")
+    def _one_unit(self) -> Self:
+        if self.every_steps is not None and self.every_epochs is not None:
+            raise ValueError("every_steps and every_epochs exclude each other")
         return self
 
 
@@ -58,6 +81,9 @@ class RunPlan(Spec):
     workload: Workload = Field(description="What is trained.")
     engine: EngineSpec = Field(description="How gradients are exchanged.")
     measure: MeasureSpec = Field(description="What is measured.")
+    checkpoint: CheckpointSpec = Field(
+        CheckpointSpec(), description="When the state of training is kept, and where it begins."
+    )
     layout: LayoutSpec = Field(description="Nodes, ranks and cores.")
     series: SeriesSpec = Field(description="Where the run stands in its series.")
     system: SystemSpec = Field(description="Where it runs.")
@@ -74,6 +100,23 @@ class RunPlan(Spec):
             raise ValueError(f"engine 'single' exchanges nothing and runs 1 rank, not {self.layout.ranks}")
         if self.system.launch.launcher == "local" and self.layout.nodes != 1:
             raise ValueError(f"launcher 'local' starts ranks on one machine, not on {self.layout.nodes} nodes")
+        return self
+
+    @model_validator(mode="after")
+    def _goal_is_possible(self) -> Self:
+        workload = self.workload
+        if self.measure.until == "quality":
+            if workload.quality is None:
+                raise ValueError("measure.until quality: this workload has no `quality` section")
+            if workload.data.is_synthetic:
+                raise ValueError("measure.until quality: synthetic data holds nothing to learn; give --data")
+        if workload.data.is_synthetic and self.checkpoint.every_epochs and not workload.train.schedule.epoch_samples:
+            raise ValueError("checkpoint.every_epochs: synthetic data has no epochs; use checkpoint.every_steps")
+        if self.measure.noise_scale and self.layout.ranks * workload.train.gradient_accumulation == 1:
+            raise ValueError(
+                "measure.noise_scale compares gradients of two batch sizes: it needs two ranks, or "
+                "train.gradient_accumulation of 2 or more"
+            )
         return self
 
     def to_json(self) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
-from dlbench.specs.base import Count, CountOrZero, Flag, Name, SlurmWord, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, Name, Positive, Precision, SlurmWord, Spec
 
 LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
 
@@ -54,6 +54,18 @@ class NodeSpec(Spec):
     )
     gpus: CountOrZero = Field(0, description="GPUs of a node.")
     ranks: Count | None = Field(None, description="Ranks a node; none: one per GPU, or one per node without GPUs.")
+
+    peak_tflops: dict[Precision, Positive] = Field(
+        default_factory=dict,
+        description="Peak rate of one GPU, or without GPUs of one core, by precision, TFLOP/s; dense, not sparse.",
+    )
+    peak_source: str | None = Field(None, min_length=1, description="Where peak_tflops is from; printed with each MFU.")
+
+    @model_validator(mode="after")
+    def _peak_has_source(self) -> Self:
+        if self.peak_tflops and self.peak_source is None:
+            raise ValueError("peak_tflops needs peak_source: the data sheet or the measurement it is from")
+        return self
 
     @property
     def default_ranks(self) -> int:

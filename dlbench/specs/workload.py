@@ -1,4 +1,4 @@
-"""What is trained: network, data, optimiser, batch, steps. One `Workload` is one preset of one workload YAML."""
+"""What is trained: network and data. One `Workload` is one preset of one workload YAML, decided."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from dlbench.specs.base import Count, CountOrZero, Flag, Fraction, Name, NonNegative, Positive, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, Fraction, Name, Spec
+from dlbench.specs.training import QualitySpec, TrainSpec
+
+MemoryFormat = Literal["contiguous", "channels-last"]
 
 
 class ResNetModel(Spec):
@@ -19,6 +22,9 @@ class ResNetModel(Spec):
     stage_blocks: tuple[Count, Count, Count, Count] = Field((3, 4, 6, 3), description="Blocks in the four stages.")
     base_width: Count = Field(64, description="Channels of the first stage.")
     zero_init_residual: Flag = Field(True, description="Start each block's last batch-norm scale at 0 (Goyal 2017).")
+    memory_format: MemoryFormat = Field(
+        "contiguous", description="Order of activations in memory: contiguous (NCHW) or channels-last (NHWC)."
+    )
 
 
 class BertModel(Spec):
@@ -51,6 +57,9 @@ class CosmoFlowModel(Spec):
     dense_sizes: tuple[Count, ...] = Field((128, 64), description="Widths of the hidden dense layers.")
     dropout: Fraction = Field(0.5, description="Dropout probability behind each hidden dense layer.")
     num_targets: Count = Field(4, description="Regressed parameters.")
+    memory_format: MemoryFormat = Field(
+        "contiguous", description="Order of activations in memory: contiguous (NCDHW) or channels-last (NDHWC)."
+    )
 
     @model_validator(mode="after")
     def _pools_fit(self) -> Self:
@@ -65,6 +74,9 @@ ModelSpec = Annotated[ResNetModel | BertModel | CosmoFlowModel, Field(discrimina
 
 class _Data(Spec):
     source: str = Field("synthetic", min_length=1, description="'synthetic' (tensors in memory) or a path.")
+    validation: str | None = Field(
+        None, min_length=1, description="Data of evaluations, a path; none: `validation` or `val` beside `train`."
+    )
     loader_workers: CountOrZero = Field(0, description="Reader processes a rank; 0 reads in the training process.")
     on_bad_sample: Literal["stop", "skip"] = Field("stop", description="What an unreadable sample does to the run.")
 
@@ -74,14 +86,14 @@ class _Data(Spec):
         return self.source == "synthetic"
 
 
-class JpegTreeData(_Data):
-    """One folder per class, JPEG files inside."""
+class ImageData(_Data):
+    """JPEGs of classes: a folder a class, or shards (tar, TFRecord)."""
 
-    format: Literal["jpeg-tree"] = Field(description="Chooses this kind of data.")
+    format: Literal["images", "jpeg-tree"] = Field(description="Chooses this kind of data; jpeg-tree: its old name.")
 
 
 class TextData(_Data):
-    """Raw text, documents separated by blank lines; masked on the fly."""
+    """Raw text, masked on the fly, or samples prepared in HDF5."""
 
     format: Literal["text"] = Field(description="Chooses this kind of data.")
     sequence_length: Count = Field(512, description="Tokens of one sample.")
@@ -91,71 +103,14 @@ class TextData(_Data):
 
 
 class DensityData(_Data):
-    """HDF5 files of density volumes (x, int16) and parameters (y, float32)."""
+    """Density volumes (x, int16) and parameters (y, float32) in TFRecord, HDF5 or npy files."""
 
-    format: Literal["hdf5-density"] = Field(description="Chooses this kind of data.")
-
-
-DataSpec = Annotated[JpegTreeData | TextData | DensityData, Field(discriminator="format")]
-
-
-class OptimizerSpec(Spec):
-    """The optimiser; formulas in `dlbench.node.models.optimizers`."""
-
-    name: Literal["sgd", "lars", "lamb"] = Field(description="Update rule.")
-    learning_rate: Positive = Field(description="Peak learning rate, after warm-up.")
-    momentum: Fraction = Field(0.9, description="Momentum (sgd, lars).")
-    weight_decay: NonNegative = Field(0.0, description="Decay of weights; biases and norms are left out.")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Decay of the two moments (lamb).")
-    epsilon: NonNegative = Field(1e-6, description="Added to the denominator (lars, lamb).")
-    trust_coefficient: Positive = Field(0.001, description="LARS's eta.")
-    clip_norm: Positive | None = Field(None, description="Bound of the global gradient norm, after the exchange.")
-
-
-class ScheduleSpec(Spec):
-    """Learning rate over steps: linear warm-up, then a decay."""
-
-    warmup_steps: CountOrZero = Field(0, description="Steps of linear warm-up.")
-    decay: Literal["constant", "polynomial", "linear", "step"] = Field("constant", description="Form of the decay.")
-    power: Positive = Field(2.0, description="Power of the polynomial.")
-    end_learning_rate: NonNegative = Field(0.0, description="Learning rate at total_steps.")
-    total_steps: Count = Field(1, description="Steps until the decay ends; not the measured steps.")
-    step_boundaries: tuple[Count, ...] = Field((), description="Steps at which a factor takes over (decay: step).")
-    step_factors: tuple[Positive, ...] = Field((), description="Share of the peak from each boundary on.")
-
-    @model_validator(mode="after")
-    def _boundaries_match(self) -> Self:
-        if len(self.step_boundaries) != len(self.step_factors):
-            raise ValueError("step_boundaries and step_factors must have the same length")
-        if list(self.step_boundaries) != sorted(set(self.step_boundaries)):
-            raise ValueError("step_boundaries must ascend")
-        return self
-
-
-class TrainSpec(Spec):
-    """How it is trained."""
-
-    batch_per_rank: Count = Field(description="Samples a rank processes in one step.")
-    precision: Literal["fp32", "bf16"] = Field(
-        "fp32", description="fp32 (without TF32), or bf16 autocast with fp32 weights."
+    format: Literal["density", "hdf5-density"] = Field(
+        description="Chooses this kind of data; hdf5-density: its old name."
     )
-    optimizer: OptimizerSpec = Field(description="The optimiser.")
-    schedule: ScheduleSpec = Field(ScheduleSpec(), description="Learning rate over steps.")
-    label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")
-    seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, order, augmentation and dropout.")
 
 
-class MeasureSpec(Spec):
-    """What is measured."""
-
-    warmup_steps: CountOrZero = Field(description="Steps before the measurement; recorded apart.")
-    measured_steps: Count = Field(description="Steps that count.")
-    phases: Literal["overlapped", "synchronised"] = Field(
-        "overlapped",
-        description="'overlapped' adds no synchronisation to training; 'synchronised' waits for the device after "
-        "each phase, so that phases are exact and the run is slower.",
-    )
-    stall_timeout_s: Positive = Field(600.0, description="Without progress for so long, a rank ends itself, seconds.")
+DataSpec = Annotated[ImageData | TextData | DensityData, Field(discriminator="format")]
 
 
 class Workload(Spec):
@@ -170,11 +125,12 @@ class Workload(Spec):
     model: ModelSpec = Field(description="The network.")
     data: DataSpec = Field(description="What it is trained on.")
     train: TrainSpec = Field(description="How it is trained.")
+    quality: QualitySpec | None = Field(None, description="What training is for.")
 
     @model_validator(mode="after")
     def _data_fits_model(self) -> Self:
-        fitting = {"resnet": "jpeg-tree", "bert": "text", "cosmoflow": "hdf5-density"}[self.model.family]
-        if self.data.format != fitting:
+        fitting = {"resnet": ("images", "jpeg-tree"), "bert": ("text",), "cosmoflow": ("density", "hdf5-density")}
+        if self.data.format not in fitting[self.model.family]:
             raise ValueError(f"data.format {self.data.format!r} does not fit model.family {self.model.family!r}")
         if (
             isinstance(self.model, BertModel)
@@ -187,4 +143,15 @@ class Workload(Spec):
             )
         if self.train.label_smoothing and self.model.family != "resnet":
             raise ValueError(f"train.label_smoothing has no effect on model.family {self.model.family!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _epochs_are_known(self) -> Self:
+        schedule = self.train.schedule
+        if self.data.is_synthetic and schedule.counts_epochs and schedule.epoch_samples is None:
+            raise ValueError(
+                "train.schedule is in epochs, but synthetic data has none: give train.schedule.epoch_samples"
+            )
+        if self.quality is not None and self.model.family != "cosmoflow" and self.quality.target > 1:
+            raise ValueError(f"quality.target {self.quality.target} is above 1, but accuracies are shares, e.g. 0.759")
         return self

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dlbench.errors import RunError, UserError
 from dlbench.node.data.reader import BatchReader, Fetched, SampleReader
-from dlbench.node.data.sharding import Key, ShardedOrder
+from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
 
 Batch = dict[str, torch.Tensor]
 _PREFETCH_BATCHES = 2
@@ -36,11 +37,13 @@ class _Batches(Dataset[Fetched]):
 
 
 class _Order(torch.utils.data.Sampler[list[Key]]):
-    def __init__(self, order: ShardedOrder, start_batch: int) -> None:
-        self._order, self._start_batch = order, start_batch
+    """The keys of batches; called anew for each pass."""
+
+    def __init__(self, keys: Callable[[], Iterator[list[Key]]]) -> None:
+        self._keys = keys
 
     def __iter__(self) -> Iterator[list[Key]]:
-        return self._order.batches(self._start_batch)
+        return self._keys()
 
 
 def _as_it_is(fetched: Any) -> Any:
@@ -59,6 +62,94 @@ class _PinWorker:
         os.sched_setaffinity(0, {self._cores[-1 - worker % len(self._cores)]})
 
 
+def _fetch_batches(
+    batches: BatchReader,
+    keys: Callable[[], Iterator[list[Key]]],
+    *,
+    loader_workers: int,
+    pin_memory: bool,
+    persistent: bool,
+) -> Iterable[Fetched]:
+    """Batches of one or more passes over `keys`, from loader processes or, without them, read when asked for."""
+    if not loader_workers:
+
+        def fetch(wanted: list[Key]) -> Fetched:
+            return batches[wanted].pin_memory() if pin_memory else batches[wanted]
+
+        return _Passes(lambda: map(fetch, keys()))
+    context = multiprocessing.get_context("forkserver")
+    # Imports torch once for all loader processes.
+    context.set_forkserver_preload([__name__])
+    return DataLoader(
+        _Batches(batches),
+        batch_size=None,
+        sampler=_Order(keys),
+        num_workers=loader_workers,
+        collate_fn=_as_it_is,
+        pin_memory=pin_memory,
+        worker_init_fn=_PinWorker(sorted(os.sched_getaffinity(0))),
+        multiprocessing_context=context,
+        prefetch_factor=_PREFETCH_BATCHES,
+        persistent_workers=persistent,
+        # torch draws a seed when loader processes start; from its global generator, it would shift dropout.
+        generator=torch.Generator(),
+    )
+
+
+class _Passes:
+    """An iterable that begins anew each time, as a DataLoader does."""
+
+    def __init__(self, begin: Callable[[], Iterator[Fetched]]) -> None:
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[Fetched]:
+        return self._begin()
+
+
+class _Ledger:
+    """What went wrong while reading, and what was read in another form than it was stored in."""
+
+    def __init__(self, loader_workers: int) -> None:
+        self.failures: list[str] = []
+        self.num_converted = 0
+        self.converted: dict[str, None] = {}
+        self._loader_workers = loader_workers
+
+    def take(self, fetched: Iterator[Fetched]) -> Batch | None:
+        """The next batch; None at the end of the pass.
+
+        Raises:
+            UserError: a sample is unreadable and on_bad_sample is stop.
+            RunError: a loader process died.
+        """
+        try:
+            item = next(fetched, None)
+        except (RuntimeError, OSError, EOFError) as error:
+            # torch begins what a loader process itself raised with "Caught"; all else is the process's death, seen as
+            # a signal, a closed socket or a missing one.
+            if self._loader_workers == 0 or str(error).startswith("Caught "):
+                raise
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise RunError(f"a loader process of the rank ended: {reason}") from error
+        if item is None:
+            return None
+        self.failures += item.failures
+        self.num_converted += len(item.converted)
+        for text in item.converted[: _NAMED_CONVERSIONS - len(self.converted)]:
+            self.converted[text] = None
+        if item.error is not None:
+            raise UserError(item.error)
+        return item.batch
+
+
+def _end_workers(iterator: object) -> None:
+    # torch ends the processes when the last reference to its iterator goes, which the traceback of an error may hold;
+    # it has no public call for doing so now.
+    end = getattr(iterator, "_shutdown_workers", None)
+    if end is not None:
+        end()
+
+
 class LoadedSource:
     """Endless batches of one rank from a SampleReader; see `dlbench.node.data.source.BatchSource`.
 
@@ -67,7 +158,6 @@ class LoadedSource:
         order: what this rank reads when.
         loader_workers: loader processes; 0 reads in the calling process when a batch is asked for.
         on_bad_sample: stop the run, or take the next sample of the data set instead.
-        start_batch: batches to pass over, for a run that continues another.
         pin_memory: hand out page-locked tensors (needs a GPU).
     """
 
@@ -78,42 +168,22 @@ class LoadedSource:
         *,
         loader_workers: int,
         on_bad_sample: Literal["stop", "skip"],
-        start_batch: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        self.failures: list[str] = []
-        self._reader, self._order, self._loader_workers = reader, order, loader_workers
-        self._num_converted = 0
-        self._converted: dict[str, None] = {}
+        self.order = order
+        self._reader, self._loader_workers = reader, loader_workers
+        self._ledger = _Ledger(loader_workers)
         batches = BatchReader(reader, on_bad_sample)
-        self._fetched: Iterator[Fetched] | None
-        if loader_workers:
-            self._fetched = self._start_workers(batches, _Order(order, start_batch), pin_memory)
-        else:
-
-            def fetch(keys: list[Key]) -> Fetched:
-                return batches[keys].pin_memory() if pin_memory else batches[keys]
-
-            self._fetched = map(fetch, order.batches(start_batch))
-
-    def _start_workers(self, batches: BatchReader, order: _Order, pin_memory: bool) -> Iterator[Fetched]:
-        context = multiprocessing.get_context("forkserver")
-        # Imports torch once for all loader processes.
-        context.set_forkserver_preload([__name__])
-        loader: DataLoader[Any] = DataLoader(
-            _Batches(batches),
-            batch_size=None,
-            sampler=order,
-            num_workers=self._loader_workers,
-            collate_fn=_as_it_is,
-            pin_memory=pin_memory,
-            worker_init_fn=_PinWorker(sorted(os.sched_getaffinity(0))),
-            multiprocessing_context=context,
-            prefetch_factor=_PREFETCH_BATCHES,
-            # torch draws a seed when loader processes start; from its global generator, it would shift dropout.
-            generator=torch.Generator(),
+        self._fetched: Iterator[Fetched] | None = iter(
+            _fetch_batches(
+                batches, order.batches, loader_workers=loader_workers, pin_memory=pin_memory, persistent=False
+            )
         )
-        return iter(loader)
+
+    @property
+    def failures(self) -> list[str]:
+        """File and reason of each unreadable sample met so far; a file met twice is there twice."""
+        return self._ledger.failures
 
     @property
     def num_samples(self) -> int:
@@ -132,42 +202,95 @@ class LoadedSource:
         """
         if self._fetched is None:
             raise RunError("a batch was asked for from a closed data source")
-        try:
-            fetched = next(self._fetched)
-        except (RuntimeError, OSError, EOFError) as error:
-            # torch begins what a loader process itself raised with "Caught"; all else is the process's death, seen as
-            # a signal, a closed socket or a missing one.
-            if self._loader_workers == 0 or str(error).startswith("Caught "):
-                raise
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise RunError(f"a loader process of the rank ended: {reason}") from error
-        self.failures += fetched.failures
-        self._num_converted += len(fetched.converted)
-        for text in fetched.converted[: _NAMED_CONVERSIONS - len(self._converted)]:
-            self._converted[text] = None
-        if fetched.error is not None:
-            raise UserError(fetched.error)
-        return fetched.batch
+        batch = self._ledger.take(self._fetched)
+        assert batch is not None  # the order has no end
+        return batch
 
     def describe(self) -> dict[str, object]:
         """The reader's description, plus how the data set is dealt out and what went wrong so far; ready for JSON."""
         return {
             **self._reader.describe(),
             "num_samples": self._reader.num_samples,
-            "batches_per_epoch": self._order.batches_per_epoch,
-            "dropped_per_epoch": self._order.dropped_per_epoch,
+            "batches_per_epoch": self.order.batches_per_epoch,
+            "dropped_per_epoch": self.order.dropped_per_epoch,
             "loader_workers": self._loader_workers,
             "bad_samples": len(self.failures),
-            "converted_samples": self._num_converted,
-            "converted_names": list(self._converted),
+            "converted_samples": self._ledger.num_converted,
+            "converted_names": list(self._ledger.converted),
         }
 
     def close(self) -> None:
         """Ends the loader processes and closes files; twice does no harm."""
-        # torch ends the processes when the last reference to its iterator goes, which the traceback of an error may
-        # hold; it has no public call for doing so now.
-        end = getattr(self._fetched, "_shutdown_workers", None)
-        self._fetched = None
-        if end is not None:
-            end()
+        iterator, self._fetched = self._fetched, None
+        _end_workers(iterator)
+        self._reader.close()
+
+
+class EvaluationSource:
+    """One rank's share of a validation set, pass by pass; loader processes stay between passes.
+
+    Args:
+        reader: the validation set, without augmentation.
+        num_samples: how many of its samples, from the first on, are evaluated over all ranks.
+        batch_size: samples of one batch; the last of a pass may be smaller.
+        rank, world_size: this rank's number, and how many there are.
+        loader_workers: as in `LoadedSource`.
+        on_bad_sample: stop the run, or leave the sample out.
+        pin_memory: hand out page-locked tensors (needs a GPU).
+    """
+
+    def __init__(
+        self,
+        reader: SampleReader,
+        *,
+        num_samples: int,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        loader_workers: int,
+        on_bad_sample: Literal["stop", "skip"],
+        pin_memory: bool = False,
+    ) -> None:
+        self.num_samples = num_samples
+        self._reader, self._loader_workers = reader, loader_workers
+        self._ledger = _Ledger(loader_workers)
+        self._iterator: Iterator[Fetched] | None = None
+        keys = partial(evaluation_batches, num_samples, batch_size=batch_size, rank=rank, world_size=world_size)
+        self._loader = _fetch_batches(
+            BatchReader(reader, on_bad_sample, replace=False),
+            keys,
+            loader_workers=loader_workers,
+            pin_memory=pin_memory,
+            persistent=True,
+        )
+
+    @property
+    def failures(self) -> list[str]:
+        """File and reason of each unreadable sample met so far."""
+        return self._ledger.failures
+
+    def batches(self) -> Iterator[Batch]:
+        """One pass; a batch without a readable sample is passed over.
+
+        Raises:
+            UserError, RunError: as `LoadedSource`.
+        """
+        self._iterator = iter(self._loader)
+        while (batch := self._ledger.take(self._iterator)) is not None:
+            if batch:
+                yield batch
+
+    def describe(self) -> dict[str, object]:
+        """The reader's description and what went wrong so far; ready for JSON."""
+        return {
+            **self._reader.describe(),
+            "num_samples": self._reader.num_samples,
+            "evaluated_samples": self.num_samples,
+            "bad_samples": len(self.failures),
+        }
+
+    def close(self) -> None:
+        """Ends the loader processes and closes files; twice does no harm."""
+        iterator, self._iterator = self._iterator, None
+        _end_workers(iterator)
         self._reader.close()

@@ -69,26 +69,37 @@ class Fetched:
 
 
 class BatchReader:
-    """Turns keys into a batch. Whether it runs in the training process or in a loader process makes no difference."""
+    """Turns keys into a batch. Whether it runs in the training process or in a loader process makes no difference.
 
-    def __init__(self, reader: SampleReader, on_bad_sample: Literal["stop", "skip"]) -> None:
+    Args:
+        reader: the data set.
+        on_bad_sample: what to do where a sample is unreadable.
+        replace: with `skip`, take the next sample of the data set instead; otherwise leave the place out, so that the
+            batch is smaller and may be empty (an evaluation must not count a sample twice).
+    """
+
+    def __init__(self, reader: SampleReader, on_bad_sample: Literal["stop", "skip"], *, replace: bool = True) -> None:
         self.reader = reader
         self._on_bad_sample = on_bad_sample
+        self._attempts = _SKIP_AT_MOST if replace else 1
+        self._replace = replace
 
     def __getitem__(self, keys: list[Key]) -> Fetched:
         fetched = Fetched()
         samples = []
         for key in keys:
             sample = self._read(key, fetched)
-            if sample is None:
+            if fetched.error is not None:
                 return fetched
-            samples.append(sample.arrays)
-        fetched.batch = {name: torch.from_numpy(np.stack([s[name] for s in samples])) for name in samples[0]}
+            if sample is not None:
+                samples.append(sample.arrays)
+        if samples:
+            fetched.batch = _stacked(samples)
         return fetched
 
     def _read(self, key: Key, fetched: Fetched) -> Sample | None:
         epoch, index = key
-        for attempt in range(_SKIP_AT_MOST):
+        for attempt in range(self._attempts):
             try:
                 sample = self.reader.read((epoch, (index + attempt) % self.reader.num_samples))
             except BadSampleError as error:
@@ -100,8 +111,13 @@ class BatchReader:
             if sample.converted is not None:
                 fetched.converted.append(sample.converted)
             return sample
-        fetched.error = f"{_SKIP_AT_MOST} samples in a row are unreadable, the last: {fetched.failures[-1]}"
+        if self._replace:
+            fetched.error = f"{_SKIP_AT_MOST} samples in a row are unreadable, the last: {fetched.failures[-1]}"
         return None
+
+
+def _stacked(samples: list[dict[str, NDArray[np.generic]]]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.stack([s[name] for s in samples])) for name in samples[0]}
 
 
 def path_text(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +17,23 @@ Key = tuple[int, int]
 """Epoch and sample index. All randomness of a sample derives from the seed and its key, nothing else."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """A place in the order of all ranks together; it means the same for any number of ranks."""
+
+    epoch: int = 0
+    place: int = 0
+    """Samples of the epoch's permutation that have been dealt out."""
+
+
 class ShardedOrder:
     """The order of one rank.
 
-    Every epoch has a permutation of its own, the same on all ranks; rank r takes its places r, r + world_size, ... So
-    no sample is used twice in an epoch, and every rank has equally many batches of equal sizes. What does not fill a
-    batch on every rank is left out of that epoch (another part each time) and told by `dropped_per_epoch`.
+    Every epoch has a permutation of its own, the same on all ranks. It is dealt out like cards: of each run of
+    batch_size x world_size places, rank r takes r, r + world_size, ... So no sample is used twice in an epoch, every
+    rank has equally many batches of equal sizes, and the set of samples behind step n depends on the global batch
+    alone. What does not fill a batch on every rank is left out of that epoch (another part each time) and told by
+    `dropped_per_epoch`.
 
     Args:
         num_samples: samples in the data set.
@@ -30,13 +42,22 @@ class ShardedOrder:
         seed: of the permutations.
         drop_last: leave out a last batch that is smaller than the others; otherwise only what cannot be dealt out
             evenly is left out.
+        start: where to begin, for a run that continues another, perhaps with another number of ranks.
 
     Raises:
         UserError: the data set does not fill one batch on every rank.
     """
 
     def __init__(
-        self, num_samples: int, *, batch_size: int, rank: int, world_size: int, seed: int, drop_last: bool = True
+        self,
+        num_samples: int,
+        *,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        drop_last: bool = True,
+        start: Position | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size} ranks")
@@ -47,26 +68,46 @@ class ShardedOrder:
                 f"{world_size} ranks); use more data, fewer ranks or a smaller batch"
             )
         self._num_samples, self._batch_size, self._seed = num_samples, batch_size, seed
-        self._rank, self._world_size = rank, world_size
-        per_rank = num_samples // world_size
-        if drop_last:
-            per_rank -= per_rank % batch_size
-        self._per_rank = per_rank
-        self.batches_per_epoch = -(-per_rank // batch_size)
-        self.dropped_per_epoch = num_samples - per_rank * world_size
+        self._rank, self._world_size, self._drop_last = rank, world_size, drop_last
+        self._start = start or Position()
+        self.batches_per_epoch = self._num_batches(0)
+        self.dropped_per_epoch = num_samples - self._per_rank(0) * world_size
 
-    def epoch(self, number: int) -> NDArray[np.int64]:
-        """(batches_per_epoch x batch_size,) sample indices of this rank in one epoch, fewer if a batch is smaller."""
-        order = np.random.default_rng([self._seed, number]).permutation(self._num_samples)
-        mine: NDArray[np.int64] = order[self._rank :: self._world_size][: self._per_rank]
+    def _per_rank(self, place: int) -> int:
+        """Samples of each rank from a place of an epoch to its end."""
+        per_rank = max(0, self._num_samples - place) // self._world_size
+        return per_rank - per_rank % self._batch_size if self._drop_last else per_rank
+
+    def _num_batches(self, place: int) -> int:
+        return -(-self._per_rank(place) // self._batch_size)
+
+    def epoch(self, number: int, place: int = 0) -> NDArray[np.int64]:
+        """(n,) sample indices of this rank in one epoch, from a place of the permutation on."""
+        order = np.random.default_rng([self._seed, number]).permutation(self._num_samples)[place:]
+        mine: NDArray[np.int64] = order[self._rank :: self._world_size][: self._per_rank(place)]
         return mine
 
-    def batches(self, start_batch: int = 0) -> Iterator[list[Key]]:
-        """The keys of each batch, without end; `start_batch` batches are passed over."""
-        number, first = divmod(start_batch, self.batches_per_epoch)
+    def batches(self) -> Iterator[list[Key]]:
+        """The keys of each batch, without end."""
+        number, place = self._start.epoch, self._start.place
         while True:
-            mine = self.epoch(number)
-            for batch in range(first, self.batches_per_epoch):
-                part = mine[batch * self._batch_size : (batch + 1) * self._batch_size]
-                yield [(number, int(index)) for index in part]
-            number, first = number + 1, 0
+            mine = self.epoch(number, place)
+            for first in range(0, len(mine), self._batch_size):
+                yield [(number, int(index)) for index in mine[first : first + self._batch_size]]
+            number, place = number + 1, 0
+
+    def position(self, num_batches: int) -> Position:
+        """Where all ranks stand after so many batches each."""
+        epoch, place = self._start.epoch, self._start.place
+        left = self._num_batches(place)
+        if num_batches < left:
+            return Position(epoch=epoch, place=place + num_batches * self._batch_size * self._world_size)
+        epochs, rest = divmod(num_batches - left, self.batches_per_epoch)
+        return Position(epoch=epoch + 1 + epochs, place=rest * self._batch_size * self._world_size)
+
+
+def evaluation_batches(num_samples: int, *, batch_size: int, rank: int, world_size: int) -> Iterator[list[Key]]:
+    """The keys of one pass over a validation set, in order: each sample on one rank, a last batch may be smaller."""
+    mine = range(rank, num_samples, world_size)
+    for first in range(0, len(mine), batch_size):
+        yield [(0, index) for index in mine[first : first + batch_size]]

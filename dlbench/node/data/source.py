@@ -1,4 +1,4 @@
-"""A data specification becomes an endless stream of batches."""
+"""A data specification becomes an endless stream of training batches, and passes over the validation data."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Protocol
 
 import torch
 
+from dlbench.datasets.splits import split_folder
 from dlbench.errors import UserError
-from dlbench.node.data.loader import LoadedSource
+from dlbench.node.data.loader import EvaluationSource, LoadedSource
 from dlbench.node.data.reader import SampleReader
-from dlbench.node.data.sharding import ShardedOrder
+from dlbench.node.data.sharding import Position, ShardedOrder
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.specs.workload import (
     BertModel,
     CosmoFlowModel,
     DataSpec,
     DensityData,
-    JpegTreeData,
+    ImageData,
     ModelSpec,
     ResNetModel,
     TextData,
@@ -31,8 +32,13 @@ class BatchSource(Protocol):
     The names and shapes in a batch are those of `dlbench.node.models.build.Batch`.
     """
 
-    failures: list[str]
-    """File and reason of each unreadable sample met so far; a file met twice is there twice."""
+    @property
+    def order(self) -> ShardedOrder | None:
+        """What this rank reads when; None where nothing is read."""
+
+    @property
+    def failures(self) -> list[str]:
+        """File and reason of each unreadable sample met so far; a file met twice is there twice."""
 
     @property
     def num_samples(self) -> int:
@@ -65,10 +71,11 @@ def build_source(
     world_size: int,
     seed: int,
     drop_last: bool = True,
+    start: Position | None = None,
     start_batch: int = 0,
     pin_memory: bool = False,
 ) -> BatchSource:
-    """The source of one rank.
+    """The training data of one rank.
 
     The same seed gives the same samples in the same order and with the same augmentation, whatever the number of
     loader processes.
@@ -81,7 +88,8 @@ def build_source(
         world_size: ranks in all.
         seed: of order and augmentation; the same on all ranks.
         drop_last: see `ShardedOrder`.
-        start_batch: batches of this rank to pass over, for a run that continues another.
+        start: where to begin in the data set, for a run that continues another.
+        start_batch: the same for synthetic data, batches of this rank.
         pin_memory: hand out page-locked tensors, whose copy to a GPU does not hold up the host (needs a GPU).
 
     Raises:
@@ -97,7 +105,8 @@ def build_source(
             start_batch=start_batch,
             pin_memory=pin_memory,
         )
-    reader = _reader(model_spec, data_spec, seed)
+    source = Path(data_spec.source)
+    reader = _open(split_folder(source, "train") or source, model_spec, data_spec, seed, training=True)
     order = ShardedOrder(
         reader.num_samples,
         batch_size=batch_size,
@@ -105,64 +114,90 @@ def build_source(
         world_size=world_size,
         seed=seed,
         drop_last=drop_last,
+        start=start,
     )
     return LoadedSource(
         reader,
         order,
         loader_workers=data_spec.loader_workers,
         on_bad_sample=data_spec.on_bad_sample,
-        start_batch=start_batch,
         pin_memory=pin_memory,
     )
 
 
-def _reader(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> SampleReader:
+def validation_path(data_spec: DataSpec) -> Path:
+    """Where the validation data of a plan is.
+
+    Raises:
+        UserError: the plan names none, and none stands beside the training data.
+    """
+    if data_spec.validation is not None:
+        path = Path(data_spec.validation)
+        return split_folder(path, "validation") or path
+    found = split_folder(Path(data_spec.source), "validation")
+    if found is None:
+        raise UserError(
+            f"data.source {data_spec.source!r} has no validation data: put `train` and `validation` into one folder, "
+            "or give data.validation"
+        )
+    return found
+
+
+def build_evaluation(
+    model_spec: ModelSpec,
+    data_spec: DataSpec,
+    *,
+    max_samples: int | None,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    seed: int,
+    pin_memory: bool = False,
+) -> EvaluationSource:
+    """The validation data of one rank, without augmentation.
+
+    Args:
+        model_spec: of the workload; gives the shapes.
+        data_spec: of the workload; must fit the model.
+        max_samples: evaluate that many samples at most, over all ranks; None: all.
+        batch_size: samples of this rank in one batch.
+        rank: this rank's number.
+        world_size: ranks in all.
+        seed: of masks that are drawn once.
+        pin_memory: hand out page-locked tensors (needs a GPU).
+
+    Raises:
+        UserError: there is no validation data, or it is damaged or does not fit the model.
+    """
+    folder = validation_path(data_spec)
+    reader = _open(folder, model_spec, data_spec, seed, training=False)
+    return EvaluationSource(
+        reader,
+        num_samples=min(reader.num_samples, max_samples or reader.num_samples),
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        loader_workers=data_spec.loader_workers,
+        on_bad_sample=data_spec.on_bad_sample,
+        pin_memory=pin_memory,
+    )
+
+
+def _open(folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool) -> SampleReader:
     # Each format's libraries are imported only where it is read.
-    folder = Path(data_spec.source).expanduser()
-    if isinstance(data_spec, JpegTreeData) and isinstance(model_spec, ResNetModel):
-        return _jpeg(folder, model_spec, seed)
+    if isinstance(data_spec, ImageData) and isinstance(model_spec, ResNetModel):
+        from dlbench.node.data.images import image_classes, open_images
+
+        # A validation tree may lack a class; its labels are still those of the training data.
+        train = split_folder(Path(data_spec.source), "train") or Path(data_spec.source)
+        classes = None if training else image_classes(train)
+        return open_images(folder, model_spec, seed, training=training, classes=classes)
     if isinstance(data_spec, TextData) and isinstance(model_spec, BertModel):
-        return _text(folder, model_spec, data_spec, seed)
+        from dlbench.node.data.text import open_text
+
+        return open_text(folder, model_spec, data_spec, seed, training=training)
     if isinstance(data_spec, DensityData) and isinstance(model_spec, CosmoFlowModel):
-        return _density(folder, model_spec)
+        from dlbench.node.data.density import open_density
+
+        return open_density(folder, model_spec, seed, training=training)
     raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")
-
-
-def _jpeg(folder: Path, model: ResNetModel, seed: int) -> SampleReader:
-    from dlbench.datasets.jpeg_tree import index_jpeg_tree
-    from dlbench.node.data.jpeg import JpegReader
-
-    tree = index_jpeg_tree(folder)
-    if len(tree.classes) > model.num_classes:
-        raise UserError(
-            f"data.source {str(folder)!r} has {len(tree.classes)} classes, model.num_classes is {model.num_classes}"
-        )
-    return JpegReader(tree, model.image_size, seed)
-
-
-def _text(source: Path, model: BertModel, spec: TextData, seed: int) -> SampleReader:
-    from dlbench.datasets.text_corpus import read_corpus
-    from dlbench.datasets.vocabulary import load_vocabulary
-    from dlbench.node.data.text import TextReader
-
-    vocabulary = load_vocabulary(spec.vocabulary)
-    if len(vocabulary) > model.vocab_size:
-        raise UserError(
-            f"data.vocabulary {spec.vocabulary} has {len(vocabulary)} entries, model.vocab_size is {model.vocab_size}"
-        )
-    return TextReader(read_corpus(source, vocabulary), spec, seed)
-
-
-def _density(folder: Path, model: CosmoFlowModel) -> SampleReader:
-    from dlbench.datasets.density_hdf5 import index_density
-    from dlbench.node.data.density import VolumeReader
-
-    index = index_density(folder)
-    for key, stored in (
-        ("input_size", index.size),
-        ("input_channels", index.channels),
-        ("num_targets", index.num_targets),
-    ):
-        if stored != getattr(model, key):
-            raise UserError(f"data.source {str(folder)!r} has {key} {stored}, model.{key} is {getattr(model, key)}")
-    return VolumeReader(index)

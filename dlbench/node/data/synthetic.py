@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from dlbench.node.data.sharding import ShardedOrder
 from dlbench.specs.workload import BertModel, DataSpec, ModelSpec, ResNetModel, TextData
 
 Batch = dict[str, torch.Tensor]
@@ -49,6 +50,7 @@ class SyntheticSource:
         if pin_memory:
             pool = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in pool]
         self.failures: list[str] = []
+        self.order: ShardedOrder | None = None
         self._batch_size = batch_size
         self._batches: Iterator[Batch] = itertools.cycle(
             pool[start_batch % POOL_BATCHES :] + pool[: start_batch % POOL_BATCHES]
@@ -78,7 +80,7 @@ def _batch(model_spec: ModelSpec, data_spec: DataSpec, num: int, generator: torc
     if isinstance(model_spec, ResNetModel):
         size = model_spec.image_size
         return {
-            "image": torch.randn(num, 3, size, size, generator=generator),
+            "image": torch.randint(256, (num, size, size, 3), dtype=torch.uint8, generator=generator),
             "label": torch.randint(model_spec.num_classes, (num,), generator=generator),
         }
     if isinstance(model_spec, BertModel):

@@ -1,9 +1,10 @@
-"""A model specification becomes a network and its loss."""
+"""A model specification becomes a network, its forward pass and its loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -12,14 +13,25 @@ from dlbench.node.models.cosmoflow import CosmoFlow
 from dlbench.node.models.resnet import ResNet
 from dlbench.specs.workload import BertModel, ModelSpec, ResNetModel
 
+# Mean and standard deviation of ImageNet's pixels in [0, 1], as the field uses them.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
 Batch = dict[str, Tensor]
 """Tensors by name, the first dimension N is the sample.
 
-- resnet: image (N, 3, H, W) float32; label (N,) int64.
+- resnet: image (N, H, W, 3) uint8; label (N,) int64.
 - bert: input_ids, token_type_ids, attention_mask (N, S) int64; masked_positions, masked_ids (N, P) int64;
   masked_weights (N, P) float32, 0 for an unused place; next_sentence (N,) int64, 0 if B follows A, 1 if it is random.
 - cosmoflow: volume (N, C, S, S, S) float32; target (N, T) float32.
 """
+
+Outputs = tuple[Tensor, ...]
+"""ResNet: class logits (N, classes). BERT: masked-LM logits (N, P, vocabulary), next-sentence logits (N, 2). CosmoFlow:
+parameters (N, T)."""
+
+Criterion = Callable[[Outputs, Batch], Tensor]
+"""Outputs and batch -> a scalar loss, the mean over the batch, in float32."""
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 """Forward pass and loss: a scalar, the mean over the batch, in float32."""
@@ -45,8 +57,20 @@ def build_model(spec: ModelSpec) -> nn.Module:
     )
 
 
-def loss_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Loss:
-    """The loss of a specification as a function of network and batch (keys as in `Batch`).
+def outputs_for(spec: ModelSpec) -> Callable[[nn.Module, Batch], Outputs]:
+    """The forward pass of a specification as a function of network and batch (keys as in `Batch`)."""
+    if isinstance(spec, ResNetModel):
+        channels_last = spec.memory_format == "channels-last"
+        return lambda model, batch: (model(normalised(batch["image"], channels_last=channels_last)),)
+    if isinstance(spec, BertModel):
+        return _pre_training_logits
+    if spec.memory_format == "channels-last":
+        return lambda model, batch: (model(batch["volume"].contiguous(memory_format=torch.channels_last_3d)),)
+    return lambda model, batch: (model(batch["volume"]),)
+
+
+def criterion_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Criterion:
+    """The loss of a specification as a function of outputs and batch: a scalar, the mean over the batch, in fp32.
 
     ResNet: cross-entropy with label smoothing. BERT: masked-LM cross-entropy averaged over the used places plus
     next-sentence cross-entropy (Devlin et al. 2018, section A.2). CosmoFlow: mean squared error.
@@ -56,27 +80,45 @@ def loss_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Loss:
         label_smoothing: share of the target spread over all classes (ResNet only).
     """
     if isinstance(spec, ResNetModel):
+        return lambda outputs, batch: functional.cross_entropy(
+            outputs[0].float(), batch["label"], label_smoothing=label_smoothing
+        )
+    if isinstance(spec, BertModel):
+        return _pre_training_loss
+    return lambda outputs, batch: functional.mse_loss(outputs[0].float(), batch["target"])
 
-        def classification(model: nn.Module, batch: Batch) -> Tensor:
-            logits: Tensor = model(batch["image"])
-            return functional.cross_entropy(logits.float(), batch["label"], label_smoothing=label_smoothing)
 
-        return classification
-    return _pre_training if isinstance(spec, BertModel) else _regression
+def loss_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Loss:
+    """Forward pass and loss of a specification in one; see `outputs_for` and `criterion_for`."""
+    outputs, criterion = outputs_for(spec), criterion_for(spec, label_smoothing)
+    return lambda model, batch: criterion(outputs(model, batch), batch)
 
 
-def _pre_training(model: nn.Module, batch: Batch) -> Tensor:
+def normalised(image: Tensor, *, channels_last: bool) -> Tensor:
+    """(N, H, W, 3) uint8 pixels -> (N, 3, H, W) float32 with ImageNet's mean and deviation taken out.
+
+    It is done where the network computes: 8-bit pixels are a quarter of the bytes to copy, and they are already in the
+    order of channels-last.
+    """
+    mean = torch.tensor(MEAN, device=image.device).mul_(255)
+    scale = torch.tensor(STD, device=image.device).mul_(255).reciprocal_()
+    # sub keeps the strides of its input, the channels last.
+    pixels = image.permute(0, 3, 1, 2).sub(mean.view(3, 1, 1)).mul_(scale.view(3, 1, 1))
+    return pixels if channels_last else pixels.contiguous()
+
+
+def _pre_training_logits(model: nn.Module, batch: Batch) -> Outputs:
     mlm_logits, nsp_logits = model(
         batch["input_ids"], batch["token_type_ids"], batch["attention_mask"], batch["masked_positions"]
     )
+    return mlm_logits, nsp_logits
+
+
+def _pre_training_loss(outputs: Outputs, batch: Batch) -> Tensor:
+    mlm_logits, nsp_logits = outputs
     per_place = functional.cross_entropy(
         mlm_logits.float().flatten(0, 1), batch["masked_ids"].flatten(), reduction="none"
     )
     weights = batch["masked_weights"].flatten()
     masked_lm: Tensor = (per_place * weights).sum() / weights.sum().clamp(min=1.0)
     return masked_lm + functional.cross_entropy(nsp_logits.float(), batch["next_sentence"])
-
-
-def _regression(model: nn.Module, batch: Batch) -> Tensor:
-    predicted: Tensor = model(batch["volume"])
-    return functional.mse_loss(predicted.float(), batch["target"])

@@ -14,7 +14,7 @@ from typing import Any, cast, overload
 import torch
 from torch import Tensor, nn
 
-from dlbench.specs.workload import OptimizerSpec
+from dlbench.specs.training import OptimizerSpec
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 

@@ -2,48 +2,86 @@
 
 from __future__ import annotations
 
-from dlbench.specs.workload import ScheduleSpec, TrainSpec
+from dlbench.specs.training import TrainSpec
 
 
-def learning_rate(step: int, spec: TrainSpec) -> float:
-    """The learning rate of one optimiser step.
+class LearningRate:
+    """The learning rate of each optimiser step.
 
-    Args:
-        step: 0 for the first step.
-        spec: `optimizer.learning_rate` is the peak; `schedule` says how it is reached and left.
+    The peak is `optimizer.learning_rate`, scaled with the global batch where the plan says so: by batch / reference_batch
+    (linear; Goyal et al. 2017, section 2.1) or by its square root (You et al. 2019, for LAMB).
 
-    Warm-up is linear: step 0 takes 1 / warmup_steps of the peak, step warmup_steps - 1 the peak itself (Goyal et al.
-    2017, section 2.2, started at one step's share so that no step is lost at 0). Afterwards, with p the share of the
-    steps from warmup_steps to total_steps that has passed:
+    Warm-up is linear over W steps: step 0 takes 1 / W of the way from its start (zero, or the unscaled rate) to the peak,
+    step W - 1 all of it (Goyal et al. 2017, section 2.2, begun at one step's share so that no step is lost at 0).
+    Afterwards, with p the share of the steps from W to T that has passed:
 
     - constant: the peak;
-    - linear, polynomial: end + (peak - end) (1 - p) ** power, power 1 for linear; `end_learning_rate` from total_steps
-      on (You et al. 2017 for power 2);
+    - linear, polynomial: end + (peak - end) (1 - p) ** power, power 1 for linear; `end_learning_rate` from T on (You et
+      al. 2017 for power 2);
     - step: the peak times the factor of the last boundary reached, boundaries counted from step 0.
 
+    What is given in epochs is turned into steps by `steps_per_epoch`, fractions kept.
+
+    Args:
+        spec: optimiser and schedule.
+        global_batch: samples of one step over all ranks.
+        steps_per_epoch: steps of one epoch; None where the schedule does not count in epochs.
+
     Raises:
-        ValueError: step is negative.
+        ValueError: the schedule counts in epochs and steps_per_epoch is None.
     """
-    if step < 0:
-        raise ValueError(f"step {step} is negative")
-    peak, schedule = spec.optimizer.learning_rate, spec.schedule
-    if step < schedule.warmup_steps:
-        return peak * (step + 1) / schedule.warmup_steps
-    return _decayed(step, peak, schedule)
+
+    def __init__(self, spec: TrainSpec, *, global_batch: int, steps_per_epoch: float | None) -> None:
+        schedule, base = spec.schedule, spec.optimizer.learning_rate
+        if schedule.counts_epochs and steps_per_epoch is None:
+            raise ValueError("a schedule in epochs needs steps_per_epoch")
+        epoch = steps_per_epoch or 1.0
+        self._schedule = schedule
+        self.peak = base * _scale(spec, global_batch)
+        self._start = base if schedule.warmup_from == "unscaled" else 0.0
+        self._warmup = float(schedule.warmup_steps)
+        if schedule.warmup_epochs is not None:
+            self._warmup = schedule.warmup_epochs * epoch
+        self._total = float(schedule.total_steps or 0)
+        if schedule.total_epochs is not None:
+            self._total = schedule.total_epochs * epoch
+        unit = epoch if schedule.epoch_boundaries else 1.0
+        self._boundaries = [boundary * unit for boundary in schedule.boundaries]
+
+    def at(self, step: int) -> float:
+        """The rate of one step, 0 for the first.
+
+        Raises:
+            ValueError: step is negative.
+        """
+        if step < 0:
+            raise ValueError(f"step {step} is negative")
+        if step < self._warmup:
+            share = min(1.0, (step + 1) / self._warmup)
+            return self._start + (self.peak - self._start) * share
+        return self._decayed(step)
+
+    def _decayed(self, step: int) -> float:
+        schedule, peak = self._schedule, self.peak
+        if schedule.decay == "constant":
+            return peak
+        if schedule.decay == "step":
+            factor = 1.0
+            for boundary, share in zip(self._boundaries, schedule.step_factors, strict=True):
+                if step >= boundary:
+                    factor = share
+            return peak * factor
+        end = schedule.end_learning_rate
+        if step >= self._total:
+            return end
+        power = schedule.power if schedule.decay == "polynomial" else 1.0
+        rest = (self._total - step) / (self._total - self._warmup)
+        return float(end + (peak - end) * rest**power)
 
 
-def _decayed(step: int, peak: float, schedule: ScheduleSpec) -> float:
-    if schedule.decay == "constant":
-        return peak
-    if schedule.decay == "step":
-        factor = 1.0
-        for boundary, share in zip(schedule.step_boundaries, schedule.step_factors, strict=True):
-            if step >= boundary:
-                factor = share
-        return peak * factor
-    end = schedule.end_learning_rate
-    if step >= schedule.total_steps:
-        return end
-    power = schedule.power if schedule.decay == "polynomial" else 1.0
-    rest = (schedule.total_steps - step) / (schedule.total_steps - schedule.warmup_steps)
-    return float(end + (peak - end) * rest**power)
+def _scale(spec: TrainSpec, global_batch: int) -> float:
+    optimizer = spec.optimizer
+    if optimizer.learning_rate_scaling == "none" or optimizer.reference_batch is None:
+        return 1.0
+    ratio = global_batch / optimizer.reference_batch
+    return ratio if optimizer.learning_rate_scaling == "linear" else float(ratio**0.5)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,12 @@ class DdpEngine:
         return store
 
     def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, mark_backward: Callable[[], None]
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        mark_backward: Callable[[], None],
+        *,
+        accumulation: int = 1,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Wraps the model; DDP broadcasts rank 0's parameters and buffers itself."""
         device_ids = [self._device.index or 0] if self._device.type == "cuda" else None
@@ -105,13 +111,24 @@ class DdpEngine:
         self._optimizer = optimizer
         return module, optimizer
 
+    def hold_exchange(self) -> AbstractContextManager[None]:
+        """DDP's own no_sync()."""
+        assert self._module is not None
+        return self._module.no_sync()
+
     def finish_exchange(self) -> None:
         """Done inside `backward()`."""
 
-    def step(self) -> None:
-        """The optimiser's update."""
+    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
+        """The update."""
         assert self._optimizer is not None
-        self._optimizer.step()
+        update(self._optimizer)
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """One all-reduce a tensor; outside of training steps its cost does not matter."""
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+            tensor /= self._place.size
 
     def gather(self, value: Any) -> list[Any]:
         """`value` of every rank."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -26,15 +27,30 @@ class Engine(Protocol):
         """
 
     def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, mark_backward: Callable[[], None]
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        mark_backward: Callable[[], None],
+        *,
+        accumulation: int = 1,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Makes all ranks' parameters those of rank 0 and hooks the exchange into the backward pass."""
+        """Makes all ranks' parameters those of rank 0 and hooks the exchange into the backward pass.
+
+        With `accumulation` k, gradients of k backward passes are summed before one exchange; all but the last of the
+        passes (forward included) run inside `hold_exchange`.
+        """
+
+    def hold_exchange(self) -> AbstractContextManager[None]:
+        """Within it, a backward pass adds to the gradients and exchanges nothing."""
 
     def finish_exchange(self) -> None:
         """Returns when this step's gradients are averaged over ranks (or, on a GPU, ordered to be)."""
 
-    def step(self) -> None:
-        """The optimiser's update, without another exchange."""
+    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
+        """Calls `update`, which steps the optimiser it is given, so that nothing is exchanged a second time."""
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replaces floating-point tensors (outside of training steps) by their means over ranks, in place."""
 
     def gather(self, value: Any) -> list[Any]:
         """`value` (plain Python, JSON-like) of every rank, by rank, on every rank."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -108,24 +109,41 @@ class HorovodEngine:
         }
 
     def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, mark_backward: Callable[[], None]
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        mark_backward: Callable[[], None],
+        *,
+        accumulation: int = 1,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Broadcasts rank 0's parameters and wraps the optimiser."""
         compression = self._hvd.Compression.fp16 if self._settings.compression == "fp16" else self._hvd.Compression.none
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self._optimizer = self._hvd.DistributedOptimizer(
-            optimizer, named_parameters=model.named_parameters(), compression=compression
+            optimizer,
+            named_parameters=model.named_parameters(),
+            compression=compression,
+            backward_passes_per_step=accumulation,
         )
         return model, self._optimizer
+
+    def hold_exchange(self) -> AbstractContextManager[None]:
+        """Horovod counts the backward passes itself (backward_passes_per_step)."""
+        return nullcontext()
 
     def finish_exchange(self) -> None:
         """Waits for every gradient's all-reduce."""
         self._optimizer.synchronize()
 
-    def step(self) -> None:
+    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
         """The update, without Horovod's second wait."""
         with self._optimizer.skip_synchronize():
-            self._optimizer.step()
+            update(self._optimizer)
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """One grouped all-reduce."""
+        if tensors and self._place.size > 1:
+            self._hvd.grouped_allreduce_(list(tensors), op=self._hvd.Average, name="dlbench.average")
 
     def gather(self, value: Any) -> list[Any]:
         """`value` of every rank."""

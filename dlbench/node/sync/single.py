@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,19 +24,31 @@ class SingleEngine:
         """Nothing to find."""
 
     def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, mark_backward: Callable[[], None]
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        mark_backward: Callable[[], None],
+        *,
+        accumulation: int = 1,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Both as they are."""
         self._optimizer = optimizer
         return model, optimizer
 
+    def hold_exchange(self) -> AbstractContextManager[None]:
+        """There is nothing to hold."""
+        return nullcontext()
+
     def finish_exchange(self) -> None:
         """Nothing to wait for."""
 
-    def step(self) -> None:
-        """The optimiser's update."""
+    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
+        """The update."""
         assert self._optimizer is not None
-        self._optimizer.step()
+        update(self._optimizer)
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """One rank's mean is its value."""
 
     def gather(self, value: Any) -> list[Any]:
         """The one value."""

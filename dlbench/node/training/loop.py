@@ -6,6 +6,7 @@ loop adds no synchronisation to training unless the plan asks for the synchronis
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -13,14 +14,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from dlbench.node.models.schedule import learning_rate
+from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
+from dlbench.node.training.course import Course
+from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.phases import PhaseTimer, StepTimes
+from dlbench.node.training.precision import Precision
 from dlbench.records.steps import StepWriter
-from dlbench.specs.workload import MeasureSpec, TrainSpec
+from dlbench.specs.training import TrainSpec
 
 Batch = dict[str, torch.Tensor]
+
+Pause = Callable[[int, float], bool]
+"""Called between two steps with the steps done so far and the seconds spent in this run's steps; True ends training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +41,10 @@ class Trainee:
     batches: Iterator[Batch]
     device: torch.device
     train: TrainSpec
+    rate: LearningRate
+    precision: Precision
+    rank: int = 0
+    noise: NoiseProbe | None = None
 
 
 @dataclass(kw_only=True)
@@ -42,6 +53,8 @@ class LoopResult:
 
     measured_samples: int = 0
     measured_ns: int = 0
+    spent_ns: int = 0
+    """In all steps, warm-up included."""
     losses: list[float] = field(default_factory=list)
     steps: int = 0
 
@@ -54,40 +67,61 @@ class TrainingLoop:
         trainee: Trainee,
         timer: PhaseTimer,
         writer: StepWriter,
-        measure: MeasureSpec,
+        course: Course,
         on_step: Callable[[int], None],
+        pause: Pause | None = None,
     ) -> None:
-        """`on_step` is told each step's number before it begins (progress, watchdog)."""
+        """`on_step` is told each step's number in this run before it begins (progress, watchdog)."""
         self._trainee = trainee
         self._timer = timer
         self._writer = writer
-        self._measure = measure
+        self._course = course
         self._on_step = on_step
+        self._pause = pause
         self._result = LoopResult()
 
     def run(self) -> LoopResult:
         """All steps; afterwards every step is in the step file."""
-        timer = self._timer
-        for step in range(self._measure.warmup_steps + self._measure.measured_steps):
+        timer, course = self._timer, self._course
+        for step in range(course.steps):
             # Files first, then the barrier, directly before the clock: a slow file system must not stagger the ranks.
             self._on_step(step)
-            if step == self._measure.warmup_steps:
+            if step == course.warmup:
                 self._enter_measurement()
+            # Dropout that depends on nothing but seed, rank and step: a resumed run draws the same.
+            torch.manual_seed(_step_seed(self._trainee.train.seed, self._trainee.rank, course.first + step))
             timer.begin()
-            samples, loss = self._step(step)
+            samples, loss = self._step(course.first + step)
             timer.finish(samples, loss)
             self._keep(timer.collect(wait=False))
-        timer.close()
-        self._keep(timer.collect(wait=True))
-        self._writer.flush()
+            if self._ends_after(course.first + step + 1):
+                break
+        self._drain()
         return self._result
 
     def _enter_measurement(self) -> None:
         """All ranks begin the measured steps together; outside of any step's time."""
+        self._drain()
+        self._trainee.engine.barrier()
+
+    def _drain(self) -> None:
+        """Ends the last step and waits until its times are known and written."""
         self._timer.close()
         self._keep(self._timer.collect(wait=True))
         self._writer.flush()
+
+    def _ends_after(self, done: int) -> bool:
+        """Evaluations and checkpoints, between steps and outside of their times."""
+        course = self._course
+        if self._pause is None or not (course.evaluates(done) or course.saves(done) or course.ends_epoch(done)):
+            return False
+        if not (course.evaluates(done) or course.saves(done)):
+            # The end of an epoch is only noted; the device need not be waited for.
+            return self._pause(done, 0.0)
+        self._drain()
+        ends = self._pause(done, self._result.spent_ns / 1e9)
         self._trainee.engine.barrier()
+        return ends
 
     def _step(self, step: int) -> tuple[int, torch.Tensor]:
         trainee, timer = self._trainee, self._timer
@@ -95,42 +129,66 @@ class TrainingLoop:
         timer.mark(phases.INPUT)
         batch = {name: tensor.to(trainee.device, non_blocking=True) for name, tensor in batch.items()}
         timer.mark(phases.H2D)
-        with autocast(trainee.train.precision, trainee.device):
-            loss = trainee.loss(trainee.model, batch)
-        timer.mark(phases.FORWARD)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if not trainee.engine.marks_backward:
-            timer.mark(phases.BACKWARD)
+        loss = self._gradients(batch)
         trainee.engine.finish_exchange()
         timer.mark(phases.EXCHANGE)
         self._update(step)
         timer.mark(phases.OPTIMIZER)
-        return len(next(iter(batch.values()))), loss.detach()
+        return len(next(iter(batch.values()))), loss
+
+    def _gradients(self, batch: Batch) -> torch.Tensor:
+        """Forward and backward passes over the parts of a batch; returns its mean loss."""
+        trainee, timer = self._trainee, self._timer
+        num_parts = trainee.train.gradient_accumulation
+        total = torch.zeros((), device=trainee.device)
+        for number, part in enumerate(_parts(batch, num_parts)):
+            is_last = number == num_parts - 1
+            with nullcontext() if is_last else trainee.engine.hold_exchange():
+                with trainee.precision.autocast():
+                    loss = trainee.loss(trainee.model, part) / num_parts
+                timer.mark(phases.FORWARD)
+                trainee.precision.backward(loss)
+                if not (is_last and trainee.engine.marks_backward):
+                    timer.mark(phases.BACKWARD)
+            total += loss.detach()
+        return total
 
     def _update(self, step: int) -> None:
         trainee = self._trainee
+        scale = trainee.precision.scale if trainee.noise is not None else 1.0
+        trainee.precision.unscale(trainee.optimizer)
+        if trainee.noise is not None:
+            trainee.noise.end_step(scale)
         clip = trainee.train.optimizer.clip_norm
         if clip is not None:
             # After the exchange, so that the norm is that of the averaged gradient (BERT's rule).
             nn.utils.clip_grad_norm_(trainee.model.parameters(), clip)
-        rate = learning_rate(step, trainee.train)
+        rate = trainee.rate.at(step)
         for group in trainee.optimizer.param_groups:
             group["lr"] = rate
-        trainee.engine.step()
+        trainee.engine.step(trainee.precision.update)
         trainee.optimizer.zero_grad()
 
     def _keep(self, done: list[StepTimes]) -> None:
         result = self._result
         for start_ns, step_ns, parts, samples, loss in done:
-            warmup = result.steps < self._measure.warmup_steps
+            warmup = result.steps < self._course.warmup
             self._writer.append((result.steps, int(warmup), start_ns, step_ns, *parts, samples, loss))
             result.steps += 1
             result.losses.append(loss)
+            result.spent_ns += step_ns
             if not warmup:
                 result.measured_samples += samples
                 result.measured_ns += step_ns
 
 
-def autocast(precision: str, device: torch.device) -> torch.autocast | nullcontext[None]:
-    """The context that a precision computes in; weights stay fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+def _parts(batch: Batch, num: int) -> Iterator[Batch]:
+    """A batch in equal parts, as views."""
+    size = len(next(iter(batch.values()))) // num
+    for first in range(0, size * num, size):
+        yield {name: tensor[first : first + size] for name, tensor in batch.items()}
+
+
+def _step_seed(seed: int, rank: int, step: int) -> int:
+    digest = hashlib.blake2b(f"{seed} {rank} {step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

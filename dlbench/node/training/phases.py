@@ -6,7 +6,6 @@ later, when the events have passed. The input wait measured so is the part the G
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from typing import Protocol
@@ -30,7 +29,7 @@ class PhaseTimer(Protocol):
         """A step begins; the one before, if any, ends."""
 
     def mark(self, phase: int) -> None:
-        """A phase has ended."""
+        """A phase has ended; the time since the last mark is added to it, so that phases may take turns."""
 
     def finish(self, samples: int, loss: torch.Tensor) -> None:
         """The step's work is done; its loss is kept without waiting for it."""
@@ -48,7 +47,8 @@ class CpuTimer:
     clock = "monotonic"
 
     def __init__(self) -> None:
-        self._marks = [0] * len(PHASES)
+        self._spent = [0] * len(PHASES)
+        self._last = 0
         self._begun: int | None = None
         self._pending: tuple[int, float] | None = None
         self._done: list[StepTimes] = []
@@ -56,10 +56,13 @@ class CpuTimer:
     def begin(self) -> None:
         now = time.monotonic_ns()
         self._end_step(now)
-        self._begun = now
+        self._begun = self._last = now
+        self._spent = [0] * len(PHASES)
 
     def mark(self, phase: int) -> None:
-        self._marks[phase] = time.monotonic_ns()
+        now = time.monotonic_ns()
+        self._spent[phase] += now - self._last
+        self._last = now
 
     def finish(self, samples: int, loss: torch.Tensor) -> None:
         self._pending = (samples, loss.item())
@@ -74,11 +77,13 @@ class CpuTimer:
     def _end_step(self, now: int) -> None:
         if self._begun is None or self._pending is None:
             return
-        edges = [self._begun, *self._marks]
-        phases = tuple(end - start for start, end in itertools.pairwise(edges))
         samples, loss = self._pending
-        self._done.append((self._begun, now - self._begun, phases, samples, loss))
+        self._done.append((self._begun, now - self._begun, tuple(self._spent), samples, loss))
         self._pending = None
+
+
+_Events = tuple["torch.cuda.Event", list[tuple[int, "torch.cuda.Event"]], "torch.cuda.Event"]
+"""Start of a step, each phase's end in order, end of the step."""
 
 
 class CudaTimer:
@@ -89,21 +94,21 @@ class CudaTimer:
     def __init__(self, *, synchronise: bool = False) -> None:
         """`synchronise`: wait for the device at every mark (the plan's phase mode)."""
         self._synchronise = synchronise
-        self._edges: list[torch.cuda.Event] = []
-        self._marks: list[torch.cuda.Event | None] = [None] * len(PHASES)
+        self._start: torch.cuda.Event | None = None
+        self._marks: list[tuple[int, torch.cuda.Event]] = []
         self._host_start = 0
         self._pending: tuple[int, torch.Tensor] | None = None
-        self._queue: deque[tuple[int, list[torch.cuda.Event], int, torch.Tensor]] = deque()
+        self._queue: deque[tuple[int, _Events, int, torch.Tensor]] = deque()
         self._spare: list[torch.cuda.Event] = []
 
     def begin(self) -> None:
         event = self._record()
         self._end_step(event)
-        self._edges = [event]
+        self._start = event
         self._host_start = time.monotonic_ns()
 
     def mark(self, phase: int) -> None:
-        self._marks[phase] = self._record()
+        self._marks.append((phase, self._record()))
 
     def finish(self, samples: int, loss: torch.Tensor) -> None:
         host = torch.empty((), dtype=torch.float32, pin_memory=True)
@@ -116,15 +121,19 @@ class CudaTimer:
     def collect(self, *, wait: bool) -> list[StepTimes]:
         done: list[StepTimes] = []
         while self._queue:
-            host_start, events, samples, loss = self._queue[0]
+            host_start, (start, marks, end), samples, loss = self._queue[0]
             if wait:
-                events[-1].synchronize()
-            elif not events[-1].query():  # type: ignore[no-untyped-call]
+                end.synchronize()
+            elif not end.query():  # type: ignore[no-untyped-call]
                 break
             self._queue.popleft()
-            phases = tuple(_nanoseconds(a, b) for a, b in itertools.pairwise(events[:-1]))
-            done.append((host_start, _nanoseconds(events[0], events[-1]), phases, samples, float(loss)))
-            self._spare.extend(events[1:-1])
+            phases, last = [0] * len(PHASES), start
+            for phase, event in marks:
+                phases[phase] += _nanoseconds(last, event)
+                last = event
+            done.append((host_start, _nanoseconds(start, end), tuple(phases), samples, float(loss)))
+            # The end is the next step's start, and this start may still be the one before's end.
+            self._spare.extend(event for _, event in marks)
         return done
 
     def _record(self) -> torch.cuda.Event:
@@ -136,12 +145,11 @@ class CudaTimer:
         return event
 
     def _end_step(self, now: torch.cuda.Event) -> None:
-        if self._pending is None:
+        if self._pending is None or self._start is None:
             return
-        marks = [mark for mark in self._marks if mark is not None]
         samples, loss = self._pending
-        self._queue.append((self._host_start, [*self._edges, *marks, now], samples, loss))
-        self._marks = [None] * len(PHASES)
+        self._queue.append((self._host_start, (self._start, self._marks, now), samples, loss))
+        self._marks = []
         self._pending = None
 
 

@@ -35,6 +35,10 @@ class Progress:
         self.step = -1
         self.stage: Stage = "starting"
 
+    def expect(self, steps: int) -> None:
+        """Tells how many steps there will be at most, which a plan that trains to a quality does not say."""
+        self._total = steps
+
     def enter(self, stage: Stage, reason: str = "", exit_code: int | None = None) -> None:
         """A new stage begins; it is on disk when this returns."""
         with self._lock:

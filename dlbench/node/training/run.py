@@ -6,103 +6,29 @@ import math
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dlbench.errors import EnvironmentLacksError
+from dlbench.errors import UserError
 from dlbench.node.cores import CoreBinding
-from dlbench.node.data.source import BatchSource, build_source
-from dlbench.node.models.build import build_model, loss_for
-from dlbench.node.models.optimizers import build_optimizer
+from dlbench.node.data.loader import EvaluationSource
+from dlbench.node.data.source import build_evaluation
+from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
-from dlbench.node.training import phases, sanity
-from dlbench.node.training.loop import LoopResult, Trainee, TrainingLoop
-from dlbench.node.training.phases import PhaseTimer
+from dlbench.node.training import noise_scale, phases, sanity
+from dlbench.node.training.events import Events
+from dlbench.node.training.loop import LoopResult, TrainingLoop
+from dlbench.node.training.pauses import Pauses
+from dlbench.node.training.prepare import Prepared, prepare
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
-from dlbench.records.record import RankResult, Record, Setting
+from dlbench.records.record import NoiseScale, RankResult, Record, Setting
 from dlbench.records.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from dlbench.trace import environment
 from dlbench.units import utc_now
-
-
-def device_for(plan: RunPlan, place: RankPlace) -> torch.device:
-    """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
-
-    Raises:
-        EnvironmentLacksError: a node has GPUs, but fewer than ranks, or GPUs were asked for and none is seen.
-    """
-    asked = plan.system.slurm.gpu_request if plan.system.scheduler == "slurm" else "none"
-    if not torch.cuda.is_available():
-        if asked != "none":
-            raise EnvironmentLacksError(
-                f"slurm.gpu_request is {asked}, but torch sees no GPU on {place.host}: check the driver and torch's "
-                "build, or set gpu_request to none to train on CPUs"
-            )
-        return torch.device("cpu")
-    visible = torch.cuda.device_count()
-    if asked == "gpus-per-task" and visible == 1 and plan.system.launch.launcher != "mpirun":
-        index = 0  # srun shows each rank its own GPU only; mpirun shows all ranks the same
-    elif place.local_size <= visible:
-        index = place.local_rank
-    else:
-        raise EnvironmentLacksError(
-            f"{place.local_size} ranks a node, but {visible} GPUs on {place.host}: ranks must not share one; use fewer "
-            "ranks, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
-        )
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """One rank, ready to train."""
-
-    trainee: Trainee
-    model: torch.nn.Module
-    """The network itself, without the engine's wrapper."""
-    source: BatchSource
-
-
-def prepare(plan: RunPlan, place: RankPlace, engine: Engine, device: torch.device, timer: PhaseTimer) -> Prepared:
-    """Builds network, optimiser and data as planned; the engine makes all ranks' parameters equal.
-
-    Raises:
-        UserError: the data set is not what the plan needs.
-    """
-    workload = plan.workload
-    # fp32 means fp32: by default torch lets cuDNN compute convolutions in TF32 on an A100 and newer.
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    torch.manual_seed(workload.train.seed)
-    model = build_model(workload.model).to(device)
-    optimizer = build_optimizer(model, workload.train.optimizer)
-    wrapped, optimizer = engine.prepare(model, optimizer, lambda: timer.mark(phases.BACKWARD))
-    # Weights are equal everywhere; dropout must not be.
-    torch.manual_seed(workload.train.seed * 1_000_003 + place.rank + 1)
-    source = build_source(
-        workload.model,
-        workload.data,
-        batch_size=workload.train.batch_per_rank,
-        rank=place.rank,
-        world_size=place.size,
-        seed=workload.train.seed,
-        # Without page-locked memory a copy to the GPU cannot run beside computation.
-        pin_memory=device.type == "cuda",
-    )
-    trainee = Trainee(
-        model=wrapped,
-        optimizer=optimizer,
-        loss=loss_for(workload.model, label_smoothing=workload.train.label_smoothing),
-        engine=engine,
-        batches=iter(source),
-        device=device,
-        train=workload.train,
-    )
-    return Prepared(trainee=trainee, model=model, source=source)
 
 
 class RankRun:
@@ -118,9 +44,19 @@ class RankRun:
         device: torch.device,
         *,
         on_step: Callable[[int], None],
+        on_course: Callable[[int], None],
+        beat: Callable[[str], None],
         started: float,
     ) -> None:
-        """`started` is the monotonic time, seconds, at which the process began."""
+        """Everything of one rank.
+
+        Args:
+            plan, folder, place, binding, engine, device: of the run and this rank.
+            on_step: told each step's number before it begins.
+            on_course: told how many steps there will be at most.
+            beat: told what moved between steps.
+            started: monotonic time at which the process began, seconds.
+        """
         self._plan = plan
         self._folder = folder
         self._place = place
@@ -128,32 +64,95 @@ class RankRun:
         self._engine = engine
         self._device = device
         self._on_step = on_step
+        self._on_course = on_course
+        self._beat = beat
         self._started = started
         self._started_utc = utc_now()
         self._warnings = list(binding.warnings)
+        self._events = Events(started)
 
     def run(self) -> Record | None:
         """Trains, measures and writes; returns the record on rank 0, None elsewhere."""
         plan, place = self._plan, self._place
         torch.set_num_threads(self._binding.threads)
         timer = phases.timer_for(self._device, synchronise=plan.measure.phases == "synchronised")
-        ready = prepare(plan, place, self._engine, self._device, timer)
-        initial = sanity.parameters_digest(ready.model)
-        startup_s = time.monotonic() - self._started
-        header = {"rank": place.rank, "clock": timer.clock, "device": self._device.type, "run_id": plan.run_id}
+        ready = prepare(plan, place, self._engine, self._device, timer, self._start_run)
+        validation: EvaluationSource | None = None
         try:
-            with StepWriter(self._folder.steps(place.rank), header) as writer:
-                seen = TrainingLoop(ready.trainee, timer, writer, plan.measure, self._on_step).run()
+            if ready.course.evaluate_every is not None:
+                validation = self._validation()
+            self._require_steps(ready)
+            self._warnings += ready.warnings
+            self._on_course(ready.course.steps)
+            initial = sanity.parameters_digest(ready.model)
+            startup_s = time.monotonic() - self._started
+            pauses = Pauses(
+                plan,
+                ready,
+                self._engine,
+                self._events,
+                self._folder,
+                validation,
+                is_first=place.rank == 0,
+                beat=self._beat,
+            )
+            seen = self._train(ready, timer, pauses)
         finally:
             ready.source.close()
-        own = self._result(seen, ready.source, startup_s, initial, sanity.parameters_digest(ready.model))
-        return self._gather(own, ready.model, ready.source, timer.clock)
+            if validation is not None:
+                validation.close()
+        reached = (result := pauses.result()) is None or result.reached
+        done = ready.course.first + seen.steps
+        self._events.add(
+            "run_stop", status="success" if reached else "aborted", epoch=ready.course.epoch(done), step=done
+        )
+        final = sanity.parameters_digest(ready.model)
+        own = self._result(seen, ready, validation, startup_s, initial, final)
+        return self._gather(own, ready, pauses, seen, timer.clock)
+
+    def _start_run(self) -> None:
+        self._engine.barrier()
+        self._events.start_run()
+
+    def _validation(self) -> EvaluationSource:
+        workload, quality = self._plan.workload, self._plan.workload.quality
+        parts = workload.train.gradient_accumulation
+        return build_evaluation(
+            workload.model,
+            workload.data,
+            max_samples=quality.evaluate_samples if quality else None,
+            # No gradients are kept, so what fits training fits here.
+            batch_size=workload.train.batch_per_rank // parts,
+            rank=self._place.rank,
+            world_size=self._place.size,
+            seed=workload.train.seed,
+            pin_memory=self._device.type == "cuda",
+        )
+
+    def _require_steps(self, ready: Prepared) -> None:
+        if ready.course.steps < 1:
+            raise UserError(
+                f"checkpoint.resume_from: {ready.course.first} steps are done already, the plan ends after "
+                f"{ready.course.end}; nothing is left to train"
+            )
+
+    def _train(self, ready: Prepared, timer: phases.PhaseTimer, pauses: Pauses) -> LoopResult:
+        place = self._place
+        header = {"rank": place.rank, "clock": timer.clock, "device": self._device.type, "run_id": self._plan.run_id}
+        with StepWriter(self._folder.steps(place.rank), header) as writer:
+            return TrainingLoop(ready.trainee, timer, writer, ready.course, self._on_step, pauses).run()
 
     def _result(
-        self, seen: LoopResult, source: BatchSource, startup_s: float, initial: str, final: str
+        self,
+        seen: LoopResult,
+        ready: Prepared,
+        validation: EvaluationSource | None,
+        startup_s: float,
+        initial: str,
+        final: str,
     ) -> dict[str, Any]:
         finite = all(math.isfinite(loss) for loss in seen.losses)
-        failures = list(source.failures)
+        failures = [*ready.source.failures, *(validation.failures if validation else [])]
         result = RankResult(
             rank=self._place.rank,
             node_rank=self._place.node_rank,
@@ -178,16 +177,21 @@ class RankRun:
             "result": result.model_dump(mode="json"),
             "environment": environment.capture(),
             "warnings": self._warnings,
+            "norms": ready.trainee.noise.told() if ready.trainee.noise is not None else [],
         }
 
-    def _gather(self, own: dict[str, Any], model: torch.nn.Module, source: BatchSource, clock: str) -> Record | None:
+    def _gather(
+        self, own: dict[str, Any], ready: Prepared, pauses: Pauses, seen: LoopResult, clock: str
+    ) -> Record | None:
         everyone = self._engine.gather(own)
         settings = self._engine.settings()
         if self._place.rank != 0:
             return None
         plan = self._plan
         ranks = [RankResult.model_validate(item["result"]) for item in everyone]
-        checks = sanity.check(plan, ranks)
+        checks = sanity.check(plan, ranks, measured_steps=seen.steps - ready.course.warmup)
+        layers = forward_macs(plan.workload.model, plan.workload.data)
+        precision = ready.trainee.precision
         reference = everyone[0]["environment"]
         record = Record.model_validate(
             {
@@ -198,19 +202,43 @@ class RankRun:
                 "finished": utc_now(),
                 "clock": clock,
                 "phases": plan.measure.phases,
-                "num_parameters": sum(p.numel() for p in model.parameters()),
-                "gradient_bytes": sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad),
+                "num_parameters": sum(p.numel() for p in ready.model.parameters()),
+                "gradient_bytes": sum(
+                    p.numel() * p.element_size() for p in ready.model.parameters() if p.requires_grad
+                ),
                 "ranks": ranks,
                 "checks": checks,
                 "settings": settings,
                 "warnings": self._all_warnings(everyone, settings, ranks),
-                "data": source.describe(),
+                "data": ready.source.describe(),
+                "steps": seen.steps,
+                "first_step": ready.course.first,
+                "resumed_from": str(ready.resumed.path) if ready.resumed else None,
+                "checkpoints": pauses.checkpoints(),
+                "precision": precision.text,
+                "overflow_steps": precision.overflow_steps if precision.is_scaled else None,
+                "final_loss_scale": precision.scale if precision.is_scaled else None,
+                "layers": layers,
+                "training_flops_per_sample": training_flops_per_sample(layers),
+                "quality": pauses.result(),
+                "noise_scale": self._noise_scale([item["norms"] for item in everyone]),
+                "events": self._events.all,
                 "environment": reference,
                 "environment_differences": _environment_differences(everyone, reference),
             }
         )
         write_json(self._folder.record, record.model_dump(mode="json"))
         return record
+
+    def _noise_scale(self, norms: list[list[list[float]]]) -> NoiseScale | None:
+        if not self._plan.measure.noise_scale:
+            return None
+        train = self._plan.workload.train
+        return noise_scale.estimate(
+            norms,
+            small_batch=train.batch_per_rank // train.gradient_accumulation,
+            large_batch=self._plan.global_batch,
+        )
 
     def _all_warnings(
         self, everyone: list[dict[str, Any]], settings: list[Setting], ranks: list[RankResult]

@@ -18,9 +18,10 @@ def parameters_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def check(plan: RunPlan, ranks: list[RankResult]) -> list[Check]:
-    """All sanity checks of a run, from what its ranks say."""
-    return [_finite(ranks), _same_start(ranks), _same_end(ranks), _trained(ranks), _equal_work(plan, ranks)]
+def check(plan: RunPlan, ranks: list[RankResult], *, measured_steps: int) -> list[Check]:
+    """All sanity checks of a run, from what its ranks say; `measured_steps` are those that rank 0 made."""
+    work = _equal_work(plan, ranks, measured_steps)
+    return [_finite(ranks), _same_start(ranks), _same_end(ranks), _trained(ranks), work]
 
 
 def _finite(ranks: list[RankResult]) -> Check:
@@ -53,8 +54,10 @@ def _trained(ranks: list[RankResult]) -> Check:
     return Check(name="trained", passed=not idle, detail=detail)
 
 
-def _equal_work(plan: RunPlan, ranks: list[RankResult]) -> Check:
-    expected = plan.workload.train.batch_per_rank * plan.measure.measured_steps
+def _equal_work(plan: RunPlan, ranks: list[RankResult], measured_steps: int) -> Check:
+    # Training to a quality ends when it is met, everywhere after the same step.
+    steps = plan.measure.measured_steps if plan.measure.until == "steps" else measured_steps
+    expected = plan.workload.train.batch_per_rank * steps
     odd = [r.rank for r in ranks if r.samples != expected]
     whole = len(ranks) == plan.layout.ranks
     if not whole:

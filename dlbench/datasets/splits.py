@@ -1,0 +1,31 @@
+"""Which folder of a data set holds the training samples, and which the validation samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+Split = Literal["train", "validation"]
+NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "validation": ("validation", "val")}
+"""Names of the folders, as ImageNet, cosmoUniverse and `dlbench data make` use them."""
+
+
+def has_splits(source: Path) -> bool:
+    """Whether a folder holds both a training and a validation folder; one alone may be a class of that name."""
+    return all(_folder(source, split) is not None for split in NAMES)
+
+
+def split_folder(source: Path, split: Split) -> Path | None:
+    """The folder of one split.
+
+    Returns:
+        The folder inside `source`, where it holds both splits. Otherwise `source` itself is the training data, and
+        there is no validation data (None).
+    """
+    if has_splits(source):
+        return _folder(source, split)
+    return source if split == "train" else None
+
+
+def _folder(source: Path, split: Split) -> Path | None:
+    return next((source / name for name in NAMES[split] if (source / name).is_dir()), None)

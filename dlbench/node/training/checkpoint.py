@@ -1,0 +1,196 @@
+"""The state of training as one file: safetensors, with everything that is no tensor as JSON in its header.
+
+A file is written under a temporary name by rank 0 and renamed when it is whole, so that a killed job leaves the ones before.
+It holds nothing of a rank: parameters, optimiser and averaged batch-norm statistics are the same on all of them, the
+sample order goes on from a place that all ranks share, and dropout is seeded by step and rank. So a run may go on with
+another number of ranks, nodes or another engine; with the same ones it goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dlbench.errors import RunError, UserError
+from dlbench.node.data.sharding import Position
+from dlbench.records.folder import CHECKPOINT_SUFFIX
+from dlbench.records.record import Evaluation
+
+FORMAT = {"format": "dlbench.checkpoint", "version": 1}
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far training was, beside its tensors."""
+
+    step: int
+    """Optimiser steps done."""
+    samples: int
+    """Samples trained, over all ranks."""
+    epoch: float
+    """Epochs trained."""
+    position: Position
+    """Where the sample order goes on."""
+    train_s: float
+    wall_s: float
+    """Since run_start, seconds."""
+    loss_scaling: dict[str, float]
+    evaluations: tuple[Evaluation, ...]
+
+
+def write_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    trained: Mapping[str, Any],
+) -> None:
+    """Writes one checkpoint as a whole, or nothing.
+
+    Args:
+        path: its file; the folder is made.
+        model: the network without an engine's wrapper.
+        optimizer: the optimiser, wrapped or not.
+        progress: how far training is.
+        trained: what is trained, by dotted key; compared when a run resumes.
+
+    Raises:
+        RunError: the file system refuses.
+    """
+    tensors = {_MODEL + name: _own(tensor) for name, tensor in model.state_dict().items()}
+    content = optimizer.state_dict()
+    for index, state in content["state"].items():
+        tensors |= {f"{_OPTIMIZER}{index}/{name}": _own(t) for name, t in state.items() if isinstance(t, Tensor)}
+    header = {
+        **FORMAT,
+        "sha256": _digest(tensors),
+        "trained": dict(trained),
+        "group_steps": [group.get("step") for group in content["param_groups"]],
+        "step": progress.step,
+        "samples": progress.samples,
+        "epoch": progress.epoch,
+        "position": [progress.position.epoch, progress.position.place],
+        "train_s": progress.train_s,
+        "wall_s": progress.wall_s,
+        "loss_scaling": progress.loss_scaling,
+        "evaluations": [evaluation.model_dump(mode="json") for evaluation in progress.evaluations],
+    }
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        save_file(tensors, temporary, metadata={"dlbench": json.dumps(header, sort_keys=True)})
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise RunError(f"{path}: the checkpoint cannot be written: {reason}") from None
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Deletes all but the newest checkpoints of a folder."""
+    for path in sorted(folder.glob(f"step-*{CHECKPOINT_SUFFIX}"))[:-keep]:
+        path.unlink(missing_ok=True)
+
+
+def find_checkpoint(place: Path) -> Path:
+    """The file itself, or the newest checkpoint of a run's folder.
+
+    Raises:
+        UserError: there is none.
+    """
+    if place.is_file():
+        return place
+    found = sorted([*place.glob(f"checkpoints/step-*{CHECKPOINT_SUFFIX}"), *place.glob(f"step-*{CHECKPOINT_SUFFIX}")])
+    if not found:
+        raise UserError(f"checkpoint.resume_from {str(place)!r}: no checkpoint there; give a file or a run's folder")
+    return found[-1]
+
+
+class Checkpoint:
+    """A checkpoint that has been read and found whole.
+
+    Raises:
+        UserError: it is missing, damaged, or of another form.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = json.loads((file.metadata() or {})["dlbench"])
+                self._tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            form = {key: header[key] for key in FORMAT}
+            self.trained: dict[str, Any] = header["trained"]
+            self._group_steps: list[int | None] = header["group_steps"]
+            self.progress = Progress(
+                step=header["step"],
+                samples=header["samples"],
+                epoch=header["epoch"],
+                position=Position(epoch=header["position"][0], place=header["position"][1]),
+                train_s=header["train_s"],
+                wall_s=header["wall_s"],
+                loss_scaling=header["loss_scaling"],
+                evaluations=tuple(Evaluation.model_validate(item) for item in header["evaluations"]),
+            )
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path}: not a readable checkpoint: {(str(error) or repr(error)).splitlines()[0]}"
+            ) from None
+        if form != FORMAT:
+            raise UserError(f"{path}: a checkpoint of another form ({form}); expected {FORMAT}")
+        if header["sha256"] != _digest(self._tensors):
+            raise UserError(f"{path}: damaged: its tensors do not have the SHA-256 in its header")
+
+    def require(self, trained: Mapping[str, Any]) -> None:
+        """Proves that the plan trains the same thing.
+
+        Raises:
+            UserError: it does not; names the first key that differs.
+        """
+        for key, value in trained.items():
+            if self.trained.get(key) != value:
+                raise UserError(
+                    f"checkpoint.resume_from {self.path}: was trained with {key} {self.trained.get(key)!r}, the plan has "
+                    f"{value!r}"
+                )
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Puts the tensors into a network and its optimiser; the plan's own settings (rates, decay) stay."""
+        state = {name.removeprefix(_MODEL): t for name, t in self._tensors.items() if name.startswith(_MODEL)}
+        model.load_state_dict(state)
+        content = optimizer.state_dict()
+        content["state"] = {}
+        for name, tensor in self._tensors.items():
+            if name.startswith(_OPTIMIZER):
+                index, key = name.removeprefix(_OPTIMIZER).split("/", 1)
+                content["state"].setdefault(int(index), {})[key] = tensor
+        for group, step in zip(content["param_groups"], self._group_steps, strict=True):
+            if step is not None:
+                group["step"] = step
+        optimizer.load_state_dict(content)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    # A copy each: tied weights share memory, which safetensors refuses.
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode() + b"\0")
+        digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

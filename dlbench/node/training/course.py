@@ -1,0 +1,99 @@
+"""The course of a run: how many steps, which of them are warm-up, and after which steps it pauses and for what.
+
+Pure arithmetic, the same on every rank. Steps are counted over the whole training: a resumed run begins at `first`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dlbench.specs.plan import RunPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """What happens after which step."""
+
+    first: int
+    """Steps done before this run."""
+    end: int
+    """Steps done when it ends, at the latest."""
+    warmup: int
+    """Steps of this run that are warm-up."""
+    global_batch: int
+    steps_per_epoch: float | None
+    """None where nothing is known of epochs (synthetic data)."""
+    evaluate_every: float | None = None
+    """Steps; None: never."""
+    checkpoint_every: float | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps of this run at most."""
+        return self.end - self.first
+
+    def epoch(self, done: int) -> float:
+        """Epochs trained after `done` steps; 0 where epochs are unknown."""
+        return done / self.steps_per_epoch if self.steps_per_epoch else 0.0
+
+    def evaluates(self, done: int) -> bool:
+        """Whether quality is looked at after `done` steps."""
+        return self.evaluate_every is not None and (done == self.end or _passes(done, self.evaluate_every))
+
+    def saves(self, done: int) -> bool:
+        """Whether a checkpoint is written after `done` steps."""
+        return self.checkpoint_every is not None and (done == self.end or _passes(done, self.checkpoint_every))
+
+    def ends_epoch(self, done: int) -> bool:
+        """Whether the last of `done` steps reached the end of an epoch."""
+        return self.steps_per_epoch is not None and _passes(done, self.steps_per_epoch)
+
+
+def _passes(done: int, every: float) -> bool:
+    """Whether the step that makes it `done` reaches a multiple of `every` steps."""
+    # A multiple like 3 x 33.3... must not be missed for the last bit of a float.
+    slack = 1e-9 * done
+    return math.floor((done + slack) / every) > math.floor((done - 1 + slack) / every)
+
+
+def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None) -> Course:
+    """The course of a plan.
+
+    Args:
+        plan: the run.
+        first: steps done before it.
+        batches_per_epoch: batches of a rank in one epoch of its data; None for synthetic data.
+    """
+    samples = plan.workload.train.schedule.epoch_samples
+    batch = plan.global_batch
+    steps_per_epoch = samples / batch if samples else None if batches_per_epoch is None else float(batches_per_epoch)
+    checkpoint_every: float | None = plan.checkpoint.every_steps
+    if plan.checkpoint.every_epochs is not None:
+        checkpoint_every = plan.checkpoint.every_epochs * (steps_per_epoch or math.inf)
+    quality = plan.workload.quality
+    if plan.measure.until == "steps" or quality is None:
+        end = first + plan.measure.warmup_steps + plan.measure.measured_steps
+        evaluate_every = None
+    else:
+        assert steps_per_epoch is not None  # the plan refuses synthetic data here
+        end = _steps(quality.max_epochs, quality.max_samples, steps_per_epoch, batch)
+        every = _ratio(quality.evaluate_every_epochs, quality.evaluate_every_samples, steps_per_epoch, batch)
+        evaluate_every = max(1.0, every)
+    return Course(
+        first=first,
+        end=end,
+        warmup=min(plan.measure.warmup_steps, max(0, end - first - 1)),
+        global_batch=batch,
+        steps_per_epoch=steps_per_epoch,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+    )
+
+
+def _ratio(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> float:
+    return epochs * steps_per_epoch if epochs is not None else (samples or 0) / batch
+
+
+def _steps(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> int:
+    return max(1, math.ceil(_ratio(epochs, samples, steps_per_epoch, batch) - 1e-9))

@@ -1,0 +1,157 @@
+"""How it is trained: optimiser, schedule, precision, batch, the quality that is wanted, and what is measured."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from dlbench.specs.base import Count, CountOrZero, Flag, Fraction, NonNegative, Positive, Precision, Spec
+
+
+class OptimizerSpec(Spec):
+    """The optimiser; formulas in `dlbench.node.models.optimizers`."""
+
+    name: Literal["sgd", "lars", "lamb"] = Field(description="Update rule.")
+    learning_rate: Positive = Field(description="Peak learning rate, after warm-up, before scaling.")
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = Field(
+        "none", description="Scale the learning rate with the global batch, or with its root."
+    )
+    reference_batch: Count | None = Field(
+        None, description="Global batch that learning_rate belongs to, samples; for learning_rate_scaling."
+    )
+    momentum: Fraction = Field(0.9, description="Momentum (sgd, lars).")
+    weight_decay: NonNegative = Field(0.0, description="Decay of weights; biases and norms are left out.")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Decay of the two moments (lamb).")
+    epsilon: NonNegative = Field(1e-6, description="Added to the denominator (lars, lamb).")
+    trust_coefficient: Positive = Field(0.001, description="LARS's eta.")
+    clip_norm: Positive | None = Field(None, description="Bound of the global gradient norm, after the exchange.")
+
+    @model_validator(mode="after")
+    def _scaling_has_reference(self) -> Self:
+        if self.learning_rate_scaling != "none" and self.reference_batch is None:
+            raise ValueError(f"learning_rate_scaling {self.learning_rate_scaling} needs reference_batch")
+        return self
+
+
+class ScheduleSpec(Spec):
+    """Learning rate over training: linear warm-up, then a decay; in steps or in epochs."""
+
+    warmup_steps: CountOrZero = Field(0, description="Steps of linear warm-up.")
+    warmup_epochs: Positive | None = Field(None, description="The same in epochs, instead of warmup_steps.")
+    warmup_from: Literal["zero", "unscaled"] = Field(
+        "zero", description="Where warm-up begins: at zero, or at the learning rate before scaling."
+    )
+    decay: Literal["constant", "polynomial", "linear", "step"] = Field("constant", description="Form of the decay.")
+    power: Positive = Field(2.0, description="Power of the polynomial.")
+    end_learning_rate: NonNegative = Field(0.0, description="Learning rate when the decay ends; not scaled.")
+    total_steps: Count | None = Field(None, description="Steps until the decay ends; not the measured steps.")
+    total_epochs: Positive | None = Field(None, description="The same in epochs, instead of total_steps.")
+    step_boundaries: tuple[Count, ...] = Field((), description="Steps at which a factor takes over (decay: step).")
+    epoch_boundaries: tuple[Positive, ...] = Field((), description="The same in epochs, instead of step_boundaries.")
+    step_factors: tuple[Positive, ...] = Field((), description="Share of the peak from each boundary on.")
+    epoch_samples: Count | None = Field(
+        None, description="Samples of an epoch, for schedule and goal; none: those of the training data."
+    )
+
+    @property
+    def boundaries(self) -> tuple[float, ...]:
+        """Boundaries of the step decay, in steps or, where those are given, in epochs."""
+        return self.epoch_boundaries or self.step_boundaries
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether some part of it is given in epochs."""
+        return self.warmup_epochs is not None or self.total_epochs is not None or bool(self.epoch_boundaries)
+
+    @model_validator(mode="after")
+    def _one_unit_each(self) -> Self:
+        pairs = (
+            ("warmup_steps", "warmup_epochs", bool(self.warmup_steps) and self.warmup_epochs is not None),
+            ("total_steps", "total_epochs", self.total_steps is not None and self.total_epochs is not None),
+            ("step_boundaries", "epoch_boundaries", bool(self.step_boundaries) and bool(self.epoch_boundaries)),
+        )
+        for steps, epochs, both in pairs:
+            if both:
+                raise ValueError(f"{steps} and {epochs} exclude each other")
+        if self.decay in ("polynomial", "linear") and self.total_steps is None and self.total_epochs is None:
+            raise ValueError(f"decay {self.decay} needs total_steps or total_epochs")
+        if len(self.boundaries) != len(self.step_factors):
+            raise ValueError("the boundaries (in steps or in epochs) and step_factors must have the same length")
+        if list(self.boundaries) != sorted(set(self.boundaries)):
+            raise ValueError("boundaries must ascend")
+        return self
+
+
+class TrainSpec(Spec):
+    """How it is trained."""
+
+    batch_per_rank: Count = Field(description="Samples a rank processes in one step.")
+    gradient_accumulation: Count = Field(
+        1, description="Parts in which a rank's batch is computed, one exchange for all; must divide batch_per_rank."
+    )
+    precision: Precision = Field(
+        "fp32", description="fp32 (without TF32); bf16 or fp16: autocast with fp32 weights, fp16 with loss scaling."
+    )
+    allow_emulation: Flag = Field(
+        False, description="Let a CPU without bf16 or fp16 arithmetic emulate it: right results, worthless speed."
+    )
+    initial_loss_scale: Positive = Field(65536.0, description="Loss scale of the first step (fp16).")
+    loss_scale_growth_steps: Count = Field(
+        2000, description="Steps without overflow after which the loss scale doubles (fp16)."
+    )
+    optimizer: OptimizerSpec = Field(description="The optimiser.")
+    schedule: ScheduleSpec = Field(ScheduleSpec(), description="Learning rate over steps.")
+    label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")
+    seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, order, augmentation and dropout.")
+
+    @model_validator(mode="after")
+    def _parts_are_even(self) -> Self:
+        if self.batch_per_rank % self.gradient_accumulation:
+            raise ValueError(
+                f"gradient_accumulation {self.gradient_accumulation} does not divide batch_per_rank "
+                f"{self.batch_per_rank}"
+            )
+        return self
+
+
+class QualitySpec(Spec):
+    """What training is for: the target, how often it is looked at, and when to give up. See `measure.until`."""
+
+    target: NonNegative = Field(
+        description="Wanted quality: top-1 or masked-LM accuracy (share, at least), MAE (at most)."
+    )
+    evaluate_every_epochs: Positive | None = Field(None, description="Epochs between two evaluations.")
+    evaluate_every_samples: Count | None = Field(None, description="The same in samples, instead of epochs.")
+    evaluate_samples: Count | None = Field(None, description="Validation samples used; none: all of them.")
+    max_epochs: Positive | None = Field(None, description="Epochs after which training ends without the target.")
+    max_samples: Count | None = Field(None, description="The same in samples, instead of epochs.")
+    stop_at_target: Flag = Field(True, description="End at the first evaluation that meets the target.")
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Self:
+        for epochs, samples in (("evaluate_every_epochs", "evaluate_every_samples"), ("max_epochs", "max_samples")):
+            if (getattr(self, epochs) is None) == (getattr(self, samples) is None):
+                raise ValueError(f"give one of {epochs} and {samples}")
+        return self
+
+
+class MeasureSpec(Spec):
+    """What is measured."""
+
+    until: Literal["steps", "quality"] = Field(
+        "steps",
+        description="steps: measure speed over warm-up and measured steps; quality: train to `quality.target`.",
+    )
+    warmup_steps: CountOrZero = Field(description="Steps before the measurement; recorded apart.")
+    measured_steps: Count = Field(description="Steps that count (until steps).")
+    phases: Literal["overlapped", "synchronised"] = Field(
+        "overlapped",
+        description="'overlapped' adds no synchronisation to training; 'synchronised' waits for the device after "
+        "each phase, so that phases are exact and the run is slower.",
+    )
+    noise_scale: Flag = Field(
+        False, description="Estimate the gradient noise scale; reads every gradient once more in each step."
+    )
+    stall_timeout_s: Positive = Field(600.0, description="Without progress for so long, a rank ends itself, seconds.")
