@@ -27,6 +27,8 @@ _FACTORS = {
     "tb": 1000**4,
 }
 
+_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
 
 def format_bytes(num_bytes: float) -> str:
     """Bytes as text in binary units, e.g. ``128 MiB``."""
@@ -66,6 +68,20 @@ def format_seconds(seconds: float) -> str:
         if magnitude * factor >= 0.9995 or unit == "ns":
             return f"{seconds * factor:.3g} {unit}"
     raise AssertionError("unreachable")
+
+
+def parse_seconds(text: str) -> float:
+    """Text such as ``6.6min``, ``90s`` or ``2h`` as seconds.
+
+    Raises:
+        ValueError: the text is not a number above zero with a known unit.
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]+)?)\s*([a-z]+)\s*", text)
+    if match is None or match[2] not in _SECONDS or float(match[1]) == 0:
+        raise ValueError(
+            f"{text[:80]!r} is not a duration above zero with its unit ({', '.join(_SECONDS)}), e.g. 6.6min"
+        )
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def utc_now() -> str:

@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": BASE,
     "setup": BASE,
     "datasets": BASE | {"specs"},
+    "costs": BASE | {"specs"},
     "records": BASE | {"specs"},
     "jobs": BASE | {"specs", "records"},
     "analysis": BASE | {"specs", "records", "costs"},

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dlbench.node.models.bert import BertForPreTraining
-from dlbench.node.models.build import Batch, build_model, loss_for
+from dlbench.node.models.build import Batch, build_model, criterion_for, loss_for
 from dlbench.node.models.cosmoflow import CosmoFlow
 from dlbench.node.models.optimizers import Lamb, Lars, build_optimizer
 from dlbench.node.models.resnet import Bottleneck, ResNet
-from dlbench.node.models.schedule import learning_rate
-from dlbench.specs.workload import BertModel, CosmoFlowModel, OptimizerSpec, ResNetModel, ScheduleSpec, TrainSpec
+from dlbench.node.models.schedule import LearningRate
+from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
+from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel
 
 torch.set_num_threads(1)
 
@@ -266,8 +267,8 @@ def test_classification_loss_smooths_labels(smoothing: float) -> None:
     target = torch.full((5, 4), smoothing / 4)
     target[torch.arange(5), label] += 1 - smoothing
     expected = -(target * logits.log_softmax(1)).sum(1).mean()
-    loss = loss_for(ResNetModel(family="resnet"), label_smoothing=smoothing)
-    torch.testing.assert_close(loss(nn.Identity(), {"image": logits, "label": label}), expected)
+    criterion = criterion_for(ResNetModel(family="resnet"), label_smoothing=smoothing)
+    torch.testing.assert_close(criterion((logits,), {"label": label}), expected)
 
 
 def test_regression_loss_is_the_mean_squared_error() -> None:
@@ -415,7 +416,7 @@ def test_closure_and_missing_gradients(optimizer_class: type[Lars] | type[Lamb])
 def test_each_family_learns_one_batch(spec: ResNetModel | BertModel | CosmoFlowModel, optimizer: str) -> None:
     torch.manual_seed(7)
     batches = {
-        "resnet": {"image": torch.randn(4, 3, 32, 32), "label": torch.arange(4)},
+        "resnet": {"image": torch.randint(256, (4, 32, 32, 3), dtype=torch.uint8), "label": torch.arange(4)},
         "bert": bert_batch(vocab_size=60, num=4, length=16, places=3),
         "cosmoflow": {"volume": torch.rand(4, 4, 8, 8, 8), "target": torch.rand(4, 4)},
     }
@@ -432,6 +433,10 @@ def test_each_family_learns_one_batch(spec: ResNetModel | BertModel | CosmoFlowM
     assert value.shape == ()
     assert losses[-1] < 0.8 * losses[0]
     assert all(p.grad is not None for p in model.parameters())
+
+
+def learning_rate(step: int, spec: TrainSpec) -> float:
+    return LearningRate(spec, global_batch=1, steps_per_epoch=None).at(step)
 
 
 def train_spec(peak: float = 2.0, **schedule: Any) -> TrainSpec:

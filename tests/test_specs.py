@@ -210,16 +210,19 @@ def test_resnet50_is_the_published_one() -> None:
     assert isinstance(model, ResNetModel)
     assert (model.image_size, model.num_classes) == (224, 1000)
     assert (model.stage_blocks, model.base_width) == ((3, 4, 6, 3), 64)
-    assert made.data.format == "jpeg-tree"
+    assert made.data.format == "images"
     # The reference point of a global batch of 4,096: LR 10, 5 warm-up epochs, 2e-4, 39 to 42 epochs.
-    epoch = 1_281_167 / 4096
-    assert 4096 % train.batch_per_rank == 0
+    assert (train.optimizer.learning_rate_scaling, train.optimizer.reference_batch) == ("linear", 4096)
+    assert train.schedule.epoch_samples == 1_281_167
     assert train.optimizer.name == "lars"
     assert train.optimizer.learning_rate == 10
     assert (train.optimizer.trust_coefficient, train.optimizer.epsilon) == (0.001, 0)
     assert (train.optimizer.momentum, train.optimizer.weight_decay) == (0.9, 2e-4)
-    assert train.schedule.warmup_steps == round(5 * epoch)
-    assert 39 * epoch <= train.schedule.total_steps <= 42 * epoch
+    assert train.schedule.warmup_epochs == 5
+    assert train.schedule.total_epochs is not None
+    assert 39 <= train.schedule.total_epochs <= 42
+    assert made.quality is not None
+    assert (made.quality.target, made.quality.evaluate_every_epochs) == (0.759, 4)
     assert (train.schedule.decay, train.schedule.power, train.schedule.end_learning_rate) == ("polynomial", 2, 1e-4)
     assert train.label_smoothing in (0, 0.1)
 
@@ -233,12 +236,16 @@ def test_bert_is_the_published_one() -> None:
     assert (model.vocab_size, model.max_positions, model.type_vocab_size) == (30522, 512, 2)
     assert (data.sequence_length, data.max_predictions, data.masked_lm_probability) == (512, 76, 0.15)
     # The reference point of a global batch of 256: LR 3.5e-4, 2.2 to 2.9 million samples.
-    assert 256 % train.batch_per_rank == 0
+    assert train.optimizer.reference_batch == 256
     assert train.optimizer.name == "lamb"
     assert train.optimizer.learning_rate == 3.5e-4
     assert (train.optimizer.weight_decay, train.optimizer.epsilon, train.optimizer.clip_norm) == (0.01, 1e-6, 1.0)
     assert (train.schedule.decay, train.schedule.end_learning_rate) == ("linear", 0)
-    assert 2.2e6 <= train.schedule.total_steps * 256 <= 2.9e6
+    assert train.schedule.total_epochs == 1
+    assert train.schedule.epoch_samples is not None
+    assert 2.2e6 <= train.schedule.epoch_samples <= 2.9e6
+    assert made.quality is not None
+    assert (made.quality.target, made.quality.evaluate_samples) == (0.72, 10_000)
 
 
 def test_bert_base_is_the_published_one() -> None:
@@ -258,15 +265,17 @@ def test_cosmoflow_is_the_published_one() -> None:
     assert (model.conv_channels, model.dense_sizes) == ((32, 64, 128, 256, 512), (128, 64))
     assert model.dropout == 0.5
     assert (model.input_size // 2 ** len(model.conv_channels)) ** 3 * model.conv_channels[-1] == 32_768
-    assert made.data.format == "hdf5-density"
+    assert made.data.format == "density"
     # SGD 0.9, 0.001 at a global batch of 64, 4 warm-up epochs, x0.25 after epoch 32, x0.125 after 64.
-    epoch = 524_288 // 64
-    assert 64 % train.batch_per_rank == 0
+    assert (train.optimizer.learning_rate_scaling, train.optimizer.reference_batch) == ("linear", 64)
+    assert train.schedule.epoch_samples == 524_288
     assert (train.optimizer.name, train.optimizer.momentum, train.optimizer.learning_rate) == ("sgd", 0.9, 0.001)
-    assert train.schedule.warmup_steps == 4 * epoch
+    assert (train.schedule.warmup_epochs, train.schedule.warmup_from) == (4, "unscaled")
     assert train.schedule.decay == "step"
-    assert train.schedule.step_boundaries == (32 * epoch, 64 * epoch)
+    assert train.schedule.epoch_boundaries == (32, 64)
     assert train.schedule.step_factors == (0.25, 0.125)
+    assert made.quality is not None
+    assert made.quality.target == 0.124
 
 
 @pytest.mark.parametrize("system", ["local", "box", "example-gpu"])

@@ -15,13 +15,15 @@ from dlbench.errors import DlbenchError, ExitCode
 COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ("doctor", "doctor", "doctor", "Tell what is installed here, what is missing, and the remedy."),
     ("setup", "setup", "setup", "Make this machine ready: build Horovod."),
-    ("data", "data", "data", "Prepare data sets."),
+    ("data", "data", "data", "Make, pack, check and describe data sets."),
     ("ls", "ls", "ls", "List workloads, presets and systems."),
     ("show", "show", "show", "Print a workload or a system with every key decided."),
     ("run", "run", "run", "Train and measure on this machine, or inside an allocation."),
     ("submit", "submit", "submit", "Write batch scripts and submit them to Slurm."),
     ("status", "status", "status", "Tell how far runs are, and why some failed."),
     ("report", "report", "report", "Turn runs into a scaling report."),
+    ("estimate", "estimate", "estimate", "Time to train at a rate; tell whether a claimed time is possible."),
+    ("export", "export", "export", "Write a run as MLPerf log lines or a system description."),
     ("box", "box", "box", "Start or stop a Slurm cluster in one box (root; for tests)."),
 )
 

@@ -29,6 +29,14 @@ def plan_options(function: F) -> F:
         click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`)."),
         click.option("--engine", metavar="NAME", help="horovod, ddp or single."),
         click.option("--data", metavar="PATH|synthetic", help="Data set folder, or tensors made in memory."),
+        click.option(
+            "--to-quality", is_flag=True, help="Train to the workload's quality target instead of measuring speed."
+        ),
+        click.option(
+            "--resume",
+            metavar="RUN|FILE",
+            help="Go on from a checkpoint: a file, or the newest of a run's folder.",
+        ),
         click.option("--repeats", default=1, show_default=True, help="Runs of each point, interleaved over points."),
         click.option(
             "--scaling",
@@ -73,6 +81,8 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
         system=system,
         engine=options["engine"],
         data=options["data"],
+        to_quality=options["to_quality"],
+        resume=options["resume"],
         points=points,
         points_are="nodes" if points_are == "nodes" else "ranks",
         ranks_per_node=options["ranks_per_node"],
@@ -98,11 +108,30 @@ def require_data(plans: list[RunPlan]) -> None:
     Raises:
         UserError: the path does not exist or cannot be read.
     """
+    from dlbench.datasets.splits import split_folder
+
     for source in sorted({p.workload.data.source for p in plans if not p.workload.data.is_synthetic}):
-        if not Path(source).exists():
-            raise UserError(f"--data {source}: no such file or folder; give a path, or `synthetic`")
-        if not os.access(source, os.R_OK):
-            raise UserError(f"--data {source}: cannot be read")
+        _require_path(source, "--data", "; give a path, or `synthetic`")
+    for plan in plans:
+        data = plan.workload.data
+        if plan.checkpoint.resume_from is not None:
+            _require_path(plan.checkpoint.resume_from, "--resume", "; give a checkpoint or a run's folder")
+        if plan.measure.until != "quality":
+            continue
+        if data.validation is not None:
+            _require_path(data.validation, "data.validation", "")
+        elif split_folder(Path(data.source), "validation") is None:
+            raise UserError(
+                f"--to-quality: {data.source} holds no validation data: put `train` and `validation` into one folder, "
+                "or give data.validation"
+            )
+
+
+def _require_path(path: str, who: str, remedy: str) -> None:
+    if not Path(path).exists():
+        raise UserError(f"{who} {path}: no such file or folder{remedy}")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"{who} {path}: cannot be read")
 
 
 def require_engines(plans: list[RunPlan]) -> None:

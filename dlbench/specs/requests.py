@@ -22,6 +22,8 @@ class Request:
     system: str = "local"
     engine: str | None = None
     data: str | None = None
+    to_quality: bool = False
+    resume: str | None = None
     points: tuple[int, ...] = (1,)
     """Rank counts, or node counts if `points_are` says so."""
     points_are: Literal["ranks", "nodes"] = "ranks"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -27,6 +28,16 @@ class OptimizerSpec(Spec):
     epsilon: NonNegative = Field(1e-6, description="Added to the denominator (lars, lamb).")
     trust_coefficient: Positive = Field(0.001, description="LARS's eta.")
     clip_norm: Positive | None = Field(None, description="Bound of the global gradient norm, after the exchange.")
+
+    def peak(self, global_batch: int) -> float:
+        """The learning rate after warm-up: scaled with the global batch (samples), where that is asked for.
+
+        Linear: Goyal et al. 2017, section 2.1. Square root: You et al. 2019, for LAMB.
+        """
+        if self.learning_rate_scaling == "none" or self.reference_batch is None:
+            return self.learning_rate
+        ratio = global_batch / self.reference_batch
+        return self.learning_rate * (ratio if self.learning_rate_scaling == "linear" else math.sqrt(ratio))
 
     @model_validator(mode="after")
     def _scaling_has_reference(self) -> Self:

@@ -26,12 +26,11 @@ def main(plan_file: Path, out: Path) -> None:
 
     import torch
 
-    from dlbench.node.models.schedule import learning_rate
     from dlbench.node.sync.choose import build_engine
     from dlbench.node.training import phases
     from dlbench.node.training.loop import Trainee, TrainingLoop
     from dlbench.node.training.progress import Progress
-    from dlbench.node.training.run import device_for, prepare
+    from dlbench.node.training.prepare import device_for, prepare
     from dlbench.node.training.watchdog import Watchdog
     from dlbench.records.steps import StepWriter
 
@@ -58,7 +57,7 @@ def main(plan_file: Path, out: Path) -> None:
             loss = trainee.loss(trainee.model, batch)
             loss.backward()
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, trainee.train)
+                group["lr"] = trainee.rate.at(step)
             if clip is not None and hasattr(optimizer, "synchronize"):
                 optimizer.synchronize()
                 torch.nn.utils.clip_grad_norm_(trainee.model.parameters(), clip)
@@ -74,7 +73,7 @@ def main(plan_file: Path, out: Path) -> None:
         with StepWriter(
             folder.path / f"block-{place.rank}-{time.monotonic_ns()}.steps", {"rank": place.rank}
         ) as writer:
-            TrainingLoop(ready.trainee, timer, writer, plan.measure, on_step).run()
+            TrainingLoop(ready.trainee, timer, writer, ready.course, on_step).run()
 
     def timed(block: object) -> float:
         engine.barrier()

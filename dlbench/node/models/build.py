@@ -97,8 +97,8 @@ def loss_for(spec: ModelSpec, label_smoothing: float = 0.0) -> Loss:
 def normalised(image: Tensor, *, channels_last: bool) -> Tensor:
     """(N, H, W, 3) uint8 pixels -> (N, 3, H, W) float32 with ImageNet's mean and deviation taken out.
 
-    It is done where the network computes: 8-bit pixels are a quarter of the bytes to copy, and they are already in the
-    order of channels-last.
+    It is done where the network computes: 8-bit pixels are a quarter of the bytes to copy, and they are already in
+    the order of channels-last.
     """
     mean = torch.tensor(MEAN, device=image.device).mul_(255)
     scale = torch.tensor(STD, device=image.device).mul_(255).reciprocal_()

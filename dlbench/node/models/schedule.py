@@ -8,11 +8,10 @@ from dlbench.specs.training import TrainSpec
 class LearningRate:
     """The learning rate of each optimiser step.
 
-    The peak is `optimizer.learning_rate`, scaled with the global batch where the plan says so: by batch / reference_batch
-    (linear; Goyal et al. 2017, section 2.1) or by its square root (You et al. 2019, for LAMB).
+    The peak is `optimizer.learning_rate`, scaled with the global batch where the plan says so (`OptimizerSpec.peak`).
 
-    Warm-up is linear over W steps: step 0 takes 1 / W of the way from its start (zero, or the unscaled rate) to the peak,
-    step W - 1 all of it (Goyal et al. 2017, section 2.2, begun at one step's share so that no step is lost at 0).
+    Warm-up is linear over W steps: step 0 takes 1 / W of the way from its start (zero, or the unscaled rate) to the
+    peak, step W - 1 all of it (Goyal et al. 2017, section 2.2, begun at one step's share so that no step is lost at 0).
     Afterwards, with p the share of the steps from W to T that has passed:
 
     - constant: the peak;
@@ -37,7 +36,7 @@ class LearningRate:
             raise ValueError("a schedule in epochs needs steps_per_epoch")
         epoch = steps_per_epoch or 1.0
         self._schedule = schedule
-        self.peak = base * _scale(spec, global_batch)
+        self.peak = spec.optimizer.peak(global_batch)
         self._start = base if schedule.warmup_from == "unscaled" else 0.0
         self._warmup = float(schedule.warmup_steps)
         if schedule.warmup_epochs is not None:
@@ -77,11 +76,3 @@ class LearningRate:
         power = schedule.power if schedule.decay == "polynomial" else 1.0
         rest = (self._total - step) / (self._total - self._warmup)
         return float(end + (peak - end) * rest**power)
-
-
-def _scale(spec: TrainSpec, global_batch: int) -> float:
-    optimizer = spec.optimizer
-    if optimizer.learning_rate_scaling == "none" or optimizer.reference_batch is None:
-        return 1.0
-    ratio = global_batch / optimizer.reference_batch
-    return ratio if optimizer.learning_rate_scaling == "linear" else float(ratio**0.5)

@@ -1,9 +1,9 @@
 """The state of training as one file: safetensors, with everything that is no tensor as JSON in its header.
 
-A file is written under a temporary name by rank 0 and renamed when it is whole, so that a killed job leaves the ones before.
-It holds nothing of a rank: parameters, optimiser and averaged batch-norm statistics are the same on all of them, the
-sample order goes on from a place that all ranks share, and dropout is seeded by step and rank. So a run may go on with
-another number of ranks, nodes or another engine; with the same ones it goes on bit for bit.
+A file is written under a temporary name by rank 0 and renamed when it is whole, so that a killed job leaves the ones
+before. It holds nothing of a rank: parameters, optimiser and averaged batch-norm statistics are the same on all of
+them, the sample order goes on from a place that all ranks share, and dropout is seeded by step and rank. So a run may
+go on with another number of ranks, nodes or another engine; with the same ones it goes on bit for bit.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class Checkpoint:
         for key, value in trained.items():
             if self.trained.get(key) != value:
                 raise UserError(
-                    f"checkpoint.resume_from {self.path}: was trained with {key} {self.trained.get(key)!r}, the plan has "
-                    f"{value!r}"
+                    f"checkpoint.resume_from {self.path}: was trained with {key} {self.trained.get(key)!r}, the plan "
+                    f"has {value!r}"
                 )
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

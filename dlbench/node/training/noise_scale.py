@@ -1,7 +1,7 @@
 """Gradient noise scale from gradients of two batch sizes, which data parallelism has anyway.
 
-McCandlish, Kaplan, Amodei, "An Empirical Model of Large-Batch Training" (2018), appendix A.1. With the squared norm of a
-gradient over b samples, E|G_b|^2 = |G|^2 + tr(S) / b, two batch sizes give both unknowns::
+McCandlish, Kaplan, Amodei, "An Empirical Model of Large-Batch Training" (2018), appendix A.1. With the squared norm of
+a gradient over b samples, E|G_b|^2 = |G|^2 + tr(S) / b, two batch sizes give both unknowns::
 
     |G|^2 = (B |G_B|^2 - b |G_b|^2) / (B - b)        tr(S) = (|G_b|^2 - |G_B|^2) / (1/b - 1/B)
 
@@ -66,7 +66,8 @@ def estimate(ranks: Sequence[Sequence[Sequence[float]]], *, small_batch: int, la
 
     Args:
         ranks: for each rank, for each step the squared norms of its local and of the exchanged gradient.
-        small_batch, large_batch: samples behind each of the two.
+        small_batch: samples behind a local gradient.
+        large_batch: samples behind the exchanged one.
     """
     # Steps whose gradients overflowed hold no information.
     steps = [

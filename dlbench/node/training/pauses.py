@@ -57,7 +57,11 @@ class Pauses:
     """Evaluations and checkpoints of one rank; called by the loop between steps.
 
     Args:
-        plan, ready, engine, events, folder: of the run.
+        plan: the run.
+        ready: what is trained.
+        engine: averages and gathers.
+        events: where moments are noted.
+        folder: where checkpoints go.
         source: the validation data; None where nothing is evaluated.
         is_first: whether this is rank 0, which writes.
         beat: told what moved, for the watchdog.

@@ -1,9 +1,9 @@
 """What a step computes in: fp32, or autocast to bf16 or fp16 with weights, gradients and optimiser in fp32.
 
-fp16 has a narrow range: the loss is scaled up before the backward pass and gradients are scaled down after the exchange
-(Micikevicius et al., "Mixed Precision Training", 2018, section 3.2). A step whose gradients overflow is left out on every
-rank alike, because the exchange carries an infinity to all of them; such steps are counted. What gradients travel in is
-another setting (`engine.horovod.compression`).
+fp16 has a narrow range: the loss is scaled up before the backward pass and gradients are scaled down after the
+exchange (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2). A step whose gradients overflow is left
+out on every rank alike, because the exchange carries an infinity to all of them; such steps are counted. What gradients
+travel in is another setting (`engine.horovod.compression`).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _require(spec: TrainSpec, device: torch.device) -> list[str]:
     )
     if not spec.allow_emulation:
         raise EnvironmentLacksError(
-            f"{lacks}: torch would emulate it many times slower than fp32; use fp32, or set train.allow_emulation to true "
-            "to test its numerics"
+            f"{lacks}: torch would emulate it many times slower than fp32; use fp32, or set train.allow_emulation to "
+            "true to test its numerics"
         )
     return [f"{lacks}: it was emulated (train.allow_emulation), so speed says nothing"]

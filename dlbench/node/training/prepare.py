@@ -84,6 +84,11 @@ def prepare(
     """Builds network, optimiser and data as planned; the engine makes all ranks' parameters equal.
 
     Args:
+        plan: the run.
+        place: this rank.
+        engine: started already.
+        device: where this rank computes.
+        timer: told of the end of the backward pass, where the engine knows it.
         before_data: called when everything is built but nothing of the data set has been touched.
 
     Raises:

@@ -51,7 +51,12 @@ class RankRun:
         """Everything of one rank.
 
         Args:
-            plan, folder, place, binding, engine, device: of the run and this rank.
+            plan: the run.
+            folder: where it is recorded.
+            place: this rank.
+            binding: its cores.
+            engine: started already.
+            device: where this rank computes.
             on_step: told each step's number before it begins.
             on_course: told how many steps there will be at most.
             beat: told what moved between steps.

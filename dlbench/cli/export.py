@@ -1,0 +1,140 @@
+"""`dlbench export`: one run in the formats of other tools."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError, UserError
+from dlbench.publish.mllog import Statement, Status
+
+if TYPE_CHECKING:
+    from dlbench.records.scan import Run
+
+
+@click.group()
+def export() -> None:
+    """Write one run for other tools: an MLPerf log, or a description of its machine."""
+
+
+def _statement_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What both formats ask a person."""
+    options = (
+        click.argument("run", type=click.Path(path_type=Path)),
+        click.option(
+            "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
+        ),
+        click.option("--org", metavar="NAME", help='Who ran it (default: "not stated").'),
+        click.option("--platform", metavar="NAME", help="Name of the machine (default: the system's title)."),
+        click.option(
+            "--status",
+            type=click.Choice(get_args(Status)),
+            default="research",
+            show_default=True,
+            help="How available the machine is, in MLPerf's words.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@export.command()
+@_statement_options
+@click.option("--cache-cleared", is_flag=True, help="You state that caches were cleared before the run.")
+def mllog(
+    run: Path, output: Path | None, org: str | None, platform: str | None, status: Status, cache_cleared: bool
+) -> None:
+    """Write the run in folder RUN as MLPerf log lines (:::MLLOG).
+
+    The lines follow the last rule set of the package mlperf-logging that has the network. They always say "open
+    division" and "MLPerf-derived workload, not an MLPerf result". If the package's checker would refuse them, the
+    reason is told on standard error; dlbench clears no cache and says so in the log.
+
+    \b
+    Example:
+      dlbench export mllog runs/cosmoflow-full-n4-r0 --org "My lab" -o result_0.txt
+    """
+    from dlbench.publish.mllog import RULES, obstacles, to_mllog
+
+    found = _read(run, output)
+    statement = _statement(org, platform, status, cache_cleared)
+    if importlib.util.find_spec("numpy") is None:
+        raise EnvironmentLacksError(
+            f"export mllog: numpy is not installed in {sys.prefix}; remedy: pip install 'dlbench[analysis]'"
+        )
+    from dlbench.analysis.measures import measure
+
+    _write(to_mllog(found, statement, measure(found).throughput), output)
+    rules = RULES[found.plan.workload.model.family]
+    reasons = obstacles(found)
+    for reason in reasons:
+        click.echo(f"dlbench: {rules.usage} {rules.ruleset}'s checker will not accept this log: {reason}", err=True)
+    if output is not None and not reasons:
+        click.echo(f"{output}: check it with: {rules.command} {output}", err=True)
+
+
+@export.command()
+@_statement_options
+def system(run: Path, output: Path | None, org: str | None, platform: str | None, status: Status) -> None:
+    """Describe the machine of the run in folder RUN in the fields of an MLPerf system description (JSON).
+
+    Fields that dlbench does not record say "not recorded": fill them in by hand.
+
+    \b
+    Example:
+      dlbench export system runs/cosmoflow-full-n4-r0 --org "My lab" -o system.json
+    """
+    from dlbench.publish.system_description import to_system_description
+
+    found = _read(run, output)
+    _write(to_system_description(found, _statement(org, platform, status)), output)
+
+
+def _statement(org: str | None, platform: str | None, status: Status, cache_cleared: bool = False) -> Statement:
+    for option, text in (("--org", org), ("--platform", platform)):
+        if text is not None and not text.strip():
+            raise UserError(f"{option}: is empty; give a name, or leave the option out")
+    known = {} if org is None else {"org": org}
+    return Statement(platform=platform, status=status, cache_cleared=cache_cleared, **known)
+
+
+def _read(path: Path, output: Path | None) -> Run:
+    """One run with a valid record; only such a run has anything to say to others."""
+    if output is not None and output.is_dir():
+        raise UserError(f"-o {output}: is a folder; name a file in it")
+    if output is not None and not output.absolute().parent.is_dir():
+        raise UserError(f"-o {output}: there is no folder {output.absolute().parent}")
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder of a run")
+    from dlbench.records.folder import RunFolder
+    from dlbench.records.scan import read_run
+
+    if not RunFolder(path).plan.exists():
+        inside = sorted(folder.parent.name for folder in path.glob("*/plan.json"))
+        if inside:
+            raise UserError(f"{path}: holds {len(inside)} runs; name one of them, e.g. {path / inside[0]}")
+    run = read_run(path)
+    if run.record is None:
+        raise IncompleteDataError(f"{path}: {run.state}, there is no record to export: {run.story}")
+    if run.record.state != "valid":
+        raise RunError(f"{path}: a sanity check failed, such a run is not exported: {run.story}")
+    return run
+
+
+def _write(text: str, output: Path | None) -> None:
+    content = text.encode("ascii")
+    if output is None:
+        click.echo(content, nl=False)
+        return
+    from dlbench.records.files import write_atomic
+
+    try:
+        write_atomic(output, content)
+    except RunError as error:
+        raise UserError(f"-o {error}") from None

@@ -1,0 +1,135 @@
+"""How long a training takes, and whether a stated throughput, amount of training and time can all be true.
+
+time = samples / throughput holds for every data-parallel training, whatever the machine. Two of the three numbers
+decide the third, so a publication that prints all three can be checked. The best-known slip is a throughput of one
+rank, node or machine that is printed as that of another. Time here is time in training steps: start, staging and
+evaluation come on top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+PUBLISHED_TRAINING_SAMPLES: dict[str, int] = {"resnet": 1_281_167, "cosmoflow": 524_288}
+"""Samples of an epoch by model family: ImageNet-2012's training images (Russakovsky et al. 2015, table 2), and the
+training set of MLPerf HPC's CosmoFlow since v1.0. BERT is not here: MLPerf counts its training in samples."""
+
+GROUP_SIZES: tuple[int, ...] = (2, 4, 6, 8, 16)
+"""Usual numbers of GPUs in a node: factors by which a throughput is off when a node's is taken for the machine's."""
+
+TOLERANCE = 0.05
+"""How much faster than its own throughput a training may be before the numbers contradict each other."""
+HINT_TOLERANCE = 0.15
+"""How near the factor between two times must be to a group size; wide, because printed figures are rounded."""
+
+Status = Literal["fits", "impossible", "unexplained"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a stated time is worth beside a throughput and an amount of training."""
+
+    status: Status
+    """fits; impossible: the time is too short for that throughput; unexplained: time is left over, which training at
+    that throughput does not fill (evaluation, staging, restarts or another throughput)."""
+    expected_s: float
+    """Seconds that the samples take at the throughput."""
+    stated_s: float
+    """Seconds that were stated."""
+    needed_throughput: float
+    """Samples a second that the stated time needs."""
+    speed_factor: float
+    """needed_throughput over the stated one: above 1, the time is too short."""
+    group: int | None
+    """Size of a group of ranks for which the throughput may have been stated; None unless impossible and near one."""
+
+    @property
+    def group_s(self) -> float | None:
+        """Seconds that the samples take if the throughput is that of one of `group` equal parts."""
+        return None if self.group is None else self.expected_s / self.group
+
+
+def training_samples(samples_per_epoch: int, epochs: float) -> float:
+    """Samples of a training over all ranks.
+
+    Raises:
+        ValueError: a number is not positive or not finite.
+    """
+    return _positive("samples_per_epoch", samples_per_epoch) * _positive("epochs", epochs)
+
+
+def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> float:
+    """Samples a second of `ranks` ranks.
+
+    Args:
+        per_rank: samples a second of one rank at the same batch a rank.
+        ranks: how many.
+        efficiency: weak-scaling efficiency, 1 for perfect scaling; above 1 it is superlinear.
+
+    Raises:
+        ValueError: a number is not positive or not finite.
+    """
+    return _positive("per_rank", per_rank) * _positive("ranks", ranks) * _positive("efficiency", efficiency)
+
+
+def time_to_train(samples: float, throughput: float) -> float:
+    """Seconds of training steps for `samples` samples at `throughput` samples a second, both over all ranks.
+
+    Raises:
+        ValueError: a number is not positive or not finite.
+    """
+    return _positive("samples", samples) / _positive("throughput", throughput)
+
+
+def consistency(
+    throughput: float,
+    samples: float,
+    epochs: float,
+    seconds: float,
+    tolerance: float = TOLERANCE,
+    group_sizes: Sequence[int] = GROUP_SIZES,
+) -> Verdict:
+    """Whether a throughput, an amount of training and a time can all be true.
+
+    Args:
+        throughput: samples a second, all ranks together.
+        samples: samples of an epoch.
+        epochs: epochs trained.
+        seconds: the stated time to train.
+        tolerance: share by which the two times may differ; 0.05 for figures of two digits.
+        group_sizes: groups of ranks that the throughput may belong to instead of all.
+
+    Raises:
+        ValueError: a number is not positive or not finite, or tolerance is not in [0, 1).
+    """
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance {tolerance} is not in [0, 1)")
+    expected = time_to_train(_positive("samples", samples) * _positive("epochs", epochs), throughput)
+    factor = expected / _positive("seconds", seconds)
+    status: Status = "fits"
+    if factor > 1 + tolerance:
+        status = "impossible"
+    elif factor < 1 / (1 + tolerance):
+        status = "unexplained"
+    return Verdict(
+        status=status,
+        expected_s=expected,
+        stated_s=seconds,
+        needed_throughput=throughput * factor,
+        speed_factor=factor,
+        group=_nearest_group(factor, group_sizes) if status == "impossible" else None,
+    )
+
+
+def _nearest_group(factor: float, sizes: Sequence[int]) -> int | None:
+    near = [size for size in sizes if size > 1 and abs(math.log(factor / size)) <= math.log1p(HINT_TOLERANCE)]
+    return min(near, key=lambda size: abs(math.log(factor / size)), default=None)
+
+
+def _positive(name: str, value: float) -> float:
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} {value} is not a positive, finite number")
+    return value

@@ -1,0 +1,282 @@
+"""A run as lines of MLPerf logging: one line an event, `:::MLLOG {...}`, for tools that read such logs.
+
+Keys and checks are those of the rule sets of the package mlperf-logging (4.1.68); `RULES` names the one for each
+network. Nothing is invented: times and qualities are rank 0's events, settings are the plan's, and what only a person
+can know (organisation, whether caches were cleared) is stated by that person or said to be unknown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from dlbench.errors import IncompleteDataError
+from dlbench.records.record import Event, Record
+from dlbench.records.scan import Run
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.training import OptimizerSpec, ScheduleSpec
+from dlbench.specs.workload import ResNetModel
+
+NOTICE = "MLPerf-derived workload, not an MLPerf result"
+NOT_STATED = "not stated"
+TOKEN = ":::MLLOG "  # noqa: S105  # the mark of such a line, no password
+COSMOFLOW_TARGET = 0.124
+"""Mean absolute error that the rule set hpc 3.0.0 asks one evaluation to reach."""
+
+Status = Literal["research", "preview", "onprem", "cloud"]
+Value = str | int | float | bool | list[float] | dict[str, float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """A rule set of the package's checker: the last one that has the network."""
+
+    usage: str
+    ruleset: str
+    benchmark: str
+    quality_key: str
+    """The event that tells a quality."""
+    init_min: int
+    """Minutes that init_start to init_stop may take at most (open division)."""
+
+    @property
+    def command(self) -> str:
+        """How the checker is called; the file comes behind it."""
+        return f"python -m mlperf_logging.compliance_checker --usage {self.usage} --ruleset {self.ruleset}"
+
+
+RULES: dict[str, Rules] = {
+    "cosmoflow": Rules(usage="hpc", ruleset="3.0.0", benchmark="cosmoflow", quality_key="eval_error", init_min=30),
+    "resnet": Rules(usage="training", ruleset="4.0.0", benchmark="resnet", quality_key="eval_accuracy", init_min=240),
+    "bert": Rules(usage="training", ruleset="5.0.0", benchmark="bert", quality_key="eval_accuracy", init_min=240),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What only the person who exports can know."""
+
+    org: str = NOT_STATED
+    platform: str | None = None
+    """None: the title of the plan's system."""
+    status: Status = "research"
+    """How available the system is, in MLPerf's words; research claims least."""
+    cache_cleared: bool = False
+    """Whether caches were cleared before the run; dlbench clears none."""
+
+
+def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
+    """The log of a run with a record, ASCII, a newline behind each line.
+
+    What holds for the whole run comes first, at the time of the first event, then the events in their order.
+
+    Args:
+        run: with a record.
+        statement: what the person says.
+        throughput: samples a second over the measured steps, all ranks; None where it is not known.
+
+    Raises:
+        IncompleteDataError: a time in the record is damaged.
+    """
+    assert run.record is not None
+    lines = [*_heading(run, run.record, statement), *_settings(run.plan, run.record)]
+    begin = run.record.events[0].time_ms if run.record.events else _milliseconds(run.record.started)
+    end = run.record.events[-1].time_ms if run.record.events else _milliseconds(run.record.finished)
+    text = [_line(begin, key, value, metadata) for key, value, metadata in lines]
+    text += [_event(event, run.record) for event in run.record.events]
+    if throughput is not None:
+        metadata: dict[str, Value] = {"unit": f"{run.plan.workload.sample_unit}/s", "file": "rank-*.steps"}
+        text.append(_line(end, "tracked_stats", {"throughput": throughput}, metadata))
+    return "".join(f"{TOKEN}{line}\n" for line in text)
+
+
+def obstacles(run: Run) -> list[str]:
+    """Why the checker of `RULES` will not accept the log, in words; empty if nothing is known to stand in its way."""
+    record = run.record
+    assert record is not None
+    rules = RULES[run.plan.workload.model.family]
+    if record.quality is None and not any(event.key == rules.quality_key for event in record.events):
+        return ["the run measured speed and evaluated nothing (measure.until: steps)"]
+    found = []
+    seen = {event.key for event in record.events}
+    wanted = ("init_start", "init_stop", "run_start", "epoch_start", "epoch_stop", "eval_start", "eval_stop")
+    missing = [key for key in (*wanted, rules.quality_key, "run_stop") if key not in seen]
+    if missing:
+        found.append(f"events are missing: {', '.join(missing)}")
+    times = {event.key: event.time_ms for event in reversed(record.events)}
+    init_min = (times.get("init_stop", 0) - times.get("init_start", 0)) / 60_000
+    if not missing and init_min >= rules.init_min:
+        found.append(f"init_start to init_stop took {init_min:.1f} min, {rules.init_min} are allowed")
+    if rules.benchmark == "cosmoflow":
+        errors = [e.value for e in record.events if e.key == rules.quality_key and isinstance(e.value, int | float)]
+        if not any(0 < error <= COSMOFLOW_TARGET for error in errors):
+            best = f"{min(errors):.4g}" if errors else "none"
+            found.append(f"no eval_error is at most {COSMOFLOW_TARGET}; the best is {best}")
+    if _train_samples(record) is None:
+        found.append("the number of training samples is not recorded")
+    return found
+
+
+Row = tuple[str, Value, dict[str, Value]]
+"""Key, value, metadata."""
+
+_RECORDED = frozenset({"train_samples", "eval_samples", "accelerators_per_node"})
+"""Settings that the run found out; all others are planned."""
+
+
+def _heading(run: Run, record: Record, statement: Statement) -> Iterator[Row]:
+    """What the log is, and who says so."""
+    workload, rules = run.plan.workload, RULES[run.plan.workload.model.family]
+    yield (
+        "notice",
+        NOTICE,
+        {
+            "workload": workload.name,
+            "preset": workload.preset,
+            "about": workload.about,
+            "run_id": run.plan.run_id,
+            "dlbench_version": run.plan.dlbench_version,
+            "resumed_from": record.resumed_from,
+        },
+    )
+    stated: dict[str, Value] = {"note": "stated by the person who exported this log"}
+    yield "submission_benchmark", rules.benchmark, {"note": NOTICE}
+    # Never "closed": the networks are dlbench's own implementations, and presets may change them.
+    yield "submission_division", "open", {"note": NOTICE}
+    yield "submission_org", statement.org, {} if statement.org == NOT_STATED else stated
+    platform = run.plan.system.title if statement.platform is None else statement.platform
+    yield "submission_platform", platform, {"file": "plan.json"} if statement.platform is None else stated
+    least: dict[str, Value] = {"note": "what claims least; nobody stated more"}
+    yield "submission_status", statement.status, least if statement.status == "research" else stated
+    uncleared: dict[str, Value] = {"note": "dlbench clears no cache, and nobody stated that one was"}
+    yield "cache_clear", statement.cache_cleared, stated if statement.cache_cleared else uncleared
+
+
+def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
+    """What was trained, how, and on what."""
+    train = plan.workload.train
+    values: dict[str, Value] = {
+        "seed": train.seed,
+        "global_batch_size": plan.global_batch,
+        "gradient_accumulation_steps": train.gradient_accumulation,
+        "number_of_nodes": plan.layout.nodes,
+        "accelerators_per_node": accelerators_per_node(plan, record),
+        "number_of_ranks": plan.layout.ranks,
+        "train_samples": _train_samples(record),
+        "eval_samples": _eval_samples(record),
+    }
+    if not isinstance(plan.workload.model, ResNetModel):
+        values["dropout"] = plan.workload.model.dropout
+    epoch_samples = train.schedule.epoch_samples or _train_samples(record)
+    steps_per_epoch = None if epoch_samples is None else epoch_samples / plan.global_batch
+    values |= _optimiser(train.optimizer, plan.global_batch)
+    values |= _schedule(train.optimizer, train.schedule, plan.global_batch, steps_per_epoch)
+    for key, value in values.items():
+        if value is not None:  # what is not known is left out
+            yield key, value, {"file": "record.json" if key in _RECORDED else "plan.json"}
+
+
+def _optimiser(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:
+    values: dict[str, Value] = {
+        "opt_name": spec.name,
+        "opt_base_learning_rate": spec.peak(global_batch),
+        "opt_weight_decay": spec.weight_decay,
+        "opt_gradient_clip_norm": spec.clip_norm,
+    }
+    if spec.name == "lamb":
+        first, second = spec.betas
+        values |= {"opt_lamb_beta_1": first, "opt_lamb_beta_2": second, "opt_lamb_epsilon": spec.epsilon}
+        values |= {"opt_lamb_weight_decay_rate": spec.weight_decay}
+    elif spec.name == "lars":
+        values |= {"lars_epsilon": spec.epsilon, "lars_opt_momentum": spec.momentum}
+        values |= {"lars_opt_base_learning_rate": values["opt_base_learning_rate"]}
+        values |= {"lars_opt_weight_decay": spec.weight_decay}
+    else:
+        values["sgd_opt_momentum"] = spec.momentum
+    return values
+
+
+def _schedule(
+    optimizer: OptimizerSpec, schedule: ScheduleSpec, global_batch: int, steps_per_epoch: float | None
+) -> dict[str, Value]:
+    """Warm-up and decay in the keys of CosmoFlow's reference, whose warm-up factor is peak over first rate."""
+    peak = optimizer.peak(global_batch)
+    epochs = schedule.warmup_epochs
+    if epochs is None and (steps_per_epoch is not None or schedule.warmup_steps == 0):
+        epochs = schedule.warmup_steps / (steps_per_epoch or 1.0)
+    values: dict[str, Value] = {"opt_learning_rate_warmup_epochs": epochs}
+    if epochs == 0:
+        values["opt_learning_rate_warmup_factor"] = 1.0
+    elif schedule.warmup_from == "unscaled":
+        values["opt_learning_rate_warmup_factor"] = peak / optimizer.learning_rate
+    elif epochs is not None and steps_per_epoch is not None:
+        # From zero: the first of W steps takes peak / W.
+        values["opt_learning_rate_warmup_factor"] = max(1.0, epochs * steps_per_epoch)
+    if schedule.decay not in ("step", "constant"):
+        values["opt_learning_rate_decay_schedule"] = schedule.decay
+        return values
+    # The reference logs the largest of its factors, 1 without any.
+    values["opt_learning_rate_decay_factor"] = max(schedule.step_factors, default=1.0)
+    if schedule.epoch_boundaries or not schedule.step_boundaries:
+        values["opt_learning_rate_decay_boundary_epochs"] = list(schedule.epoch_boundaries)
+    elif steps_per_epoch is not None:
+        values["opt_learning_rate_decay_boundary_epochs"] = [s / steps_per_epoch for s in schedule.step_boundaries]
+    return values
+
+
+def accelerators_per_node(plan: RunPlan, record: Record) -> int:
+    """GPUs that ranks computed on, a node: every rank has one of its own, or none has."""
+    on_gpu = sum(rank.device.startswith("cuda") for rank in record.ranks)
+    return on_gpu // plan.layout.nodes
+
+
+def _train_samples(record: Record) -> int | None:
+    if record.quality is not None:
+        return record.quality.train_samples
+    known = record.data.get("num_samples")
+    return known if isinstance(known, int) else None
+
+
+def _eval_samples(record: Record) -> int | None:
+    evaluations = record.quality.evaluations if record.quality is not None else ()
+    return evaluations[-1].eval_samples if evaluations else None
+
+
+def _event(event: Event, record: Record) -> str:
+    metadata: dict[str, Value] = {"file": "record.json"}
+    epoch = event.epoch
+    samples = _train_samples(record)
+    if epoch is None and event.samples is not None and samples and event.key.startswith(("epoch_", "eval_")):
+        epoch = event.samples / samples
+    if epoch is not None:
+        metadata["epoch_num"] = int(epoch) if epoch == int(epoch) else epoch
+    metadata |= {"samples_count": event.samples, "step_num": event.step, "status": event.status}
+    return _line(event.time_ms, event.key, event.value, metadata)
+
+
+def _line(time_ms: int, key: str, value: Value, metadata: Mapping[str, Value]) -> str:
+    kind = "POINT_IN_TIME"
+    if key.endswith("_start"):
+        kind = "INTERVAL_START"
+    elif key.endswith("_stop"):
+        kind = "INTERVAL_END"
+    content = {
+        "namespace": "",
+        "time_ms": time_ms,
+        "event_type": kind,
+        "key": key,
+        "value": value,
+        "metadata": {name: held for name, held in metadata.items() if held is not None},
+    }
+    return json.dumps(content, allow_nan=False)
+
+
+def _milliseconds(utc: str) -> int:
+    """ISO 8601 as milliseconds since 1970."""
+    try:
+        return round(datetime.fromisoformat(utc.replace("Z", "+00:00")).timestamp() * 1000)
+    except ValueError:
+        raise IncompleteDataError(f"record.json: damaged: {utc[:80]!r} is no time in ISO 8601") from None
