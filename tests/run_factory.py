@@ -44,15 +44,43 @@ class Story:
     pinned: bool = True
     bad_sample_count: int = 0
     finished: datetime = NOW
+    device: str = "cpu"
+    training: Training | None = None
+    """How a run to a quality went; None for a run of speed."""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the record, as they are."""
+
+
+@dataclass(kw_only=True)
+class Training:
+    """A training to the target of its plan: the value of each evaluation, in order."""
+
+    values: Sequence[float | None]
+    every: int = 80
+    """Samples between two evaluations, over all ranks; a multiple of the global batch."""
+    eval_s: float = 0.5
+    wait_s: float = 0.0
+    """Checkpoints and waits before each evaluation."""
+    train_samples: int = 160
+    predictor_value: float = 0.1
+    eval_samples: int = 100
+    metric: str = "top1"
 
 
 WORKLOAD = Path(__file__).parent / "data" / "report-workload.yaml"
+QUALITY_WORKLOAD = Path(__file__).parent / "data" / "quality-workload.yaml"
 
 
 def plans(**request: Any) -> list[RunPlan]:
     """Plans of a weak series of the sample workload on this machine, with one core a rank, unless said otherwise."""
     asked = {"workload": str(WORKLOAD), "points": (1, 2), "repeats": 5, "series": "s1", **request}
     return expand(Request(**asked), machine_cores=max(asked["points"]), now=NOW)
+
+
+def quality_plans(**request: Any) -> list[RunPlan]:
+    """The same for runs that train to the quality of a workload of their own."""
+    overrides = {"measure.until": "quality", **request.pop("overrides", {})}
+    return plans(workload=str(QUALITY_WORKLOAD), data="/data/pictures", overrides=overrides, **request)
 
 
 def constant(milliseconds: Sequence[float], other: float = 0.0) -> StepTimes:
@@ -84,7 +112,11 @@ def write_run(out: Path, plan: RunPlan, times: StepTimes, story: Story | None = 
         "data": dict(story.data),
         "environment": dict(story.environment),
         "environment_differences": list(story.environment_differences),
+        "steps": _num_steps(plan, story),
     }
+    if story.training is not None:
+        content["quality"] = _quality(plan, times, story.training)
+    content |= story.record
     record = Record.model_validate(content)
     write_json(folder.record, record.model_dump(mode="json"))
     return folder
@@ -96,7 +128,7 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
     measured_ns = samples = 0
     header = {"rank": rank, "clock": "monotonic", "device": "cpu", "run_id": plan.run_id}
     with StepWriter(folder.steps(rank), header) as writer:
-        for step in range(plan.measure.warmup_steps + plan.measure.measured_steps):
+        for step in range(_num_steps(plan, story)):
             phases, other = times(rank, step)
             assert len(phases) == len(PHASES)
             warmup = step < plan.measure.warmup_steps
@@ -111,7 +143,7 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
         "rank": rank,
         "node_rank": rank // plan.layout.ranks_per_node,
         "host": story.host(rank),
-        "device": "cpu",
+        "device": story.device,
         "cores": list(story.cores(rank)),
         "threads": story.threads,
         "pinned": story.pinned,
@@ -125,6 +157,56 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
         "peak_memory_bytes": 500 * 1024**2,
         "startup_s": 3.5,
         "bad_sample_count": story.bad_sample_count,
+    }
+
+
+def _num_steps(plan: RunPlan, story: Story) -> int:
+    if story.training is None:
+        return plan.measure.warmup_steps + plan.measure.measured_steps
+    return len(story.training.values) * story.training.every // plan.global_batch
+
+
+def _quality(plan: RunPlan, times: StepTimes, training: Training) -> dict[str, Any]:
+    wanted = plan.workload.quality
+    assert wanted is not None
+    assert training.every % plan.global_batch == 0
+    better = training.metric != "mae"
+    per_evaluation = training.every // plan.global_batch
+    evaluations: list[dict[str, Any]] = []
+    hit: dict[str, Any] | None = None
+    train_s = 0.0
+    for number, value in enumerate(training.values, start=1):
+        for step in range((number - 1) * per_evaluation, number * per_evaluation):
+            phases, other = times(0, step)
+            train_s += (sum(phases) + other) / 1e9
+        samples = number * training.every
+        evaluations.append(
+            {
+                "step": number * per_evaluation,
+                "epoch": samples / training.train_samples,
+                "samples": samples,
+                "train_s": train_s,
+                "wall_s": train_s + number * (training.eval_s + training.wait_s),
+                "value": value,
+                "loss": 1.0 / number,
+                "eval_s": training.eval_s,
+                "eval_samples": training.eval_samples,
+            }
+        )
+        met = value is not None and (value >= wanted.target if better else value <= wanted.target)
+        hit = hit or (evaluations[-1] if met else None)
+    return {
+        "metric": training.metric,
+        "higher_is_better": better,
+        "target": wanted.target,
+        "reached": hit is not None,
+        "predictor": "the most frequent class",
+        "predictor_value": training.predictor_value,
+        "evaluations": evaluations,
+        "train_samples": training.train_samples,
+        "time_to_quality_s": hit["wall_s"] if hit else None,
+        "samples_to_quality": hit["samples"] if hit else None,
+        "epochs_to_quality": hit["epoch"] if hit else None,
     }
 
 

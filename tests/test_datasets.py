@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from dlbench import bundled
 from dlbench.datasets import demo
 from dlbench.datasets.demo import DemoData, prepare_demo_data
-from dlbench.datasets.density_fields import density_sample
-from dlbench.datasets.density_hdf5 import DensityReader, index_density
+from dlbench.datasets.density import index_density
 from dlbench.datasets.jpeg_tree import index_jpeg_tree
 from dlbench.datasets.manifest import read_manifest, verify_manifest, write_manifest
 from dlbench.datasets.photo_crops import PHOTOS, Photo, photo_path
@@ -267,84 +266,6 @@ def test_damaged_vocabularies_are_named(tmp_path: Path) -> None:
         load_vocabulary(str(path))
 
 
-# Density volumes
-
-
-def write_hdf5(path: Path, **datasets: object) -> None:
-    with h5py.File(path, "w") as file:
-        for key, value in datasets.items():
-            file[key] = value
-
-
-def volumes(*shape: int) -> object:
-    return np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
-
-
-def test_several_and_single_samples_a_file(tmp_path: Path) -> None:
-    x, y = volumes(3, 2, 2, 2, 4), np.arange(12, dtype=np.float32).reshape(3, 4)
-    write_hdf5(tmp_path / "a.h5", x=x, y=y)
-    write_hdf5(tmp_path / "b.hdf5", x=volumes(2, 2, 2, 4), y=np.ones(4, dtype=np.float32))
-    touch(tmp_path, "README.txt")
-    index = index_density(tmp_path)
-    assert (index.num_samples, index.size, index.channels, index.num_targets) == (4, 2, 4, 4)
-    reader = pickle.loads(pickle.dumps(DensityReader(index)))
-    for number in (3, 0, 2):
-        volume, target = reader.read(number)
-        assert volume.shape == (2, 2, 2, 4)
-        assert volume.dtype == np.int16
-        expected = volumes(2, 2, 2, 4) if number == 3 else np.asarray(x)[number]
-        np.testing.assert_array_equal(volume, expected)
-        np.testing.assert_array_equal(target, np.ones(4) if number == 3 else y[number])
-    reader.close()
-    assert reader.read(0)[1][1] == 1
-    reader.close()
-
-
-def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.datasets.density_hdf5._OPEN_AT_MOST", 2)
-    for number in range(5):
-        write_hdf5(tmp_path / f"{number}.h5", x=volumes(2, 2, 2, 1), y=np.full(1, number, dtype=np.float32))
-    reader = DensityReader(index_density(tmp_path))
-    assert [reader.read(i)[1][0] for i in (0, 1, 2, 3, 4, 0)] == [0, 1, 2, 3, 4, 0]
-    assert len(reader._handles) == 2
-    reader.close()
-
-
-@pytest.mark.parametrize(
-    ("datasets", "told"),
-    [
-        ({"x": volumes(2, 2, 2, 4)}, "no dataset 'y'"),
-        ({"y": np.zeros(4, np.float32)}, "no dataset 'x'"),
-        ({"x": np.zeros((2, 2, 2, 4), np.float32), "y": np.zeros(4, np.float32)}, "x is float32 of shape (2, 2, 2, 4)"),
-        ({"x": volumes(2, 2, 2, 4), "y": np.zeros(4)}, "y is float64 of shape (4,)"),
-        ({"x": volumes(2, 2, 3, 4), "y": np.zeros(4, np.float32)}, "x has shape (2, 2, 3, 4)"),
-        ({"x": volumes(3, 2, 2, 2, 4), "y": np.zeros((2, 4), np.float32)}, "y has shape (2, 4)"),
-        ({"x": volumes(3, 2, 2, 2, 4), "y": np.zeros(4, np.float32)}, "y has shape (4,)"),
-        ({"x": volumes(8), "y": np.zeros(4, np.float32)}, "x is int16 of shape (8,)"),
-    ],
-)
-def test_wrong_hdf5_files_name_file_and_key(tmp_path: Path, datasets: dict[str, object], told: str) -> None:
-    write_hdf5(tmp_path / "wrong.h5", **datasets)
-    with pytest.raises(UserError) as raised:
-        index_density(tmp_path)
-    assert told in str(raised.value)
-    assert "wrong.h5" in str(raised.value)
-
-
-def test_damaged_and_missing_hdf5(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such folder"):
-        index_density(tmp_path / "missing")
-    with pytest.raises(UserError, match=r"holds no .h5 or .hdf5 file"):
-        index_density(tmp_path)
-    (tmp_path / "a.h5").write_bytes(b"not HDF5")
-    with pytest.raises(UserError, match=r"a.h5': not a readable HDF5 file"):
-        index_density(tmp_path)
-    write_hdf5(tmp_path / "a.h5", x=volumes(2, 2, 2, 4), y=np.zeros(4, np.float32))
-    write_hdf5(tmp_path / "b.h5", x=volumes(2, 2, 2, 1), y=np.zeros(4, np.float32))
-    with pytest.raises(UserError, match=r"b.h5': volumes of 2\^3 x 1 with 4 targets, but 'a.h5' has 2\^3 x 4"):
-        index_density(tmp_path)
-
-
 # Demonstration data
 
 
@@ -452,26 +373,6 @@ def test_missing_photographs_name_the_remedy() -> None:
 def test_topics_are_unwrapped_and_split() -> None:
     topic = 'Title\n*****\n\nA sentence\nover lines. Another: "quoted".\n\n   code()\n   more\n\n----\n'
     assert topic_sentences(topic) == ["Title", "A sentence over lines.", "Another:", '"quoted".', "code() more"]
-
-
-def test_density_follows_its_targets() -> None:
-    def sample(*targets: float) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:
-        return density_sample(np.array(targets, dtype=np.float32), 16, np.random.default_rng(3))
-
-    middle = sample(0, 0, 0, 0)
-    assert middle.shape == (16, 16, 16, 4)
-    assert middle.min() >= 0
-    assert 4 < middle.mean() < 6
-    assert sample(0, 0, 0, 1).mean() > middle.mean() + 2
-    assert sample(1, 0, 0, 0).std() > middle.std() > sample(-1, 0, 0, 0).std()
-    assert middle[..., 3].std() > middle[..., 0].std()
-
-    def roughness(x: np.ndarray[tuple[int, ...], np.dtype[np.int16]]) -> float:
-        logs = np.log1p(x[..., 3].astype(float))
-        return float(np.diff(logs, axis=0).var() / logs.var())
-
-    assert roughness(sample(0, 1, 0, 1)) > roughness(sample(0, -1, 0, 1))
-    assert roughness(sample(0, 0, 1, 1)) > roughness(sample(0, 0, -1, 1))
 
 
 # Manifests

@@ -17,12 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.datasets.density_hdf5 import index_density
+from dlbench.datasets.density import index_density
 from dlbench.datasets.jpeg_tree import index_jpeg_tree
-from dlbench.datasets.text_corpus import TextCorpus, read_corpus
-from dlbench.datasets.vocabulary import SPECIAL, load_vocabulary
 from dlbench.errors import RunError, UserError
-from dlbench.node.data import jpeg, reader, text
+from dlbench.node.data import jpeg, reader
 from dlbench.node.data.density import VolumeReader
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import BadSampleError, BatchReader, Sample
@@ -30,15 +28,8 @@ from dlbench.node.data.sharding import Key, ShardedOrder
 from dlbench.node.data.source import BatchSource, build_source
 from dlbench.node.data.synthetic import POOL_BATCHES
 from dlbench.node.models.build import build_model, loss_for
-from dlbench.specs.workload import (
-    BertModel,
-    CosmoFlowModel,
-    DensityData,
-    JpegTreeData,
-    ModelSpec,
-    ResNetModel,
-    TextData,
-)
+from dlbench.specs.workload import CosmoFlowModel, DensityData, ImageData, ModelSpec, ResNetModel
+from tests.test_text_data import BERT, MASK, sentences, text_spec
 
 h5py = pytest.importorskip("h5py")
 Image = pytest.importorskip("PIL.Image")
@@ -140,88 +131,21 @@ RESNET = ResNetModel(family="resnet", image_size=32, num_classes=3, stage_blocks
 def jpeg_source(
     folder: Path, workers: int = 0, on_bad: Literal["stop", "skip"] = "stop", **changes: Any
 ) -> BatchSource:
-    data = JpegTreeData(format="jpeg-tree", source=str(folder), loader_workers=workers, on_bad_sample=on_bad)
+    data = ImageData(format="jpeg-tree", source=str(folder), loader_workers=workers, on_bad_sample=on_bad)
     return build_source(RESNET, data, **{"batch_size": 4, "rank": 0, "world_size": 1, "seed": 3, **changes})
 
 
 def test_jpeg_batches_fit_the_model(jpeg_folder: Path) -> None:
     source = jpeg_source(jpeg_folder)
     (batch,) = take(source, 1)
-    assert batch["image"].shape == (4, 3, 32, 32)
-    assert batch["image"].dtype == torch.float32
+    assert batch["image"].shape == (4, 32, 32, 3)
+    assert batch["image"].dtype == torch.uint8
     assert batch["label"].dtype == torch.int64
     assert torch.isfinite(loss_for(RESNET)(build_model(RESNET), batch))
     about = source.describe()
     json.dumps(about)
     assert (about["num_samples"], about["batches_per_epoch"], about["dropped_per_epoch"]) == (15, 3, 3)
     assert (about["kind"], about["classes"]) == ("jpeg-tree", 3)
-
-
-def test_normalisation_is_imagenets() -> None:
-    grey = np.full((50, 70, 3), 128, dtype=np.uint8)
-    out = jpeg.prepare(grey, 8, np.random.default_rng(0))
-    expected = [(128 / 255 - m) / s for m, s in zip(jpeg.MEAN, jpeg.STD, strict=True)]
-    np.testing.assert_allclose(out, np.broadcast_to(np.array(expected)[:, None, None], (3, 8, 8)), rtol=1e-5)
-    assert out.dtype == np.float32
-    assert out.flags.c_contiguous
-
-
-@settings(max_examples=200, deadline=None)
-@given(width=st.integers(1, 600), height=st.integers(1, 600), seed=st.integers(0, 10**6))
-def test_crops_lie_inside_and_keep_their_bounds(width: int, height: int, seed: int) -> None:
-    left, top, right, bottom = jpeg.crop_box(width, height, np.random.default_rng(seed))
-    assert 0 <= left < right <= width
-    assert 0 <= top < bottom <= height
-    w, h = right - left, bottom - top
-    if min(width, height) >= 100 and 0.5 < width / height < 2:
-        assert 0.07 < w * h / (width * height) <= 1
-        assert 0.7 < w / h < 1.4
-
-
-def test_half_of_the_images_are_mirrored() -> None:
-    ramp = np.repeat(np.arange(64, dtype=np.uint8)[None, :, None] * 4, 64, axis=0).repeat(3, axis=2)
-    mirrored = 0
-    for seed in range(400):
-        row = jpeg.prepare(ramp, 8, np.random.default_rng(seed))[0, 4]
-        mirrored += int(row[0] > row[-1])
-    assert 150 < mirrored < 250
-
-
-@pytest.mark.parametrize("with_simplejpeg", [True, False])
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        (encode((9, 7, 3)), None),
-        (encode((9, 7, 3), progressive=True), None),
-        (encode((9, 7), "L"), "grey"),
-        (encode((9, 7, 3), "CMYK"), "JPEG, CMYK"),
-        (encode((9, 7, 3), "RGBA", "PNG"), "PNG, RGBA"),
-    ],
-)
-def test_other_colours_are_converted_and_named(
-    data: bytes, kind: str | None, with_simplejpeg: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if with_simplejpeg:
-        pytest.importorskip("simplejpeg")
-    else:
-        monkeypatch.setattr(jpeg, "simplejpeg", None)
-    pixels, found = jpeg.decode(data)
-    assert pixels.shape == (9, 7, 3)
-    assert pixels.dtype == np.uint8
-    assert found == kind
-
-
-@pytest.mark.parametrize("with_simplejpeg", [True, False])
-def test_decoders_agree_and_refuse_the_same(with_simplejpeg: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = encode((40, 50, 3), quality=95)
-    with Image.open(io.BytesIO(whole)) as opened:
-        expected = np.asarray(opened)
-    if not with_simplejpeg:
-        monkeypatch.setattr(jpeg, "simplejpeg", None)
-    assert np.abs(jpeg.decode(whole)[0].astype(int) - expected).max() <= 4
-    for bad in (b"", whole[: len(whole) // 2], whole[:20], b"\xff\xd8", b"GIF89a", b"text", whole[:2] + bytes(99)):
-        with pytest.raises(ValueError, match=r"."):
-            jpeg.decode(bad)
 
 
 def spoil(folder: Path) -> dict[str, Path]:
@@ -275,13 +199,6 @@ def test_error_from_a_loader_process_is_one_line(jpeg_folder: Path) -> None:
     assert "Traceback" not in str(raised.value)
 
 
-def test_files_that_vanish_are_named(jpeg_folder: Path) -> None:
-    tree = index_jpeg_tree(jpeg_folder)
-    tree.path(2).unlink()
-    with pytest.raises(BadSampleError, match="No such file"):
-        jpeg.JpegReader(tree, 32, 0).read((0, 2))
-
-
 def test_a_wholly_broken_set_ends(jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in jpeg_folder.glob("*/*.jpg"):
         path.write_bytes(b"")
@@ -289,13 +206,6 @@ def test_a_wholly_broken_set_ends(jpeg_folder: Path, monkeypatch: pytest.MonkeyP
     source = jpeg_source(jpeg_folder, on_bad="skip")
     with pytest.raises(UserError, match="7 samples in a row are unreadable"):
         take(source, 1)
-
-
-def test_more_classes_than_the_model_has(jpeg_folder: Path) -> None:
-    data = JpegTreeData(format="jpeg-tree", source=str(jpeg_folder))
-    model = ResNetModel(family="resnet", num_classes=2)
-    with pytest.raises(UserError, match=r"has 3 classes, model.num_classes is 2"):
-        build_source(model, data, batch_size=1, rank=0, world_size=1, seed=0)
 
 
 # Loader processes
@@ -390,138 +300,6 @@ def test_defects_keep_their_type(workers: int) -> None:
 
 # Text
 
-BERT = BertModel(
-    family="bert",
-    vocab_size=4096,
-    hidden_size=16,
-    num_layers=1,
-    num_heads=2,
-    intermediate_size=32,
-    max_positions=64,
-)
-
-
-def sentences(num_documents: int, seed: int = 0) -> str:
-    """Documents of 1 to 12 sentences of 1 to 30 words."""
-    rng = np.random.default_rng(seed)
-    entries = load_vocabulary("english-4096").entries
-    words = np.array([w for w in entries if w.isalpha() and w.isascii() and len(w) > 3])
-    documents = [
-        "\n".join(" ".join(rng.choice(words, rng.integers(1, 31))) for _ in range(rng.integers(1, 13)))
-        for _ in range(num_documents)
-    ]
-    return "\n\n".join(documents) + "\n"
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> TextCorpus:
-    pytest.importorskip("tokenizers")
-    path = tmp_path_factory.mktemp("text") / "a.txt"
-    path.write_text(sentences(150), encoding="utf-8")
-    return read_corpus(path, load_vocabulary("english-4096"))
-
-
-def text_spec(source: str = "x", **changes: Any) -> TextData:
-    return TextData.model_validate(
-        {"format": "text", "source": source, "sequence_length": 64, "max_predictions": 10, **changes}
-    )
-
-
-PAD, UNKNOWN, CLS, SEP, MASK = range(5)
-
-
-def unmasked(arrays: dict[str, Any]) -> list[int]:
-    """The ids before masking, without padding."""
-    ids = arrays["input_ids"].copy()
-    used = arrays["masked_weights"] > 0
-    ids[arrays["masked_positions"][used]] = arrays["masked_ids"][used]
-    return list(ids[arrays["attention_mask"] == 1])
-
-
-@pytest.mark.parametrize("length", [5, 6, 17, 64, 512])
-def test_form_of_a_text_sample(corpus: TextCorpus, length: int) -> None:
-    data = text.TextReader(corpus, text_spec(sequence_length=length, max_predictions=8), seed=1)
-    for index in range(0, data.num_samples, max(1, data.num_samples // 150)):
-        a = data.read((2, index)).arrays
-        used = int(a["attention_mask"].sum())
-        assert a["attention_mask"].tolist() == [1] * used + [0] * (length - used)
-        assert not a["input_ids"][used:].any()
-        ids = unmasked(a)
-        assert (ids[0], ids[-1]) == (CLS, SEP)
-        middle = ids.index(SEP)
-        assert 1 < middle < used - 2  # both segments have a word
-        assert ids.count(SEP) == 2
-        assert ids.count(CLS) == 1
-        types = [0] * (middle + 1) + [1] * (used - middle - 1) + [0] * (length - used)
-        assert a["token_type_ids"].tolist() == types
-        num = int(a["masked_weights"].sum())
-        assert num == min(8, max(1, round((used - 3) * 0.15)))
-        places = a["masked_positions"][:num]
-        assert (np.diff(places) > 0).all()
-        assert not {0, middle, used - 1} & set(places.tolist())
-        assert not a["masked_positions"][num:].any()
-        assert not a["masked_ids"][num:].any()
-        assert a["masked_ids"][:num].min() >= 5
-
-
-def test_masking_shares(corpus: TextCorpus) -> None:
-    data = text.TextReader(corpus, text_spec(sequence_length=64, max_predictions=64), seed=1)
-    masked = kept = other = words = 0
-    for epoch, index in itertools.product(range(5), range(data.num_samples)):
-        a = data.read((epoch, index)).arrays
-        num = int(a["masked_weights"].sum())
-        now, was = a["input_ids"][a["masked_positions"][:num]], a["masked_ids"][:num]
-        masked += int((now == MASK).sum())
-        kept += int((now == was).sum())
-        other += int(((now != MASK) & (now != was)).sum())
-        words += int(a["attention_mask"].sum()) - 3
-        assert not np.isin(now, [PAD, UNKNOWN, CLS, SEP]).any()
-    total = masked + kept + other
-    assert total > 5000
-    assert total / words == pytest.approx(0.15, abs=0.01)
-    assert masked / total == pytest.approx(0.8, abs=0.02)
-    assert kept / total == pytest.approx(0.1, abs=0.015)
-    assert other / total == pytest.approx(0.1, abs=0.015)
-
-
-def test_pairs_follow_or_come_from_elsewhere(corpus: TextCorpus) -> None:
-    data = text.TextReader(corpus, text_spec(sequence_length=64), seed=1)
-    flat = corpus.tokens.astype(np.int64)
-    as_text = " ".join(map(str, flat)) + " "
-    random = 0
-    for index in range(data.num_samples):
-        a = data.read((0, index)).arrays
-        ids = unmasked(a)
-        middle = ids.index(SEP)
-        first, second = ids[1:middle], ids[middle + 1 : -1]
-        assert " ".join(map(str, first)) + " " in as_text
-        assert " ".join(map(str, second)) + " " in as_text
-        label = int(a["next_sentence"])
-        random += label
-        start, end = data._starts[index]
-        own = flat[corpus.sentence_offsets[start] : corpus.sentence_offsets[end]].tolist()
-        if not label:
-            assert " ".join(map(str, own)).find(" ".join(map(str, first))) >= 0
-            assert " ".join(map(str, own)).find(" ".join(map(str, second))) >= 0
-    assert random / data.num_samples == pytest.approx(0.5, abs=0.08)
-
-
-def test_every_sentence_is_in_one_run(corpus: TextCorpus) -> None:
-    data = text.TextReader(corpus, text_spec(sequence_length=32), seed=0)
-    covered = [s for start, end in data._starts for s in range(start, end)]
-    assert covered == list(range(corpus.num_sentences))
-    for (start, end), document in zip(data._starts, data._documents, strict=True):
-        assert corpus.document_offsets[document] <= start < end <= corpus.document_offsets[document + 1]
-        tokens = corpus.sentence_offsets[start], corpus.sentence_offsets[end - 1]
-        assert tokens[1] - tokens[0] < 29  # without its last sentence, the run would not fill the sequence
-
-
-def test_masking_changes_with_the_epoch_only(corpus: TextCorpus) -> None:
-    data = text.TextReader(corpus, text_spec(), seed=1)
-    once, again, later = (data.read(key).arrays for key in ((0, 3), (0, 3), (1, 3)))
-    assert all(np.array_equal(once[k], again[k]) for k in once)
-    assert not np.array_equal(once["masked_positions"], later["masked_positions"])
-
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_text_batches_fit_the_model(tmp_path: Path, workers: int) -> None:
@@ -545,23 +323,6 @@ def test_text_batches_fit_the_model(tmp_path: Path, workers: int) -> None:
     assert about["documents"] == 20
     reference = build_source(BERT, text_spec(str(tmp_path)), batch_size=3, rank=1, world_size=2, seed=0)
     assert same(batches, take(reference, 4))
-
-
-def test_wrong_text_settings_are_named(tmp_path: Path) -> None:
-    def build(content: str, model: BertModel = BERT, **changes: Any) -> None:
-        (tmp_path / "a.txt").write_text(content, encoding="utf-8")
-        build_source(model, text_spec(str(tmp_path), **changes), batch_size=1, rank=0, world_size=1, seed=0)
-
-    with pytest.raises(UserError, match="holds a single document"):
-        build("one\ndocument\n")
-    with pytest.raises(UserError, match=r"data.sequence_length 4 is too short"):
-        build("one\n\ntwo\n", sequence_length=4)
-    small = BERT.model_copy(update={"vocab_size": 4095})
-    with pytest.raises(UserError, match=r"english-4096 has 4096 entries, model.vocab_size is 4095"):
-        build("one\n\ntwo\n", small)
-    (tmp_path / "v.txt").write_text("\n".join(SPECIAL), encoding="utf-8")
-    with pytest.raises(UserError, match="no word"):
-        build("one\n\ntwo\n", vocabulary=str(tmp_path / "v.txt"))
 
 
 # Density volumes
@@ -640,7 +401,7 @@ def test_formats_that_do_not_fit_the_family(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "data"),
     [
-        (RESNET, JpegTreeData(format="jpeg-tree")),
+        (RESNET, ImageData(format="jpeg-tree")),
         (BERT, text_spec("synthetic")),
         (BERT, text_spec("synthetic", sequence_length=5, max_predictions=9, masked_lm_probability=1.0)),
         (COSMOFLOW, DensityData(format="hdf5-density")),

@@ -27,6 +27,7 @@ from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.publish import delimited, drawing, html, json_tables, markdown, model, terminal, wording
 from dlbench.publish.assemble import assemble
+from dlbench.publish.figure import Figure
 from dlbench.records.scan import scan
 from tests.run_factory import (
     NOW,
@@ -81,7 +82,7 @@ def page(made: model.Report) -> str:
     return html.to_html(made)
 
 
-def figures(report: model.Report) -> Iterator[model.Figure]:
+def figures(report: model.Report) -> Iterator[Figure]:
     for group in report.groups:
         for point in group.points:
             yield from (point.throughput, point.throughput_per_rank, point.step, point.step_p95)

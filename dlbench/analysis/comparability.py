@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
@@ -28,16 +29,36 @@ def comparable_values(run: Run) -> dict[str, str]:
 
 def group_id(run: Run) -> str:
     """A digest equal for exactly those runs that may be compared or averaged; stable over time and machines."""
+    return _digest(_content(run))
+
+
+def planned_id(run: Run) -> str:
+    """The same without the device, which only a record tells: finds runs that were to join a group and died."""
+    content = _content(run)
+    del content["registered"]["device"]
+    return _digest(content)
+
+
+def _content(run: Run) -> dict[str, Any]:
     plan = run.plan
     workload = plan.workload.model_dump(mode="json", exclude=_WORDS)
+    measure = plan.measure.model_dump(mode="json", exclude={"stall_timeout_s"})
     if plan.series.scaling == "strong":
         del workload["train"]["batch_per_rank"]
-    content = {
+    # What acts in no run of that kind does not tell runs apart.
+    if plan.measure.until == "quality":
+        del measure["measured_steps"]
+    else:
+        del workload["quality"], workload["data"]["validation"]
+    return {
         "registered": comparable_values(run),
         "workload": workload,
-        "measure": plan.measure.model_dump(mode="json", exclude={"stall_timeout_s"}),
+        "measure": measure,
         "launch": plan.system.launch.model_dump(mode="json"),
     }
+
+
+def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from dlbench.analysis import quality_doubts
 from dlbench.analysis.environments import compare
+from dlbench.analysis.quality import group_quality
+from dlbench.analysis.quality_doubts import Severity
 from dlbench.analysis.scaling import Group
 from dlbench.analysis.statistics import MIN_RUNS
 from dlbench.analysis.tables import RunTable
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
-
-Severity = Literal["serious", "note"]
 
 # A run whose steps scatter more than this has a median, but hardly a typical step.
 NOISY_CV = 0.25
@@ -33,7 +33,7 @@ class Doubt:
 
 
 def run_doubts(run: Run) -> list[Doubt]:
-    """What one run with a record gives reason to doubt."""
+    """What one run with a record gives reason to doubt, by itself."""
     record = run.record
     if record is None:
         return []
@@ -75,6 +75,10 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
         yield "bad-samples", "serious", f"{bad} unreadable {'sample was' if bad == 1 else 'samples were'} skipped"
     for text in record.environment_differences:
         yield "rank-environment", "serious", f"ranks of one run differ: {text}"
+    measured_s = max(rank.measured_s for rank in record.ranks)
+    if measured_s:
+        throughput = sum(rank.samples for rank in record.ranks) / measured_s
+        yield from quality_doubts.run_doubts(run, record, throughput)
 
 
 def _crowded_hosts(record: Record) -> list[str]:
@@ -92,6 +96,10 @@ def _crowded_hosts(record: Record) -> list[str]:
 def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
     """All reasons to doubt the figures of a group, serious ones first; equal texts are told once, with their runs."""
     found = [*_few_repeats(group), *_cores(group.runs), *_environments(group), *_series(group), *_noise(group, table)]
+    found += [
+        Doubt(code=code, severity=severity, text=text)
+        for code, severity, text in quality_doubts.group_doubts(group, group_quality(group, table))
+    ]
     merged: dict[tuple[str, str], Doubt] = {}
     for doubt in (doubt for run in group.runs for doubt in run_doubts(run)):
         before = merged.get((doubt.code, doubt.text))

@@ -109,6 +109,11 @@ def _all_ranks(run: Run) -> list[npt.NDArray[np.void]]:
         if file.torn_bytes:
             raise IncompleteDataError(f"{path}: {file.torn_bytes} bytes behind the last whole step: copied in part?")
         _refuse_foreign(run, file, entry.rank)
+        # How many steps a run to a quality takes is not planned: the record tells it.
+        if run.record.steps is not None and len(file.steps) != run.record.steps:
+            raise IncompleteDataError(
+                f"{path}: {len(file.steps)} steps, record.json says {run.record.steps}; no figure is made"
+            )
         steps = file.measured
         if len(steps) == 0 or (result and list(steps["step"]) != list(result[0]["step"])):
             raise IncompleteDataError(f"{path}: {len(steps)} measured steps, not the same as on the other ranks")

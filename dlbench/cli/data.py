@@ -1,33 +1,25 @@
-"""`dlbench data`: prepares data sets."""
+"""`dlbench data`: makes, converts and verifies data sets."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
+from dlbench.cli.data_convert import pack, samples, vocab
+from dlbench.cli.data_make import demo, make
+from dlbench.cli.data_verify import verify
 
-@click.group()
+
+class InOrder(click.Group):
+    """Lists commands in the order of work."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=InOrder)
 def data() -> None:
-    """Prepare data sets."""
+    """Prepare data sets: make, convert, verify."""
 
 
-@data.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--seed", default=0, show_default=True, help="Seed of crops and fields.")
-def demo(folder: Path, seed: int) -> None:
-    """Make one small real data set for each workload in FOLDER; at once if they are there already.
-
-    JPEGs cropped from the photographs that scikit-image and scikit-learn ship, English text from Python's own
-    documentation, and log-normal density fields. Prints the three paths, for --data.
-
-    \b
-    Example:
-      dlbench data demo data
-      dlbench run resnet50 --preset ci --ranks 1,2 --data data/jpeg
-    """
-    from dlbench.datasets.demo import prepare_demo_data
-
-    made = prepare_demo_data(folder, seed=seed, progress=lambda line: click.echo(line, err=True))
-    for path in (made.jpeg, made.text, made.density):
-        click.echo(path)
+for command in (demo, make, pack, vocab, samples, verify):
+    data.add_command(command)

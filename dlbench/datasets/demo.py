@@ -1,108 +1,88 @@
 """Three small real data sets for machines without internet: photographs, English text, density fields.
 
-Each is made in a folder of a temporary name and renamed when it is whole, so that a half one never stands at its
-place. A second call finds the manifests and returns at once.
+They are made by the same recipes as large ones (see catalogue), each with training and validation data.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.datasets.density_fields import write_density_fields
-from dlbench.datasets.manifest import NAME, read_manifest, write_manifest
-from dlbench.datasets.photo_crops import write_photo_tree
-from dlbench.datasets.python_topics import write_python_topics
+from dlbench.datasets.density_fields import DensityRecipe
+from dlbench.datasets.manifest import read_manifest
+from dlbench.datasets.photo_crops import PhotoRecipe
+from dlbench.datasets.production import Recipe, produce, require_ours
+from dlbench.datasets.python_text import python_version
+from dlbench.datasets.text_recipes import TextRecipe
 from dlbench.errors import UserError
 
-VERSION = 1
-"""Raised whenever a generator changes what it makes."""
-IMAGES_PER_CLASS = 40
-NUM_VOLUMES = 64
-VOLUME_SIZE = 32
-VOLUME_FILES = 4
+_OLD_KIND = "demo-"
+"""How the kinds of demonstration data began before they were made by recipes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoData:
-    """The folders of the three data sets, each with a manifest."""
+    """The folders of the three data sets, each with `train`, `validation` and a manifest."""
 
-    jpeg: Path
+    images: Path
     text: Path
     density: Path
 
 
-def prepare_demo_data(folder: Path, seed: int = 0, progress: Callable[[str], None] | None = None) -> DemoData:
-    """Makes what is missing of `<folder>/jpeg`, `<folder>/text` and `<folder>/density`: about 8 MB in a few seconds.
+def recipes(seed: int = 0) -> dict[str, Recipe]:
+    """What is made, by the name of its folder.
 
-    - jpeg: 10 classes of 40 images of 96 to 128 pixels, see photo_crops.
-    - text: the reference topics of the running Python, see python_topics; the seed has no effect on it.
-    - density: 64 volumes of 32^3 x 4 in 4 files, see density_fields.
+    - images: 10 classes of 40 training and 10 validation images of 96 to 128 pixels.
+    - text: the documentation of the running Python, nine tenths of its documents for training; once.
+    - density: 128 training and 32 validation volumes of 32^3 x 4, 16 a file.
+    """
+    return {
+        "images": PhotoRecipe(
+            train_images=400, validation_images=100, width=128, height=128, vary=0.25, quality=90, seed=seed
+        ),
+        "text": TextRecipe(seed=seed),
+        "density": DensityRecipe(num_train=128, num_validation=32, size=32, samples_per_file=16, wide=True, seed=seed),
+    }
+
+
+def prepare_demo_data(
+    folder: Path, seed: int = 0, workers: int = 1, progress: Callable[[str], None] | None = None
+) -> DemoData:
+    """Makes what is missing of `<folder>/images`, `<folder>/text` and `<folder>/density`.
 
     Args:
         folder: made if it is not there.
-        seed: of cuts and fields.
+        seed: of cuts, of the documents' order and of fields.
+        workers: processes that write.
         progress: told one line before each set that is made.
 
     Raises:
-        UserError: a folder of that name is not ours or was made with another seed, or the disk refuses.
+        UserError: a folder of that name is not ours or was made with another seed or by an older dlbench, or the disk
+            refuses. Nothing is made then.
         EnvironmentLacksError: a package of the extra `demo` is not installed.
     """
     say = progress or (lambda _line: None)
-
-    def jpeg(target: Path) -> dict[str, int]:
-        return write_photo_tree(target, images_per_class=IMAGES_PER_CLASS, seed=seed)
-
-    def density(target: Path) -> dict[str, int]:
-        return write_density_fields(
-            target, num_samples=NUM_VOLUMES, size=VOLUME_SIZE, num_files=VOLUME_FILES, seed=seed
-        )
-
-    return DemoData(
-        jpeg=_prepare(folder / "jpeg", "demo-jpeg", {"version": VERSION, "seed": seed}, jpeg, say),
-        text=_prepare(folder / "text", "demo-text", {"version": VERSION}, write_python_topics, say),
-        density=_prepare(folder / "density", "demo-density", {"version": VERSION, "seed": seed}, density, say),
-    )
+    wanted = recipes(seed)
+    there = {name: _is_there(recipe, folder / name, seed) for name, recipe in wanted.items()}
+    for name, recipe in wanted.items():
+        target = folder / name
+        if not there[name]:
+            say(f"making {name} in {target}")
+            # The text is parsed once in each process, which takes longer than writing it.
+            produce(recipe, target, workers=1 if name == "text" else workers)
+    return DemoData(images=folder / "images", text=folder / "text", density=folder / "density")
 
 
-def _prepare(
-    target: Path,
-    kind: str,
-    made_with: Mapping[str, str | int],
-    write: Callable[[Path], dict[str, int]],
-    say: Callable[[str], None],
-) -> Path:
-    if _is_there(target, kind, made_with):
-        return target
-    say(f"making {kind} in {target}")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
-    try:
-        temporary.mkdir(parents=True)
-        counts = write(temporary)
-        write_manifest(temporary, kind=kind, made_with=made_with, counts=counts)
-        temporary.rename(target)
-    except OSError as error:
-        # Another process may have been faster; its result is as good.
-        if not _is_there(target, kind, made_with):
-            raise UserError(f"{str(target)!r}: cannot be made: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return target
-
-
-def _is_there(target: Path, kind: str, made_with: Mapping[str, str | int]) -> bool:
-    if not target.exists():
-        return False
+def _is_there(recipe: Recipe, target: Path, seed: int) -> bool:
     manifest = read_manifest(target) if target.is_dir() else None
-    if manifest is None:
-        raise UserError(f"{str(target)!r} exists without a {NAME} of dlbench; give another folder")
-    if manifest.kind != kind or dict(manifest.made_with) != dict(made_with):
+    if manifest is not None and manifest.kind.startswith(_OLD_KIND):
         raise UserError(
-            f"{str(target)!r} holds {manifest.kind} made with {dict(manifest.made_with)}, asked for {kind} with "
-            f"{dict(made_with)}; give another folder or remove it"
+            f"{str(target)!r} holds demonstration data of an older dlbench; give another folder or remove it"
         )
-    return True
+    if manifest is not None and isinstance(recipe, TextRecipe):
+        # The whole `made_with` has a digest of the text, which takes seconds; the version of Python decides it.
+        told, once = manifest.made_with, {"num_bytes": manifest.distinct_bytes, "python": python_version()}
+        if manifest.kind == recipe.kind and all(told.get(k) == v for k, v in {**once, "seed": seed}.items()):
+            return True
+    return require_ours(recipe, target)

@@ -1,81 +1,242 @@
-"""A random universe in small: log-normal density fields whose four parameters a network can learn to read.
+"""Universes in small: four cosmological parameters become counts of particles at four epochs, and a data set of them.
 
-Not cosmology, but of its form: a Gaussian random field with a power-law spectrum and a small-scale cut-off, grown
-through four epochs (the channels), made log-normal (Coles and Jones, "A lognormal model for the cosmological mass
-distribution", 1991, section 2), and sampled as counts of particles in cells.
+A log-normal model (Coles and Jones, "A lognormal model for the cosmological mass distribution", MNRAS 248, 1, 1991), no
+simulation: gravity moves nothing, so that there are neither filaments nor haloes. Per volume:
+
+1. A Gaussian field G of the linear power spectrum of `power_spectrum`, periodic in a box of `size` cells of CELL Mpc.
+2. At each redshift the density rho = exp(D G - D^2 var(G) / 2), of mean 1, with D the linear growth. All epochs show
+   the same realisation. The spectrum is that of ln rho; the density's own is higher where it is strongly clustered.
+3. Counts from a Poisson distribution of mean N rho, where N = MEAN_COUNT (Omega_m h^2) / (0.3 * 0.7^2): particles have
+   one mass (solar masses) and cells one volume (Mpc^3), so that N follows the mean density of matter.
+
+The parameters are those of the public cosmoUniverse set. NARROW ranges are near the published ones (Mathuriya et al.,
+"CosmoFlow", SC18, have Omega_m, sigma_8 and n_s; the range of h is our own). In a small volume such small differences
+drown in the few modes it holds: WIDE ranges are for volumes of 32^3, and leave the universe that we know.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from dlbench.datasets.density_tfrecord import encode_volume
+from dlbench.datasets.power_spectrum import Cosmology, growth, matter_power
+from dlbench.datasets.production import Part
+from dlbench.datasets.splits import Split
+from dlbench.datasets.tfrecord import RecordWriter
 from dlbench.errors import EnvironmentLacksError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-GROWTH = (0.4, 0.6, 0.8, 1.0)
-"""Linear growth of each channel, from early to late."""
-# Ranges that a target from -1 to 1 spans.
-_SIGMA = (0.5, 1.5)  # standard deviation of the Gaussian field at full growth
-_TILT = (-2.5, -0.5)  # power of the wave number in the spectrum
-_CUTOFF = (0.15, 0.6)  # wave number of the Gaussian cut-off, in units of the Nyquist wave number
-_MEAN = (2.0, 8.0)  # particles per cell
+    from dlbench.datasets.density_shape import Volume
+
+VERSION = 1
+"""Raised whenever the same settings make other volumes."""
+REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
+"""Of the channels, from early to late."""
+CELL = 4.0
+"""Edge of a cell, Mpc."""
+MEAN_COUNT = 4.0
+"""Particles in a cell on average at Omega_m = 0.3, h = 0.7."""
+GZIP_LEVEL = 1
+"""Of HDF5 and TFRecord; 6, that of the public set, takes ten times as long for files a fifth smaller."""
+Ranges = Mapping[str, tuple[float, float]]
+NARROW: Ranges = {"omega_m": (0.25, 0.35), "sigma_8": (0.78, 0.95), "n_s": (0.9, 1.0), "h": (0.6, 0.75)}
+"""What targets from -1 to 1 span, in the order of the targets."""
+WIDE: Ranges = {"omega_m": (0.1, 0.6), "sigma_8": (0.5, 1.1), "n_s": (0.7, 1.3), "h": (0.5, 0.9)}
+"""As NARROW, for small volumes."""
+_SPLIT_NUMBERS: Mapping[Split, int] = {"train": 0, "validation": 1}
 
 
-def _scaled(target: float, low_high: tuple[float, float]) -> float:
-    low, high = low_high
-    return low + (high - low) * (float(target) + 1) / 2
+def cosmology_of(targets: Sequence[float] | NDArray[np.float32], ranges: Ranges) -> Cosmology:
+    """Four targets in [-1, 1] (Omega_m, sigma_8, n_s, h) as parameters."""
+    values = {
+        name: low + (high - low) * (float(target) + 1) / 2
+        for target, (name, (low, high)) in zip(targets, ranges.items(), strict=True)
+    }
+    return Cosmology(**values)
 
 
-def density_sample(targets: NDArray[np.float32], size: int, generator: np.random.Generator) -> NDArray[np.int16]:
-    """One volume (size, size, size, 4) of counts for four targets in [-1, 1]: amplitude, tilt, cut-off, mean."""
+@lru_cache(maxsize=2)
+def _squared_waves(size: int) -> NDArray[np.int64]:
+    """(size, size, size // 2 + 1) squares of the wave numbers of a box of edge 2 pi: integers."""
     import numpy as np
 
-    sigma, tilt, cutoff, mean = (_scaled(t, r) for t, r in zip(targets, (_SIGMA, _TILT, _CUTOFF, _MEAN), strict=True))
-    frequency = np.fft.fftfreq(size) * 2
-    last = np.fft.rfftfreq(size) * 2
-    wave = np.sqrt(frequency[:, None, None] ** 2 + frequency[None, :, None] ** 2 + last[None, None, :] ** 2)
-    wave[0, 0, 0] = 1.0
-    amplitude = wave ** (tilt / 2) * np.exp(-((wave / cutoff) ** 2) / 2)
-    amplitude[0, 0, 0] = 0.0
-    white = generator.standard_normal((size, size, size))
-    gaussian = np.fft.irfftn(np.fft.rfftn(white) * amplitude, s=white.shape, axes=(0, 1, 2))
-    gaussian *= sigma / gaussian.std()
-    grown = gaussian[..., None] * np.array(GROWTH)
-    # The subtracted half variance keeps the mean density at 1 in every channel.
-    density = np.exp(grown - grown.var(axis=(0, 1, 2)) / 2)
-    counts = np.minimum(generator.poisson(mean * density), np.iinfo(np.int16).max)
-    volume: NDArray[np.int16] = counts.astype(np.int16)
+    full = np.rint(np.fft.fftfreq(size) * size).astype(np.int64) ** 2
+    half = np.arange(size // 2 + 1, dtype=np.int64) ** 2
+    squares: NDArray[np.int64] = full[:, None, None] + full[None, :, None] + half[None, None, :]
+    return squares
+
+
+def gaussian_field(
+    cosmology: Cosmology, size: int, generator: np.random.Generator
+) -> tuple[NDArray[np.float32], float]:
+    """A field (size, size, size) of the linear spectrum of today, and its variance over all realisations.
+
+    The mean of each field is 0: a box of the mean density.
+    """
+    import numpy as np
+
+    waves = _squared_waves(size)
+    unit = 2 * math.pi / (size * CELL)
+    # Power depends on the square of the wave number alone, of which there are few.
+    power = np.zeros(3 * (size // 2) ** 2 + 1)
+    power[1:] = matter_power(unit * np.sqrt(np.arange(1, len(power))), cosmology) / CELL**3
+    modes = np.fft.rfftn(generator.standard_normal((size, size, size), dtype=np.float32))
+    spectrum = power[waves]
+    modes *= np.sqrt(spectrum).astype(np.float32)
+    # Each mode but those of the first and (of an even size) last plane stands for two.
+    planes = spectrum.sum(axis=(0, 1))
+    variance = (2 * planes.sum() - planes[0] - (planes[-1] if size % 2 == 0 else 0.0)) / size**3
+    field = np.fft.irfftn(modes, s=(size, size, size), axes=(0, 1, 2)).astype(np.float32, copy=False)
+    return field, float(variance)
+
+
+def density_sample(
+    targets: Sequence[float] | NDArray[np.float32], size: int, generator: np.random.Generator, ranges: Ranges = WIDE
+) -> NDArray[np.int16]:
+    """One volume (size, size, size, 4) of counts for four targets in [-1, 1]: Omega_m, sigma_8, n_s, h."""
+    import numpy as np
+
+    cosmology = cosmology_of(targets, ranges)
+    field, variance = gaussian_field(cosmology, size, generator)
+    mean = MEAN_COUNT * cosmology.omega_m * cosmology.h**2 / (0.3 * 0.7**2)
+    largest = np.iinfo(np.int16).max
+    volume = np.empty((size, size, size, len(REDSHIFTS)), dtype=np.int16)
+    for channel, redshift in enumerate(REDSHIFTS):
+        grown = growth(redshift, cosmology.omega_m)
+        expected = mean * np.exp(grown * field - grown**2 * variance / 2, dtype=np.float64)
+        counts = generator.poisson(np.minimum(expected, largest))
+        volume[..., channel] = np.minimum(counts, largest)
     return volume
 
 
+@dataclass(frozen=True, kw_only=True)
+class DensityRecipe:
+    """A data set of volumes, for `production`: what it consists of and how each file is made.
+
+    Universes of training and validation are drawn from generators of their own, and none is in both.
+    """
+
+    num_train: int
+    num_validation: int
+    size: int = 128
+    """Edge of a volume, cells."""
+    container: Literal["hdf5", "tfrecord"] = "hdf5"
+    """`tfrecord` is gzip-compressed, as the public set is."""
+    seed: int = 0
+    samples_per_file: int = 1
+    wide: bool = False
+    """Whether parameters span WIDE ranges, for small volumes, or NARROW ones."""
+    kind: str = "density"
+
+    @property
+    def made_with(self) -> Mapping[str, str | int | float | bool]:
+        """Everything that decides the bytes, ranges of the parameters included."""
+        ranges = {f"range_{name}": f"{low:g} to {high:g}" for name, (low, high) in self._ranges.items()}
+        return {
+            "generator": f"dlbench log-normal density fields, version {VERSION}",
+            "num_train": self.num_train,
+            "num_validation": self.num_validation,
+            "size": self.size,
+            "container": self.container,
+            "seed": self.seed,
+            "samples_per_file": self.samples_per_file,
+            "wide": self.wide,
+            **ranges,
+            "redshifts": ", ".join(f"{z:g}" for z in REDSHIFTS),
+            "cell_mpc": CELL,
+            "mean_count": MEAN_COUNT,
+            "gzip_level": GZIP_LEVEL,
+        }
+
+    @property
+    def _ranges(self) -> Ranges:
+        return WIDE if self.wide else NARROW
+
+    def parts(self) -> Sequence[Part]:
+        """One part a file: `<split>/density-<number>.h5` or `.tfrecord`."""
+        suffix = "h5" if self.container == "hdf5" else "tfrecord"
+        parts = []
+        totals: Mapping[Split, int] = {"train": self.num_train, "validation": self.num_validation}
+        for split, total in totals.items():
+            for number, first in enumerate(range(0, total, self.samples_per_file)):
+                count = min(self.samples_per_file, total - first)
+                name = f"{split}/density-{number:05d}.{suffix}"
+                parts.append(Part(name=name, split=split, first=first, count=count))
+        return parts
+
+    def sample(self, split: Split, number: int) -> Volume:
+        """One sample: a function of the recipe, the split and the sample's number in it."""
+        import numpy as np
+
+        generator = np.random.default_rng([self.seed, _SPLIT_NUMBERS[split], number])
+        targets = generator.uniform(-1, 1, 4).astype(np.float32)
+        return density_sample(targets, self.size, generator, self._ranges), targets
+
+    def write(self, part: Part, path: Path) -> None:
+        """Writes one file.
+
+        Raises:
+            EnvironmentLacksError: h5py or google-crc32c is not installed.
+        """
+        samples = (self.sample(part.split, number) for number in range(part.first, part.first + part.count))
+        if self.container == "hdf5":
+            _write_hdf5(path, samples, part.count, self.size)
+            return
+        with RecordWriter(path, gzip=True, level=GZIP_LEVEL) as writer:
+            for x, y in samples:
+                writer.write(encode_volume(x, y))
+
+    def finish(self, folder: Path) -> None:
+        """Nothing stands beside the volumes."""
+
+
+def _write_hdf5(path: Path, samples: Iterator[Volume], count: int, size: int) -> None:
+    try:
+        import h5py
+    except ImportError:
+        raise EnvironmentLacksError("h5py is not installed; pip install 'dlbench[data]'") from None
+
+    shape = (count, size, size, size, len(REDSHIFTS))
+    with h5py.File(path, "w") as file:
+        # fletcher32 finds a flipped bit that gzip lets pass.
+        x = file.create_dataset(
+            "x",
+            shape,
+            dtype="int16",
+            chunks=(1, *shape[1:]),
+            compression="gzip",
+            compression_opts=GZIP_LEVEL,
+            shuffle=True,
+            fletcher32=True,
+        )
+        y = file.create_dataset("y", (count, 4), dtype="float32", chunks=(1, 4), fletcher32=True)
+        for place, (counts, targets) in enumerate(samples):
+            x[place], y[place] = counts, targets
+
+
 def write_density_fields(folder: Path, *, num_samples: int, size: int, num_files: int, seed: int) -> dict[str, int]:
-    """Writes `density-<n>.h5` into an existing folder, one compressed chunk a sample; returns counts.
+    """Writes `density-<n>.h5`, of WIDE ranges, into an existing folder; returns counts.
 
     Raises:
         EnvironmentLacksError: h5py is not installed.
     """
-    import numpy as np
-
-    try:
-        import h5py
-    except ImportError:
-        raise EnvironmentLacksError("h5py is not installed; pip install 'dlbench[demo]'") from None
-
-    shares = np.array_split(np.arange(num_samples), num_files)
-    for number, samples in enumerate(shares):
-        with h5py.File(folder / f"density-{number}.h5", "w") as file:
-            shape = (len(samples), size, size, size, len(GROWTH))
-            x = file.create_dataset(
-                "x", shape, dtype="int16", chunks=(1, *shape[1:]), compression="gzip", compression_opts=1, shuffle=True
-            )
-            y = file.create_dataset("y", (len(samples), 4), dtype="float32", chunks=(1, 4))
-            for place, sample in enumerate(samples):
-                generator = np.random.default_rng([seed, int(sample)])
-                targets = generator.uniform(-1, 1, 4).astype(np.float32)
-                x[place] = density_sample(targets, size, generator)
-                y[place] = targets
-    return {"files": num_files, "volumes": num_samples}
+    recipe = DensityRecipe(
+        num_train=num_samples,
+        num_validation=0,
+        size=size,
+        seed=seed,
+        samples_per_file=-(-num_samples // num_files),
+        wide=True,
+    )
+    parts = recipe.parts()
+    for number, part in enumerate(parts):
+        recipe.write(part, folder / f"density-{number}.h5")
+    return {"files": len(parts), "volumes": num_samples}

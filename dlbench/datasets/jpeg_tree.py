@@ -1,7 +1,8 @@
 """A folder of class folders of JPEGs becomes a compact index; no image is opened here.
 
 Layout: `<folder>/<class>/<image>.jpg` (or .jpeg, any case). The sorted class folders are labels 0, 1, ...; hidden
-names and files beside the class folders (a licence, a manifest) are passed over. ImageNet-2012 unpacked has this form.
+names, a manifest and a licence are passed over, other files that are no JPEGs are passed over and told. ImageNet-2012
+unpacked has this form.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 LAYOUT = "<folder>/<class>/<image>.jpg"
 SUFFIXES = (b".jpg", b".jpeg")
+_EXPECTED = ("manifest.json", "manifest.files.jsonl", "LICENSES.txt")
+_NAMED = 20
+"""Files passed over that are told by name; of the others the number."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,6 +41,13 @@ class JpegTree:
     """(num_samples + 1,) where each name starts in `names`."""
     sha256: str
     """Digest of class and file names, in order; contents are not read."""
+    remarks: tuple[str, ...] = ()
+    """Which files were passed over, one line if there are any."""
+
+    @property
+    def kind(self) -> str:
+        """`jpeg-tree`."""
+        return "jpeg-tree"
 
     @property
     def num_samples(self) -> int:
@@ -52,22 +63,48 @@ class JpegTree:
         """The label of one sample."""
         return int(self.labels[index])
 
+    def read(self, index: int) -> bytes:
+        """The bytes of one file.
 
-def _class_folders(folder: Path) -> list[str]:
+        Raises:
+            OSError: it is missing or cannot be read.
+        """
+        return self.path(index).read_bytes()
+
+    def name(self, index: int) -> str:
+        """The path of one file, quoted."""
+        return repr(str(self.path(index)))
+
+    def filename(self, index: int) -> str:
+        """`<class>/<file>`."""
+        return self.path(index).relative_to(self.root).as_posix()
+
+    def close(self) -> None:
+        """Files are open only while they are read."""
+
+
+def _class_folders(folder: Path, passed_over: list[str]) -> list[str]:
     if not folder.exists():
         raise UserError(f"{str(folder)!r}: no such folder; expected {LAYOUT}")
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r} is not a folder; expected {LAYOUT}")
     with os.scandir(folder) as entries:
-        names = sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+        names = []
+        for entry in entries:
+            if entry.is_dir() and not entry.name.startswith("."):
+                names.append(entry.name)
+            elif not entry.name.startswith(".") and entry.name not in _EXPECTED:
+                passed_over.append(entry.name)
     if not names:
         raise UserError(f"{str(folder)!r} holds no class folders; expected {LAYOUT}")
-    return names
+    return sorted(names)
 
 
-def _images(folder: Path) -> list[bytes]:
+def _images(folder: Path, passed_over: list[str]) -> list[bytes]:
     with os.scandir(os.fsencode(folder)) as entries:
-        names = [e.name for e in entries if not e.name.startswith(b".") and e.name.lower().endswith(SUFFIXES)]
+        found = [e.name for e in entries if not e.name.startswith(b".")]
+    names = [name for name in found if name.lower().endswith(SUFFIXES)]
+    passed_over += [f"{folder.name}/{os.fsdecode(name)}" for name in found if not name.lower().endswith(SUFFIXES)]
     if not names:
         raise UserError(f"{str(folder)!r} holds no .jpg or .jpeg file; expected {LAYOUT}")
     return sorted(names)
@@ -83,10 +120,11 @@ def index_jpeg_tree(folder: Path) -> JpegTree:
     import numpy as np
 
     digest, labels, names, lengths = hashlib.sha256(), [], [], []
+    passed_over: list[str] = []
     try:
-        classes = _class_folders(folder)
+        classes = _class_folders(folder, passed_over)
         for label, name in enumerate(classes):
-            images = _images(folder / name)
+            images = _images(folder / name, passed_over)
             digest.update(os.fsencode(name) + b"/\0" + b"\0".join(images) + b"\0")
             labels.append(np.full(len(images), label, dtype=np.int32))
             lengths.append(np.array([len(i) for i in images], dtype=np.int64))
@@ -101,4 +139,13 @@ def index_jpeg_tree(folder: Path) -> JpegTree:
         names=b"".join(names),
         offsets=offsets,
         sha256=digest.hexdigest(),
+        remarks=_told(sorted(passed_over)),
     )
+
+
+def _told(passed_over: list[str]) -> tuple[str, ...]:
+    if not passed_over:
+        return ()
+    more = f" and {len(passed_over) - _NAMED} more" if len(passed_over) > _NAMED else ""
+    names = ", ".join(map(repr, passed_over[:_NAMED]))
+    return (f"passed over, not .jpg or .jpeg in a class folder: {len(passed_over)} ({names}{more})",)

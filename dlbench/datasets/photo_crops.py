@@ -1,27 +1,43 @@
-"""Photographs that Python packages carry in their wheels become a small JPEG tree: which photograph is this cut from?
+"""Photographs that Python packages carry in their wheels become images of classes: which part is this cut from?
 
-The photographs are read from the installed packages scikit-image and scikit-learn; nothing is downloaded. Each class
-is one photograph, each image a square cut at a random place and scale, so that a network has something to learn.
+The photographs are read from the installed packages scikit-image and scikit-learn; nothing is downloaded. With up to 10
+classes each is one photograph; with more, each photograph is divided into a grid, and each cell is a class. An image is
+a cut of its photograph or cell at a random place and scale, with grain like a sensor's, so that a network has something
+to learn and a JPEG has the size that photographs have.
+
+Validation cuts are drawn from other random numbers than training cuts, so none is equal to one; but both come from the
+same photographs and overlap in area. So accuracy on them says that a network learns, not how well it would generalise.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import random
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from dlbench.errors import EnvironmentLacksError
+from dlbench.datasets.image_packing import SAMPLES_PER_SHARD, Packed, index_split, shard_parts, write_shard
+from dlbench.datasets.production import Part
+from dlbench.datasets.splits import Split
+from dlbench.errors import EnvironmentLacksError, UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_QUALITY = 90
-_SIZES = (96, 128)
-"""Smallest and largest edge of an image, pixels."""
+VERSION = 2
+"""Raised whenever the recipe changes what it makes."""
+LICENCES = "LICENSES.txt"
+MOST_CLASSES = 1000
+"""Cells become 30 pixels wide; smaller ones would show nothing."""
 _SHARES = (0.25, 0.75)
-"""Smallest and largest edge of the cut, as a share of the photograph's shorter edge."""
+"""Smallest and largest edge of the cut of a photograph, as a share of the largest that fits."""
+_CELL_SHARES = (0.6, 1.0)
+"""The same for a cell of a photograph, which is small already."""
+_SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
 @dataclass(frozen=True)
@@ -80,40 +96,198 @@ def photo_path(photo: Photo) -> Path:
     )
 
 
-def write_photo_tree(folder: Path, *, images_per_class: int, seed: int) -> dict[str, int]:
-    """Writes `<class>/<class>-<number>.jpg` and LICENSES.txt into an existing folder; returns counts.
+@dataclass(frozen=True, kw_only=True)
+class PhotoRecipe:
+    """Labelled photographs as a tree of JPEGs or as shards; a `Recipe` of dlbench.datasets.production.
 
-    The same seed gives the same cuts; the bytes of the files depend on the installed Pillow, too.
-
-    Raises:
-        EnvironmentLacksError: Pillow or a package with photographs is not installed.
+    The defaults are of ImageNet's form: 500 x 375 pixels, about 115 kB an image. Image k of a class is the same in all
+    containers, and whatever the number of images.
     """
-    try:
+
+    train_images: int
+    """Over all classes, as evenly as they divide."""
+    validation_images: int
+    """0, or at least one a class."""
+    num_classes: int = len(PHOTOS)
+    container: Literal["tree", "tar", "tfrecord"] = "tree"
+    width: int = 500
+    """Pixels; of the largest image if they vary."""
+    height: int = 375
+    """Pixels."""
+    vary: float = 0.0
+    """Each image is smaller than `width` x `height` by a random share of up to this much."""
+    quality: int = 95
+    """Of the JPEG, 1 to 100."""
+    grain: int = 16
+    """Largest deviation that grain adds to a pixel's brightness, of 255; grain is uniform."""
+    samples_per_shard: int = SAMPLES_PER_SHARD
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for key, low, high in (
+            ("num_classes", 2, MOST_CLASSES),
+            ("train_images", self.num_classes, None),
+            ("width", 8, 65_500),
+            ("height", 8, 65_500),
+            ("quality", 1, 100),
+            ("grain", 0, 127),
+            ("samples_per_shard", 1, None),
+        ):
+            value = getattr(self, key)
+            if value < low or (high is not None and value > high):
+                allowed = f"{low} is the least" if high is None else f"expected {low} to {high}"
+                raise UserError(f"{key} is {value}, {allowed}")
+        if self.validation_images and self.validation_images < self.num_classes:
+            raise UserError(f"validation_images is {self.validation_images}, expected 0 or at least one a class")
+        if not 0 <= self.vary < 1:
+            raise UserError(f"vary is {self.vary}, expected 0 up to, not including, 1")
+
+    @property
+    def kind(self) -> str:
+        """`images`, or `image-shards`."""
+        return "images" if self.container == "tree" else "image-shards"
+
+    @property
+    def made_with(self) -> Mapping[str, str | int | float | bool]:
+        """All fields, this recipe's version, and Pillow's, whose encoder decides the bytes."""
+        return {"version": VERSION, "pillow": _pillow_version(), **self.__dict__}
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Of all images together, from one of each of up to 20 classes."""
+        tried = range(0, self.num_classes, max(1, self.num_classes // 20))
+        mean = sum(len(self.image("train", label, 0)) for label in tried) / len(tried)
+        return round(mean * (self.train_images + self.validation_images))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, sorted; the position is the label."""
+        return tuple(sorted(_regions(self.num_classes)))
+
+    def parts(self) -> Sequence[Part]:
+        """One folder a class and split (tree), or one file a shard."""
+        parts: list[Part] = []
+        for split in _SPLITS:
+            if self.container != "tree":
+                parts += shard_parts(split, self._images(split), self.container, self.samples_per_shard)
+                continue
+            first = 0
+            for label, name in enumerate(self.classes if self._images(split) else ()):
+                parts.append(Part(f"{split}/{name}", split, first, self._of_class(split, label)))
+                first += parts[-1].count
+        return parts
+
+    def write(self, part: Part, path: Path) -> None:
+        """Writes one class folder or one shard.
+
+        Raises:
+            EnvironmentLacksError: Pillow, a package with photographs, or google-crc32c (TFRecord) is not installed.
+            OSError: it cannot be written.
+        """
+        split = part.split
+        if self.container != "tree":
+            write_shard(path, self.container, self._mixed(split, part), self.classes)
+            return
+        name = Path(part.name).name
+        path.mkdir()
+        for number in range(part.count):
+            (path / f"{name}-{number:03d}.jpg").write_bytes(self.image(split, self.classes.index(name), number))
+
+    def finish(self, folder: Path) -> None:
+        """Writes the licences, and the index of each split in shards."""
+        (folder / LICENCES).write_text(_licences(), encoding="utf-8")
+        for split in _SPLITS:
+            if self.container != "tree" and self._images(split):
+                index_split(folder / split, self.container, self.classes)
+
+    def image(self, split: Split, label: int, number: int) -> bytes:
+        """The JPEG of image `number` of a class: a function of the recipe's seed, sizes, quality and grain."""
+        import numpy as np
         from PIL import Image
-    except ImportError:
-        raise EnvironmentLacksError("Pillow is not installed; pip install 'dlbench[demo]'") from None
 
-    for photo in PHOTOS:
-        generator = random.Random(f"{seed} {photo.class_name}")
-        target = folder / photo.class_name
-        target.mkdir()
-        with Image.open(photo_path(photo)) as opened:
-            picture = opened.convert("RGB")
-        for number in range(images_per_class):
-            cut = _cut(picture, generator)
-            cut.save(target / f"{photo.class_name}-{number:03d}.jpg", quality=_QUALITY)
-    (folder / "LICENSES.txt").write_text(_licences(), encoding="utf-8")
-    return {"classes": len(PHOTOS), "images": len(PHOTOS) * images_per_class}
+        generator = np.random.default_rng([self.seed, _SPLITS.index(split), label, number])
+        photo, left, top, width, height, shares = _regions(self.num_classes)[self.classes[label]]
+        picture = _picture(photo)
+        left, width = left * picture.width, width * picture.width
+        top, height = top * picture.height, height * picture.height
+        # The largest cut of the wanted form that fits, made smaller by a random share.
+        scale = min(width / self.width, height / self.height) * generator.uniform(*shares)
+        w, h = self.width * scale, self.height * scale
+        x, y = left + generator.random() * max(0, width - w), top + generator.random() * max(0, height - h)
+        shrink = 1 - generator.uniform(0, self.vary)
+        size = max(1, round(self.width * shrink)), max(1, round(self.height * shrink))
+        cut = picture.resize(size, Image.Resampling.BILINEAR, box=_inside(picture, x, y, x + w, y + h))
+        if self.grain:
+            grain = generator.integers(-self.grain, self.grain + 1, (size[1], size[0], 1), dtype=np.int16)
+            cut = Image.fromarray(np.clip(np.asarray(cut) + grain, 0, 255).astype(np.uint8))
+        buffer = io.BytesIO()
+        cut.save(buffer, "JPEG", quality=self.quality)
+        return buffer.getvalue()
+
+    def _images(self, split: Split) -> int:
+        return self.train_images if split == "train" else self.validation_images
+
+    def _of_class(self, split: Split, label: int) -> int:
+        share, rest = divmod(self._images(split), self.num_classes)
+        return share + (label < rest)
+
+    def _mixed(self, split: Split, part: Part) -> Iterator[Packed]:
+        """The samples of one shard. Sample n is image n // C of a class; every C samples hold each class once."""
+        import numpy as np
+
+        of_round, order = -1, np.arange(0)
+        for sample in range(part.first, part.first + part.count):
+            number, place = divmod(sample, self.num_classes)
+            if number != of_round:
+                # The last round is not full: its classes are the first ones, as in a tree.
+                left = min(self.num_classes, self._images(split) - number * self.num_classes)
+                generator = np.random.default_rng([self.seed, _SPLITS.index(split), number])
+                of_round, order = number, generator.permutation(left)
+            label = int(order[place])
+            filename = f"{self.classes[label]}/{self.classes[label]}-{number:03d}.jpg"
+            yield Packed(f"{sample:08d}", self.image(split, label, number), label, filename)
 
 
-def _cut(picture: Image, generator: random.Random) -> Image:
+Region = tuple[Photo, float, float, float, float, tuple[float, float]]
+"""A photograph; left, top, width and height of the cell, as shares of it; smallest and largest share of a cut."""
+
+
+@lru_cache(maxsize=4)
+def _regions(num_classes: int) -> Mapping[str, Region]:
+    """What each class is cut from, by name: whole photographs, or cells of equally fine grids on all of them."""
+    cells = -(-num_classes // len(PHOTOS))
+    if cells == 1:
+        photos = sorted(PHOTOS, key=lambda photo: photo.class_name)[:num_classes]
+        return {photo.class_name: (photo, 0.0, 0.0, 1.0, 1.0, _SHARES) for photo in photos}
+    edge = math.ceil(math.sqrt(cells))
+    found: dict[str, Region] = {}
+    for cell in range(cells):
+        row, column = divmod(cell, edge)
+        for photo in PHOTOS[: num_classes - len(found)]:
+            name = f"{photo.class_name}-{cell:03d}"
+            found[name] = (photo, column / edge, row / edge, 1 / edge, 1 / edge, _CELL_SHARES)
+    return found
+
+
+def _inside(picture: Image, left: float, top: float, right: float, bottom: float) -> tuple[float, float, float, float]:
+    # Rounding may put an edge a hair beyond the photograph, which Pillow refuses.
+    return left, top, min(right, picture.width), min(bottom, picture.height)
+
+
+@lru_cache(maxsize=len(PHOTOS))
+def _picture(photo: Photo) -> Image:
     from PIL import Image
 
-    edge = generator.uniform(*_SHARES) * min(picture.size)
-    left = generator.uniform(0, picture.width - edge)
-    top = generator.uniform(0, picture.height - edge)
-    size = generator.randint(*_SIZES)
-    return picture.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + edge, top + edge))
+    with Image.open(photo_path(photo)) as opened:
+        return opened.convert("RGB")
+
+
+def _pillow_version() -> str:
+    try:
+        import PIL
+    except ImportError:
+        raise EnvironmentLacksError("Pillow is not installed; pip install 'dlbench[demo]'") from None
+    return PIL.__version__
 
 
 def _licences() -> str:

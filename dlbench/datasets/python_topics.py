@@ -30,11 +30,16 @@ def topic_sentences(topic: str) -> list[str]:
     return sentences
 
 
-def python_topics() -> list[list[str]]:
-    """All topics of the running Python as lists of sentences, sorted by topic name."""
+def named_topics() -> list[tuple[str, str]]:
+    """Names and texts of all topics of the running Python, sorted by name."""
     from pydoc_data.topics import topics
 
-    return [topic_sentences(text) for _name, text in sorted(topics.items())]
+    return sorted(topics.items())
+
+
+def python_topics() -> list[list[str]]:
+    """All topics of the running Python as lists of sentences, sorted by topic name."""
+    return [topic_sentences(text) for _name, text in named_topics()]
 
 
 def write_python_topics(folder: Path) -> dict[str, int]:

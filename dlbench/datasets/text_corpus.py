@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -76,13 +76,31 @@ def read_corpus(source: Path, vocabulary: Vocabulary) -> TextCorpus:
     Raises:
         UserError: nothing there, not UTF-8, no text in it, or a corpus saved with another vocabulary.
     """
-    import numpy as np
-
     if (source / SAVED).is_file():
         return open_corpus(source, vocabulary)
     digest = hashlib.sha256(vocabulary.sha256.encode())
+    # The digest is complete when the last document has been read.
+    return tokenise(read_documents(text_files(source), digest), vocabulary, source, lambda: digest.hexdigest())
+
+
+def tokenise(
+    documents: Iterable[Sequence[str]], vocabulary: Vocabulary, source: Path, digest: Callable[[], str]
+) -> TextCorpus:
+    """Tokenises documents of sentences; lines are split no further.
+
+    Args:
+        documents: each at least one sentence.
+        vocabulary: of the tokens.
+        source: where they come from, for messages.
+        digest: asked for `sha256` when all documents have been read.
+
+    Raises:
+        UserError: there is not a single token.
+    """
+    import numpy as np
+
     encoder = _Encoder(vocabulary)
-    for document in _documents(_text_files(source), digest):
+    for document in documents:
         encoder.add(document)
     encoder.flush()
     if not any(len(block) for block in encoder.document_lengths):
@@ -93,7 +111,7 @@ def read_corpus(source: Path, vocabulary: Vocabulary) -> TextCorpus:
         sentence_offsets=_starts(np.concatenate(encoder.sentence_lengths)),
         document_offsets=_starts(np.concatenate(encoder.document_lengths)),
         vocabulary=vocabulary,
-        sha256=digest.hexdigest(),
+        sha256=digest(),
     )
 
 
@@ -103,13 +121,13 @@ class _Encoder:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokenizer = vocabulary.tokenizer()
         self._dtype = "uint16" if len(vocabulary) <= 2**16 else "uint32"
-        self._waiting: list[list[str]] = []
+        self._waiting: list[Sequence[str]] = []
         self._num_waiting = 0
         self.tokens: list[NDArray[Any]] = []
         self.sentence_lengths: list[NDArray[np.int64]] = []
         self.document_lengths: list[NDArray[np.int64]] = []
 
-    def add(self, document: list[str]) -> None:
+    def add(self, document: Sequence[str]) -> None:
         """Takes the sentences of one document, at least one."""
         self._waiting.append(document)
         self._num_waiting += len(document)
@@ -139,7 +157,12 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
-def _text_files(source: Path) -> list[Path]:
+def text_files(source: Path) -> list[Path]:
+    """The text files at a path: the file itself, or the `.txt` files of a folder, sorted.
+
+    Raises:
+        UserError: there are none.
+    """
     if source.is_file():
         return [source]
     if not source.is_dir():
@@ -150,7 +173,13 @@ def _text_files(source: Path) -> list[Path]:
     return files
 
 
-def _documents(files: list[Path], digest: Any) -> Iterator[list[str]]:
+def read_documents(files: Iterable[Path], digest: Any = None) -> Iterator[list[str]]:
+    """The documents of text files as lists of sentences; a digest, if given, is updated with names and bytes.
+
+    Raises:
+        UserError: a file cannot be read or is not UTF-8; file and line are named.
+    """
+    digest = digest or hashlib.sha256()
     for path in files:
         sentences: list[str] = []
         number = 0

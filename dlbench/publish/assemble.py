@@ -11,33 +11,42 @@ import dlbench
 from dlbench.analysis import doubts, environments, scaling
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.comparability import chosen_settings, comparable_values
-from dlbench.analysis.statistics import Estimate
 from dlbench.analysis.tables import RunTable, tabulate
-from dlbench.publish import model
+from dlbench.publish import assemble_training, model
+from dlbench.publish.figure import figure_of
 from dlbench.publish.methods import METHODS, not_shown
+from dlbench.publish.quality_verdict import quality_verdict
 from dlbench.publish.verdict import verdict
 from dlbench.publish.wording import ENGINE_TITLES, clean
-from dlbench.records.registry import KEYS, data_source
+from dlbench.records.registry import KEYS, data_source, goal
 from dlbench.records.scan import Run, Scan
 
 TITLE = "dlbench scaling report"
 
 _SECOND_FRACTION = re.compile(r"\.\d+(?=Z$)")
 
-_DATA_TITLES = {"jpeg-tree": "real JPEGs", "text": "real text", "hdf5-density": "real HDF5 volumes"}
+_DATA_TITLES = {
+    "images": "real JPEGs",
+    "jpeg-tree": "real JPEGs",
+    "text": "real text",
+    "density": "real volumes",
+    "hdf5-density": "real volumes",
+}
 
 
 def assemble(scan: Scan) -> model.Report:
     """The report of everything found under one folder; equal folders give equal reports."""
     table = tabulate(scan)
-    groups = _told_apart(tuple(_group(group, table) for group in scaling.groups(table)))
     measured = list(table.runs.values())
+    found = scaling.groups(table)
+    groups = _told_apart(tuple(_group(group, table) for group in found))
     return model.Report(
         title=TITLE,
         as_of=_SECOND_FRACTION.sub("", clean(max((run.record.finished for run in measured if run.record), default=""))),
         dlbench_version=dlbench.__version__,
         notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
         groups=groups,
+        layers=assemble_training.layer_tables(found),
         runs=_run_rows(scan, table),
         damaged=tuple(clean(line) for line in table.damaged),
         environment=_environment(measured),
@@ -52,6 +61,15 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
     points = tuple(_point(point, unit, is_baseline=point is group.baseline) for point in group.points)
     settings = tuple((clean(k), clean(v)) for k, v in chosen_settings(group.sample).items())
     found = doubts.group_doubts(group, table)
+    quality = assemble_training.quality(group, table)
+    subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
+    speed = verdict(
+        "Counting speed only, it" if quality else subject,
+        unit,
+        points,
+        is_sufficient=group.is_sufficient,
+        is_crowded=any(doubt.code == "oversubscribed" for doubt in found),
+    )
     return model.Group(
         id=group.id,
         label=_label(group, settings),
@@ -64,20 +82,16 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         settings=settings,
         caption=_caption(group, points, "medians"),
         parts_caption=_caption(group, points, "means"),
-        verdict=verdict(
-            clean(plan.workload.title),
-            _short_conditions(group),
-            unit,
-            points,
-            is_sufficient=group.is_sufficient,
-            is_crowded=any(doubt.code == "oversubscribed" for doubt in found),
-        ),
+        verdict=" ".join([*([quality_verdict(subject, quality)] if quality else []), speed]),
         is_sufficient=group.is_sufficient,
         points=points,
         doubts=tuple(
             model.Doubt(code=d.code, severity=d.severity, text=clean(d.text), runs=tuple(map(clean, d.runs)))
             for d in found
         ),
+        quality=quality,
+        noise=assemble_training.noise(group),
+        utilisation=assemble_training.utilisation(group),
     )
 
 
@@ -154,12 +168,6 @@ def _conditions(run: Run) -> tuple[model.Condition, ...]:
     )
 
 
-def _figure(estimate: Estimate, unit: str) -> model.Figure:
-    return model.Figure(
-        value=estimate.value, unit=unit, low=estimate.low, high=estimate.high, n=estimate.n, kind=estimate.kind
-    )
-
-
 def _point(point: scaling.Point, unit: str, *, is_baseline: bool) -> model.Point:
     fraction = point.serial_fraction
     return model.Point(
@@ -167,18 +175,18 @@ def _point(point: scaling.Point, unit: str, *, is_baseline: bool) -> model.Point
         nodes=point.nodes,
         batch_per_rank=point.batch,
         is_baseline=is_baseline,
-        throughput=_figure(point.throughput, f"{unit}/s"),
-        throughput_per_rank=_figure(point.per_rank, f"{unit}/s/rank"),
-        step=_figure(point.step_s, "s"),
-        step_p95=_figure(point.step_p95_s, "s"),
-        speedup=_figure(point.speedup, "ratio"),
+        throughput=figure_of(point.throughput, f"{unit}/s"),
+        throughput_per_rank=figure_of(point.per_rank, f"{unit}/s/rank"),
+        step=figure_of(point.step_s, "s"),
+        step_p95=figure_of(point.step_p95_s, "s"),
+        speedup=figure_of(point.speedup, "ratio"),
         ideal_speedup=point.ideal_speedup,
-        efficiency=_figure(point.efficiency, "fraction"),
-        serial_fraction=None if fraction is None else _figure(fraction, "fraction"),
+        efficiency=figure_of(point.efficiency, "fraction"),
+        serial_fraction=None if fraction is None else figure_of(fraction, "fraction"),
         paired_with_baseline=point.paired,
         parts=tuple(map(_part, point.parts)),
         whole=_part(point.whole),
-        exchange_wait=_figure(point.exchange_wait_s, "s"),
+        exchange_wait=figure_of(point.exchange_wait_s, "s"),
         run_ids=point.run_ids,
     )
 
@@ -186,9 +194,9 @@ def _point(point: scaling.Point, unit: str, *, is_baseline: bool) -> model.Point
 def _part(part: Part) -> model.Part:
     return model.Part(
         name=part.name,
-        seconds=_figure(part.seconds, "s"),
+        seconds=figure_of(part.seconds, "s"),
         ideal_seconds=part.ideal_seconds,
-        lost=_figure(part.lost, "fraction"),
+        lost=figure_of(part.lost, "fraction"),
     )
 
 
@@ -206,6 +214,7 @@ def _run_rows(scan: Scan, table: RunTable) -> tuple[model.RunRow, ...]:
 
 def _row(run: Run, state: str, story: str, figures: dict[Hashable, Any] | None) -> model.RunRow:
     plan = run.plan
+    result = run.record.quality if run.record else None
 
     def number(name: str) -> float | None:
         return None if figures is None else float(figures[name])
@@ -234,6 +243,11 @@ def _row(run: Run, state: str, story: str, figures: dict[Hashable, Any] | None) 
         step_cv=number("step_cv"),
         finished="" if run.record is None else clean(run.record.finished),
         warnings=tuple(clean(doubt.text) for doubt in doubts.run_doubts(run)),
+        goal=goal(run),
+        reached=result.reached if result else None,
+        time_to_quality_s=result.time_to_quality_s if result else None,
+        samples_to_quality=result.samples_to_quality if result else None,
+        epochs_to_quality=result.epochs_to_quality if result else None,
     )
 
 

@@ -25,6 +25,9 @@ PART_COLOURS = {
     "imbalance": "#cc79a7",
 }
 
+RANK_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Rank counts, ascending; shapes tell them apart as well."""
+
 NARROW = 300
 """Plot width of a scaling chart, pixels; with its axis it fits a third of the page, or a telephone."""
 WIDE = 430

@@ -1,4 +1,7 @@
-"""Tables of a report as CSV: scaling points, parts of a step, or runs. Raw numbers, units in the column names."""
+"""Tables of a report as CSV: scaling points, parts of a step, runs, quality, evaluations.
+
+Raw numbers, units in the column names.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from dlbench.publish.model import Figure, Group, Report
+from dlbench.publish.figure import Figure
+from dlbench.publish.model import Group, Report
 
-TableName = Literal["points", "parts", "runs"]
+TableName = Literal["points", "parts", "runs", "quality", "evaluations"]
 
 Cell = str | int | float | bool | None
 
@@ -55,6 +59,7 @@ POINT_COLUMNS: tuple[str, ...] = (
     *("ranks", "nodes", "batch_per_rank", "baseline_ranks", "ideal_speedup", "paired_with_baseline", "sufficient"),
     *(f"{column}{end}" for column in _FIGURES.values() for end in ("", "_low", "_high")),
     *("runs", "throughput_interval", "efficiency_interval", "caption"),
+    *("tflops_per_rank", "peak_tflops_per_rank", "mfu", "training_time_s"),
 )
 
 PART_COLUMNS: tuple[str, ...] = (
@@ -66,7 +71,40 @@ PART_COLUMNS: tuple[str, ...] = (
 RUN_COLUMNS: tuple[str, ...] = (
     *("run_id", "group", "state", "workload", "preset", "engine", "precision", "data", "batch_per_rank", "scaling"),
     *("series", "repeat", "ranks", "nodes", "sample_unit", "steps", "throughput_per_s", "step_median_s"),
-    *("step_p95_s", "step_cv", "finished", "story", "warnings"),
+    *("step_p95_s", "step_cv", "finished", "story", "warnings", "goal", "reached", "time_to_quality_s"),
+    *("samples_to_quality", "epochs_to_quality"),
+)
+
+# Figure of a quality point -> its column, as above.
+_QUALITY_FIGURES = {
+    "time": "time_to_quality_s",
+    "resolution": "last_interval_s",
+    "epochs": "epochs_to_quality",
+    "samples": "samples_to_quality",
+    "best": "best",
+    "final": "final",
+    "whole": "mean_s",
+    "training": "training_s",
+    "evaluation": "evaluation_s",
+    "other": "other_s",
+}
+_FACTORS = {
+    "speedup": "speedup",
+    "throughput": "throughput_factor",
+    "samples": "samples_factor",
+    "rest": "rest_factor",
+}
+
+QUALITY_COLUMNS: tuple[str, ...] = (
+    *_GROUP_COLUMNS,
+    *("ranks", "nodes", "global_batch", "metric", "target", "predictor_value", "runs", "reached", "invalid", "lost"),
+    *(f"{name}{end}" for name in (*_QUALITY_FIGURES.values(), *_FACTORS.values()) for end in ("", "_low", "_high")),
+    *("time_interval", "factor_interval", "caption"),
+)
+
+EVALUATION_COLUMNS: tuple[str, ...] = (
+    *("run_id", "group", "ranks", "nodes", "metric", "target", "samples", "epoch", "wall_s", "train_s", "eval_s"),
+    *("value", "loss"),
 )
 
 
@@ -82,7 +120,7 @@ def _of_group(group: Group) -> dict[str, Cell]:
 
 def _point_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
     for group in report.groups:
-        for point in group.points:
+        for index, point in enumerate(group.points):
             row = _of_group(group) | {
                 "ranks": point.ranks,
                 "nodes": point.nodes,
@@ -96,11 +134,27 @@ def _point_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
                 "caption": group.caption,
             }
             for name, column in _FIGURES.items():
-                figure: Figure | None = getattr(point, name)
-                row[column] = None if figure is None else figure.value
-                row[f"{column}_low"] = None if figure is None else figure.low
-                row[f"{column}_high"] = None if figure is None else figure.high
-            yield row
+                row |= _columns(column, getattr(point, name))
+            yield row | _of_utilisation(group, index)
+
+
+def _columns(column: str, figure: Figure | None) -> dict[str, Cell]:
+    """A figure and the ends of its interval."""
+    return {
+        column: None if figure is None else figure.value,
+        f"{column}_low": None if figure is None else figure.low,
+        f"{column}_high": None if figure is None else figure.high,
+    }
+
+
+def _of_utilisation(group: Group, index: int) -> dict[str, Cell]:
+    point = group.utilisation.points[index] if group.utilisation else None
+    return {
+        "tflops_per_rank": point.achieved.value if point and point.achieved else None,
+        "peak_tflops_per_rank": point.peak_tflops if point else None,
+        "mfu": point.mfu.value if point and point.mfu else None,
+        "training_time_s": point.training_time.value if point and point.training_time else None,
+    }
 
 
 def _part_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
@@ -129,8 +183,52 @@ def _run_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
         yield row | {"throughput_per_s": run.throughput, "warnings": " | ".join(run.warnings)}
 
 
+def _quality_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
+    for group in report.groups:
+        for point in group.quality.points if group.quality else ():
+            assert group.quality is not None
+            row = _of_group(group) | {
+                "ranks": point.ranks,
+                "nodes": point.nodes,
+                "global_batch": point.global_batch,
+                "metric": group.quality.metric,
+                "target": group.quality.target,
+                "predictor_value": group.quality.predictor_value,
+                "runs": point.num_runs,
+                "reached": point.num_reached,
+                "invalid": point.num_invalid,
+                "lost": point.num_lost,
+                "time_interval": point.time.kind if point.time else None,
+                "factor_interval": point.factors.speedup.kind if point.factors else None,
+                "caption": group.caption,
+            }
+            for name, column in _QUALITY_FIGURES.items():
+                row |= _columns(column, getattr(point, name))
+            for name, column in _FACTORS.items():
+                row |= _columns(column, getattr(point.factors, name) if point.factors else None)
+            yield row
+
+
+def _evaluation_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
+    for group in report.groups:
+        for curve in group.quality.curves if group.quality else ():
+            assert group.quality is not None
+            row: dict[str, Cell] = {
+                "run_id": curve.run_id,
+                "group": group.id,
+                "ranks": curve.ranks,
+                "nodes": curve.nodes,
+                "metric": group.quality.metric,
+                "target": group.quality.target,
+            }
+            for one in curve.evaluations:
+                yield row | {name: getattr(one, name) for name in EVALUATION_COLUMNS if name not in row}
+
+
 _TABLES = {
     "points": (POINT_COLUMNS, _point_rows),
     "parts": (PART_COLUMNS, _part_rows),
     "runs": (RUN_COLUMNS, _run_rows),
+    "quality": (QUALITY_COLUMNS, _quality_rows),
+    "evaluations": (EVALUATION_COLUMNS, _evaluation_rows),
 }

@@ -19,7 +19,7 @@ import jinja2
 from markupsafe import Markup
 
 from dlbench import bundled
-from dlbench.publish import delimited, drawing, tabular, wording
+from dlbench.publish import delimited, drawing, tabular, training_tables, wording
 from dlbench.publish.chart_style import CONFIG
 from dlbench.publish.model import Report
 from dlbench.publish.views import VIEWS
@@ -30,7 +30,15 @@ MAX_CHARTED_GROUPS = 10
 MAX_LISTED_RUNS = 300
 """Further runs are counted but not listed, and their CSV left to the command, for the same reason."""
 
-_UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h)\b|%)")
+_TABLE_TITLES = {
+    "points": "scaling points",
+    "parts": "parts of a step",
+    "runs": "runs",
+    "quality": "training to a quality",
+    "evaluations": "evaluations",
+}
+
+_UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|ranks?)\b|%)")
 
 
 def to_html(report: Report) -> str:
@@ -81,7 +89,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         finalize=_keep_units,
     )
-    environment.globals.update(tabular=tabular, wording=wording)
+    environment.globals.update(tabular=tabular, training_tables=training_tables, wording=wording)
     return environment
 
 
@@ -120,10 +128,12 @@ def _downloads(report: Report) -> list[dict[str, str]]:
     tables: list[delimited.TableName] = ["points"]
     if len(report.runs) <= MAX_LISTED_RUNS:
         tables += ["parts", "runs"]
+    if any(group.quality for group in report.groups):
+        tables += ["quality", "evaluations"]
     return [
         {
             "name": f"dlbench-{table}.csv",
-            "title": {"points": "scaling points", "parts": "parts of a step", "runs": "runs"}[table],
+            "title": _TABLE_TITLES[table],
             "href": "data:text/csv;charset=utf-8;base64," + _base64(delimited.to_csv(report, table).encode("utf-8")),
         }
         for table in tables

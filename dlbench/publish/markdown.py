@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from dlbench.publish import tabular
+from dlbench.publish import tabular, training_tables
 from dlbench.publish.model import Group, Report
 from dlbench.publish.wording import baseline_text, runs_text
 
@@ -41,6 +41,8 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     for group in report.groups:
         yield from _group(group)
+    for layers in report.layers:
+        yield from _section(f"Layers: {escape(layers.title)}", training_tables.layers(layers), layers.layers)
     yield from _section("Runs", tabular.runs(report), report.runs)
     yield from _section("Runs without figures", tabular.without_figures(report), report.without_figures)
     yield from _list("Damaged files", report.damaged)
@@ -68,6 +70,7 @@ def _group(group: Group) -> Iterator[str]:
         ("Scaling", tabular.scaling(group), group.caption),
         ("Parts of a step", tabular.parts(group), group.parts_caption),
         ("Lost points", tabular.lost(group), group.parts_caption),
+        *training_tables.sections(group),
     ):
         if len(table) > 1:
             yield f"### {title}"

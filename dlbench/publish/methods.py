@@ -62,9 +62,44 @@ METHODS: tuple[tuple[str, str], ...] = (
         "charged with the time it holds, whatever the cause.",
     ),
     (
+        "Training to a quality",
+        "Time to quality runs from the start of training to the end of the first evaluation that met the target: with "
+        "evaluations, checkpoints and warm-up steps. The true moment lies up to one evaluation interval before it. A "
+        "run that did not meet the target, or whose sanity checks failed, is counted and never left out; a rank count "
+        "with such a run gets no speed-up of the time to quality, because the time of that run is not known.",
+    ),
+    (
+        "Faster steps, more samples",
+        "Speed-up of the time to quality = throughput over the baseline's x (samples to quality of the baseline / "
+        "those here) x rest. The rest is what evaluation, checkpoints, warm-up steps and waits add to the measured "
+        "steps, at the baseline over here. The identity holds in each run; all four are ratios of geometric means over "
+        "runs, which keep it exactly (Fleming and Wallace, Communications of the ACM 29(3), 1986), and can differ a "
+        "little from ratios of the medians. Their intervals are made as those of medians.",
+    ),
+    (
+        "Gradient noise scale",
+        "McCandlish et al. 2018: tr(Sigma)/|G|^2 from the squared norms of gradients of two batch sizes, numerator and "
+        "denominator averaged over steps. Well below it, twice the batch nearly halves the steps; well above it, it "
+        "nearly doubles the samples: S = S_min (1 + B_n/B), E = E_min (1 + B/B_n). It is a mean over the run and grows "
+        "during training; the law supposes a learning rate tuned to each batch, and directions that curve alike.",
+    ),
+    (
+        "Model FLOPs utilisation",
+        "FLOPs of training on one sample x samples a second / (ranks x peak of a rank). FLOPs are those the model "
+        "needs: forward, and twice that backward, products of tensors only, nothing computed again (Chowdhery et al. "
+        "2022, appendix B). The peak is a declared number or a data sheet's, at the precision in force; it stands "
+        "beside the figure with its source.",
+    ),
+    (
+        "Time to train",
+        "Samples of the recipe over the measured throughput: an estimate of the time in training steps at that rate. "
+        "It says nothing on whether the training would converge.",
+    ),
+    (
         "What may be compared",
-        "Runs form one group only if workload, preset, every setting of the plan, engine, precision, data source, "
-        "batch, launcher, system, cores a rank and device agree. Under strong scaling the global batch must agree.",
+        "Runs form one group only if workload, preset, every setting of the plan, goal, engine, precision, data "
+        "source, batch, launcher, system, cores a rank and device agree. Under strong scaling the global batch must "
+        "agree.",
     ),
 )
 
@@ -81,8 +116,21 @@ def not_shown(groups: tuple[Group, ...]) -> tuple[tuple[str, str], ...]:
             "Step times rank by rank",
             "measured but not drawn here: every step of every rank is in the rank-*.steps files of each run.",
         ),
-        ("Time to quality", "not measured: these runs are too short to converge; they measure speed only."),
     ]
+    if not any(group.quality for group in groups):
+        found.append(
+            (
+                "Time to quality",
+                "not measured: these runs measure speed. To train to the workload's target, run it on real data with "
+                "--to-quality (that is --set measure.until=quality).",
+            )
+        )
+    if groups and not any(group.utilisation and group.utilisation.training_flops_per_sample for group in groups):
+        found.append(("Model FLOPs utilisation", "not known: these runs do not record the FLOPs of a sample."))
+    if not any(group.noise for group in groups):
+        found.append(
+            ("Gradient noise scale", "not measured: --set measure.noise_scale=true estimates it, at the cost of speed.")
+        )
     if groups and all(len(group.points) == 1 for group in groups):
         found.insert(0, ("Scaling", "needs the same workload at two or more rank counts, e.g. --ranks 1,2,4."))
     return tuple(found)

@@ -11,22 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dlbench.publish.figure import Figure
+from dlbench.publish.training_model import LayerTable, NoisePoint, Quality, Utilisation
+
 FORMAT = "dlbench.report"
 VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """A number with all that makes it one: unit, interval, how many runs, how the interval was made."""
-
-    value: float
-    unit: str
-    """`images/s` (or another sample unit a second), `images/s/rank`, `s`, `fraction`, `ratio`."""
-    low: float | None
-    high: float | None
-    n: int
-    kind: str
-    """`bootstrap 95 %`, `range`, `single run`, `by definition`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +101,12 @@ class Group:
     """Whether every point has enough runs for a comparison."""
     points: tuple[Point, ...]
     doubts: tuple[Doubt, ...]
+    quality: Quality | None
+    """None for runs that measure speed."""
+    noise: tuple[NoisePoint, ...]
+    """Empty where the noise scale was not asked for."""
+    utilisation: Utilisation | None
+    """None where neither the FLOPs of a sample nor the length of a training is known."""
 
     @property
     def baseline(self) -> Point:
@@ -154,6 +149,13 @@ class RunRow:
     step_cv: float | None
     finished: str
     warnings: tuple[str, ...]
+    goal: str
+    """`speed`, or `quality` and the target."""
+    reached: bool | None
+    """Whether it met its target; None for a run of speed, and for one that tells nothing."""
+    time_to_quality_s: float | None
+    samples_to_quality: int | None
+    epochs_to_quality: float | None
 
     @property
     def configuration(self) -> str:
@@ -193,6 +195,8 @@ class Report:
     dlbench_version: str
     notices: tuple[str, ...]
     groups: tuple[Group, ...]
+    layers: tuple[LayerTable, ...]
+    """Networks of the groups, each once."""
     runs: tuple[RunRow, ...]
     damaged: tuple[str, ...]
     environment: Environment

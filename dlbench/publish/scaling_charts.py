@@ -8,7 +8,8 @@ from typing import Any
 
 from dlbench.publish.chart_style import HEIGHT, IDEAL, MEASURED, MUTED, NARROW
 from dlbench.publish.charts import Chart, Rows, finish
-from dlbench.publish.model import Figure, Group, Point
+from dlbench.publish.figure import Figure
+from dlbench.publish.model import Group, Point
 from dlbench.publish.tabular import Table
 from dlbench.publish.wording import basis_text, figure_text, number_text, place_text, value_text
 

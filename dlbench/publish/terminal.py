@@ -6,7 +6,9 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dlbench.publish import training_tables
 from dlbench.publish.model import Group, Report
+from dlbench.publish.training_model import Quality, Utilisation
 from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, lost_text, place_text, runs_text, value_text
 
 if TYPE_CHECKING:
@@ -21,7 +23,10 @@ def to_text(report: Report, width: int = WIDTH) -> str:
     for group in report.groups:
         lines += [*_wrapped(group.label, width), *_wrapped(group.verdict, width), ""]
         lines += [*_columns(_rows(group, width)), ""]
-        lines += [*_wrapped(_losses(group), width), *_doubts(group, width), ""]
+        lines += [*_wrapped(_losses(group), width)]
+        for rows, words in _training(group, width):
+            lines += ["", *_columns(rows), *(line for text in words for line in _wrapped(text, width))]
+        lines += [*_doubts(group, width), ""]
     return "\n".join([*lines, *_endings(report, width)]).rstrip() + "\n"
 
 
@@ -38,15 +43,15 @@ def show(report: Report, console: Console) -> None:
         console.print()
         console.print(Text(group.label, style="bold cyan"))
         console.print(Text("\n".join(_wrapped(group.verdict, width))))
-        header, *rows = _rows(group, width)
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in header:
-            table.add_column(Text(title), justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(*map(Text, row))
-        console.print(table)
-        for line in _wrapped(_losses(group), width):
-            console.print(Text(line))
+        for rows, words in ((_rows(group, width), [_losses(group)]), *_training(group, width)):
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            for title in rows[0]:
+                table.add_column(Text(title), justify="right", no_wrap=True)
+            for row in rows[1:]:
+                table.add_row(*map(Text, row))
+            console.print(table)
+            for line in (line for text in words for line in _wrapped(text, width)):
+                console.print(Text(line))
         for line in _doubts(group, width):
             console.print(Text(line, style="yellow"))
     console.print()
@@ -89,6 +94,37 @@ def _losses(group: Group) -> str:
     total = lost_text(last.whole.lost)
     lost = f" Lost at {place_text(last.ranks, last.nodes)} on average: {total} ({parts})." if worst else ""
     return f"Intervals: {basis_text(last.throughput)}.{lost}"
+
+
+def _training(group: Group, width: int) -> Iterator[tuple[list[tuple[str, ...]], list[str]]]:
+    """Tables on quality, noise scale and the hardware with the sentences under them."""
+    if group.quality is not None:
+        yield _fitting(_quality(group.quality), width), [training_tables.quality_goal(group.quality) + "."]
+        factors = training_tables.factors(group.quality)
+        if len(factors) > 1:
+            yield _fitting([row[:-1] for row in factors], width), []
+    if group.noise:
+        rows = [row[:4] for row in training_tables.noise(group.noise)]
+        words = [f"At {row[0]}: {row[5]}." for row in training_tables.noise(group.noise)[1:]]
+        yield _fitting(rows, width), words
+    if group.utilisation is not None:
+        yield _fitting(_use(group, group.utilisation), width), [training_tables.utilisation_caption(group.utilisation)]
+
+
+def _quality(found: Quality) -> list[tuple[str, ...]]:
+    table = training_tables.quality(found)
+    return [(row[0], row[2], row[3], row[5], row[7].replace("Best ", "best ")) for row in table]
+
+
+def _use(group: Group, found: Utilisation) -> list[tuple[str, ...]]:
+    return [(row[0], *row[2:-1]) for row in training_tables.utilisation(group, found)]
+
+
+def _fitting(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
+    """The rows, without intervals where the width does not hold them."""
+    if max(map(len, _columns(rows))) <= width:
+        return rows
+    return [tuple(shorten(cell.partition(" [")[0], 20) for cell in row) for row in rows]
 
 
 def _doubts(group: Group, width: int) -> Iterator[str]:

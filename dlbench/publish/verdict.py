@@ -9,20 +9,16 @@ WORTH_EXPLAINING = 0.01
 """Share of the ideal below which a loss is not attributed."""
 
 
-def verdict(
-    title: str, conditions: str, unit: str, all_points: tuple[Point, ...], *, is_sufficient: bool, is_crowded: bool
-) -> str:
+def verdict(subject: str, unit: str, all_points: tuple[Point, ...], *, is_sufficient: bool, is_crowded: bool) -> str:
     """What the largest scaling point says, in plain words, with its interval and its validity.
 
     Args:
-        title: the workload in words.
-        conditions: preset, engine, precision, batch and data source.
+        subject: the workload in words, with preset, engine, precision, batch and data source.
         unit: what a sample is called.
         all_points: points of the group, baseline first.
         is_sufficient: whether every point has enough runs for a comparison.
         is_crowded: whether ranks shared cores, which makes a scaling figure meaningless.
     """
-    subject = f"{title} ({conditions})"
     base, last = all_points[0], all_points[-1]
     if len(all_points) == 1:
         return (

@@ -9,6 +9,7 @@ from typing import Literal
 from dlbench.publish.charts import Chart
 from dlbench.publish.model import Group, Report
 from dlbench.publish.part_charts import part_charts
+from dlbench.publish.quality_charts import quality_charts
 from dlbench.publish.scaling_charts import scaling_charts
 
 
@@ -21,14 +22,31 @@ class View:
     title: str
     place: Literal["opening", "group", "closing"]
     is_shown: Callable[[Report], bool] = lambda report: True
+    is_for: Callable[[Group], bool] = lambda group: True
+    """Whether a view about groups has anything to say of one."""
     charts: Callable[[Group], list[Chart]] = lambda group: []
     """Charts of a group that the view draws."""
 
 
 VIEWS: tuple[View, ...] = (
     View(id="summary", title="Summary", place="opening"),
+    View(
+        id="quality",
+        title="Quality",
+        place="group",
+        is_for=lambda group: group.quality is not None,
+        charts=quality_charts,
+    ),
     View(id="scaling", title="Scaling", place="group", charts=scaling_charts),
     View(id="parts", title="Where the time goes", place="group", charts=part_charts),
+    View(id="noise", title="Gradient noise scale", place="group", is_for=lambda group: bool(group.noise)),
+    View(
+        id="utilisation",
+        title="Utilisation and time to train",
+        place="group",
+        is_for=lambda group: group.utilisation is not None,
+    ),
+    View(id="layers", title="Layers", place="closing", is_shown=lambda report: bool(report.layers)),
     View(id="runs", title="Runs", place="closing", is_shown=lambda report: bool(report.runs)),
     View(
         id="without-figures",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import unicodedata
 
-from dlbench.publish.model import Figure, Group
+from dlbench.publish.figure import Figure
+from dlbench.publish.model import Group
 from dlbench.units import format_number, format_seconds
 
 DASH = "–"
@@ -21,6 +22,12 @@ PART_TITLES = {
     "imbalance": "imbalance of ranks",
 }
 """What the parts of a step are called, in order."""
+
+METRIC_TITLES = {
+    "top1": "top-1 accuracy",
+    "masked_lm_accuracy": "masked-LM accuracy",
+    "mae": "mean absolute error",
+}
 
 ENGINE_TITLES = {"horovod": "Horovod", "ddp": "PyTorch DDP", "single": "no exchange (single)"}
 
@@ -58,6 +65,10 @@ def number_text(value: float, unit: str) -> str:
         return percent(value)
     if unit == "s":
         return format_seconds(value) if value else "0 s"
+    if unit == "samples":
+        return f"{value:,.0f}"
+    if unit == "epochs":
+        return format_number(value, 3)
     return format_number(value)
 
 
@@ -114,6 +125,23 @@ def baseline_text(group: Group) -> str:
     """What all points of a group are measured against."""
     base = group.baseline
     return f"{place_text(base.ranks, base.nodes)}, {figure_text(base.throughput)} {base.throughput.unit}"
+
+
+def times_text(figure: Figure) -> str:
+    """A factor with its interval, e.g. ``1.80x [1.75, 1.86]``."""
+    if figure.low is None or figure.high is None:
+        return f"{figure.value:.2f}x"
+    return f"{figure.value:.2f}x [{figure.low:.2f}, {figure.high:.2f}]"
+
+
+def reached_text(reached: int, runs: int) -> str:
+    """``3 of 5 runs``."""
+    return f"{reached} of {runs_text(runs)}"
+
+
+def optional_figure(figure: Figure | None) -> str:
+    """A figure that may be missing; a dash where it is."""
+    return DASH if figure is None else figure_text(figure)
 
 
 def optional(value: float | None, unit: str) -> str:

@@ -99,12 +99,7 @@ def _require(spec: TrainSpec, device: torch.device) -> list[str]:
                 f"train.precision bf16: {torch.cuda.get_device_name(device)} has no bf16 arithmetic; use fp16 or fp32"
             )
         return []
-    native = (
-        torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        if spec.precision == "bf16"
-        else torch.ops.mkldnn._is_mkldnn_fp16_supported()
-    )
-    if native:
+    if _is_native(spec.precision):
         return []
     wanted = "AVX512 or AMX" if spec.precision == "bf16" else "AVX512-FP16 or AMX-FP16"
     lacks = (
@@ -117,3 +112,10 @@ def _require(spec: TrainSpec, device: torch.device) -> list[str]:
             "true to test its numerics"
         )
     return [f"{lacks}: it was emulated (train.allow_emulation), so speed says nothing"]
+
+
+def _is_native(precision: str) -> bool:
+    """Whether oneDNN, which computes torch's CPU kernels, finds instructions for it."""
+    operations = torch.ops.mkldnn
+    supported = operations._is_mkldnn_bf16_supported if precision == "bf16" else operations._is_mkldnn_fp16_supported
+    return bool(supported())

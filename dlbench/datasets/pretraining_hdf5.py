@@ -1,0 +1,342 @@
+"""BERT samples prepared in HDF5, in the two layouts that NVIDIA published, become an index and single rows.
+
+- fixed: `input_ids` int32 (n, S), `input_mask` int8 (n, S), `segment_ids` int8 (n, S), `masked_lm_positions` int32
+  (n, P), `masked_lm_ids` int32 (n, P), `next_sentence_labels` int8 (n,), 1 if B is random. Unused predictions have
+  position 0, which [CLS] holds. Written by `create_pretraining_data.py` of NVIDIA's DeepLearningExamples (BERT for
+  PyTorch) and of their MLPerf Training submissions. dlbench writes this layout, uncompressed.
+- variable length: the same without `input_mask`; `input_ids` (int16), `segment_ids` (int8), `masked_lm_positions` and
+  `masked_lm_ids` (int16) are HDF5 variable-length types (n,) without padding. Written by `convert_fixed2variable.py`
+  and `pick_eval_samples_varlength.py` of their MLPerf submissions from v1.1 on. Only read here. The packed layout of
+  later rounds (several samples a row) is not read.
+
+Other integer types than those named are read, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlbench.datasets.hdf5_files import OpenFiles, open_hdf5
+from dlbench.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Rows = Mapping[str, NDArray[Any]]
+
+LAYOUT = "HDF5 files (.h5, .hdf5, .hdf) with input_ids, segment_ids, masked_lm_positions, masked_lm_ids, ..."
+SUFFIXES = (".h5", ".hdf5", ".hdf")
+PER_TOKEN = ("input_ids", "input_mask", "segment_ids")
+PER_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
+LABEL = "next_sentence_labels"
+_TYPES = {
+    "input_ids": "int32",
+    "input_mask": "int8",
+    "segment_ids": "int8",
+    "masked_lm_positions": "int32",
+    "masked_lm_ids": "int32",
+    LABEL: "int8",
+}
+_BLOCK = 4096
+"""Rows checked at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileShape:
+    """What one file holds."""
+
+    num_rows: int
+    sequence_length: int | None
+    """S; none: of variable length."""
+    max_predictions: int | None
+    """P; none: of variable length."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SamplesIndex:
+    """Which samples there are, all of one shape."""
+
+    source: Path
+    files: tuple[Path, ...]
+    offsets: NDArray[np.int64]
+    """(num_files + 1,) first sample of each file."""
+    shape: FileShape
+    """Of a row; `num_rows` is that of the first file."""
+    sha256: str
+    """Digest of file names, row counts and bytes; contents are not read."""
+
+    @property
+    def num_samples(self) -> int:
+        """Rows in all files."""
+        return int(self.offsets[-1])
+
+    def locate(self, index: int) -> tuple[Path, int]:
+        """The file of a sample and its row."""
+        import numpy as np
+
+        file = int(np.searchsorted(self.offsets, index, side="right")) - 1
+        return self.files[file], index - int(self.offsets[file])
+
+
+def sample_files(source: Path) -> list[Path]:
+    """The HDF5 files at a path: the file itself or those of a folder, sorted; empty if there are none."""
+    found = sorted(source.iterdir()) if source.is_dir() else [source]
+    return [p for p in found if p.suffix.lower() in SUFFIXES and p.is_file() and not p.name.startswith(".")]
+
+
+def index_samples(source: Path) -> SamplesIndex:
+    """Opens each file once, to learn how many samples of which shape it holds; samples are not read.
+
+    Raises:
+        UserError: there are no HDF5 files, or one is damaged, empty or of another shape; file and dataset are named.
+    """
+    import numpy as np
+
+    files = sample_files(source)
+    if not files:
+        raise UserError(f"{str(source)!r} holds no HDF5 file; expected {LAYOUT}")
+    digest, shapes = hashlib.sha256(), []
+    for path in files:
+        try:
+            with open_hdf5(path) as file:
+                shapes.append(inspect_samples(file))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{str(path)!r}: {_first_line(error)}") from None
+        digest.update(os.fsencode(path.name) + f"\0{shapes[-1].num_rows}\0{path.stat().st_size}\0".encode())
+    first = shapes[0]
+    for path, shape in zip(files, shapes, strict=True):
+        mine, others = _form(shape), _form(first)
+        if mine != others:
+            raise UserError(f"{str(path)!r}: samples have {mine}, those of {files[0].name!r} {others}")
+    return SamplesIndex(
+        source=source,
+        files=tuple(files),
+        offsets=np.cumsum([0, *(s.num_rows for s in shapes)], dtype=np.int64),
+        shape=first,
+        sha256=digest.hexdigest(),
+    )
+
+
+def _form(shape: FileShape) -> str:
+    if shape.sequence_length is None:
+        return "variable length"
+    return f"{shape.sequence_length} tokens and {shape.max_predictions} predictions"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def inspect_samples(file: Any) -> FileShape:
+    """The shape of an open file.
+
+    Raises:
+        ValueError: it has neither layout; the message names the dataset.
+    """
+    import h5py
+
+    def found(key: str) -> Any:
+        dataset = file.get(key)
+        if isinstance(dataset, h5py.Dataset):
+            return dataset
+        raise ValueError(f"no dataset {key!r}; expected {LAYOUT}")
+
+    if "packed_input_len" in file:
+        raise ValueError("samples are packed (packed_input_len); unpacked ones are expected")
+    variable = h5py.check_vlen_dtype(found("input_ids").dtype) is not None
+    keys = [key for key in _TYPES if not (variable and key == "input_mask")]
+    sizes: dict[str, tuple[int, ...]] = {}
+    for key in keys:
+        dataset = found(key)
+        ragged = variable and key != LABEL
+        dtype = h5py.check_vlen_dtype(dataset.dtype) if ragged else dataset.dtype
+        dimensions = 1 if ragged or key == LABEL else 2
+        if dtype is None or dtype.kind not in "iu" or dataset.ndim != dimensions:
+            form = "variable-length integers" if ragged else f"{_TYPES[key]} of {dimensions} dimensions"
+            raise ValueError(f"{key} is {dataset.dtype} of shape {dataset.shape}; expected {form}")
+        sizes[key] = dataset.shape
+    rows = sizes["input_ids"][0]
+    for key, size in sizes.items():
+        alike = "input_ids" if key in PER_TOKEN else "masked_lm_positions"
+        if size[0] != rows or (key != LABEL and size != sizes[alike]):
+            raise ValueError(f"{key} has shape {size}, which does not fit {alike} of shape {sizes[alike]}")
+    if not rows:
+        raise ValueError("no samples in it")
+    if variable:
+        return FileShape(num_rows=rows, sequence_length=None, max_predictions=None)
+    return FileShape(
+        num_rows=rows, sequence_length=sizes["input_ids"][1], max_predictions=sizes["masked_lm_positions"][1]
+    )
+
+
+class SampleRows:
+    """Reads single rows, padded to one length whatever the layout. It may be pickled or forked."""
+
+    def __init__(self, index: SamplesIndex, sequence_length: int, max_predictions: int) -> None:
+        self.index, self._files = index, OpenFiles()
+        self._sequence_length = sequence_length
+        self._max_predictions = max_predictions
+        self._datasets: dict[Path, tuple[Any, dict[str, Any]]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_datasets": {}}
+
+    def read(self, index: int) -> dict[str, NDArray[np.int64]]:
+        """One sample as arrays (1, S), (1, P) and (1,) int64, by the names of the fixed layout.
+
+        Raises:
+            OSError, KeyError: the file is damaged or has gone.
+            ValueError: a row of variable length is too long.
+        """
+        path, row = self.index.locate(index)
+        return read_rows(self._open(path), row, row + 1, self._sequence_length, self._max_predictions)
+
+    def close(self) -> None:
+        """Closes all files; reading again opens them again."""
+        self._datasets.clear()
+        self._files.close()
+
+    def _open(self, path: Path) -> dict[str, Any]:
+        """The datasets of a file; looking them up takes as long as reading a row."""
+        file = self._files.get(path)
+        known = self._datasets.get(path)
+        if known is None or known[0] is not file:  # a file may have been closed to make room for others
+            known = file, {key: file[key] for key in _TYPES if key in file}
+            self._datasets[path] = known
+        return known[1]
+
+
+def read_rows(
+    file: Any, start: int, stop: int, sequence_length: int, max_predictions: int
+) -> dict[str, NDArray[np.int64]]:
+    """Rows of an open file, or of its datasets by name, as (stop - start, S), (.., P) and (..,) int64.
+
+    Predictions beyond P are cut off, missing ones are 0; the number of tokens of the fixed layout is left as it is.
+
+    Raises:
+        ValueError: a row of variable length has more than S tokens, or parts of different lengths.
+    """
+    import h5py
+    import numpy as np
+
+    if h5py.check_vlen_dtype(file["input_ids"].dtype) is not None:
+        return _read_variable(file, start, stop, sequence_length, max_predictions)
+    rows = {key: file[key][start:stop].astype(np.int64) for key in _TYPES}
+    for key in PER_PREDICTION:
+        kept = rows[key][:, :max_predictions]
+        missing = max_predictions - kept.shape[1]
+        rows[key] = np.pad(kept, ((0, 0), (0, missing))) if missing else kept
+    return rows
+
+
+def _read_variable(
+    file: Any, start: int, stop: int, sequence_length: int, max_predictions: int
+) -> dict[str, NDArray[np.int64]]:
+    import numpy as np
+
+    count = stop - start
+    rows = {
+        key: np.zeros((count, sequence_length if key in PER_TOKEN else max_predictions), dtype=np.int64)
+        for key in _TYPES
+        if key != LABEL
+    }
+    rows[LABEL] = file[LABEL][start:stop].astype(np.int64)
+    for i in range(count):
+        row = start + i
+        ids, segments = file["input_ids"][row], file["segment_ids"][row]
+        positions, labels = (file[key][row] for key in PER_PREDICTION)
+        if len(ids) > sequence_length:
+            raise ValueError(f"{len(ids)} tokens, at most {sequence_length} are expected")
+        if len(ids) != len(segments) or len(positions) != len(labels):
+            raise ValueError("parts of different lengths")
+        rows["input_ids"][i, : len(ids)] = ids
+        rows["segment_ids"][i, : len(ids)] = segments
+        rows["input_mask"][i, : len(ids)] = 1
+        for key, part in zip(PER_PREDICTION, (positions, labels), strict=True):
+            kept = part[:max_predictions]
+            rows[key][i, : len(kept)] = kept
+    return rows
+
+
+def row_faults(rows: Rows, vocab_size: int | None) -> Iterator[tuple[int, str]]:
+    """What is wrong in rows (as `read_rows` gives them): number within the block and reason, one fault a row."""
+    import numpy as np
+
+    ids, mask, segments = (rows[key] for key in PER_TOKEN)
+    positions, labels = (rows[key] for key in PER_PREDICTION)
+    used = mask.sum(axis=1)
+    limit = np.iinfo(np.int32).max if vocab_size is None else vocab_size
+    size = "" if vocab_size is None else f" of a vocabulary of {vocab_size}"
+    place = np.arange(ids.shape[1])
+    checks = (
+        ((mask != (place < used[:, None])).any(axis=1) | (used == 0), "input_mask is not ones and then zeros"),
+        (((ids < 0) | (ids >= limit)).any(axis=1), f"input_ids holds an id out of range{size}"),
+        (((segments < 0) | (segments > 1)).any(axis=1), "segment_ids holds other than 0 and 1"),
+        (((positions < 0) | (positions >= used[:, None])).any(axis=1), "masked_lm_positions lies outside the tokens"),
+        (~(positions > 0).any(axis=1), "masked_lm_positions holds no prediction"),
+        (((labels < 0) | (labels >= limit)).any(axis=1), f"masked_lm_ids holds an id out of range{size}"),
+        ((rows[LABEL] < 0) | (rows[LABEL] > 1), f"{LABEL} is neither 0 nor 1"),
+    )
+    told: set[int] = set()
+    for wrong, reason in checks:
+        for row in np.flatnonzero(wrong).tolist():
+            if row not in told:
+                told.add(row)
+                yield row, reason
+
+
+def file_fault(path: Path, vocab_size: int | None) -> str | None:
+    """Reads a whole file; what is wrong with it, or none. Counts bad rows and describes the first."""
+    try:
+        with open_hdf5(path) as file:
+            shape = inspect_samples(file)
+            longest = shape.sequence_length or max(len(ids) for ids in file["input_ids"])
+            predictions = shape.max_predictions or max(1, *(len(p) for p in file["masked_lm_positions"]))
+            bad: list[tuple[int, str]] = []
+            block = _BLOCK if shape.sequence_length else 1
+            for start in range(0, shape.num_rows, block):
+                stop = min(start + block, shape.num_rows)
+                try:
+                    rows = read_rows(file, start, stop, longest, predictions)
+                except ValueError as error:  # of a row of variable length
+                    bad.append((start, str(error)))
+                    continue
+                bad += [(start + row, reason) for row, reason in row_faults(rows, vocab_size)]
+    except (OSError, ValueError) as error:
+        return _first_line(error)
+    if not bad:
+        return None
+    row, reason = min(bad)
+    more = f" (and {len(bad) - 1} more rows of {shape.num_rows})" if len(bad) > 1 else ""
+    return f"row {row}: {reason}{more}"
+
+
+def write_samples(path: Path, samples: list[dict[str, NDArray[Any]]]) -> None:
+    """Writes samples, as `SampleMaker.sample` makes them, in the fixed layout.
+
+    Uncompressed and contiguous: a row is read without unpacking its neighbours, and the bytes depend on the samples
+    and the version of the HDF5 library alone.
+
+    Raises:
+        OSError: the file exists already, or the disk refuses.
+    """
+    import h5py
+    import numpy as np
+
+    names = {
+        "input_ids": "input_ids",
+        "input_mask": "attention_mask",
+        "segment_ids": "token_type_ids",
+        "masked_lm_positions": "masked_positions",
+        "masked_lm_ids": "masked_ids",
+        LABEL: "next_sentence",
+    }
+    with h5py.File(path, "x") as file:
+        for key, name in names.items():
+            file.create_dataset(key, data=np.stack([sample[name] for sample in samples]).astype(_TYPES[key]))

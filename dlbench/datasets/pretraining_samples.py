@@ -1,0 +1,233 @@
+"""Tokenised documents become BERT samples: sentence pairs for next-sentence prediction, with tokens hidden.
+
+Devlin et al. (2018), sections 3.1 and A.1, and their published `create_pretraining_data.py` (MLPerf Training uses the
+same), step by step:
+
+1. A document's sentences are gathered until they reach the target length: sequence_length - 3 tokens, or, for 10 % of
+   the documents in each pass (`short_sequence_probability`), a length drawn uniformly from 2 to that.
+2. A is the first of them, ending behind a random one. In half of the cases B is the rest. In the other half B starts
+   at a random sentence of another document and takes as many sentences as fill the target; the sentences that it
+   displaced are put back and gathered again.
+3. Tokens are cut from the front or the back of the longer of A and B, at random, until [CLS] A [SEP] B [SEP] fits.
+4. Tokens are hidden as `dlbench.datasets.masking` says. The whole is repeated `duplicates` times with other draws.
+
+Two things are done otherwise. A gathering of a single sentence is cut in its middle, so that B can be its rest; the
+reference always gives it a random B, which makes more than half of its pairs random. And a random B may come from any
+other document of the split; the reference looks into the same input file only.
+
+Training on raw text draws pairs anew in every epoch and needs a fixed number of samples: there (`runs`) a document is
+cut into full-length gatherings once, none is short, and sentences that a random B displaced are left out of that epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlbench.datasets.masking import mask_tokens, masking_for
+from dlbench.datasets.text_corpus import TextCorpus
+from dlbench.datasets.vocabulary import CLS, PAD, SEP
+from dlbench.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ids = NDArray[np.int64]
+
+NUM_SPECIAL = 3  # [CLS] and two [SEP]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRule:
+    """The shape of samples and the shares in them."""
+
+    sequence_length: int
+    """Tokens of a sample, special ones and padding counted; S."""
+    max_predictions: int
+    """Hidden tokens of a sample at most; P."""
+    masked_lm_probability: float = 0.15
+    short_sequence_probability: float = 0.1
+    """Share of the documents that are cut into shorter samples; no effect on `runs`."""
+
+
+class Pair(NamedTuple):
+    """What A and B of a sample are made of, in tokens of the corpus; A and B are not yet cut to fit."""
+
+    document: int
+    begin: int
+    """First token of A."""
+    split: int
+    """Behind A."""
+    stop: int
+    """Behind the B that follows."""
+    target: int
+    """Tokens that A and B shall have together."""
+    random_next: bool
+    """Whether B is drawn from another document instead."""
+
+
+class SampleMaker:
+    """Makes the samples of a corpus, or of some of its documents. Everything drawn comes from the caller's generator.
+
+    Args:
+        corpus: the text.
+        rule: shape and shares.
+        documents: numbers of the documents that samples, random B included, are made from; none: all.
+
+    Raises:
+        UserError: the sequence is too short for two segments, there is one document only, or the vocabulary has no
+            words.
+    """
+
+    def __init__(self, corpus: TextCorpus, rule: SampleRule, documents: Ids | None = None) -> None:
+        import numpy as np
+
+        if rule.sequence_length < NUM_SPECIAL + 2:
+            raise UserError(f"data.sequence_length {rule.sequence_length} is too short, 5 tokens are the least")
+        self.corpus, self.rule = corpus, rule
+        self.documents = np.arange(corpus.num_documents, dtype=np.int64) if documents is None else documents
+        if len(self.documents) < 2:
+            raise UserError(
+                f"{str(corpus.source)!r} holds a single document, next-sentence prediction needs two or more; put a "
+                "blank line between documents"
+            )
+        self.room = rule.sequence_length - NUM_SPECIAL
+        self._pad, self._cls, self._sep = (corpus.vocabulary.id_of(token) for token in (PAD, CLS, SEP))
+        self._masking = masking_for(corpus.vocabulary, rule.max_predictions, rule.masked_lm_probability)
+        self._place = np.arange(rule.sequence_length)
+
+    def runs(self) -> tuple[Ids, Ids]:
+        """Cuts the documents into runs of sentences that reach full length, the last of a document perhaps shorter.
+
+        Returns (n, 2) first sentence and the one behind the last, and (n,) document of each run.
+        """
+        import numpy as np
+
+        runs, documents = [], []
+        for document in self.documents.tolist():
+            start, stop = self._sentences(document)
+            while start < stop:
+                end = self._gather(start, stop, self.room)
+                runs.append((start, end))
+                documents.append(document)
+                start = end
+        return np.array(runs, dtype=np.int64), np.array(documents, dtype=np.int64)
+
+    def document_pairs(self, document: int, generator: np.random.Generator) -> list[Pair]:
+        """The pairs of one pass over one document, as the published recipe draws them (see above)."""
+        start, stop = self._sentences(document)
+        target = self.room
+        if generator.random() < self.rule.short_sequence_probability:
+            target = int(generator.integers(2, self.room + 1))
+        pairs = []
+        while start < stop:
+            end = self._gather(start, stop, target)
+            pair, behind = self.draw_pair(document, start, end, target, generator)
+            pairs.append(pair)
+            start = behind if pair.random_next else end
+        return pairs
+
+    def draw_pair(
+        self, document: int, start: int, end: int, target: int, generator: np.random.Generator
+    ) -> tuple[Pair, int]:
+        """Draws where A ends and whether B follows, for the sentences `start` to `end` of a document.
+
+        Returns the pair and the sentence behind A: what follows there has not been used if B is random.
+        """
+        offsets = self.corpus.sentence_offsets
+        begin, stop = int(offsets[start]), int(offsets[end])
+        if end - start == 1:
+            behind, split = end, (begin + stop + 1) // 2
+        else:
+            behind = int(generator.integers(start + 1, end))
+            split = int(offsets[behind])
+        # A single token cannot be cut in two.
+        random_next = bool(generator.random() < 0.5) or split == stop
+        return Pair(document, begin, split, stop, target, random_next), behind
+
+    def sample(self, pair: Pair, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
+        """One sample: cut to fit, joined, with tokens hidden.
+
+        Returns input_ids, token_type_ids, attention_mask (S,) int64; masked_positions, masked_ids (P,) int64, unused
+        places 0; masked_weights (P,) float32, 0 for unused places; next_sentence () int64, 1 if B is random.
+        """
+        import numpy as np
+
+        first, second = self._segments(pair, generator)
+        ids = np.full(self.rule.sequence_length, self._pad, dtype=np.int64)
+        used, middle = len(first) + len(second) + NUM_SPECIAL, len(first) + 1
+        ids[0], ids[middle], ids[used - 1] = self._cls, self._sep, self._sep
+        ids[1:middle] = first
+        ids[middle + 1 : used - 1] = second
+        place = self._place
+        candidates = np.concatenate([place[1:middle], place[middle + 1 : used - 1]])
+        hidden, positions, labels = mask_tokens(ids, candidates, used, self._masking, generator)
+        count, room = len(positions), self.rule.max_predictions
+        masked_positions, masked_ids = np.zeros(room, dtype=np.int64), np.zeros(room, dtype=np.int64)
+        masked_positions[:count], masked_ids[:count] = positions, labels
+        return {
+            "input_ids": hidden,
+            "token_type_ids": ((place > middle) & (place < used)).astype(np.int64),
+            "attention_mask": (place < used).astype(np.int64),
+            "masked_positions": masked_positions,
+            "masked_ids": masked_ids,
+            "masked_weights": (np.arange(room) < count).astype(np.float32),
+            "next_sentence": np.asarray(pair.random_next, dtype=np.int64),
+        }
+
+    def _sentences(self, document: int) -> tuple[int, int]:
+        return int(self.corpus.document_offsets[document]), int(self.corpus.document_offsets[document + 1])
+
+    def _gather(self, start: int, stop: int, target: int) -> int:
+        """Behind the first sentence from `start` on with which `target` tokens are reached, or `stop`."""
+        import numpy as np
+
+        offsets = self.corpus.sentence_offsets
+        # No sentence is empty, so that no more than `target` of them are needed.
+        ends = offsets[start + 1 : min(stop, start + target) + 1]
+        return min(start + 1 + int(np.searchsorted(ends, offsets[start] + target)), stop)
+
+    def _segments(self, pair: Pair, generator: np.random.Generator) -> tuple[Ids, Ids]:
+        """Tokens of A and B, together at most `room` and each at least one."""
+        import numpy as np
+
+        tokens = self.corpus.tokens
+        first = tokens[pair.begin : pair.split].astype(np.int64)
+        if pair.random_next:
+            second = self._elsewhere(pair.document, pair.target - len(first), generator)
+        else:
+            second = tokens[pair.split : pair.stop]
+        return self._trim(first, second.astype(np.int64), generator)
+
+    def _elsewhere(self, document: int, wanted: int, generator: np.random.Generator) -> NDArray[Any]:
+        """`wanted` tokens from a random sentence of another document on, up to a sentence's or its document's end.
+
+        A whole sentence even where less is wanted: a stump would give away that B is random.
+        """
+        # The last document stands in for the own one, so that all others are equally likely.
+        other = int(self.documents[int(generator.integers(len(self.documents) - 1))])
+        if other == document:
+            other = int(self.documents[-1])
+        start, stop = self._sentences(other)
+        sentence = int(generator.integers(start, stop))
+        end = self._gather(sentence, stop, max(1, wanted))
+        offsets = self.corpus.sentence_offsets
+        return self.corpus.tokens[int(offsets[sentence]) : int(offsets[end])]
+
+    def _trim(self, first: Ids, second: Ids, generator: np.random.Generator) -> tuple[Ids, Ids]:
+        """Shortens the longer of the two until both fit, from its front and its back at random."""
+        excess = len(first) + len(second) - self.room
+        if excess <= 0:
+            return first, second
+        lengths = [len(first), len(second)]
+        longer = 0 if lengths[0] > lengths[1] else 1
+        alone = min(excess, abs(lengths[0] - lengths[1]))
+        rest = excess - alone
+        cuts = [rest // 2, rest // 2]
+        cuts[longer] = alone + rest - rest // 2
+        trimmed = []
+        for part, cut in zip((first, second), cuts, strict=True):
+            front = int(generator.binomial(cut, 0.5))
+            trimmed.append(part[front : len(part) - (cut - front)])
+        return trimmed[0], trimmed[1]

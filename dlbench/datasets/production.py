@@ -1,0 +1,290 @@
+"""The engine that makes data sets: parts written by several processes, and continued after any interruption.
+
+A `Recipe` says what a set consists of and writes one part at a time; `produce` does the rest. While a set is being made
+its folder holds a journal, `.production.jsonl`: a first line with the recipe, then a line a finished part. Parts are
+written in `.partial/` and renamed, so that nothing under its own name is ever half there. The last act is the manifest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from dlbench.datasets.journal import PARTIAL, Journal
+from dlbench.datasets.manifest import (
+    FILES_NAME,
+    NAME,
+    FileEntry,
+    Manifest,
+    describe_files,
+    read_manifest,
+    save_manifest,
+)
+from dlbench.datasets.part_workers import Done, write_parts
+from dlbench.datasets.splits import Split
+from dlbench.errors import UserError
+from dlbench.units import format_bytes
+
+Progress = Callable[[int, int, int], None]
+"""Told done samples, all samples, and bytes of what is done; the first time before anything is made."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a data set that one process writes at once: a file or a folder."""
+
+    name: str
+    """Relative path with `/`, such as `train/density-00000.h5`."""
+    split: Split
+    first: int
+    """Number of its first sample within the split."""
+    count: int
+    """Samples in it."""
+
+
+class Recipe(Protocol):
+    """How a data set is made: picklable, a frozen dataclass.
+
+    It may also have `estimated_bytes` (integer), which is compared with the free space before anything is made, and
+    `distinct_bytes` (integer), the bytes of content before it repeats, which the manifest keeps.
+    """
+
+    @property
+    def kind(self) -> str:
+        """One word for what is made."""
+
+    @property
+    def made_with(self) -> Mapping[str, str | int | float | bool]:
+        """Everything that decides the bytes."""
+
+    def parts(self) -> Sequence[Part]:
+        """All parts, train before validation."""
+
+    def write(self, part: Part, path: Path) -> None:
+        """Writes one part as a whole at `path`, which is not there yet and has the part's last name.
+
+        Runs in a worker process. The bytes depend on the recipe and the part alone.
+        """
+
+    def finish(self, folder: Path) -> None:
+        """Writes small files beside the parts, once all are there."""
+
+
+def produce(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    workers: int = 1,
+    progress: Progress | None = None,
+    estimated_bytes: int | None = None,
+) -> Manifest:
+    """Makes a data set, or the rest of one; at once if it is there.
+
+    Args:
+        recipe: what to make.
+        folder: made if it is not there. Otherwise empty, or holding this very set, finished or begun.
+        workers: processes that write; with 1 this one writes.
+        progress: told how far it is, in samples and bytes.
+        estimated_bytes: what the set will need on disk, where the recipe itself does not say.
+
+    Returns:
+        The manifest of the finished set.
+
+    Raises:
+        UserError: the folder holds something else or is being written, the disk is full or refuses, or a part cannot
+            be made from its sources.
+        RunError: a worker process died.
+        KeyboardInterrupt: after the workers have ended; the same call continues.
+    """
+    if workers < 1:
+        raise UserError(f"workers {workers}: must be 1 or more")
+    made_with = dict(recipe.made_with)
+    found = _finished(recipe.kind, made_with, folder)
+    if found is None:
+        try:
+            needed = getattr(recipe, "estimated_bytes", estimated_bytes)
+            found = _make(recipe, made_with, folder, workers, progress or _silent, needed)
+        except OSError as error:
+            raise UserError(f"{str(folder)!r}: cannot be made: {error.strerror or error}") from None
+    _remove_journal(folder)
+    return found
+
+
+def require_ours(recipe: Recipe, folder: Path) -> bool:
+    """Whether a folder holds this very set, finished; touches nothing.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    return _finished(recipe.kind, dict(recipe.made_with), folder) is not None
+
+
+def _silent(done: int, total: int, num_bytes: int) -> None:
+    pass
+
+
+def _finished(kind: str, made_with: Mapping[str, str | int | float | bool], folder: Path) -> Manifest | None:
+    """The manifest of a folder that holds what is wanted; None where it has to be made."""
+    if not folder.exists():
+        return None
+    if not folder.is_dir():
+        raise UserError(f"{str(folder)!r} is not a folder")
+    manifest = read_manifest(folder)
+    if manifest is not None:
+        require_same(folder, "holds", (manifest.kind, manifest.made_with), (kind, made_with))
+    elif not Journal.is_in(folder) and any(folder.iterdir()):
+        raise UserError(f"{str(folder)!r} exists without a {NAME} of dlbench; give another folder")
+    return manifest
+
+
+def require_same(
+    folder: Path,
+    verb: str,
+    there: tuple[str, Mapping[str, str | int | float | bool]],
+    wanted: tuple[str, Mapping[str, str | int | float | bool]],
+) -> None:
+    """Compares two recipes, each its kind and `made_with`.
+
+    Raises:
+        UserError: they differ; names the first key that does, and both values.
+    """
+    ours, theirs = {"kind": wanted[0], **wanted[1]}, {"kind": there[0], **there[1]}
+    for key in [*ours, *(k for k in theirs if k not in ours)]:
+        if ours.get(key) != theirs.get(key):
+            raise UserError(
+                f"{str(folder)!r} {verb} a data set with {key} {theirs.get(key)!r}, asked for {ours.get(key)!r}; "
+                "give another folder or remove it"
+            )
+
+
+def _make(
+    recipe: Recipe,
+    made_with: Mapping[str, str | int | float | bool],
+    folder: Path,
+    workers: int,
+    progress: Progress,
+    needed: int | None,
+) -> Manifest:
+    folder.mkdir(parents=True, exist_ok=True)
+    with Journal(folder) as journal:
+        if (manifest := _finished(recipe.kind, made_with, folder)) is not None:
+            return manifest  # another process was faster
+        if journal.recipe is not None:
+            require_same(folder, "is the beginning of", journal.recipe, (recipe.kind, made_with))
+        parts = recipe.parts()
+        _check_names(parts)
+        state = _State(sum(p.count for p in parts), progress)
+        left = _left(parts, journal, folder, state)
+        if needed is not None:
+            _require_space(needed - state.num_bytes, folder)
+        if journal.recipe is None:
+            journal.begin(recipe.kind, made_with)
+        shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+        state.tell()
+        try:
+            for done in write_parts(recipe, left, folder / PARTIAL, workers):
+                _put(done, folder)
+                journal.add(done.part, done.files)
+                state.add(done.part, done.files)
+        finally:
+            shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+        return _complete(recipe, made_with, folder, parts, state)
+
+
+def _check_names(parts: Sequence[Part]) -> None:
+    names = {p.name for p in parts}
+    assert len(names) == len(parts), "two parts of one name"
+    assert all(n and not n.startswith(("/", ".")) and ".." not in n.split("/") for n in names), "not a relative path"
+
+
+@dataclass
+class _State:
+    """How far a set is."""
+
+    total: int
+    progress: Progress
+    done: int = 0
+    num_bytes: int = 0
+    files: dict[str, list[FileEntry]] = field(default_factory=dict)
+    """By part."""
+
+    def add(self, part: Part, files: list[FileEntry], *, tell: bool = True) -> None:
+        self.done += part.count
+        self.num_bytes += sum(f.num_bytes for f in files)
+        self.files[part.name] = files
+        if tell:
+            self.tell()
+
+    def tell(self) -> None:
+        self.progress(self.done, self.total, self.num_bytes)
+
+
+def _left(parts: Sequence[Part], journal: Journal, folder: Path, state: _State) -> list[Part]:
+    """The parts that are not done; one whose files are gone or cut off, as a power cut may leave them, is not."""
+    left = []
+    for part in parts:
+        files = journal.done.get(part.name)
+        if files is not None and all(_has_size(folder / f.path, f.num_bytes) for f in files):
+            state.add(part, files, tell=False)
+        else:
+            left.append(part)
+    return left
+
+
+def _has_size(path: Path, num_bytes: int) -> bool:
+    try:
+        return path.stat().st_size == num_bytes
+    except FileNotFoundError:
+        return False
+
+
+def _require_space(needed: int, folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"{str(folder)!r}: needs about {format_bytes(needed)} more, its disk has {format_bytes(free)} free"
+        )
+
+
+def _put(done: Done, folder: Path) -> None:
+    """Renames a part to its place."""
+    target = folder / done.part.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir():
+        # Left by a process that was killed between the rename and the journal's line; no folder replaces a full one.
+        shutil.rmtree(target)
+    done.path.rename(target)
+
+
+def _complete(
+    recipe: Recipe,
+    made_with: Mapping[str, str | int | float | bool],
+    folder: Path,
+    parts: Sequence[Part],
+    state: _State,
+) -> Manifest:
+    recipe.finish(folder)
+    in_parts = [entry for part in parts for entry in state.files[part.name]]
+    known = {entry.path for entry in in_parts}
+    beside = describe_files(folder, skip=lambda name: name in known or name in (NAME, FILES_NAME))
+    counts: dict[str, int] = {}
+    for part in parts:
+        counts[part.split] = counts.get(part.split, 0) + part.count
+    return save_manifest(
+        folder,
+        kind=recipe.kind,
+        made_with=made_with,
+        counts=counts,
+        files=[*in_parts, *beside],
+        distinct_bytes=getattr(recipe, "distinct_bytes", None),
+    )
+
+
+def _remove_journal(folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(folder / Journal.NAME)  # noqa: PTH108

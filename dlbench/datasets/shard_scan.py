@@ -1,0 +1,248 @@
+"""Shards of images become an index: which shard holds which sample at which byte, and what it shows.
+
+- tar (webdataset.github.io): members `<key>.jpg` and `<key>.cls`, in any order but side by side; the second holds the
+  label in decimal digits. Members with other endings are passed over and told.
+- TFRecord: one `tf.train.Example` a record with `image/encoded` (bytes) and `image/class/label` (int64), and perhaps
+  `image/class/synset`, the name of the class. The public ImageNet records count labels from 1 and keep 0 for a
+  background class that has no images; if 1 is the smallest label of all, labels are lowered by one, and this is told.
+
+Only headers are read, not the images: some microseconds a sample, and two or three small reads.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlbench.datasets.tf_example import example_views
+from dlbench.datasets.tfrecord import FRAME, record_offsets
+from dlbench.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+IMAGE, LABEL, SYNSET, FILENAME = "image/encoded", "image/class/label", "image/class/synset", "image/filename"
+"""Names of features in a TFRecord of images."""
+RECORD_HEAD = 12
+"""Bytes of a record before its payload: length and its checksum."""
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png")
+LABEL_SUFFIX = "cls"
+_PATTERNS = {
+    "tar": re.compile(r".+\.tar"),
+    "tfrecord": re.compile(r".+\.tfrecords?|.+-\d+-of-\d+"),
+}
+_MOST_CLASSES = 10_000_000
+"""A label beyond is taken for damage; it would make as many names."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShardIndex:
+    """Where each sample is. About 28 bytes a sample: 36 MB for ImageNet."""
+
+    container: str
+    """`tar` or `tfrecord`."""
+    shards: tuple[str, ...]
+    """File names, sorted."""
+    sizes: tuple[int, ...]
+    """Bytes of each shard."""
+    classes: tuple[str, ...]
+    """Names of the classes; the position is the label. Digits where the shards do not name them."""
+    shard: NDArray[np.int32]
+    """(num_samples,) the shard of each sample."""
+    records: NDArray[np.int64]
+    """(num_samples,) byte at which the tar member's header, or the record, starts."""
+    offsets: NDArray[np.int64]
+    """(num_samples,) byte at which the encoded image starts."""
+    lengths: NDArray[np.int32]
+    """(num_samples,) bytes of the encoded image."""
+    labels: NDArray[np.int32]
+    """(num_samples,) counted from 0."""
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass
+class _Rows:
+    """The samples of one shard."""
+
+    records: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    passed_over: int = 0
+
+    def add(self, record: int, offset: int, length: int, label: int) -> None:
+        """Takes one sample."""
+        if not 0 <= label < _MOST_CLASSES:
+            raise ValueError(f"label {label} of the image at byte {offset}: no class number")
+        self.records.append(record)
+        self.offsets.append(offset)
+        self.lengths.append(length)
+        self.labels.append(label)
+
+
+def shard_names(folder: Path) -> tuple[str, list[str]] | None:
+    """The container and the sorted file names of the shards in a folder; None if it holds none.
+
+    Raises:
+        UserError: it holds tar and TFRecord files.
+    """
+    try:
+        files = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.is_file())
+    except OSError:  # the caller looks for a tree next, and says what is wrong
+        return None
+    found = {c: names for c, p in _PATTERNS.items() if (names := [name for name in files if p.fullmatch(name)])}
+    if len(found) > 1:
+        raise UserError(f"{str(folder)!r} holds tar and TFRecord files; keep one of the two")
+    return next(iter(found.items()), None)
+
+
+def scan_shards(
+    folder: Path,
+    *,
+    classes: Sequence[str] | None = None,
+    first_label: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ShardIndex:
+    """Reads the headers of all shards of a folder.
+
+    Args:
+        folder: with shards of one container.
+        classes: names of the classes; None: as the shards name them, or digits.
+        first_label: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label, else 0.
+        progress: told the number of shards read, and of all, after each.
+
+    Raises:
+        UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
+    """
+    import numpy as np
+
+    found = shard_names(folder)
+    if found is None:
+        raise UserError(f"{str(folder)!r} holds no shards; expected *.tar, *.tfrecord or *-00000-of-01024")
+    container, names = found
+    tables, sizes, synsets = [], [], dict[int, str]()
+    for number, name in enumerate(names):
+        path = folder / name
+        try:
+            tables.append(_scan_tar(path) if container == "tar" else _scan_records(path, synsets))
+            sizes.append(path.stat().st_size)
+        except OSError as error:
+            raise UserError(f"{str(path)!r}: cannot be read: {error.strerror or error}") from None
+        except (ValueError, tarfile.TarError) as error:
+            raise UserError(f"{str(path)!r}: not a whole shard of images: {error}") from None
+        if progress is not None:
+            progress(number + 1, len(names))
+    labels = np.concatenate([np.array(t.labels, dtype=np.int32) for t in tables])
+    if not len(labels):
+        raise UserError(f"{str(folder)!r}: the shards hold no image")
+    remarks = []
+    if first_label is None:
+        first_label = int(container == "tfrecord" and labels.min() == 1)
+        if first_label:
+            remarks.append("labels in the records count from 1 (0 is the background class); they were lowered by one")
+    if passed_over := sum(t.passed_over for t in tables):
+        remarks.append(f"members of the tar files that are neither image nor label, passed over: {passed_over}")
+    return ShardIndex(
+        container=container,
+        shards=tuple(names),
+        sizes=tuple(sizes),
+        classes=_class_names(folder, labels, first_label, classes, synsets),
+        shard=np.repeat(np.arange(len(names), dtype=np.int32), [len(t.labels) for t in tables]),
+        records=np.concatenate([np.array(t.records, dtype=np.int64) for t in tables]),
+        offsets=np.concatenate([np.array(t.offsets, dtype=np.int64) for t in tables]),
+        lengths=np.concatenate([np.array(t.lengths, dtype=np.int32) for t in tables]),
+        labels=labels - np.int32(first_label),
+        remarks=tuple(remarks),
+    )
+
+
+def _class_names(
+    folder: Path, labels: NDArray[np.int32], first: int, classes: Sequence[str] | None, synsets: dict[int, str]
+) -> tuple[str, ...]:
+    low, high = int(labels.min()) - first, int(labels.max()) - first
+    if low < 0 or (classes is not None and high >= len(classes)):
+        known = "" if classes is None else f" to {len(classes) - 1 + first}"
+        raise UserError(f"{str(folder)!r}: labels {low + first} to {high + first}, expected {first}{known}")
+    if classes is not None:
+        return tuple(classes)
+    return tuple(synsets.get(label + first, str(label)) for label in range(high + 1))
+
+
+def _scan_tar(path: Path) -> _Rows:
+    rows = _Rows()
+    waiting: dict[str, Any] = {}
+    with tarfile.open(path, "r:") as tar, path.open("rb", buffering=0) as file:
+        for member in tar:
+            tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has met
+            if not member.isreg():
+                continue
+            # The key is the path up to the first dot of the file's name.
+            folder, _slash, base = member.name.rpartition("/")
+            key, _dot, suffix = base.partition(".")
+            if suffix.lower() == LABEL_SUFFIX:
+                text = os.pread(file.fileno(), min(member.size, 20), member.offset_data)
+                if not text.strip().isdigit():
+                    raise ValueError(f"member {member.name!r} holds {text!r}, not a label in digits")
+                waiting["label"] = (folder, key, int(text))
+            elif suffix.lower() in IMAGE_SUFFIXES:
+                if "image" in waiting:
+                    raise ValueError(f"member {waiting['image'][2].name!r} has no .{LABEL_SUFFIX} beside it")
+                waiting["image"] = (folder, key, member)
+            else:
+                rows.passed_over += 1
+            if len(waiting) == 2:
+                image = waiting["image"][2]
+                if waiting["image"][:2] != waiting["label"][:2]:
+                    raise ValueError(f"member {image.name!r} has no .{LABEL_SUFFIX} beside it")
+                rows.add(image.offset, image.offset_data, image.size, waiting["label"][2])
+                waiting.clear()
+        if "image" in waiting:
+            raise ValueError(f"member {waiting['image'][2].name!r} has no .{LABEL_SUFFIX} beside it")
+        if tar.offset > path.stat().st_size:
+            raise ValueError(f"cut off: ends before byte {tar.offset}")
+    return rows
+
+
+def _scan_records(path: Path, synsets: dict[int, str]) -> _Rows:
+    import numpy as np
+
+    rows = _Rows()
+    starts = record_offsets(path)
+    if not len(starts):
+        return rows
+    ends = np.append(starts[1:], path.stat().st_size) + RECORD_HEAD - FRAME
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped.madvise(mmap.MADV_RANDOM)  # or the kernel would read ahead, and with it nearly the whole file
+    view = memoryview(mapped)
+    base = _address(view)
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        features = example_views(view[start + RECORD_HEAD : end])
+        image, label = features.get(IMAGE), features.get(LABEL)
+        if not isinstance(image, list) or len(image) != 1 or label is None or len(label) != 1:
+            raise ValueError(f"record at byte {start}: needs one {IMAGE} (bytes) and one {LABEL} (int64)")
+        offset = _address(image[0]) - base if len(image[0]) else start
+        rows.add(start, offset, len(image[0]), int(label[0]))
+        if int(label[0]) not in synsets and (synset := features.get(SYNSET)):
+            synsets[int(label[0])] = bytes(synset[0]).decode("utf-8", "backslashreplace")
+    return rows
+
+
+def _address(view: memoryview) -> int:
+    import numpy as np
+
+    return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
+
+
+def index_text(index: ShardIndex) -> bytes:
+    """What an index says beside its arrays, as JSON."""
+    names = ("container", "shards", "sizes", "classes", "remarks")
+    return json.dumps({name: getattr(index, name) for name in names}).encode("ascii")

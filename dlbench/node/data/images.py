@@ -1,0 +1,52 @@
+"""A path becomes a reader of images, checked against the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dlbench.datasets.image_packing import class_labels
+from dlbench.datasets.images import open_image_set
+from dlbench.errors import UserError
+from dlbench.node.data.jpeg import JpegReader
+from dlbench.node.data.reader import SampleReader
+from dlbench.specs.workload import ResNetModel
+
+
+def open_images(
+    source: Path, model: ResNetModel, seed: int, *, training: bool, classes: tuple[str, ...] | None = None
+) -> SampleReader:
+    """A reader of one split: a tree of JPEGs, or tar or TFRecord shards.
+
+    Args:
+        source: the folder of the split.
+        model: gives the size of the image and the number of classes.
+        seed: of the augmentation.
+        training: random-resized crops and flips, or else the centre crop.
+        classes: names by label, for a set whose own classes may be fewer (validation); None: the set's own.
+
+    Returns:
+        Samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
+
+    Raises:
+        UserError: the set is missing or damaged, has more classes than the model, or a class that is not in `classes`.
+        EnvironmentLacksError: a library that its form needs is not installed.
+    """
+    images = open_image_set(source)
+    known = images.classes if classes is None else classes
+    if len(known) > model.num_classes:
+        raise UserError(
+            f"data.source {str(source)!r} has {len(known)} classes, model.num_classes is {model.num_classes}"
+        )
+    labels = None if classes is None else class_labels(images, classes)
+    return JpegReader(images, model.image_size, seed, training=training, labels=labels)
+
+
+def image_classes(source: Path) -> tuple[str, ...]:
+    """The names of the classes of a set, by label.
+
+    Raises:
+        UserError: the set is missing or damaged.
+    """
+    images = open_image_set(source)
+    images.close()
+    return images.classes

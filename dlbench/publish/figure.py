@@ -1,0 +1,34 @@
+"""A number as every format prints it: with unit, interval and the runs behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlbench.analysis.statistics import Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A number with all that makes it one: unit, interval, how many runs, how the interval was made."""
+
+    value: float
+    unit: str
+    """`images/s` (or another sample unit a second), `images/s/rank`, `TFLOP/s/rank`, `s`, `fraction`, `ratio`,
+    `samples`, `epochs`, `error` (a mean absolute error)."""
+    low: float | None
+    high: float | None
+    n: int
+    kind: str
+    """`bootstrap 95 %`, `range`, `single run`, `by definition`."""
+
+
+def figure_of(estimate: Estimate, unit: str) -> Figure:
+    """An estimate with its unit."""
+    return Figure(
+        value=estimate.value, unit=unit, low=estimate.low, high=estimate.high, n=estimate.n, kind=estimate.kind
+    )
+
+
+def optional_figure_of(estimate: Estimate | None, unit: str) -> Figure | None:
+    """The same for what may be missing."""
+    return None if estimate is None else figure_of(estimate, unit)
