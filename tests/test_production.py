@@ -235,9 +235,9 @@ def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
 
 def test_no_space_is_told_before_anything_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "set"
-    with pytest.raises(UserError, match=r"needs about 1e\+03 PiB|needs about .* PiB, its disk has .* free"):
+    with pytest.raises(UserError, match=r"needs about .* PiB more, its disk has .* free"):
         produce(Noise(needed=10**18), folder)
-    assert not any(p.name != JOURNAL for p in folder.iterdir())
+    assert not folder.exists()
     produce(Noise(needed=1000), folder)
 
 

@@ -269,12 +269,12 @@ def test_fp16_learns_like_fp32_and_counts_its_overflows(
         "fp16",
         *common,
         *("--set", "train.precision=fp16", "--set", "train.allow_emulation=true"),
-        *("--set", "train.initial_loss_scale=4194304.0"),
+        *("--set", "train.initial_loss_scale=262144.0"),
     )
     record = record_of(fp16)
     assert record.overflow_steps is not None
     assert 1 <= record.overflow_steps < 6
-    assert record.final_loss_scale == 2**22 / 2**record.overflow_steps
+    assert record.final_loss_scale == 2**18 / 2**record.overflow_steps
     assert record.precision is not None
     assert "float16" in record.precision
     assert record_of(fp32).overflow_steps is None

@@ -11,7 +11,9 @@ from dlbench.cli.data_make import WORKERS, manufacture
 from dlbench.errors import UserError
 
 _PATH = click.Path(path_type=Path)
-_SEED = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of everything random.")
+_SEED = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
+)
 _COUNT = click.IntRange(min=1)
 
 
@@ -66,7 +68,7 @@ def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
 
     \b
     Example:
-      dlbench data vocab /data/wiki /data/wiki-30522.txt
+      dlbench data vocab /data/wiki wiki.txt
     """
     from dlbench.datasets.splits import split_folder
     from dlbench.datasets.vocabulary_training import train_vocabulary
@@ -105,7 +107,7 @@ def samples(
 
     \b
     Example:
-      dlbench data samples /data/wiki /scratch/samples-512 --vocabulary /data/wiki-30522.txt --sequence-length 512
+      dlbench data samples /data/wiki /scratch/samples --vocabulary wiki.txt
     """
     from dlbench.datasets.catalogue import pretraining
 

@@ -36,7 +36,9 @@ def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None)
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--seed", default=0, show_default=True, help="Of cuts, of the order and of fields.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
+)
 def demo(folder: Path, seed: int) -> None:
     """Make one small real data set for each workload in FOLDER.
 
@@ -74,7 +76,9 @@ def demo(folder: Path, seed: int) -> None:
     "--container", metavar="NAME", help="images: tree, tar, tfrecord; density: hdf5, tfrecord (default: the first)."
 )
 @click.option("--samples-per-file", type=click.IntRange(min=1), metavar="N", help="In a shard, or a file of volumes.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of everything random.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
+)
 @WORKERS
 def make(kind: str, folder: Path, workers: int | None, **wish: Any) -> None:
     """Make a data set of any size in FOLDER, without a download.

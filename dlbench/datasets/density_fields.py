@@ -220,23 +220,3 @@ def _write_hdf5(path: Path, samples: Iterator[Volume], count: int, size: int) ->
         y = file.create_dataset("y", (count, 4), dtype="float32", chunks=(1, 4), fletcher32=True)
         for place, (counts, targets) in enumerate(samples):
             x[place], y[place] = counts, targets
-
-
-def write_density_fields(folder: Path, *, num_samples: int, size: int, num_files: int, seed: int) -> dict[str, int]:
-    """Writes `density-<n>.h5`, of WIDE ranges, into an existing folder; returns counts.
-
-    Raises:
-        EnvironmentLacksError: h5py is not installed.
-    """
-    recipe = DensityRecipe(
-        num_train=num_samples,
-        num_validation=0,
-        size=size,
-        seed=seed,
-        samples_per_file=-(-num_samples // num_files),
-        wide=True,
-    )
-    parts = recipe.parts()
-    for number, part in enumerate(parts):
-        recipe.write(part, folder / f"density-{number}.h5")
-    return {"files": len(parts), "volumes": num_samples}

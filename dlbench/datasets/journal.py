@@ -18,7 +18,7 @@ from dlbench.datasets.manifest import FileEntry
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
-    from dlbench.datasets.production import Part
+    from dlbench.datasets.recipe import Part
 
 FORMAT = "dlbench.production"
 VERSION = 1
@@ -45,9 +45,11 @@ class Journal:
         """Kind and `made_with`; none before `begin`."""
         self.done: dict[str, list[FileEntry]] = {}
         """The files of every finished part."""
+        self._is_ours = False
         try:
             self._lock()
             self._load()
+            self._is_ours = True
         except BaseException:
             self.close()
             raise
@@ -64,7 +66,9 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Closes and unlocks it."""
+        """Closes and unlocks it; one that was never begun is removed."""
+        if self._is_ours and self.recipe is None:
+            self._path.unlink(missing_ok=True)
         os.close(self._file)
 
     def begin(self, kind: str, made_with: Mapping[str, str | int | float | bool]) -> None:
@@ -90,6 +94,8 @@ class Journal:
             # Without locks a second maker is the user's to avoid; refusing to make data there would help nobody.
             if error.errno not in _NO_LOCKS:
                 raise
+        if os.fstat(self._file).st_nlink == 0:  # removed since it was opened
+            raise UserError(f"{str(self._path.parent)!r} was being made by another process; try again")
 
     def _load(self) -> None:
         good = 0

@@ -27,7 +27,7 @@ VERSION = 2
 Value = str | int | float | bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileEntry:
     """One file of a data set."""
 

@@ -26,7 +26,7 @@ from dlbench.errors import DlbenchError, RunError, UserError
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
-    from dlbench.datasets.production import Part, Recipe
+    from dlbench.datasets.recipe import Part, Recipe
 
 _AHEAD = 2
 """Parts a worker holds: one in work, one so that it need not wait for this process."""

@@ -100,8 +100,8 @@ def photo_path(photo: Photo) -> Path:
 class PhotoRecipe:
     """Labelled photographs as a tree of JPEGs or as shards; a `Recipe` of dlbench.datasets.production.
 
-    The defaults are of ImageNet's form: 500 x 375 pixels, about 115 kB an image. Image k of a class is the same in all
-    containers, and whatever the number of images.
+    The defaults are of ImageNet's form: 500 x 375 pixels, about 105 kB an image (ImageNet: 115 kB).
+    Image k of a class is the same in all containers, and whatever the number of images.
     """
 
     train_images: int

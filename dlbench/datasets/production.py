@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from dlbench.datasets.journal import PARTIAL, Journal
 from dlbench.datasets.manifest import (
@@ -26,53 +25,14 @@ from dlbench.datasets.manifest import (
     save_manifest,
 )
 from dlbench.datasets.part_workers import Done, write_parts
-from dlbench.datasets.splits import Split
+from dlbench.datasets.recipe import Part, Recipe
 from dlbench.errors import UserError
 from dlbench.units import format_bytes
 
+__all__ = ["Part", "Recipe", "produce", "require_ours"]
+
 Progress = Callable[[int, int, int], None]
 """Told done samples, all samples, and bytes of what is done; the first time before anything is made."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A piece of a data set that one process writes at once: a file or a folder."""
-
-    name: str
-    """Relative path with `/`, such as `train/density-00000.h5`."""
-    split: Split
-    first: int
-    """Number of its first sample within the split."""
-    count: int
-    """Samples in it."""
-
-
-class Recipe(Protocol):
-    """How a data set is made: picklable, a frozen dataclass.
-
-    It may also have `estimated_bytes` (integer), which is compared with the free space before anything is made, and
-    `distinct_bytes` (integer), the bytes of content before it repeats, which the manifest keeps.
-    """
-
-    @property
-    def kind(self) -> str:
-        """One word for what is made."""
-
-    @property
-    def made_with(self) -> Mapping[str, str | int | float | bool]:
-        """Everything that decides the bytes."""
-
-    def parts(self) -> Sequence[Part]:
-        """All parts, train before validation."""
-
-    def write(self, part: Part, path: Path) -> None:
-        """Writes one part as a whole at `path`, which is not there yet and has the part's last name.
-
-        Runs in a worker process. The bytes depend on the recipe and the part alone.
-        """
-
-    def finish(self, folder: Path) -> None:
-        """Writes small files beside the parts, once all are there."""
 
 
 def produce(
@@ -107,10 +67,14 @@ def produce(
     found = _finished(recipe.kind, made_with, folder)
     if found is None:
         try:
+            there = folder.exists()
             needed = getattr(recipe, "estimated_bytes", estimated_bytes)
             found = _make(recipe, made_with, folder, workers, progress or _silent, needed)
         except OSError as error:
             raise UserError(f"{str(folder)!r}: cannot be made: {error.strerror or error}") from None
+        finally:
+            if not there:
+                _remove_if_empty(folder)
     _remove_journal(folder)
     return found
 
@@ -121,7 +85,8 @@ def require_ours(recipe: Recipe, folder: Path) -> bool:
     Raises:
         UserError: it holds something else.
     """
-    return _finished(recipe.kind, dict(recipe.made_with), folder) is not None
+    # What a set is made with may take seconds to find out.
+    return folder.exists() and _finished(recipe.kind, dict(recipe.made_with), folder) is not None
 
 
 def _silent(done: int, total: int, num_bytes: int) -> None:
@@ -136,13 +101,13 @@ def _finished(kind: str, made_with: Mapping[str, str | int | float | bool], fold
         raise UserError(f"{str(folder)!r} is not a folder")
     manifest = read_manifest(folder)
     if manifest is not None:
-        require_same(folder, "holds", (manifest.kind, manifest.made_with), (kind, made_with))
+        _require_same(folder, "holds", (manifest.kind, manifest.made_with), (kind, made_with))
     elif not Journal.is_in(folder) and any(folder.iterdir()):
         raise UserError(f"{str(folder)!r} exists without a {NAME} of dlbench; give another folder")
     return manifest
 
 
-def require_same(
+def _require_same(
     folder: Path,
     verb: str,
     there: tuple[str, Mapping[str, str | int | float | bool]],
@@ -175,7 +140,7 @@ def _make(
         if (manifest := _finished(recipe.kind, made_with, folder)) is not None:
             return manifest  # another process was faster
         if journal.recipe is not None:
-            require_same(folder, "is the beginning of", journal.recipe, (recipe.kind, made_with))
+            _require_same(folder, "is the beginning of", journal.recipe, (recipe.kind, made_with))
         parts = recipe.parts()
         _check_names(parts)
         state = _State(sum(p.count for p in parts), progress)
@@ -283,6 +248,12 @@ def _complete(
         files=[*in_parts, *beside],
         distinct_bytes=getattr(recipe, "distinct_bytes", None),
     )
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """After a refusal nothing of ours is left, not even the folder."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _remove_journal(folder: Path) -> None:

@@ -15,14 +15,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from dlbench.datasets.journal import Journal
 from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
+from dlbench.datasets.recognition import KINDS, detect
 from dlbench.datasets.splits import NAMES, Split, has_splits, split_folder
 from dlbench.errors import UserError, nearest
 
 Progress = Callable[[str, int, int], None]
 """Told what is counted, how many are done, and how many there are."""
 
-KINDS = ("images", "image-shards", "text", "samples", "density")
 TITLES = {
     "images": "a tree of images",
     "image-shards": "shards of images",
@@ -31,13 +32,6 @@ TITLES = {
     "density": "density volumes",
 }
 _PUBLIC = {"images": "ImageNet-2012", "image-shards": "ImageNet-2012", "density": "cosmoUniverse"}
-_MANIFEST_KINDS = {
-    "images": "images",
-    "image-shards": "image-shards",
-    "text": "text",
-    "pretraining-samples": "samples",
-    "density": "density",
-}
 _AT_ONCE = 1024
 _COUNTED = re.compile(r"(\d+) of (\d+): ")
 
@@ -103,82 +97,13 @@ def verify(
         raise UserError(f"--kind {kind!r}: {nearest(kind, KINDS)}")
     verdict = Verdict(source, kind or detect(source))
     tell = progress or (lambda _what, _done, _of: None)
+    if Journal.is_in(source):
+        verdict.faults.append(f"{Journal.NAME}: the set is not finished; repeat the command that makes it")
     _checksums(verdict, workers, tell)
     for split, folder in _splits(source):
         _verify_split(verdict, split, folder, vocabulary, workers, tell)
     _compare_counts(verdict)
     return verdict
-
-
-def detect(source: Path) -> str:
-    """Which of KINDS lies at a path: by its manifest, else by the files of its (training) folder.
-
-    Raises:
-        UserError: none is recognised.
-    """
-    manifest = read_manifest(source) if source.is_dir() else None
-    if manifest is not None and manifest.kind in _MANIFEST_KINDS:
-        return _MANIFEST_KINDS[manifest.kind]
-    folder = split_folder(source, "train") or source
-    names = (
-        [folder.name] if folder.is_file() else sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
-    )
-    for name in names:
-        found = _kind_of_file(folder if folder.is_file() else folder / name)
-        if found is not None:
-            return found
-    for path in (folder / name for name in names):
-        if path.is_dir():
-            return _kind_of_folder(path)
-    raise UserError(
-        f"{str(source)!r}: no data set that dlbench knows; expected one of {', '.join(KINDS)}, "
-        "with its files in the folder or in train/ and validation/"
-    )
-
-
-def _kind_of_file(path: Path) -> str | None:
-    name = path.name.lower()
-    if not path.is_file():
-        return None
-    if name.endswith((".txt", "corpus.json")) and not name.startswith(("license", "readme")):
-        return "text"
-    if name.endswith(("_x.npy", "_y.npy")):
-        return "density"
-    if name.endswith((".h5", ".hdf5", ".hdf")):
-        return _kind_of_hdf5(path)
-    if name.endswith(".tar"):
-        return "image-shards"
-    if name.endswith((".tfrecord", ".tfrecords", ".gz")) or re.search(r"-\d+-of-\d+$", name):
-        return _kind_of_records(path)
-    return None
-
-
-def _kind_of_folder(path: Path) -> str:
-    """Of a folder inside a set: a class of images, or, one level deep, files of volumes."""
-    inner = (_kind_of_file(p) for p in sorted(path.iterdir()) if not p.name.startswith("."))
-    return "density" if "density" in inner else "images"
-
-
-def _kind_of_hdf5(path: Path) -> str:
-    from dlbench.datasets.hdf5_files import open_hdf5
-
-    try:
-        with open_hdf5(path) as file:
-            return "samples" if "next_sentence_labels" in file else "density"
-    except (OSError, ValueError):
-        # A damaged file has no kind of its own; the name is what dlbench gives to samples.
-        return "samples" if path.name.startswith("samples-") else "density"
-
-
-def _kind_of_records(path: Path) -> str:
-    from dlbench.datasets.tf_example import example_views
-    from dlbench.datasets.tfrecord import read_records
-
-    try:
-        features = example_views(next(iter(read_records(path))))
-    except (OSError, ValueError, StopIteration):
-        return "density" if path.name.startswith("density-") else "image-shards"
-    return "density" if "x" in features else "image-shards"
 
 
 def _splits(source: Path) -> list[tuple[Split | None, Path]]:

@@ -5,7 +5,8 @@ to 100 % of the image at an aspect ratio of 3/4 to 4/3, resized to a square, mir
 is the field's single centre crop: the shorter edge becomes 256/224 of the crop's. Resizing is bilinear with
 anti-aliasing (as Pillow's, to one level). Pixels stay 8-bit, channels last; the device normalises them.
 
-A training crop that would be shrunk by two or more is decoded at a half, a quarter or an eighth of its size; see jpeg_decode.
+A training crop that would be shrunk by two or more is decoded at a half, a quarter or an eighth of its size (see
+jpeg_decode). At 224 pixels that needs crops of 448 pixels or more, so it acts on large photographs only.
 """
 
 from __future__ import annotations
