@@ -22,10 +22,10 @@ BIN := $(VENV)/bin
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
-	$(BIN)/dlbench data demo data
-	$(BIN)/dlbench run resnet50 --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --data data/jpeg --out "$(DEMO_OUT)"
-	$(BIN)/dlbench run bert --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --data data/text --out "$(DEMO_OUT)"
-	$(BIN)/dlbench run cosmoflow --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --data data/density --out "$(DEMO_OUT)"
+	$(BIN)/dlbench data demo data/demo
+	$(BIN)/dlbench run resnet50 --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --data data/demo/images --out "$(DEMO_OUT)"
+	$(BIN)/dlbench run bert --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --data data/demo/text --out "$(DEMO_OUT)"
+	$(BIN)/dlbench run cosmoflow --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --data data/demo/density --out "$(DEMO_OUT)"
 	$(BIN)/dlbench report "$(DEMO_OUT)"
 	$(BIN)/dlbench report "$(DEMO_OUT)" -o "$(DEMO_OUT)/report.html"
 	@echo "The report: $(DEMO_OUT)/report.html"

@@ -21,7 +21,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from dlbench import bundled, errors
 from dlbench.cli import COMMANDS, cli
-from dlbench.datasets import manifest, text_corpus
+from dlbench.datasets import image_shards, journal, manifest, text_corpus
 from dlbench.jobs import box_state
 from dlbench.jobs.slurm import Submission
 from dlbench.node import rendezvous
@@ -49,7 +49,7 @@ FORMS = {
 }
 
 STEP_MEANINGS = {
-    "step": "number of the step, from 0, warm-up included",
+    "step": "number of the step in this run, from 0, warm-up included; a resumed run begins at 0, too",
     "warmup": "1 for a warm-up step, 0 for a measured one",
     "start_ns": "when the step began: CLOCK_MONOTONIC of the rank's machine, ns; comparable within one machine only",
     "step_ns": "start of this step to start of the next, ns",
@@ -115,7 +115,8 @@ def _number(schema: Schema, link: Callable[[str], str]) -> str:
 
 def _array(schema: Schema, link: Callable[[str], str]) -> str:
     if "prefixItems" in schema:
-        return f"list of {len(schema['prefixItems'])}, each {words(schema['prefixItems'][0], link)}"
+        parts = [words(part, link) for part in schema["prefixItems"]]
+        return f"list of {len(parts)}" + (f", each {parts[0]}" if len(set(parts)) == 1 else f": {', '.join(parts)}")
     return f"list of {words(schema['items'], link)}"
 
 
@@ -217,14 +218,15 @@ def _dotted(key: str, field: Schema, owner: Schema, whole: Schema) -> Iterator[t
 
 def _branches(field: Schema, whole: Schema) -> list[Schema]:
     """The specifications a key may hold; none for a plain value."""
-    found = [part["$ref"] for part in field.get("oneOf", [field]) if "$ref" in part]
+    found = [part["$ref"] for part in field.get("oneOf", field.get("anyOf", [field])) if "$ref" in part]
     return [whole["$defs"][reference.rsplit("/", 1)[-1]] for reference in found]
 
 
 def _tag(schema: Schema) -> str:
     for name in ("family", "format"):
-        if "const" in schema["properties"].get(name, {}):
-            return str(schema["properties"][name]["const"])
+        tag = schema["properties"].get(name, {})
+        if "const" in tag or "enum" in tag:
+            return str(tag["const"] if "const" in tag else tag["enum"][0])  # old names come behind
     return ""
 
 
@@ -255,7 +257,8 @@ def format_versions() -> str:
     def stamped(model: type[BaseModel]) -> tuple[str, int]:
         return model.model_fields["format"].default, model.model_fields["version"].default
 
-    corpus = text_corpus.SAVED_FORMAT
+    from dlbench.node.training import checkpoint  # here, for it loads torch
+
     formats: list[tuple[str, str, int]] = [
         ("workload YAML", "dlbench.workload", 1),
         ("system YAML", "dlbench.system", 1),
@@ -266,27 +269,61 @@ def format_versions() -> str:
         ("`submission.json`", *stamped(Submission)),
         ("`rendezvous.json`", rendezvous.FORMAT, rendezvous.VERSION),
         ("`failure.json`", *stamped(Failure)),
+        ("`checkpoints/step-NNNNNNNN.safetensors` (header)", *_pair(checkpoint.FORMAT)),
         ("`manifest.json` of a prepared data set", manifest.FORMAT, manifest.VERSION),
-        ("`corpus.json` of a tokenised text", str(corpus["format"]), int(str(corpus["version"]))),
+        ("`.production.jsonl` of a data set that is being made", journal.FORMAT, journal.VERSION),
+        ("`index.npz` of image shards", *_pair(image_shards._FORMAT)),
+        ("`corpus.json` of a tokenised text", *_pair(text_corpus.SAVED_FORMAT)),
         ("`box.json` of a one-box cluster", box_state._FORMAT, box_state._VERSION),
         ("report as JSON", report_model.FORMAT, report_model.VERSION),
     ]
     return table(("File", "`format`", "`version`"), [(a, f"`{b}`", str(c)) for a, b, c in formats])
 
 
+def _pair(stamp: Mapping[str, object]) -> tuple[str, int]:
+    return str(stamp["format"]), int(str(stamp["version"]))
+
+
+def _every_preset() -> Iterator[Choices]:
+    for path in sorted(bundled.folder("workloads").glob("*.yaml")):
+        file = WorkloadFile(path)
+        yield from (choose(file, name, {}) for name in file.presets)
+
+
 def presets() -> str:
     """The presets of the bundled workloads."""
     rows = []
-    for path in sorted(bundled.folder("workloads").glob("*.yaml")):
-        file = WorkloadFile(path)
-        for name in file.presets:
-            chosen = choose(file, name, {})
-            train, measure = chosen.train, chosen.measure
-            steps = f"{measure.warmup_steps} + {measure.measured_steps}"
-            batch = f"{train.batch_per_rank} {chosen.sample_unit}"
-            about = " ".join(chosen.about.split())
-            rows.append((f"`{chosen.name}`", f"`{name}`", batch, train.optimizer.name, steps, about))
+    for chosen in _every_preset():
+        train, measure = chosen.train, chosen.measure
+        steps = f"{measure.warmup_steps} + {measure.measured_steps}"
+        unit = chosen.sample_unit.removesuffix("s") if train.batch_per_rank == 1 else chosen.sample_unit
+        batch = f"{train.batch_per_rank} {unit}"
+        about = " ".join(chosen.about.split())
+        rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", batch, train.optimizer.name, steps, about))
     return table(("Workload", "Preset", "Batch a rank", "Optimiser", "Warm-up + measured steps", "What it is"), rows)
+
+
+def recipes() -> str:
+    """Learning rate and goal of the presets."""
+    rows = []
+    for chosen in _every_preset():
+        rule, goal = chosen.train.optimizer, chosen.quality
+        assert goal is not None
+        rate = f"{rule.learning_rate:g}"
+        if rule.learning_rate_scaling != "none":
+            rate += f" at a global batch of {rule.reference_batch:,}, scaled: {rule.learning_rate_scaling}"
+        wanted = f"{goal.target:g}" + (" at most" if chosen.model.family == "cosmoflow" else " at least")
+        every = _so_much(goal.evaluate_every_epochs, goal.evaluate_every_samples)
+        most = _so_much(goal.max_epochs, goal.max_samples)
+        rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", rate, wanted, every, most))
+    header = ("Workload", "Preset", "Peak learning rate", "Target", "Evaluated every", "Gives up after")
+    return table(header, rows)
+
+
+def _so_much(epochs: float | None, samples: int | None) -> str:
+    if epochs is None:
+        return f"{samples:,} samples"
+    return f"{epochs:g} epoch" + ("" if epochs == 1 else "s")
 
 
 def patches() -> str:
@@ -348,6 +385,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes,
     "format-versions": format_versions,
     "presets": presets,
+    "recipes": recipes,
     "patches": patches,
     "plan": lambda: model_tables(RunPlan),
     "record": lambda: model_tables(Record),
@@ -357,6 +395,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "model-keys": lambda: dotted_keys(Choices, ("model",)),
     "data-keys": lambda: dotted_keys(Choices, ("data",)),
     "train-keys": lambda: dotted_keys(Choices, ("train",)),
+    "quality-keys": lambda: dotted_keys(Choices, ("quality", "checkpoint")),
     "measure-keys": lambda: dotted_keys(Choices, ("measure", "engine", "layout")),
     "system-keys": lambda: dotted_keys(SystemSpec, SystemSpec.model_fields),
 }

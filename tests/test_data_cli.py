@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import random
 import shutil
 import signal
 import subprocess
@@ -323,6 +324,31 @@ def test_every_bad_file_is_named(cli: Cli, copy: Callable[[str], Path], name: st
     if len({p.name for p in files}) == len(files):
         assert not any(w in done.stdout for w in whole)
     assert "listed above" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["samples", "density"])
+def test_no_damage_of_hdf5_is_a_defect(copy: Callable[[str], Path], name: str) -> None:
+    """Bytes altered, lost, added and zeroed, as disks and interrupted copies leave them."""
+    folder = copy(name)
+    for listing in ("manifest.json", "manifest.files.jsonl"):
+        (folder / listing).unlink()
+    path = min((folder / "train").glob("*.h5"))
+    whole, generator = path.read_bytes(), random.Random(1)
+    found = 0
+    for number in range(200):
+        content, at = bytearray(whole), generator.randrange(min(4096, len(whole)) if number % 2 else len(whole))
+        end = min(len(whole), at + generator.randrange(1, 2000))
+        content[at:end] = {
+            0: bytes(b ^ generator.randrange(256) for b in content[at : at + 1]) + content[at + 1 : end],
+            1: b"",
+            2: generator.randbytes(end - at + 100),
+            3: bytes(end - at),
+        }[generator.randrange(4)]
+        path.write_bytes(content)
+        verdict = verify(folder)
+        assert all(line.startswith(f"train/{path.name}: ") and "\n" not in line for line in verdict.faults)
+        found += bool(verdict.faults)
+    assert found > 150
 
 
 def test_missing_and_added_files_are_found(copy: Callable[[str], Path]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +21,14 @@ from dlbench.datasets import demo
 from dlbench.datasets.demo import DemoData, prepare_demo_data
 from dlbench.datasets.density import index_density
 from dlbench.datasets.jpeg_tree import index_jpeg_tree
-from dlbench.datasets.manifest import read_manifest, verify_manifest, write_manifest
+from dlbench.datasets.manifest import describe_files, read_manifest, verify_manifest, write_manifest
 from dlbench.datasets.photo_crops import PHOTOS, Photo, photo_path
+from dlbench.datasets.production import Part
 from dlbench.datasets.python_topics import topic_sentences
 from dlbench.datasets.text_corpus import TextCorpus, read_corpus, save_corpus
 from dlbench.datasets.vocabulary import SPECIAL, Vocabulary, load_vocabulary
 from dlbench.errors import EnvironmentLacksError, UserError
+from tests.noise_recipe import Noise
 
 h5py = pytest.importorskip("h5py")
 pytest.importorskip("tokenizers")
@@ -270,98 +275,96 @@ def test_damaged_vocabularies_are_named(tmp_path: Path) -> None:
 
 
 def test_demo_data_are_whole_and_licensed(demo_data: DemoData) -> None:
-    tree = index_jpeg_tree(demo_data.jpeg)
-    assert (len(tree.classes), tree.num_samples) == (10, 400)
-    licences = (demo_data.jpeg / "LICENSES.txt").read_text(encoding="utf-8")
+    licences = (demo_data.images / "LICENSES.txt").read_text(encoding="utf-8")
     assert all(f"{photo.class_name}: " in licences for photo in PHOTOS)
     assert "Python Software Foundation License" in (demo_data.text / "LICENSES").read_text(encoding="utf-8")
-    index = index_density(demo_data.density)
-    assert (index.num_samples, index.size, index.channels, index.num_targets) == (64, 32, 4, 4)
-    assert not index.chunks_span_samples
-    for folder in (demo_data.jpeg, demo_data.text, demo_data.density):
+    for split, images, volumes in (("train", 400, 128), ("validation", 100, 32)):
+        tree = index_jpeg_tree(demo_data.images / split)
+        assert (len(tree.classes), tree.num_samples) == (10, images)
+        index = index_density(demo_data.density / split)
+        assert (index.num_samples, index.size, index.channels, index.num_targets) == (volumes, 32, 4, 4)
+        assert not index.chunks_span_samples
+    for folder in (demo_data.images, demo_data.text, demo_data.density):
         assert verify_manifest(folder) == []
-    manifest = read_manifest(demo_data.jpeg)
+    manifest = read_manifest(demo_data.images)
     assert manifest is not None
-    assert manifest.counts == {"classes": 10, "images": 400}
-    everything = demo_data.jpeg.parent
-    assert sum(p.stat().st_size for p in everything.rglob("*") if p.is_file()) < 20e6
-    assert sorted(p.name for p in everything.iterdir()) == ["density", "jpeg", "text"]
+    assert manifest.counts == {"train": 400, "validation": 100}
+    everything = demo_data.images.parent
+    assert sorted(p.name for p in everything.iterdir()) == ["density", "images", "text"]
 
 
 def test_demo_images_vary_in_size(demo_data: DemoData) -> None:
     from PIL import Image
 
     sizes = set()
-    for path in (demo_data.jpeg / "cat").iterdir():
+    for path in (demo_data.images / "train" / "cat").iterdir():
         with Image.open(path) as image:
             assert image.mode == "RGB"
             sizes.add(image.size)
     assert len(sizes) > 10
-    assert all(96 <= w == h <= 128 for w, h in sizes)
+    assert all(96 <= side <= 128 for size in sizes for side in size)
 
 
 def test_demo_text_covers_the_bundled_vocabulary(demo_data: DemoData, vocabulary: Vocabulary) -> None:
-    corpus = read_corpus(demo_data.text, vocabulary)
+    corpus = read_corpus(demo_data.text / "train", vocabulary)
     assert corpus.num_documents > 70
     assert len(corpus.tokens) > 90_000
     assert (corpus.tokens == 1).mean() < 0.001
     assert len(np.unique(corpus.tokens)) > 3000
+    validation = read_corpus(demo_data.text / "validation", vocabulary)
+    assert validation.num_documents == pytest.approx(corpus.num_documents / 9, abs=1)
 
 
 def test_second_call_makes_nothing_and_other_seeds_are_refused(
     demo_data: DemoData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, lines = demo_data.jpeg.parent, list[str]()
-    for name in ("write_photo_tree", "write_python_topics", "write_density_fields"):
-        monkeypatch.setattr(demo, name, None)
+    folder, lines = demo_data.images.parent, list[str]()
+    monkeypatch.setattr(demo, "produce", None)
     assert prepare_demo_data(folder, progress=lines.append) == demo_data
-    assert lines == []
-    with pytest.raises(UserError, match=r"asked for demo-jpeg with .*'seed': 1"):
+    with pytest.raises(UserError, match=r"images' holds a data set with seed 0, asked for 1"):
         prepare_demo_data(folder, seed=1)
+    assert lines == []
 
 
-def test_demo_text_and_fields_depend_on_the_seed_alone(
-    demo_data: DemoData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo, "IMAGES_PER_CLASS", 2)
-    again = prepare_demo_data(tmp_path / "again")
-    for name in ("text", "density"):
-        first, second = read_manifest(getattr(demo_data, name)), read_manifest(getattr(again, name))
-        assert first == second
-    other = prepare_demo_data(tmp_path / "other", seed=1)
-    assert read_manifest(other.density) != read_manifest(again.density)
-    one, two = (d.jpeg / "cat" / "cat-000.jpg" for d in (again, other))
-    assert one.read_bytes() == (demo_data.jpeg / "cat" / "cat-000.jpg").read_bytes()
-    assert one.read_bytes() != two.read_bytes()
+def test_demo_data_depend_on_the_seed_alone(demo_data: DemoData, tmp_path: Path) -> None:
+    for name, recipe in demo.recipes(0).items():
+        made = read_manifest(getattr(demo_data, name))
+        assert made is not None
+        assert dict(made.made_with) == dict(recipe.made_with)
+    # A file of each, as another process on another day would write it, and with another seed.
+    for name, number in (("images", 0), ("density", 3)):
+        for seed in (0, 1):
+            recipe = demo.recipes(seed)[name]
+            part = recipe.parts()[number]
+            written = tmp_path / str(seed) / name
+            written.parent.mkdir(exist_ok=True)
+            recipe.write(part, written)
+            assert (digests(written) == digests(getattr(demo_data, name) / part.name)) is (seed == 0)
 
 
-def test_failed_preparation_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "IMAGES_PER_CLASS", 1)
+def digests(path: Path) -> list[tuple[str, str]]:
+    """Files below a folder (or one file) with their SHA-256, without the name of the file itself."""
+    return [(entry.path if path.is_dir() else "", entry.sha256) for entry in describe_files(path)]
 
-    def full(folder: Path) -> dict[str, int]:
-        (folder / "half").write_text("half", encoding="utf-8")
+
+def test_a_set_that_cannot_be_made_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = demo.recipes(0)
+    small = {"images": replace(whole["images"], train_images=20, validation_images=10), "text": FullDisk()}
+    monkeypatch.setattr(demo, "recipes", lambda _seed: small)
+    with pytest.raises(UserError, match="cannot be made: No space left on device"):
+        prepare_demo_data(tmp_path)
+    assert verify_manifest(tmp_path / "images") == []
+    assert read_manifest(tmp_path / "text") is None
+    assert list((tmp_path / "text").rglob("half")) == []
+
+
+class FullDisk(Noise):
+    """A recipe that the disk has no room for."""
+
+    def write(self, part: Part, path: Path) -> None:
+        path.mkdir()
+        (path / "half").write_text("half", encoding="utf-8")
         raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(demo, "write_python_topics", full)
-    with pytest.raises(UserError, match="text': cannot be made: No space left on device"):
-        prepare_demo_data(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["jpeg"]
-    (tmp_path / "text").mkdir()
-    with pytest.raises(UserError, match=r"text' exists without a manifest.json of dlbench; give another folder"):
-        prepare_demo_data(tmp_path)
-
-
-def test_faster_process_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rival(folder: Path) -> dict[str, int]:
-        monkeypatch.undo()
-        prepare_demo_data(tmp_path)
-        (folder / "late").write_text("late", encoding="utf-8")
-        return {}
-
-    monkeypatch.setattr(demo, "write_python_topics", rival)
-    data = prepare_demo_data(tmp_path)
-    assert not (data.text / "late").exists()
-    assert verify_manifest(data.text) == []
 
 
 def test_missing_photographs_name_the_remedy() -> None:
@@ -404,9 +407,40 @@ def test_foreign_manifests_are_refused(tmp_path: Path, content: str) -> None:
 def test_other_forms_of_manifests_are_refused(tmp_path: Path) -> None:
     write_manifest(tmp_path, kind="test", made_with={}, counts={})
     path = tmp_path / "manifest.json"
-    path.write_text(path.read_text(encoding="ascii").replace('"version": 1', '"version": 2'), encoding="ascii")
-    with pytest.raises(UserError, match=r"version 2; expected 'dlbench.dataset', version 1"):
-        read_manifest(tmp_path)
+    whole = path.read_text(encoding="ascii")
+    for change, told in (
+        (('"version": 2', '"version": 3'), "'dlbench.dataset', version 3; expected 'dlbench.dataset', version 2"),
+        (('"dlbench.dataset"', '"other"'), "format 'other', version 2"),
+    ):
+        path.write_text(whole.replace(*change), encoding="ascii")
+        with pytest.raises(UserError, match=told):
+            read_manifest(tmp_path)
+
+
+# Samples of both forms, made by the writers of their time; see tests/data/formats
+FORMATS = Path(__file__).parent / "data" / "formats" / "dataset"
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_samples_of_every_form_of_manifest_still_read(tmp_path: Path, form: int) -> None:
+    folder = tmp_path / "set"
+    shutil.copytree(FORMATS / f"v{form}", folder)
+    content = json.loads((folder / "manifest.json").read_text(encoding="ascii"))
+    assert (content["format"], content["version"]) == ("dlbench.dataset", form)
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert (manifest.kind, dict(manifest.made_with), dict(manifest.counts)) == (
+        "test",
+        {"generator": "by hand", "seed": 7},
+        {"train": 2, "validation": 1},
+    )
+    assert (manifest.num_files, manifest.num_bytes) == (3, 3)
+    assert manifest.distinct_bytes == (None if form == 1 else 2)
+    # The digest of the list says the same of both, for the files are the same.
+    assert manifest.files_sha256 == "62bd8b8b6c7d0b9821b1f70f702127590f1ad901b2f2244435c2b0bb72280b92"
+    assert verify_manifest(folder) == []
+    (folder / "train" / "b.txt").write_bytes(b"x")
+    assert verify_manifest(folder) == ["train/b.txt: altered (SHA-256 differs)"]
 
 
 def test_folder_without_manifest(tmp_path: Path) -> None:

@@ -296,6 +296,51 @@ def test_damage_is_told_by_name_and_never_trained(tmp_path: Path, name: str, dam
         assert line.startswith(f"{victim.name}: ")
 
 
+@pytest.mark.parametrize("ours", [True, False])
+def test_flipped_bytes_of_hdf5_are_told_and_never_a_defect(tmp_path: Path, ours: bool) -> None:
+    """What dlbench writes has checksums everywhere; other files need not, but damage is a line there, too."""
+    if ours:
+        recipe = DensityRecipe(num_train=4, num_validation=0, size=8, samples_per_file=4, wide=True)
+        recipe.write(recipe.parts()[0], tmp_path / "a.h5")
+    else:
+        x, y = samples(4)
+        write_hdf5(tmp_path / "a.h5", x=x, y=y)
+    path = tmp_path / "a.h5"
+    whole, generator = path.read_bytes(), np.random.default_rng(1)
+    reader = DensityReader(index_density(tmp_path))
+    stored = [tuple(part.tobytes() for part in reader.read(number)) for number in range(4)]
+    reader.close()
+    told = 0
+    for _ in range(150):
+        content = bytearray(whole)
+        place = int(generator.integers(2048 if generator.random() < 0.5 else len(whole)))
+        content[place] ^= int(generator.integers(1, 256))
+        path.write_bytes(content)
+        lines = verify_density(tmp_path, None, 1)
+        assert all(line.startswith("a.h5: ") and "\n" not in line for line in lines)
+        told += bool(lines)
+        try:
+            index = index_density(tmp_path)
+        except UserError as error:
+            assert "a.h5" in str(error)
+            assert "\n" not in str(error)
+            assert lines
+            continue
+        volumes_of = VolumeReader(index)
+        for number in range(index.num_samples):
+            try:
+                volumes_of.read((0, number))
+            except BadSampleError as error:
+                assert "\n" not in str(error)
+                assert lines
+        volumes_of.close()
+        if ours and not lines:
+            reader = DensityReader(index)
+            assert [tuple(part.tobytes() for part in reader.read(number)) for number in range(4)] == stored
+            reader.close()
+    assert told > 20
+
+
 def test_damaged_npy_is_told_where_its_form_shows_it(tmp_path: Path) -> None:
     as_npy(tmp_path, *samples(3))
     victim = tmp_path / "b_x.npy"

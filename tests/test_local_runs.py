@@ -26,7 +26,7 @@ COSMO = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic")
 @pytest.fixture(scope="module")
 def demo_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = prepare_demo_data(tmp_path_factory.mktemp("data"))
-    return {"resnet50": made.jpeg, "bert": made.text, "cosmoflow": made.density}
+    return {"resnet50": made.images, "bert": made.text, "cosmoflow": made.density}
 
 
 def only_runs(folder: Path, count: int) -> list[Run]:

@@ -24,7 +24,7 @@ from dlbench.node.data import jpeg, reader
 from dlbench.node.data.density import VolumeReader
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import BadSampleError, BatchReader, Sample
-from dlbench.node.data.sharding import Key, ShardedOrder
+from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.node.data.source import BatchSource, build_source
 from dlbench.node.data.synthetic import POOL_BATCHES
 from dlbench.node.models.build import build_model, loss_for
@@ -65,14 +65,21 @@ def test_each_sample_once_an_epoch_and_equal_ranks(
 ) -> None:
     num = world_size * batch_size + extra
     orders = [
-        ShardedOrder(num, batch_size=batch_size, rank=r, world_size=world_size, seed=seed, drop_last=drop_last)
+        ShardedOrder(
+            num,
+            batch_size=batch_size,
+            rank=r,
+            world_size=world_size,
+            seed=seed,
+            drop_last=drop_last,
+            start=Position(epoch=epoch),
+        )
         for r in range(world_size)
     ]
     taken: list[int] = []
     sizes = set()
     for order in orders:
-        per_epoch = order.batches_per_epoch
-        batches = list(itertools.islice(order.batches(epoch * per_epoch), per_epoch))
+        batches = list(itertools.islice(order.batches(), order.batches_per_epoch))
         assert {key[0] for batch in batches for key in batch} == {epoch}
         taken += [key[1] for batch in batches for key in batch]
         sizes.add(tuple(map(len, batches)))
@@ -87,13 +94,15 @@ def test_each_sample_once_an_epoch_and_equal_ranks(
 
 
 def test_epochs_differ_and_a_start_is_reached_directly() -> None:
-    order = ShardedOrder(23, batch_size=2, rank=1, world_size=3, seed=5)
+    about: dict[str, Any] = {"batch_size": 2, "rank": 1, "world_size": 3, "seed": 5}
+    order = ShardedOrder(23, **about)
     assert order.batches_per_epoch == 3
     assert order.dropped_per_epoch == 5
     assert not np.array_equal(order.epoch(0), order.epoch(1))
     all_batches = list(itertools.islice(order.batches(), 9))
-    for start in range(7):
-        assert list(itertools.islice(order.batches(start), 2)) == all_batches[start : start + 2]
+    for num in range(7):
+        later = ShardedOrder(23, **about, start=order.position(num))
+        assert list(itertools.islice(later.batches(), 2)) == all_batches[num : num + 2]
 
 
 def test_too_few_samples_name_the_counts() -> None:
@@ -221,7 +230,9 @@ def test_the_same_batches_from_any_number_of_processes(jpeg_folder: Path) -> Non
         assert same(batches, reference)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not same(take(jpeg_source(jpeg_folder, seed=4), 7), reference)
-    assert same(take(jpeg_source(jpeg_folder, start_batch=4), 3), reference[4:])
+    order = jpeg_source(jpeg_folder).order
+    assert order is not None
+    assert same(take(jpeg_source(jpeg_folder, start=order.position(4)), 3), reference[4:])
 
 
 def test_augmentation_belongs_to_epoch_and_sample_not_to_the_rank(jpeg_folder: Path) -> None:

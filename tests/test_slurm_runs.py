@@ -23,8 +23,8 @@ BOUND_S = 240
 
 
 @pytest.fixture(scope="module")
-def jpegs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare_demo_data(tmp_path_factory.mktemp("data")).jpeg
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_demo_data(tmp_path_factory.mktemp("data")).images
 
 
 def wait_for(folder: Path, count: int) -> list[Run]:
@@ -45,10 +45,10 @@ def wait_for(folder: Path, count: int) -> list[Run]:
 @pytest.mark.horovod
 @pytest.mark.parametrize("launcher", ["srun-mpi", "srun-gloo"])
 def test_resnet_on_one_and_two_nodes(
-    cli: Cli, slurm_box: Box, tmp_path: Path, jpegs: Path, launcher: str, horovod_installed: None
+    cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, launcher: str, horovod_installed: None
 ) -> None:
     command = ("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1,2", "--launcher", launcher)
-    command += ("--data", str(jpegs), "--series", "nightly", *SHORT)
+    command += ("--data", str(images), "--series", "nightly", *SHORT)
     promised = cli(*command, "--dry-run")
     assert promised.returncode == 0, promised.stderr
     assert not (tmp_path / "runs").exists()

@@ -463,9 +463,8 @@ def test_a_file_as_nvidia_writes_it(tmp_path: Path, predictions: int) -> None:
     assert verify_text(path, "english-4096") == []
 
 
-def test_a_file_of_variable_length(tmp_path: Path) -> None:
-    fixed = foreign(tmp_path)
-    path = tmp_path / "eval_varlength.hdf"
+def variable(fixed: Path, path: Path) -> None:
+    """The samples of a file of the fixed layout in that of variable length."""
     with h5py.File(fixed) as old, h5py.File(path, "w") as new:
         for key, dtype, length in (
             ("input_ids", "int16", 60),
@@ -477,6 +476,12 @@ def test_a_file_of_variable_length(tmp_path: Path) -> None:
             for row in range(5):
                 made[row] = old[key][row, :length]
         new.create_dataset("next_sentence_labels", data=old["next_sentence_labels"][...], dtype="i1")
+
+
+def test_a_file_of_variable_length(tmp_path: Path) -> None:
+    fixed = foreign(tmp_path)
+    path = tmp_path / "eval_varlength.hdf"
+    variable(fixed, path)
     one, other = (open_text(p, BERT, text_spec(), 0, training=True) for p in (fixed, path))
     for row in range(5):
         a, b = one.read((0, row)).arrays, other.read((0, row)).arrays
@@ -561,6 +566,79 @@ def test_truncated_and_foreign_files(tmp_path: Path) -> None:
     assert "truncated" in line
     path.write_bytes(b"no HDF5")
     with pytest.raises(UserError, match=r"part_00000_of_00500.hdf5': "):
+        open_text(path, BERT, text_spec(), 0, training=True)
+
+
+def flipped(path: Path, whole: bytes, generator: np.random.Generator) -> None:
+    """Writes the file again with one other byte; half of them lie where its metadata begin."""
+    content = bytearray(whole)
+    place = int(generator.integers(min(4096, len(whole)) if generator.random() < 0.5 else len(whole)))
+    content[place] ^= int(generator.integers(1, 256))
+    path.write_bytes(content)
+
+
+def values(path: Path) -> dict[str, Any]:
+    with h5py.File(path) as file:
+        return {key: file[key][...].tolist() for key in file}
+
+
+def test_every_flipped_byte_of_our_files_is_found_or_does_no_harm(recipe: SamplesRecipe, tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    recipe.write(replace(recipe.parts()[-1], name="validation/samples-00000.h5"), path)
+    whole, stored, generator = path.read_bytes(), values(path), np.random.default_rng(1)
+    found = 0
+    for _ in range(150):
+        flipped(path, whole, generator)
+        lines = verify_text(path, "english-4096")
+        assert all(line.startswith("a.h5: ") and "\n" not in line for line in lines)
+        found += bool(lines)
+        assert lines or values(path) == stored
+    assert found > 120
+
+
+@pytest.mark.parametrize("layout", ["ours", "fixed", "variable"])
+def test_damage_is_one_line_and_never_a_defect(recipe: SamplesRecipe, tmp_path: Path, layout: str) -> None:
+    path = tmp_path / "a.h5"
+    if layout == "ours":
+        recipe.write(recipe.parts()[-1], path)
+    else:
+        fixed = foreign(tmp_path)
+        (fixed.rename if layout == "fixed" else lambda new: variable(fixed, new))(path)
+        fixed.unlink(missing_ok=True)
+    whole, generator = path.read_bytes(), np.random.default_rng(2)
+    told = 0
+    for _ in range(150):
+        flipped(path, whole, generator)
+        assert all("\n" not in line for line in verify_text(path, "english-4096"))
+        try:
+            data = open_text(path, BERT, text_spec(), 0, training=True)
+        except UserError as error:
+            assert repr(str(path)) in str(error)
+            assert "\n" not in str(error)
+            told += 1
+            continue
+        for row in range(0, data.num_samples, 5):
+            try:
+                data.read((0, row))
+            except BadSampleError as error:
+                assert str(error).startswith(f"{str(path)!r}, row {row}: ")
+                assert "\n" not in str(error)
+                told += 1
+        data.close()
+    assert told > 10
+
+
+def test_a_shape_that_no_file_can_hold_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        for key, dtype in (("input_ids", "i4"), ("input_mask", "i1"), ("segment_ids", "i1")):
+            file.create_dataset(key, (2, 1 << 40), dtype, chunks=(1, 64))
+        for key in ("masked_lm_positions", "masked_lm_ids"):
+            file.create_dataset(key, (2, 10), "i4", chunks=(1, 10))
+        file.create_dataset("next_sentence_labels", (2,), "i1", chunks=(1,))
+    (line,) = verify_text(path)
+    assert line.startswith("a.h5: input_ids of shape (2, 1099511627776) cannot lie in a file of ")
+    with pytest.raises(UserError, match=r"a.h5': input_ids of shape \(2, 1099511627776\) cannot lie in a file"):
         open_text(path, BERT, text_spec(), 0, training=True)
 
 

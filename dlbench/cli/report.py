@@ -42,8 +42,9 @@ _CHARTS = ("altair", "vl_convert")
 )
 @click.option(
     "--table",
-    type=click.Choice(["points", "parts", "runs"]),
-    help="Which table CSV holds: scaling points (default), parts of a step, or runs.",
+    type=click.Choice(["points", "parts", "runs", "quality", "evaluations"]),
+    help="Which table CSV holds: scaling points (default), parts of a step, runs, quality of points, or every "
+    "evaluation.",
 )
 def report(runs: Path, output: Path | None, format_name: FormatName | None, table: TableName | None) -> None:
     """Turn the runs in folder RUNS into a report: scaling, where the time goes, and how far to trust it.

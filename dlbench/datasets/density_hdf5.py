@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.datasets.density_shape import FileShape, Volume
-from dlbench.datasets.hdf5_files import OpenFiles, open_hdf5
+from dlbench.datasets.hdf5_files import OpenFiles, damage_told, open_hdf5, require_plausible
 
 LAYOUT = ".h5 files with x (int16, (n, S, S, S, C)) and y (float32, (n, T))"
 SUFFIXES = (".h5", ".hdf5")
@@ -26,7 +26,7 @@ def inspect(path: Path) -> FileShape:
         ValueError: it is not HDF5, or lacks `x` or `y`, or has them in another type or shape.
     """
     try:
-        with open_hdf5(path) as file:
+        with damage_told(), open_hdf5(path) as file:
             x, y = _dataset(file, "x", "int16", (4, 5)), _dataset(file, "y", "float32", (1, 2))
             shape, several = x.shape, x.ndim == 5
             spans = bool(several and x.chunks and x.chunks[0] > 1)
@@ -46,7 +46,7 @@ def inspect(path: Path) -> FileShape:
 def file_volumes(path: Path) -> Iterator[Volume]:
     """All samples of a file, in order; raises as `inspect` does."""
     num = inspect(path).num
-    with open_hdf5(path) as file:
+    with damage_told(), open_hdf5(path) as file:
         for place in range(num):
             yield _sample(file, place)
 
@@ -54,11 +54,14 @@ def file_volumes(path: Path) -> Iterator[Volume]:
 def _dataset(file: Any, key: str, dtype: str, dimensions: tuple[int, ...]) -> Any:
     import h5py
 
-    found = file.get(key)
+    if key not in file:  # not `get`, which would hide damage
+        raise ValueError(f"no dataset {key!r}; expected {LAYOUT}")
+    found = file[key]
     if not isinstance(found, h5py.Dataset):
         raise ValueError(f"no dataset {key!r}; expected {LAYOUT}")  # noqa: TRY004 -- it is the file that is wrong
     if found.dtype != dtype or found.ndim not in dimensions:
         raise ValueError(f"{key} is {found.dtype} of shape {found.shape}; expected {LAYOUT}")
+    require_plausible(found)
     return found
 
 
@@ -77,10 +80,11 @@ class Hdf5Volumes:
         """The sample at a place of a file; HDF5 itself refuses a place beyond its end.
 
         Raises:
-            OSError: the file is damaged or has gone; the message is HDF5's.
-            KeyError, ValueError or IndexError: `x` or `y` or the place has gone from the file.
+            OSError: the file is damaged or has gone, or `x` or `y` from it; the message is HDF5's.
+            ValueError: the place has gone from the file.
         """
-        return _sample(self._files.get(path), place)
+        with damage_told():
+            return _sample(self._files.get(path), place)
 
     def close(self) -> None:
         """Closes all files; reading again opens them again."""

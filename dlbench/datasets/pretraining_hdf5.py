@@ -3,7 +3,7 @@
 - fixed: `input_ids` int32 (n, S), `input_mask` int8 (n, S), `segment_ids` int8 (n, S), `masked_lm_positions` int32
   (n, P), `masked_lm_ids` int32 (n, P), `next_sentence_labels` int8 (n,), 1 if B is random. Unused predictions have
   position 0, which [CLS] holds. Written by `create_pretraining_data.py` of NVIDIA's DeepLearningExamples (BERT for
-  PyTorch) and of their MLPerf Training submissions. dlbench writes this layout, uncompressed.
+  PyTorch) and of their MLPerf Training submissions. dlbench writes this layout, uncompressed, with checksums.
 - variable length: the same without `input_mask`; `input_ids` (int16), `segment_ids` (int8), `masked_lm_positions` and
   `masked_lm_ids` (int16) are HDF5 variable-length types (n,) without padding. Written by `convert_fixed2variable.py`
   and `pick_eval_samples_varlength.py` of their MLPerf submissions from v1.1 on. Only read here. The packed layout of
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.hdf5_files import OpenFiles, open_hdf5
+from dlbench.datasets.hdf5_files import OpenFiles, damage_told, make_hdf5, open_hdf5, require_plausible
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ _TYPES = {
 }
 _BLOCK = 4096
 """Rows checked at a time."""
+_CHUNK = 16
+"""Rows that share a checksum: one row is read with its few neighbours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ def index_samples(source: Path) -> SamplesIndex:
     digest, shapes = hashlib.sha256(), []
     for path in files:
         try:
-            with open_hdf5(path) as file:
+            with damage_told(), open_hdf5(path) as file:
                 shapes.append(inspect_samples(file))
         except (OSError, ValueError) as error:
             raise UserError(f"{str(path)!r}: {_first_line(error)}") from None
@@ -142,8 +144,7 @@ def inspect_samples(file: Any) -> FileShape:
     import h5py
 
     def found(key: str) -> Any:
-        dataset = file.get(key)
-        if isinstance(dataset, h5py.Dataset):
+        if key in file and isinstance(dataset := file[key], h5py.Dataset):  # not `get`, which would hide damage
             return dataset
         raise ValueError(f"no dataset {key!r}; expected {LAYOUT}")
 
@@ -160,6 +161,7 @@ def inspect_samples(file: Any) -> FileShape:
         if dtype is None or dtype.kind not in "iu" or dataset.ndim != dimensions:
             form = "variable-length integers" if ragged else f"{_TYPES[key]} of {dimensions} dimensions"
             raise ValueError(f"{key} is {dataset.dtype} of shape {dataset.shape}; expected {form}")
+        require_plausible(dataset)
         sizes[key] = dataset.shape
     rows = sizes["input_ids"][0]
     for key, size in sizes.items():
@@ -191,11 +193,12 @@ class SampleRows:
         """One sample as arrays (1, S), (1, P) and (1,) int64, by the names of the fixed layout.
 
         Raises:
-            OSError, KeyError: the file is damaged or has gone.
+            OSError: the file is damaged or has gone.
             ValueError: a row of variable length is too long.
         """
         path, row = self.index.locate(index)
-        return read_rows(self._open(path), row, row + 1, self._sequence_length, self._max_predictions)
+        with damage_told():
+            return read_rows(self._open(path), row, row + 1, self._sequence_length, self._max_predictions)
 
     def close(self) -> None:
         """Closes all files; reading again opens them again."""
@@ -294,7 +297,7 @@ def row_faults(rows: Rows, vocab_size: int | None) -> Iterator[tuple[int, str]]:
 def file_fault(path: Path, vocab_size: int | None) -> str | None:
     """Reads a whole file; what is wrong with it, or none. Counts bad rows and describes the first."""
     try:
-        with open_hdf5(path) as file:
+        with damage_told(), open_hdf5(path) as file:
             shape = inspect_samples(file)
             longest = shape.sequence_length or max(len(ids) for ids in file["input_ids"])
             predictions = shape.max_predictions or max(1, *(len(p) for p in file["masked_lm_positions"]))
@@ -320,13 +323,12 @@ def file_fault(path: Path, vocab_size: int | None) -> str | None:
 def write_samples(path: Path, samples: list[dict[str, NDArray[Any]]]) -> None:
     """Writes samples, as `SampleMaker.sample` makes them, in the fixed layout.
 
-    Uncompressed and contiguous: a row is read without unpacking its neighbours, and the bytes depend on the samples
-    and the version of the HDF5 library alone.
+    Uncompressed, with a checksum for every few rows: a flipped byte is found, and a row is read without unpacking many
+    others. The bytes depend on the samples and the version of the HDF5 library alone.
 
     Raises:
         OSError: the file exists already, or the disk refuses.
     """
-    import h5py
     import numpy as np
 
     names = {
@@ -337,6 +339,9 @@ def write_samples(path: Path, samples: list[dict[str, NDArray[Any]]]) -> None:
         "masked_lm_ids": "masked_ids",
         LABEL: "next_sentence",
     }
-    with h5py.File(path, "x") as file:
+    with make_hdf5(path) as file:
         for key, name in names.items():
-            file.create_dataset(key, data=np.stack([sample[name] for sample in samples]).astype(_TYPES[key]))
+            rows = np.stack([sample[name] for sample in samples]).astype(_TYPES[key])
+            # Labels take a byte a row: more of them to a checksum.
+            chunk = min(len(rows), _BLOCK if key == LABEL else _CHUNK)
+            file.create_dataset(key, data=rows, chunks=(chunk, *rows.shape[1:]), fletcher32=True)

@@ -6,10 +6,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-from tests.bench import spine
+from tests.bench import spine, workloads
 from tests.bench.figures import Figure, save
 
-AREAS: dict[str, Callable[[], Iterator[Figure]]] = {"spine": spine.measure}
+AREAS: dict[str, Callable[[], Iterator[Figure]]] = {"spine": spine.measure, "workloads": workloads.figures}
 
 
 def main(names: list[str]) -> int:

@@ -77,7 +77,7 @@ def loop_cost() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         data = prepare_demo_data(folder / "data")
-        sources = {"resnet50": data.jpeg, "bert": data.text, "cosmoflow": data.density}
+        sources = {"resnet50": data.images, "bert": data.text, "cosmoflow": data.density}
         for workload, source in sources.items():
             for ranks in (1, 2):
                 yield _loop_cost(workload, ranks, source, folder)
