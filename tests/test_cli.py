@@ -14,10 +14,15 @@ from typing import Any
 import pytest
 
 from dlbench.cli import COMMANDS
+from dlbench.cli import run as run_module
+from dlbench.jobs import local
+from dlbench.records import folder
+from dlbench.records.folder import RunFolder
+from dlbench.specs.plan import RunPlan
 from dlbench.specs.yamlfile import parse_yaml
 from tests import run_factory
 from tests.conftest import ROOT, Cli
-from tests.run_factory import NOW, Story, constant, write_run, write_unfinished
+from tests.run_factory import NOW, Story, Training, constant, quality_plans, write_run, write_unfinished
 
 TIMES = constant([1, 0, 3, 5, 0, 1])
 COSMO = ("run", "cosmoflow", "--preset", "ci", "--engine", "single")
@@ -357,6 +362,48 @@ def test_a_dry_run_of_run_prints_what_would_start(cli: Cli, tmp_path: Path) -> N
 # Status
 
 
+@pytest.mark.parametrize("bar", [False, True])
+def test_runs_to_a_quality_say_what_they_came_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bar: bool
+) -> None:
+    values = iter([(0.2, 0.55), (0.2, 0.3), (None,)])
+
+    def create(root: Path, plan: RunPlan) -> RunFolder:
+        return write_run(root, plan, TIMES, Story(training=Training(values=next(values), every=4000)))
+
+    # Everything is real but the ranks.
+    monkeypatch.setattr(folder, "create", create)
+    monkeypatch.setattr(local, "run", lambda plan, made, tell: local._verdict(made, ""))
+    monkeypatch.setattr(run_module.signal, "signal", lambda number, action: None)
+    monkeypatch.setenv("COLUMNS", "200")
+    code = run_module._run_all(quality_plans(points=(1,), repeats=3), tmp_path / "runs", fail_fast=True, bar=bar)
+    assert code == 0
+    said = capsys.readouterr().err
+    for words in (
+        ": reached 0.5 top1 after 8,000 samples",
+        ": did NOT reach 0.5 top1 within 8,000 samples; the last evaluation is 0.3",
+        ": did NOT reach 0.5 top1 within 4,000 samples; the last evaluation is not finite",
+    ):
+        assert sum(line.rstrip().endswith(words) for line in said.splitlines()) == 1
+    assert f"3 of 3 runs valid, 2 of them did NOT reach the quality, in {tmp_path / 'runs'}; next: dlbench rep" in said
+
+
+def test_a_run_of_speed_says_nothing_of_quality(tmp_path: Path) -> None:
+    (plan,) = plans(points=(1,), repeats=1)
+    assert local._verdict(write_run(tmp_path, plan, TIMES), "").quality == ""
+
+
+def test_csv_holds_the_tables_of_quality(cli: Cli, tmp_path: Path) -> None:
+    for plan in quality_plans(points=(1,), repeats=2):
+        write_run(tmp_path / "runs", plan, TIMES, Story(training=Training(values=(0.2, 0.55))))
+    for table, lines, column in (("quality", 2, "time_to_quality_s"), ("evaluations", 5, "value")):
+        done = cli("report", "runs", "--format", "csv", "--table", table)
+        assert (done.returncode, done.stderr) == (0, "")
+        header, *rows = done.stdout.splitlines()
+        assert column in header.split(",")
+        assert len(rows) == lines - 1
+
+
 def test_status_of_an_empty_folder(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     done = cli("status")
@@ -504,7 +551,7 @@ def test_doctor_tells_what_is_here_and_the_remedy_for_what_is_not(cli: Cli) -> N
         assert finding["state"] != "absent" or finding["needed_for"], finding
     states = {finding["name"]: finding["state"] for finding in findings}
     assert states["Python"] == "ok"
-    assert {"Cores", "PyTorch", "Horovod", "MPI", "Slurm", "NVML", "Analysis", "Data"} <= set(states)
+    assert {"Cores", "PyTorch", "Horovod", "MPI", "Slurm", "NVML", "Analysis", "Data", "Checkpoints"} <= set(states)
     assert done.returncode == (5 if "problem" in states.values() else 0)
 
 

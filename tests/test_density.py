@@ -311,6 +311,7 @@ def test_flipped_bytes_of_hdf5_are_told_and_never_a_defect(tmp_path: Path, ours:
     stored = [tuple(part.tobytes() for part in reader.read(number)) for number in range(4)]
     reader.close()
     told = 0
+    said: list[tuple[str, list[str]]] = []
     for _ in range(150):
         content = bytearray(whole)
         place = int(generator.integers(2048 if generator.random() < 0.5 else len(whole)))
@@ -322,23 +323,22 @@ def test_flipped_bytes_of_hdf5_are_told_and_never_a_defect(tmp_path: Path, ours:
         try:
             index = index_density(tmp_path)
         except UserError as error:
-            assert "a.h5" in str(error)
-            assert "\n" not in str(error)
-            assert lines
+            said.append((str(error), lines))
             continue
         volumes_of = VolumeReader(index)
         for number in range(index.num_samples):
             try:
                 volumes_of.read((0, number))
             except BadSampleError as error:
-                assert "\n" not in str(error)
-                assert lines
+                said.append((str(error), lines))
         volumes_of.close()
         if ours and not lines:
             reader = DensityReader(index)
             assert [tuple(part.tobytes() for part in reader.read(number)) for number in range(4)] == stored
             reader.close()
     assert told > 20
+    # What a reader finds verification has found before.
+    assert [text for text, lines in said if "a.h5" not in text or "\n" in text or not lines] == []
 
 
 def test_damaged_npy_is_told_where_its_form_shows_it(tmp_path: Path) -> None:

@@ -417,6 +417,28 @@ def test_what_is_absent_says_for_what_it_is_needed(installed: Machine) -> None:
     assert found["NVML"].detail == "NVMLError: no driver"
 
 
+def test_libraries_of_data_and_checkpoints_say_what_lacks_without_them(
+    installed: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {"google-crc32c": "1.9.0", "isal": "1.9.1", "safetensors": "0.8.0"}
+    original = probes._version
+    monkeypatch.setattr(probes, "_version", lambda package: versions.get(package) or original(package))
+    found = findings()
+    assert [(found[name].state, found[name].detail) for name in ("TFRecord", "Fast gunzip", "Checkpoints")] == [
+        ("ok", f"{package} {version}") for package, version in versions.items()
+    ]
+    monkeypatch.setattr(probes, "_version", lambda package: None if package in versions else original(package))
+    found = findings()
+    for name, detail, words, extra in (
+        ("TFRecord", "missing: google-crc32c", "TFRecord", "data"),
+        ("Fast gunzip", "missing: isal; zlib is used instead, slower", "at full speed", "data"),
+        ("Checkpoints", "missing: safetensors", "checkpoints", "node"),
+    ):
+        assert (found[name].state, found[name].detail) == ("absent", detail)
+        assert words in found[name].needed_for
+        assert found[name].remedy == f"pip install 'dlbench[{extra}]'"
+
+
 def test_what_is_broken_is_a_problem_and_no_crash(installed: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_ANSWER")  # its import fails
     monkeypatch.setenv("HOROVOD_ANSWER", "no JSON")

@@ -23,6 +23,7 @@ from dlbench.node.models.schedule import LearningRate
 from dlbench.node.training import checkpoint, noise_scale, precision
 from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune, write_checkpoint
 from dlbench.node.training.course import Course
+from dlbench.records.record import Evaluation
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
 
 # --- the course of a run
@@ -210,6 +211,33 @@ def test_a_checkpoint_holds_all_that_goes_on(tmp_path: Path, kind: str) -> None:
     trained(4, other, fresh)
     for (name, one), two in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(one, two), name
+
+
+def test_checkpoints_of_form_1_still_read() -> None:
+    """A sample of every form that was ever written; see tests/data/formats."""
+    read = Checkpoint(Path(__file__).parent / "data" / "formats" / "checkpoint" / "v1" / "step-00000003.safetensors")
+    evaluation = Evaluation(
+        step=2, epoch=0.25, samples=16, train_s=0.5, wall_s=1.0, value=0.125, loss=2.5, eval_s=0.25, eval_samples=8
+    )
+    expected = Progress(
+        step=3,
+        samples=24,
+        epoch=0.375,
+        position=Position(epoch=0, place=24),
+        train_s=0.75,
+        wall_s=1.5,
+        loss_scaling={"scale": 1024.0},
+        evaluations=(evaluation, evaluation.model_copy(update={"value": None})),
+    )
+    assert read.progress == expected
+    read.require({"model.family": "cosmoflow", "train.seed": 0, "train.optimizer.name": "sgd"})
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    read.restore(model, optimizer)
+    # Steps of gradient (1, 2) and 1 from nothing: velocities 1, 1.5, 1.75 of it; rate 0.25, so -1.0625 in all.
+    assert model.weight.tolist() == [[-1.0625, -2.125]]
+    assert model.bias.tolist() == [-1.0625]
+    assert [s["momentum_buffer"].tolist() for s in optimizer.state_dict()["state"].values()] == [[[1.75, 3.5]], [1.75]]
 
 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
     \b
     Example:
       dlbench run resnet50 --preset ci --ranks 1,2 --engine horovod --repeats 3 --data synthetic --out runs
-      dlbench run bert --preset ci --ranks 2 --sweep train.precision=fp32,bf16
+      dlbench run bert --preset ci --ranks 2 --sweep engine.name=horovod,ddp
+      dlbench run cosmoflow --preset ci --ranks 1,2 --data data/demo/density --to-quality
     """
     from dlbench.specs.requests import parse_counts
 
@@ -88,7 +89,7 @@ def _run_all(plans: list[RunPlan], out: Path, fail_fast: bool, bar: bool) -> Exi
     from dlbench.records.folder import create, prepare_output
 
     root = prepare_output(out)
-    worst, valid = ExitCode.OK, 0
+    worst, valid, missed = ExitCode.OK, 0, 0
     for number in (signal.SIGTERM, signal.SIGHUP):
         # A cancelled CI job or a closed terminal ends the ranks as Ctrl-C does.
         signal.signal(number, _interrupt)
@@ -99,13 +100,15 @@ def _run_all(plans: list[RunPlan], out: Path, fail_fast: bool, bar: bool) -> Exi
             outcome = local.run(plan, folder, progress.begin(plan))
             progress.end(plan, outcome, time.monotonic() - start)
             valid += outcome.exit_code is ExitCode.OK
+            missed += not outcome.reached
             if outcome.exit_code is not ExitCode.OK:
                 worst = outcome.exit_code if worst is ExitCode.OK else worst
                 # What the machine lacks for one run it lacks for the next.
                 if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE):
                     break
     following = f"; next: dlbench report {_shown(out)} -o report.html" if valid else ""
-    click.echo(f"{valid} of {len(plans)} runs valid, in {root}{following}", err=True)
+    short = f", {missed} of them did NOT reach the quality" if missed else ""
+    click.echo(f"{valid} of {len(plans)} runs valid{short}, in {root}{following}", err=True)
     return worst
 
 
@@ -138,6 +141,7 @@ class _Lines:
         self._done += 1
         took = format_seconds(seconds)
         what = f"done in {took}" if not outcome.story else f"FAILED after {took}: {outcome.story}"
+        what += f": {outcome.quality}" if outcome.quality else ""
         click.echo(f"[{self._done}/{self._total}] {what}", err=True)
 
 
@@ -166,8 +170,11 @@ class _Bar(_Lines):
 
         self._done += 1
         self._bar.update(self._task, completed=self._done)
+        text = escape(shared.describe_plan(plan))
         if outcome.story:
-            self._bar.console.print(f"[red]FAILED[/red] {escape(shared.describe_plan(plan))}: {escape(outcome.story)}")
+            self._bar.console.print(f"[red]FAILED[/red] {text}: {escape(outcome.story)}")
+        elif outcome.quality:
+            self._bar.console.print(f"{text}: {escape(outcome.quality)}")
 
 
 @contextmanager

@@ -50,7 +50,7 @@ GZIP_LEVEL = 1
 Ranges = Mapping[str, tuple[float, float]]
 NARROW: Ranges = {"omega_m": (0.25, 0.35), "sigma_8": (0.78, 0.95), "n_s": (0.9, 1.0), "h": (0.6, 0.75)}
 """What targets from -1 to 1 span, in the order of the targets."""
-WIDE: Ranges = {"omega_m": (0.1, 0.6), "sigma_8": (0.5, 1.1), "n_s": (0.7, 1.3), "h": (0.5, 0.9)}
+WIDE: Ranges = {"omega_m": (0.1, 0.6), "sigma_8": (0.4, 1.2), "n_s": (0.2, 1.8), "h": (0.4, 1.0)}
 """As NARROW, for small volumes."""
 _SPLIT_NUMBERS: Mapping[Split, int] = {"train": 0, "validation": 1}
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.hdf5_files import OpenFiles, damage_told, make_hdf5, open_hdf5, require_plausible
+from dlbench.datasets.hdf5_files import OpenFiles, damage_told, heap_fault, make_hdf5, open_hdf5, require_plausible
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -299,6 +299,8 @@ def file_fault(path: Path, vocab_size: int | None) -> str | None:
     try:
         with damage_told(), open_hdf5(path) as file:
             shape = inspect_samples(file)
+            if shape.sequence_length is None and (fault := heap_fault(path)) is not None:
+                return fault
             longest = shape.sequence_length or max(len(ids) for ids in file["input_ids"])
             predictions = shape.max_predictions or max(1, *(len(p) for p in file["masked_lm_positions"]))
             bad: list[tuple[int, str]] = []

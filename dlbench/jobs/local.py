@@ -23,6 +23,7 @@ from typing import IO
 from dlbench.errors import EnvironmentLacksError, ExitCode
 from dlbench.jobs import launch
 from dlbench.records.folder import RunFolder
+from dlbench.records.record import QualityResult
 from dlbench.records.scan import read_run
 from dlbench.records.status import PROGRESS_MARK, write_failure
 from dlbench.specs.plan import RunPlan
@@ -44,6 +45,10 @@ class Outcome:
     exit_code: ExitCode
     story: str
     """Empty if the record is valid."""
+    quality: str = ""
+    """What a valid run to a quality came to, in words; empty for others."""
+    reached: bool = True
+    """Whether it met its target; a valid run that did not is no failure."""
 
 
 class _Ranks:
@@ -176,7 +181,11 @@ def _launcher_command(plan: RunPlan, folder: RunFolder, python: str, token: str)
 def _verdict(folder: RunFolder, ending: str) -> Outcome:
     done = read_run(folder.path)
     if done.state == "valid":
-        return Outcome(exit_code=ExitCode.OK, story="")
+        assert done.record is not None
+        result = done.record.quality
+        if result is None:
+            return Outcome(exit_code=ExitCode.OK, story="")
+        return Outcome(exit_code=ExitCode.OK, story="", quality=_came_to(result), reached=result.reached)
     if done.state == "invalid":
         return Outcome(exit_code=ExitCode.RUN_FAILED, story=f"no figure: {done.story}")
     codes = [s.exit_code for s in done.statuses if s.exit_code]
@@ -186,3 +195,15 @@ def _verdict(folder: RunFolder, ending: str) -> Outcome:
     known = {int(code) for code in ExitCode}
     code = next((c for c in codes if c in known), int(ExitCode.RUN_FAILED))
     return Outcome(exit_code=ExitCode(code), story=done.story)
+
+
+def _came_to(result: QualityResult) -> str:
+    """E.g. ``reached 0.52 top1 after 4,096 samples``: the target, and with what it was met or how far it is."""
+    target = f"{result.target:.6g} {result.metric}"
+    if result.reached:
+        return f"reached {target} after {result.samples_to_quality or 0:,} samples"
+    if not result.evaluations:
+        return f"did NOT reach {target}; it was never evaluated"
+    last = result.evaluations[-1]
+    value = "not finite" if last.value is None else f"{last.value:.4g}"
+    return f"did NOT reach {target} within {last.samples:,} samples; the last evaluation is {value}"

@@ -13,7 +13,6 @@ from dlbench.errors import RunError, UserError
 from dlbench.records.files import write_atomic
 from dlbench.specs.plan import RunPlan
 
-
 CHECKPOINT_SUFFIX = ".safetensors"
 
 

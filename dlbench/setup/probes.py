@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +51,7 @@ def examine() -> list[Finding]:
         _nvml,
         _analysis,
         _data,
+        _checkpoints,
         _scratch,
     )
     return [finding for probe in probes for finding in probe()]
@@ -296,6 +297,13 @@ def _analysis() -> Iterable[Finding]:
 
 def _data() -> Iterable[Finding]:
     yield _packages("Data", ("h5py", "simplejpeg", "pillow", "tokenizers"), "training on files", "data")
+    yield _packages("TFRecord", ("google-crc32c",), "data sets in TFRecord files", "data")
+    fast = _packages("Fast gunzip", ("isal",), "compressed TFRecord files at full speed", "data")
+    yield fast if fast.state == "ok" else replace(fast, detail=f"{fast.detail}; zlib is used instead, slower")
+
+
+def _checkpoints() -> Iterable[Finding]:
+    yield _packages("Checkpoints", ("safetensors",), "training and its checkpoints (compute nodes)", "node")
 
 
 def _scratch() -> Iterable[Finding]:

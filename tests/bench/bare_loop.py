@@ -29,8 +29,8 @@ def main(plan_file: Path, out: Path) -> None:
     from dlbench.node.sync.choose import build_engine
     from dlbench.node.training import phases
     from dlbench.node.training.loop import Trainee, TrainingLoop
-    from dlbench.node.training.progress import Progress
     from dlbench.node.training.prepare import device_for, prepare
+    from dlbench.node.training.progress import Progress
     from dlbench.node.training.watchdog import Watchdog
     from dlbench.records.steps import StepWriter
 
