@@ -182,7 +182,7 @@ def test_a_misspelt_required_key_is_named_itself(tmp_path: Path) -> None:
 
 def test_a_wrong_relation_inside_the_model_names_a_key_that_exists() -> None:
     told = refusal(workload="bert", overrides={"model.hidden_size": 257})
-    assert "hidden_size 257 is not a multiple of num_heads 4" in told
+    assert "hidden_size 257 is not a multiple of num_heads 2" in told
     assert "model.bert" not in told  # the tag of a union is no key
 
 
@@ -375,7 +375,7 @@ def test_values_that_only_a_later_library_would_refuse() -> None:
 def test_relations_between_parts() -> None:
     told = refusal(workload="bert", overrides={"data.sequence_length": 129})
     assert "data.sequence_length 129" in told
-    assert "model.max_positions 128" in told
+    assert "model.max_positions 64" in told
     assert "data.format 'text' does not fit" in refusal(overrides={"data.format": "text"})
     assert "train.label_smoothing has no effect" in refusal(overrides={"train.label_smoothing": 0.1})
 
@@ -934,7 +934,7 @@ def test_the_digest_forgets_names_times_and_places() -> None:
         engine="horovod",
         data="synthetic",
         launcher="local",
-        overrides={"train.batch_per_rank": plan.workload.train.batch_per_rank, "train.optimizer.learning_rate": 1e-3},
+        overrides={"train.batch_per_rank": plan.workload.train.batch_per_rank, "train.optimizer.learning_rate": 5e-3},
     )
     swept = plans(sweep={"train.seed": (0,)})
     digests = {p.configuration_digest() for p in (plan, *later, *spelt, *swept)}
