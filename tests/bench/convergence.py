@@ -141,7 +141,7 @@ def _skill(case: Case, ranks: int, found: list[QualityResult]) -> Figure:
 
 def _large_batch(data: Path, out: Path) -> Iterator[Figure]:
     """LARS at eight times the batch against SGD, on the same images, to the same top-1."""
-    common = ("quality.target=0.8", "quality.evaluate_every_epochs=0.5", "quality.max_epochs=10.0")
+    common = ("quality.target=0.7", "quality.evaluate_every_epochs=0.5", "quality.max_epochs=6.0")
     sgd = _trained(out, "sgd", "resnet50", data, 1, (*common, "train.batch_per_rank=8"))
     lars = _trained(
         out,
@@ -157,7 +157,7 @@ def _large_batch(data: Path, out: Path) -> Iterator[Figure]:
             "train.optimizer.learning_rate=10.0",
             "train.schedule.warmup_steps=10",
             "train.schedule.decay=polynomial",
-            "train.schedule.total_epochs=10.0",
+            "train.schedule.total_epochs=6.0",
         ),
     )
     best = [[max(e.value or 0.0 for e in quality.evaluations) for quality in found] for found in (sgd, lars)]
@@ -165,9 +165,9 @@ def _large_batch(data: Path, out: Path) -> Iterator[Figure]:
     yield Figure(
         name="resnet50 ci, top-1 of LARS at batch 64 against SGD at batch 8",
         value=min(best[1]) / min(best[0]),
-        unit=f"ratio of the worst of {len(SEEDS)} seeds, each up to 0.8 or 10 epochs",
+        unit=f"ratio of the worst of {len(SEEDS)} seeds, each up to 0.7 or 6 epochs",
         n=len(SEEDS),
-        goal="LARS reaches 0.8 where SGD does",
+        goal="LARS reaches 0.7 where SGD does",
         met=all(lars_one.reached or not sgd_one.reached for sgd_one, lars_one in zip(sgd, lars, strict=True)),
-        reason=f"SGD {best[0]} (samples to 0.8: {needed[0]}), LARS {best[1]} (samples to 0.8: {needed[1]})",
+        reason=f"SGD {best[0]} (samples to 0.7: {needed[0]}), LARS {best[1]} (samples to 0.7: {needed[1]})",
     )
