@@ -256,7 +256,8 @@ def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_hung_rank_is_noticed_by_the_watchdog(tmp_path: Path) -> None:
-    running = Running(tmp_path, "--set", "measure.stall_timeout_s=4")
+    # Long enough for the start on a machine that does other things, too.
+    running = Running(tmp_path, "--set", "measure.stall_timeout_s=10")
     running.wait_until_measuring()
     stopped = running.pid(1)
     os.kill(stopped, signal.SIGSTOP)

@@ -87,6 +87,7 @@ class RankRun:
             if ready.course.evaluate_every is not None:
                 validation = self._validation()
             self._require_steps(ready)
+            self._beat("opening the data")
             self._warnings += ready.warnings
             self._on_course(ready.course.steps)
             initial = sanity.parameters_digest(ready.model)
@@ -116,6 +117,7 @@ class RankRun:
         return self._gather(own, ready, pauses, seen, timer.clock)
 
     def _start_run(self) -> None:
+        self._beat("building network and optimiser")
         self._engine.barrier()
         self._events.start_run()
 
