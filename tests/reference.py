@@ -16,7 +16,6 @@ from typing import Any
 
 import click
 import numpy as np
-from click.testing import CliRunner
 from pydantic import BaseModel, TypeAdapter
 
 from dlbench import bundled, errors
@@ -358,10 +357,18 @@ def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
 
 
 def help_text(path: tuple[str, ...]) -> str:
-    """What `dlbench PATH --help` prints on a terminal of 80 columns."""
-    result = CliRunner().invoke(cli, [*path, "--help"], prog_name="dlbench", env={"COLUMNS": "80"})
-    assert result.exit_code == 0, result.output
-    return "\n".join(line.rstrip() for line in result.output.rstrip().splitlines())
+    """What `dlbench PATH --help` prints on a terminal of 80 columns.
+
+    Asked of click itself, not read from a command's output, which would hold what else is written meanwhile.
+    """
+    # click leaves two columns of the terminal free.
+    context = click.Context(cli, info_name="dlbench", terminal_width=78, **cli.context_settings)
+    for name in path:
+        assert isinstance(context.command, click.Group)
+        command = context.command.get_command(context, name)
+        assert command is not None
+        context = click.Context(command, info_name=name, parent=context)
+    return "\n".join(line.rstrip() for line in context.get_help().rstrip().splitlines())
 
 
 def click_version() -> str:

@@ -22,7 +22,7 @@ from dlbench.datasets.journal import Journal
 from dlbench.datasets.manifest import read_files, read_manifest, verify_manifest
 from dlbench.datasets.production import produce
 from dlbench.datasets.recognition import KINDS, detect
-from dlbench.datasets.splits import split_folder
+from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.datasets.verification import verify
 from dlbench.errors import UserError
 from tests.conftest import ROOT, Cli
@@ -426,8 +426,8 @@ def test_demo_is_made_once_with_both_splits(cli: Cli, tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["d/images", "d/text", "d/density"]
     for name in ("images", "text", "density"):
         folder = tmp_path / "d" / name
-        assert split_folder(folder, "train") == folder / "train"
-        assert split_folder(folder, "validation") == folder / "validation"
+        assert train_folder(folder) == folder / "train"
+        assert validation_folder(folder) == folder / "validation"
         assert verify(folder).faults == []
     files = [p for p in (tmp_path / "d").rglob("*") if p.is_file()]
     assert sum(p.stat().st_size for p in files) < 20e6

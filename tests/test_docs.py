@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from collections import Counter
@@ -94,8 +95,10 @@ def regions() -> Iterator[tuple[Path, str, str]]:
 def test_generated_parts_are_current(page: Path, name: str, text: str) -> None:
     if name == "cli" and f"Printed with click {reference.click_version()}." not in text:
         pytest.skip(f"written with another click than {reference.click_version()}, whose help may look different")
-    if reference.regenerate(text) != text:
-        pytest.fail(f"{page.name}: the part {name!r} is not what the code says: run `python -m tests.reference`")
+    current = reference.regenerate(text)
+    if current != text:
+        changes = "\n".join(difflib.unified_diff(text.splitlines(), current.splitlines(), "page", "code", lineterm=""))
+        pytest.fail(f"{page.name}, {name!r}: run `python -m tests.reference`; the differences:\n{changes}")
 
 
 def test_every_generated_part_stands_in_a_page() -> None:

@@ -34,6 +34,7 @@ from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import BadSampleError, SampleReader
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.specs.workload import ResNetModel
+from tests.jpeg_files import encode, write_tree
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("google_crc32c")
@@ -41,13 +42,6 @@ torch.set_num_threads(1)
 
 RESNET = ResNetModel(family="resnet", image_size=32, num_classes=3, stage_blocks=(1, 1, 1, 1), base_width=8)
 CONTAINERS: tuple[Container, ...] = ("tar", "tfrecord")
-
-
-def encode(shape: tuple[int, ...], mode: str = "RGB", form: str = "JPEG", seed: int = 0, **options: Any) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(buffer, form, **options)
-    return buffer.getvalue()
 
 
 def smooth(width: int, height: int) -> np.ndarray:
@@ -65,13 +59,7 @@ def smooth_jpeg(width: int, height: int) -> bytes:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    folder = tmp_path / "some 'images'\n"
-    for label in range(3):
-        (folder / f"class {label}").mkdir(parents=True)
-        for number in range(5):
-            data = encode((40 + 3 * number, 60 - 4 * label, 3), seed=10 * label + number)
-            (folder / f"class {label}" / f'"{number}".jpg').write_bytes(data)
-    return folder
+    return write_tree(tmp_path / "some 'images'\n")
 
 
 BAD = {"empty": "empty file", "cut": "", "text": "not an image"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
@@ -29,6 +28,7 @@ from dlbench.node.data.source import BatchSource, build_source
 from dlbench.node.data.synthetic import POOL_BATCHES
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.specs.workload import CosmoFlowModel, DensityData, ImageData, ModelSpec, ResNetModel
+from tests.jpeg_files import encode, write_tree
 from tests.test_text_data import BERT, MASK, sentences, text_spec
 
 h5py = pytest.importorskip("h5py")
@@ -116,22 +116,9 @@ def test_too_few_samples_name_the_counts() -> None:
 # JPEG
 
 
-def encode(shape: tuple[int, ...], mode: str = "RGB", form: str = "JPEG", seed: int = 0, **options: Any) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(buffer, form, **options)
-    return buffer.getvalue()
-
-
 @pytest.fixture
 def jpeg_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "some 'images'\n"
-    for label in range(3):
-        (folder / f"class {label}").mkdir(parents=True)
-        for number in range(5):
-            data = encode((40 + 3 * number, 60 - 4 * label, 3), seed=10 * label + number)
-            (folder / f"class {label}" / f'"{number}".jpg').write_bytes(data)
-    return folder
+    return write_tree(tmp_path / "some 'images'\n")
 
 
 RESNET = ResNetModel(family="resnet", image_size=32, num_classes=3, stage_blocks=(1, 1, 1, 1), base_width=8)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dlbench.analysis.utilisation import epoch_samples_of
 from dlbench.costs.training_time import Verdict, consistency
-from dlbench.records.record import Evaluation, QualityResult
+from dlbench.records.record import Evaluation, QualityResult, meets
 from dlbench.records.scan import Run
 
 
@@ -26,10 +26,8 @@ def until_target(result: QualityResult) -> Sequence[Evaluation]:
 
 
 def meets_target(result: QualityResult, evaluation: Evaluation) -> bool:
-    """Whether an evaluation met the target: at least, or, where lower is better, at most."""
-    if evaluation.value is None:
-        return False
-    return evaluation.value >= result.target if result.higher_is_better else evaluation.value <= result.target
+    """Whether an evaluation met the target of its run."""
+    return meets(evaluation.value, result.target, higher_is_better=result.higher_is_better)
 
 
 def resolution(result: QualityResult) -> float | None:

@@ -70,11 +70,11 @@ def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
     Example:
       dlbench data vocab /data/wiki wiki.txt
     """
-    from dlbench.datasets.splits import split_folder
+    from dlbench.datasets.splits import train_folder
     from dlbench.datasets.vocabulary_training import train_vocabulary
 
     _require(source)
-    made = train_vocabulary(split_folder(source, "train"), size, not cased, out)
+    made = train_vocabulary(train_folder(source), size, not cased, out)
     click.echo(out)
     click.echo(f"{len(made):,} entries, SHA-256 {made.sha256}", err=True)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from dlbench.cli.options import write_output
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError, UserError
 from dlbench.publish.mllog import Statement, Status
 
@@ -70,7 +71,7 @@ def mllog(
         )
     from dlbench.analysis.measures import measure
 
-    _write(to_mllog(found, statement, measure(found).throughput), output)
+    write_output(to_mllog(found, statement, measure(found).throughput).encode("ascii"), output)
     rules = RULES[found.plan.workload.model.family]
     reasons = obstacles(found)
     for reason in reasons:
@@ -93,7 +94,7 @@ def system(run: Path, output: Path | None, org: str | None, platform: str | None
     from dlbench.publish.system_description import to_system_description
 
     found = _read(run, output)
-    _write(to_system_description(found, _statement(org, platform, status)), output)
+    write_output(to_system_description(found, _statement(org, platform, status)).encode("ascii"), output)
 
 
 def _statement(org: str | None, platform: str | None, status: Status, cache_cleared: bool = False) -> Statement:
@@ -125,16 +126,3 @@ def _read(path: Path, output: Path | None) -> Run:
     if run.record.state != "valid":
         raise RunError(f"{path}: a sanity check failed, such a run is not exported: {run.story}")
     return run
-
-
-def _write(text: str, output: Path | None) -> None:
-    content = text.encode("ascii")
-    if output is None:
-        click.echo(content, nl=False)
-        return
-    from dlbench.records.files import write_atomic
-
-    try:
-        write_atomic(output, content)
-    except RunError as error:
-        raise UserError(f"-o {error}") from None

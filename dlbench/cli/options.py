@@ -108,7 +108,7 @@ def require_data(plans: list[RunPlan]) -> None:
     Raises:
         UserError: the path does not exist or cannot be read.
     """
-    from dlbench.datasets.splits import split_folder
+    from dlbench.datasets.splits import validation_folder
 
     for source in sorted({p.workload.data.source for p in plans if not p.workload.data.is_synthetic}):
         _require_path(source, "--data", "; give a path, or `synthetic`")
@@ -120,7 +120,7 @@ def require_data(plans: list[RunPlan]) -> None:
             continue
         if data.validation is not None:
             _require_path(data.validation, "data.validation", "")
-        elif split_folder(Path(data.source), "validation") is None:
+        elif validation_folder(Path(data.source)) is None:
             raise UserError(
                 f"--to-quality: {data.source} holds no validation data: put `train` and `validation` into one folder, "
                 "or give data.validation"
@@ -161,3 +161,22 @@ def describe_plan(plan: RunPlan) -> str:
         f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}{nodes}{axes}, "
         f"repeat {plan.series.repeat + 1} of {plan.series.repeats}"
     )
+
+
+def write_output(content: bytes, output: Path | None) -> None:
+    """Writes what a command made to a file, as a whole, or to standard output.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    if output is None:
+        # Bytes, because a batch job's locale may not know the characters.
+        click.echo(content, nl=False)
+        return
+    from dlbench.errors import RunError
+    from dlbench.records.files import write_atomic
+
+    try:
+        write_atomic(output, content)
+    except RunError as error:
+        raise UserError(f"-o {error}") from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
+from dlbench.cli.options import write_output
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
@@ -116,17 +117,9 @@ def _emit(found: Report, chosen: FormatName, output: Path | None, table: TableNa
         show(found, Console())
         return
     content = _render(found, chosen, table).encode("utf-8")
+    write_output(content, output)
     if output is None:
-        # Bytes, because a batch job's locale may not know the characters.
-        click.echo(content, nl=False)
         return
-    from dlbench.errors import RunError
-    from dlbench.records.files import write_atomic
-
-    try:
-        write_atomic(output, content)
-    except RunError as error:
-        raise UserError(f"-o {error}") from None
     without = len(found.without_figures)
     click.echo(
         f"{output}: runs with figures: {len(found.runs) - without}, without: {without}; groups: {len(found.groups)}",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dlbench.datasets.production import Part, Recipe
-from dlbench.datasets.splits import split_folder
+from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -206,8 +206,7 @@ def packing(source: Path, *, container: Literal["tar", "tfrecord"], samples_per_
     from dlbench.datasets.image_packing import SAMPLES_PER_SHARD, PackRecipe
     from dlbench.datasets.images import open_image_set
 
-    train, validation = split_folder(source, "train"), split_folder(source, "validation")
-    assert train is not None
+    train, validation = train_folder(source), validation_folder(source)
     recipe = PackRecipe(
         train=train,
         validation=validation,
@@ -246,7 +245,7 @@ def pretraining(
 
     if max_predictions is None:
         max_predictions = _PUBLISHED_PREDICTIONS.get(sequence_length, math.ceil(0.15 * sequence_length))
-    train, validation = split_folder(source, "train"), split_folder(source, "validation")
+    train, validation = train_folder(source), validation_folder(source)
     recipe = SamplesRecipe(
         source=str(train),
         vocabulary=vocabulary,

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from dlbench.datasets.manifest import read_manifest
-from dlbench.datasets.splits import split_folder
+from dlbench.datasets.splits import train_folder
 from dlbench.errors import UserError
 
 KINDS = ("images", "image-shards", "text", "samples", "density")
@@ -28,7 +28,7 @@ def detect(source: Path) -> str:
     manifest = read_manifest(source) if source.is_dir() else None
     if manifest is not None and manifest.kind in _MANIFEST_KINDS:
         return _MANIFEST_KINDS[manifest.kind]
-    folder = split_folder(source, "train") or source
+    folder = train_folder(source)
     paths = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     # A damaged file says nothing of its kind but by its name, so others are asked first.
     for sure in (True, False):

@@ -15,16 +15,14 @@ def has_splits(source: Path) -> bool:
     return all(_folder(source, split) is not None for split in NAMES)
 
 
-def split_folder(source: Path, split: Split) -> Path | None:
-    """The folder of one split.
+def train_folder(source: Path) -> Path:
+    """Where the training data is: in `source`, where that holds both splits, otherwise `source` itself."""
+    return (_folder(source, "train") if has_splits(source) else None) or source
 
-    Returns:
-        The folder inside `source`, where it holds both splits. Otherwise `source` itself is the training data, and
-        there is no validation data (None).
-    """
-    if has_splits(source):
-        return _folder(source, split)
-    return source if split == "train" else None
+
+def validation_folder(source: Path) -> Path | None:
+    """Where the validation data is; None unless `source` holds both splits."""
+    return _folder(source, "validation") if has_splits(source) else None
 
 
 def _folder(source: Path, split: Split) -> Path | None:

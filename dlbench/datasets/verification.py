@@ -18,7 +18,7 @@ from typing import Literal
 from dlbench.datasets.journal import Journal
 from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
 from dlbench.datasets.recognition import KINDS, detect
-from dlbench.datasets.splits import NAMES, Split, has_splits, split_folder
+from dlbench.datasets.splits import NAMES, Split, has_splits, train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
 Progress = Callable[[str, int, int], None]
@@ -108,7 +108,10 @@ def verify(
 
 def _splits(source: Path) -> list[tuple[Split | None, Path]]:
     if source.is_dir() and has_splits(source):
-        both = ((split, split_folder(source, split)) for split in NAMES)
+        both: tuple[tuple[Split, Path | None], ...] = (
+            ("train", train_folder(source)),
+            ("validation", validation_folder(source)),
+        )
         return [(split, folder) for split, folder in both if folder is not None]
     return [(None, source)]
 

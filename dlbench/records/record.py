@@ -83,6 +83,13 @@ class Evaluation(Spec):
     eval_samples: Count = Field(description="Samples evaluated, over all ranks, each once.")
 
 
+def meets(value: float | None, target: float, *, higher_is_better: bool) -> bool:
+    """Whether a quality meets its target: at least or, where lower is better, at most; what is not finite does not."""
+    if value is None:
+        return False
+    return value >= target if higher_is_better else value <= target
+
+
 class QualityResult(Spec):
     """How training to a quality went."""
 

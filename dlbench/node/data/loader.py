@@ -280,15 +280,6 @@ class EvaluationSource:
             if batch:
                 yield batch
 
-    def describe(self) -> dict[str, object]:
-        """The reader's description and what went wrong so far; ready for JSON."""
-        return {
-            **self._reader.describe(),
-            "num_samples": self._reader.num_samples,
-            "evaluated_samples": self.num_samples,
-            "bad_samples": len(self.failures),
-        }
-
     def close(self) -> None:
         """Ends the loader processes and closes files; twice does no harm."""
         iterator, self._iterator = self._iterator, None

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from dlbench.datasets.splits import split_folder
+from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource
 from dlbench.node.data.reader import SampleReader
@@ -105,8 +105,7 @@ def build_source(
             start_batch=start_batch,
             pin_memory=pin_memory,
         )
-    source = Path(data_spec.source)
-    reader = _open(split_folder(source, "train") or source, model_spec, data_spec, seed, training=True)
+    reader = _open(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True)
     order = ShardedOrder(
         reader.num_samples,
         batch_size=batch_size,
@@ -133,8 +132,8 @@ def validation_path(data_spec: DataSpec) -> Path:
     """
     if data_spec.validation is not None:
         path = Path(data_spec.validation)
-        return split_folder(path, "validation") or path
-    found = split_folder(Path(data_spec.source), "validation")
+        return validation_folder(path) or path
+    found = validation_folder(Path(data_spec.source))
     if found is None:
         raise UserError(
             f"data.source {data_spec.source!r} has no validation data: put `train` and `validation` into one folder, "
@@ -189,8 +188,7 @@ def _open(folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *
         from dlbench.node.data.images import image_classes, open_images
 
         # A validation tree may lack a class; its labels are still those of the training data.
-        train = split_folder(Path(data_spec.source), "train") or Path(data_spec.source)
-        classes = None if training else image_classes(train)
+        classes = None if training else image_classes(train_folder(Path(data_spec.source)))
         return open_images(folder, model_spec, seed, training=training, classes=classes)
     if isinstance(data_spec, TextData) and isinstance(model_spec, BertModel):
         from dlbench.node.data.text import open_text

@@ -45,6 +45,10 @@ class Course:
         """Whether a checkpoint is written after `done` steps."""
         return self.checkpoint_every is not None and (done == self.end or _passes(done, self.checkpoint_every))
 
+    def stops(self, done: int) -> bool:
+        """Whether training stands still after `done` steps, for an evaluation or a checkpoint."""
+        return self.evaluates(done) or self.saves(done)
+
     def ends_epoch(self, done: int) -> bool:
         """Whether the last of `done` steps reached the end of an epoch."""
         return self.steps_per_epoch is not None and _passes(done, self.steps_per_epoch)

@@ -8,11 +8,10 @@ from dlbench.records.record import Event
 
 
 class Events:
-    """Collects events.
+    """Collects events; the first is the process's start.
 
     Args:
         started: monotonic time of the process's start, seconds.
-        resumed_s: wall time that a resumed run had spent before, seconds.
     """
 
     def __init__(self, started: float) -> None:
@@ -20,20 +19,25 @@ class Events:
         self._offset = time.time() - time.monotonic()
         self._run_start = started
         self.resumed_s = 0.0
-        self._add("init_start", started)
+        """Wall time that a resumed run had spent before, seconds."""
+        self.add("init_start", moment=started)
 
     def add(
         self,
         key: str,
         *,
+        moment: float | None = None,
         value: float | int | str | None = None,
         epoch: float | None = None,
         step: int | None = None,
         samples: int | None = None,
         status: str | None = None,
     ) -> None:
-        """Notes that something happens now."""
-        self._add(key, time.monotonic(), value, epoch, step, samples, status)
+        """Notes that something happens now, or at a moment of the monotonic clock."""
+        time_ms = round(((time.monotonic() if moment is None else moment) + self._offset) * 1000)
+        self.all.append(
+            Event(key=key, time_ms=time_ms, value=value, epoch=epoch, step=step, samples=samples, status=status)
+        )
 
     def start_run(self) -> None:
         """Initialisation ends and the run begins: from here on data may be touched."""
@@ -45,18 +49,3 @@ class Events:
     def wall_s(self) -> float:
         """Since run_start, seconds; what was resumed adds up."""
         return time.monotonic() - self._run_start + self.resumed_s
-
-    def _add(
-        self,
-        key: str,
-        moment: float,
-        value: float | int | str | None = None,
-        epoch: float | None = None,
-        step: int | None = None,
-        samples: int | None = None,
-        status: str | None = None,
-    ) -> None:
-        time_ms = round((moment + self._offset) * 1000)
-        self.all.append(
-            Event(key=key, time_ms=time_ms, value=value, epoch=epoch, step=step, samples=samples, status=status)
-        )

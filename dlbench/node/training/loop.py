@@ -112,15 +112,14 @@ class TrainingLoop:
 
     def _ends_after(self, done: int) -> bool:
         """Evaluations and checkpoints, between steps and outside of their times."""
-        course = self._course
-        if self._pause is None or not (course.evaluates(done) or course.saves(done) or course.ends_epoch(done)):
+        stops = self._course.stops(done)
+        if self._pause is None or not (stops or self._course.ends_epoch(done)):
             return False
-        if not (course.evaluates(done) or course.saves(done)):
-            # The end of an epoch is only noted; the device need not be waited for.
-            return self._pause(done, 0.0)
-        self._drain()
+        if stops:  # the end of an epoch is only noted; the device need not be waited for
+            self._drain()
         ends = self._pause(done, self._result.spent_ns / 1e9)
-        self._trainee.engine.barrier()
+        if stops:
+            self._trainee.engine.barrier()
         return ends
 
     def _step(self, step: int) -> tuple[int, torch.Tensor]:

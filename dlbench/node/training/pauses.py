@@ -17,7 +17,7 @@ from dlbench.node.training.checkpoint import Progress, prune, write_checkpoint
 from dlbench.node.training.events import Events
 from dlbench.node.training.prepare import Prepared, data_identity, trained_identity
 from dlbench.records.folder import RunFolder
-from dlbench.records.record import Evaluation, QualityResult
+from dlbench.records.record import Evaluation, QualityResult, meets
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.workload import Workload
 
@@ -81,6 +81,7 @@ class Pauses:
     ) -> None:
         self._plan, self._ready, self._engine, self._events = plan, ready, engine, events
         self._folder, self._source, self._is_first, self._beat = folder, source, is_first, beat
+        self._meter = meter_for(plan.workload.model)
         self.evaluations: list[Evaluation] = []
         self._trained_before_s = 0.0
         self._predictor_value = math.nan
@@ -123,7 +124,7 @@ class Pauses:
         seen = evaluate(self._ready, plan.workload, self._source, self._engine, self._beat)
         self._predictor_value = seen.predictor_value
         value = seen.value if math.isfinite(seen.value) else None
-        key = "eval_accuracy" if meter_for(plan.workload.model).higher_is_better else "eval_error"
+        key = "eval_accuracy" if self._meter.higher_is_better else "eval_error"
         self._events.add(key, value=value, **place)
         self._events.add("eval_stop", **place)
         evaluation = Evaluation(
@@ -141,11 +142,9 @@ class Pauses:
 
     def _meets(self, evaluation: Evaluation) -> bool:
         quality = self._plan.workload.quality
-        if quality is None or evaluation.value is None:
-            return False
-        if meter_for(self._plan.workload.model).higher_is_better:
-            return evaluation.value >= quality.target
-        return evaluation.value <= quality.target
+        return quality is not None and meets(
+            evaluation.value, quality.target, higher_is_better=self._meter.higher_is_better
+        )
 
     def _save(self, done: int, train_s: float) -> None:
         self._beat(f"the checkpoint after step {done}")
@@ -177,7 +176,7 @@ class Pauses:
         quality = self._plan.workload.quality
         if quality is None or not self._ready.course.evaluate_every or not self.evaluations:
             return None
-        meter = meter_for(self._plan.workload.model)
+        meter = self._meter
         met = next((evaluation for evaluation in self.evaluations if self._meets(evaluation)), None)
         return QualityResult(
             metric=meter.name,
