@@ -13,10 +13,10 @@ from pathlib import Path
 from dlbench.jobs import launch
 from dlbench.jobs.templates import render
 from dlbench.records.folder import RunFolder
-from dlbench.specs.plan import RunPlan
+from dlbench.specs.plan import LaunchPlan
 
 
-def render_script(plan: RunPlan, folder: RunFolder, python: str) -> str:
+def render_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
     """The exact text of `job.sbatch`.
 
     Args:
@@ -35,12 +35,12 @@ def render_script(plan: RunPlan, folder: RunFolder, python: str) -> str:
     )
 
 
-def job_name(plan: RunPlan) -> str:
-    """The job's name: workload, ranks and repeat, of safe characters by the plan's own rules."""
-    return f"dlbench-{plan.workload.name}-n{plan.layout.ranks}-k{plan.series.repeat}"[:64]
+def job_name(plan: LaunchPlan) -> str:
+    """The job's name, of safe characters by the plan's own rules."""
+    return f"dlbench-{plan.job_label}"[:64]
 
 
-def _words(plan: RunPlan) -> list[tuple[str, str]]:
+def _words(plan: LaunchPlan) -> list[tuple[str, str]]:
     slurm = plan.system.slurm
     named = [
         (name, getattr(slurm, name))
@@ -49,7 +49,7 @@ def _words(plan: RunPlan) -> list[tuple[str, str]]:
     return [(name, value) for name, value in named if value is not None] + _gpu_words(plan)
 
 
-def _gpu_words(plan: RunPlan) -> list[tuple[str, str]]:
+def _gpu_words(plan: LaunchPlan) -> list[tuple[str, str]]:
     slurm, layout = plan.system.slurm, plan.layout
     typed = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
     if slurm.gpu_request == "gres":
@@ -61,7 +61,7 @@ def _gpu_words(plan: RunPlan) -> list[tuple[str, str]]:
     return []
 
 
-def _command(plan: RunPlan, folder: RunFolder, python: str) -> str:
+def _command(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
     if plan.system.launch.launcher == "mpirun":
         # The token must differ between two starts of the script; the job's id does. The place-holder is
         # random, so that no path or variable of a user can hold it.

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from dlbench.records.folder import RunFolder
-from dlbench.specs.plan import RunPlan
+from dlbench.specs.plan import LaunchPlan
 
 
 def node_command(plan_file: Path, python: str) -> list[str]:
@@ -14,7 +14,7 @@ def node_command(plan_file: Path, python: str) -> list[str]:
     return [python, "-m", "dlbench.node", str(plan_file)]
 
 
-def rank_environment(plan: RunPlan) -> dict[str, str]:
+def rank_environment(plan: LaunchPlan) -> dict[str, str]:
     """Variables that every rank gets, whatever starts it."""
     # A rank's output must be in its log when it dies.
     variables = {"PYTHONUNBUFFERED": "1"}
@@ -25,7 +25,7 @@ def rank_environment(plan: RunPlan) -> dict[str, str]:
     return {**variables, **plan.system.launch.environment}
 
 
-def local_environments(plan: RunPlan, token: str) -> list[dict[str, str]]:
+def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str]]:
     """For each rank of launcher `local`, the variables by which it knows its place."""
     return [
         {
@@ -39,7 +39,7 @@ def local_environments(plan: RunPlan, token: str) -> list[dict[str, str]]:
     ]
 
 
-def mpirun_command(plan: RunPlan, folder: RunFolder, python: str, token: str) -> list[str]:
+def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, token: str) -> list[str]:
     """Open MPI's mpirun; ranks pin themselves, so it must not."""
     variables = {**rank_environment(plan), "DLBENCH_LAUNCH_TOKEN": token}
     exports = [part for name, value in sorted(variables.items()) for part in ("-x", f"{name}={value}")]
@@ -51,7 +51,7 @@ def mpirun_command(plan: RunPlan, folder: RunFolder, python: str, token: str) ->
     ]
 
 
-def srun_command(plan: RunPlan, folder: RunFolder, python: str) -> list[str]:
+def srun_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
     """Srun inside an allocation; a dead rank ends the job, which srun does not do by itself."""
     layout, launch = plan.layout, plan.system.launch
     words = [

@@ -16,7 +16,7 @@ from dlbench.jobs.batch import render_script, sbatch_arguments
 from dlbench.records.files import write_atomic, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.specs.base import Spec
-from dlbench.specs.plan import RunPlan
+from dlbench.specs.plan import LaunchPlan
 from dlbench.units import utc_now
 
 CALL_TIMEOUT_S = 60
@@ -43,7 +43,7 @@ def require_slurm() -> None:
         raise EnvironmentLacksError("sbatch is not on PATH; submit from a login node of the cluster, or use --dry-run")
 
 
-def submit(plan: RunPlan, folder: RunFolder, python: str, after: str | None) -> Submission:
+def submit(plan: LaunchPlan, folder: RunFolder, python: str, after: str | None) -> Submission:
     """Writes a run's script and submits it.
 
     Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.node.ranks import RankPlace
-from dlbench.specs.plan import RunPlan
+from dlbench.specs.plan import LaunchPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ def _read_siblings(cpu: int) -> str:
         return ""
 
 
-def bind(plan: RunPlan, place: RankPlace) -> CoreBinding:
+def bind(plan: LaunchPlan, place: RankPlace) -> CoreBinding:
     """Pins this process as planned and sets the thread counts that libraries read at import.
 
     Must run before numpy, torch or Horovod are imported.

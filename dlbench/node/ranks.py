@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dlbench.errors import EnvironmentLacksError, RunError
-from dlbench.specs.plan import RunPlan
+from dlbench.specs.plan import LaunchPlan
 from dlbench.specs.system import LauncherName
 
 # rank, size, local rank: names of the first set that is complete are used.
@@ -42,7 +42,7 @@ class RankPlace:
     """The same for all ranks of one start of the run, different for the next start."""
 
 
-def detect(plan: RunPlan, variables: Mapping[str, str] = os.environ) -> RankPlace:
+def detect(plan: LaunchPlan, variables: Mapping[str, str] = os.environ) -> RankPlace:
     """This process's place.
 
     Raises:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dlbench.errors import RunError, UserError
 from dlbench.records.files import write_atomic
-from dlbench.specs.plan import RunPlan
+from dlbench.specs.plan import LaunchPlan
 
 CHECKPOINT_SUFFIX = ".safetensors"
 
@@ -99,7 +99,7 @@ def prepare_output(out: Path) -> Path:
     return out.absolute()
 
 
-def create(out: Path, plan: RunPlan) -> RunFolder:
+def create(out: Path, plan: LaunchPlan) -> RunFolder:
     """Makes the folder of one run and writes its plan.
 
     Raises:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from dlbench.records.exchange import ExchangeResult
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RunName, Spec
 
 
@@ -167,6 +168,10 @@ class Record(Spec):
     quality: QualityResult | None = Field(None, description="Training to a quality; null for a run of speed.")
     noise_scale: NoiseScale | None = Field(None, description="Gradient noise scale, if it was asked for.")
     events: tuple[Event, ...] = Field((), description="Moments of the run, in order.")
+    exchange: ExchangeResult | None = Field(None, description="The gradient exchange; null at one rank.")
+    inert: tuple[str, ...] = Field(
+        (), description="Errors: settings that were asked for and had no effect, each a sentence with the evidence."
+    )
     environment: dict[str, str] = Field(description="Environment of rank 0, by name.")
     environment_differences: tuple[str, ...] = Field((), description="Where other ranks' environment differs.")
 

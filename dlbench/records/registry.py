@@ -32,6 +32,14 @@ def _engine_settings(run: Run) -> str:
     return "" if settings is None else ", ".join(f"{k}={v}" for k, v in settings.model_dump(mode="json").items())
 
 
+def _sync(run: Run) -> str:
+    """Settings of the exchange that are not the engine's own defaults."""
+    if run.plan.engine.name == "single":
+        return ""
+    chosen = run.plan.sync.model_dump(mode="json", exclude_defaults=True)
+    return ", ".join(f"{key}={value}" for key, value in chosen.items())
+
+
 def goal(run: Run) -> str:
     """`speed`, or `quality` with the wanted value: the two are never put into one ratio."""
     wanted = run.plan.workload.quality
@@ -70,6 +78,7 @@ KEYS: tuple[Key, ...] = (
     Key(name="preset", title="Preset", value=lambda r: r.plan.workload.preset, comparable=True),
     Key(name="engine", title="Engine", value=lambda r: r.plan.engine.name, comparable=True),
     Key(name="engine_settings", title="Engine settings", value=_engine_settings, comparable=True),
+    Key(name="exchange", title="Gradient exchange", value=_sync, comparable=True),
     Key(name="precision", title="Precision", value=lambda r: r.plan.workload.train.precision, comparable=True),
     Key(name="data", title="Data source", value=data_source, comparable=True),
     Key(

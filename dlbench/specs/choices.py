@@ -14,14 +14,21 @@ from dlbench.specs.engine import EngineSpec
 from dlbench.specs.merge import Layers, validate
 from dlbench.specs.plan import AxisValue, CheckpointSpec
 from dlbench.specs.resolve import find
+from dlbench.specs.sync import SyncSpec
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
 from dlbench.specs.workload import DataSpec, ModelSpec, Workload
 from dlbench.specs.yamlfile import read_yaml
 
-_NOT_TRAINED = {"measure", "engine", "checkpoint", "layout"}
+_NOT_TRAINED = {"measure", "engine", "sync", "checkpoint", "layout"}
 """Sections that say how a workload is run, not what is trained."""
-_PATHS = (("data", "source"), ("data", "validation"), ("data", "vocabulary"), ("checkpoint", "resume_from"))
+_PATHS = (
+    ("data", "source"),
+    ("data", "validation"),
+    ("data", "vocabulary"),
+    ("checkpoint", "resume_from"),
+    ("sync", "network"),
+)
 FILE_KEYS = ("format", "version", "presets", "default_preset")
 
 
@@ -46,6 +53,7 @@ class Choices(Spec):
     quality: QualitySpec | None = None
     measure: MeasureSpec
     engine: EngineSpec = EngineSpec()
+    sync: SyncSpec = SyncSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     layout: LayoutChoice = LayoutChoice()
 
@@ -114,12 +122,7 @@ def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple
 
 def _make_paths_absolute(layers: Layers, file: Path) -> None:
     """Ranks start elsewhere: a path in the YAML is relative to the YAML, one in an option to the current folder."""
-    for section, key in (
-        ("data", "source"),
-        ("data", "validation"),
-        ("data", "vocabulary"),
-        ("checkpoint", "resume_from"),
-    ):
+    for section, key in _PATHS:
         content = layers.values.get(section)
         value = content.get(key) if isinstance(content, dict) else None
         named = (key == "source" and value == "synthetic") or (

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dlbench.specs.base import Count, CountOrZero, NonNegative, Spec
+from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Spec
 
 EngineName = Literal["horovod", "ddp", "single"]
 
@@ -18,7 +18,25 @@ class HorovodSettings(Spec):
         128 * 1024 * 1024, description="HOROVOD_FUSION_THRESHOLD, bytes; 0 switches tensor fusion off."
     )
     cycle_time_ms: NonNegative = Field(1.0, description="HOROVOD_CYCLE_TIME, milliseconds.")
-    compression: Literal["none", "fp16"] = Field("none", description="Compression of gradients on the wire.")
+    compression: Literal["none", "fp16"] = Field(
+        "none", description="Horovod's compression of gradients; fp16 is the same as sync.wire fp16."
+    )
+    autotune: Flag = Field(
+        False, description="HOROVOD_AUTOTUNE: Horovod searches threshold and cycle time during the warm-up steps."
+    )
+    autotune_warmup_samples: Count = Field(3, description="HOROVOD_AUTOTUNE_WARMUP_SAMPLES.")
+    autotune_steps_per_sample: Count = Field(10, description="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE.")
+    autotune_max_samples: Count = Field(20, description="HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES.")
+
+    @property
+    def autotune_steps(self) -> int:
+        """Steps of the autotuner's search with its categorical parameters pinned, as dlbench pins them.
+
+        Each of (warm-up + maximum + 1) scores is the median of five samples of `steps_per_sample` steps
+        (parameter_manager.cc of Horovod 0.28).
+        """
+        scores = self.autotune_warmup_samples + self.autotune_max_samples + 1
+        return scores * (5 * self.autotune_steps_per_sample + 1)
 
 
 class DdpSettings(Spec):

@@ -17,6 +17,7 @@ from dlbench.specs.engine import EngineSpec
 from dlbench.specs.plan import AxisValue, LayoutSpec, RunPlan, SeriesSpec
 from dlbench.specs.requests import Request
 from dlbench.specs.resolve import find
+from dlbench.specs.sync import GROUPED
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
 
@@ -36,6 +37,10 @@ def _counts_epochs(plan: RunPlan) -> bool:
     return bool(plan.workload.train.schedule.counts_epochs or plan.checkpoint.every_epochs or in_quality)
 
 
+def _exchanges(plan: RunPlan) -> bool:
+    return plan.engine.name != "single" and plan.layout.ranks > 1
+
+
 INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     (
         "engine.horovod.",
@@ -48,7 +53,38 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         "MPI chooses its own, and one rank alone needs none",
     ),
     ("system.launch.oversubscribe_yield", lambda plan: _by_mpi(plan), "only MPI launchers read it"),
+    (
+        "engine.horovod.autotune_",
+        lambda plan: plan.engine.horovod.autotune,
+        "only engine.horovod.autotune reads it",
+    ),
     ("engine.ddp.", lambda plan: plan.engine.name == "ddp", "only engine ddp reads it"),
+    (
+        "engine.ddp.bucket_cap_bytes",
+        lambda plan: not plan.sync.is_own,
+        "dlbench's own exchange does not use DDP's buckets",
+    ),
+    ("sync.", _exchanges, "one rank, or engine single, exchanges nothing"),
+    ("sync.topk_density", lambda plan: plan.sync.wire == "topk", "only sync.wire topk reads it"),
+    ("sync.powersgd_rank", lambda plan: plan.sync.wire == "powersgd", "only sync.wire powersgd reads it"),
+    (
+        "sync.hybrid_threshold_bytes",
+        lambda plan: plan.sync.exchange == "hybrid",
+        "only sync.exchange hybrid reads it",
+    ),
+    (
+        "sync.group_size",
+        lambda plan: plan.sync.exchange in GROUPED,
+        "only sync.exchange hierarchical, leader and hybrid have groups",
+    ),
+    (
+        "sync.network",
+        lambda plan: (
+            plan.sync.fusion == "mgwfbp"
+            or (plan.sync.exchange == "hybrid" and plan.sync.hybrid_threshold_bytes is None)
+        ),
+        "only sync.fusion mgwfbp, and hybrid without a threshold, read it",
+    ),
     ("data.loader_workers", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
     ("data.on_bad_sample", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
     ("data.vocabulary", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no text"),
@@ -199,6 +235,7 @@ def _plan(
             dlbench_version=dlbench.__version__,
             workload=workload,
             engine=EngineSpec.model_validate(engine.model_dump()),
+            sync=choices.sync,
             measure=choices.measure,
             checkpoint=choices.checkpoint,
             layout=layout,

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from dlbench.specs.base import Count, CountOrZero, Name, Positive, RunName, Spec
 from dlbench.specs.engine import EngineSpec
+from dlbench.specs.sync import SyncSpec, layout_problem
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec
 from dlbench.specs.workload import Workload
@@ -70,24 +71,72 @@ class SeriesSpec(Spec):
     axes: dict[str, AxisValue] = Field(default_factory=dict, description="Values of the swept keys.")
 
 
-class RunPlan(Spec):
-    """One run, fully decided."""
+class LaunchPlan(Spec):
+    """What launching needs of any plan: who, where, how many."""
 
-    format: Literal["dlbench.plan"] = Field("dlbench.plan", description="What this file is.")
-    version: Literal[1] = Field(1, description="Version of the format.")
     run_id: RunName = Field(description="Name of the run and of its folder.")
     created: str = Field(description="When the plan was made, UTC, ISO 8601.")
     dlbench_version: str = Field(description="Version of dlbench that made the plan.")
+    layout: LayoutSpec = Field(description="Nodes, ranks and cores.")
+    system: SystemSpec = Field(description="Where it runs.")
+    overrides: dict[str, AxisValue] = Field(default_factory=dict, description="What --set changed, key by key.")
+
+    @property
+    def title(self) -> str:
+        """What runs, in a few words of safe characters."""
+        raise NotImplementedError
+
+    @property
+    def job_label(self) -> str:
+        """The part of a job's name that tells this run from others, of safe characters."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _launcher_reaches(self) -> Self:
+        if self.system.launch.launcher == "local" and self.layout.nodes != 1:
+            raise ValueError(f"launcher 'local' starts ranks on one machine, not on {self.layout.nodes} nodes")
+        return self
+
+    def to_json(self) -> str:
+        """The plan as it is written to `plan.json`."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+class RunPlan(LaunchPlan):
+    """One training run, fully decided."""
+
+    format: Literal["dlbench.plan"] = Field("dlbench.plan", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
     workload: Workload = Field(description="What is trained.")
-    engine: EngineSpec = Field(description="How gradients are exchanged.")
+    engine: EngineSpec = Field(description="Who exchanges gradients.")
+    sync: SyncSpec = Field(SyncSpec(), description="How gradients are exchanged, beyond the engine's own settings.")
     measure: MeasureSpec = Field(description="What is measured.")
     checkpoint: CheckpointSpec = Field(
         CheckpointSpec(), description="When the state of training is kept, and where it begins."
     )
-    layout: LayoutSpec = Field(description="Nodes, ranks and cores.")
     series: SeriesSpec = Field(description="Where the run stands in its series.")
-    system: SystemSpec = Field(description="Where it runs.")
-    overrides: dict[str, AxisValue] = Field(default_factory=dict, description="What --set changed, key by key.")
+
+    @property
+    def title(self) -> str:
+        """Workload, preset and engine."""
+        return f"{self.workload.name} ({self.workload.preset}), engine {self.engine.name}"
+
+    @property
+    def job_label(self) -> str:
+        """Workload, ranks and repeat."""
+        return f"{self.workload.name}-n{self.layout.ranks}-k{self.series.repeat}"
+
+    @property
+    def wire(self) -> str:
+        """The format on the wire: `sync.wire`, or fp16 where Horovod's compression says so."""
+        if self.engine.name == "horovod" and self.engine.horovod.compression == "fp16":
+            return "fp16"
+        return self.sync.wire
+
+    @property
+    def group_size(self) -> int:
+        """Ranks of a group of a grouped exchange."""
+        return self.sync.group_size or self.layout.ranks_per_node
 
     @property
     def global_batch(self) -> int:
@@ -98,8 +147,25 @@ class RunPlan(Spec):
     def _consistent(self) -> Self:
         if self.engine.name == "single" and self.layout.ranks != 1:
             raise ValueError(f"engine 'single' exchanges nothing and runs 1 rank, not {self.layout.ranks}")
-        if self.system.launch.launcher == "local" and self.layout.nodes != 1:
-            raise ValueError(f"launcher 'local' starts ranks on one machine, not on {self.layout.nodes} nodes")
+        return self
+
+    @model_validator(mode="after")
+    def _exchange_is_possible(self) -> Self:
+        problem = layout_problem(self.sync, engine=self.engine.name, ranks=self.layout.ranks, nodes=self.layout.nodes)
+        if problem is not None:
+            raise ValueError(problem)
+        horovod = self.engine.horovod
+        if self.engine.name != "horovod":
+            return self
+        if horovod.compression == "fp16" and self.sync.wire not in ("fp32", "fp16"):
+            raise ValueError(f"engine.horovod.compression fp16 and sync.wire {self.sync.wire} exclude each other")
+        if horovod.autotune and self.sync.is_own:
+            raise ValueError("engine.horovod.autotune: tunes Horovod's own fusion; use sync.fusion engine")
+        if horovod.autotune and self.layout.ranks > 1 and self.measure.warmup_steps < horovod.autotune_steps:
+            raise ValueError(
+                f"engine.horovod.autotune: its search takes {horovod.autotune_steps} steps; set measure.warmup_steps "
+                "to that or more, so that tuned steps are measured"
+            )
         return self
 
     @model_validator(mode="after")
@@ -118,10 +184,6 @@ class RunPlan(Spec):
                 "train.gradient_accumulation of 2 or more"
             )
         return self
-
-    def to_json(self) -> str:
-        """The plan as it is written to `plan.json`."""
-        return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     def configuration_digest(self) -> str:
         """A digest of everything that decides what is computed, without ids, times and places in the series."""

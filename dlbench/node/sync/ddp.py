@@ -23,6 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
+from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.specs.engine import DdpSettings
 
@@ -115,6 +116,16 @@ class DdpEngine:
         """DDP's own no_sync()."""
         assert self._module is not None
         return self._module.no_sync()
+
+    def begin_backward(self) -> None:
+        """Not noted."""
+
+    def watch(self, on: bool) -> None:
+        """Nothing to watch."""
+
+    def exchange_result(self) -> ExchangeResult | None:
+        """Nothing is exchanged."""
+        return None
 
     def finish_exchange(self) -> None:
         """Done inside `backward()`."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 
 
@@ -42,6 +43,15 @@ class Engine(Protocol):
 
     def hold_exchange(self) -> AbstractContextManager[None]:
         """Within it, a backward pass adds to the gradients and exchanges nothing."""
+
+    def begin_backward(self) -> None:
+        """The backward pass that will be exchanged begins now."""
+
+    def watch(self, on: bool) -> None:
+        """Begins or ends to watch the exchange closely; called by all ranks between two warm-up steps."""
+
+    def exchange_result(self) -> ExchangeResult | None:
+        """What was exchanged and how; called once by all ranks after the last step, complete on rank 0."""
 
     def finish_exchange(self) -> None:
         """Returns when this step's gradients are averaged over ranks (or, on a GPU, ordered to be)."""

@@ -20,6 +20,7 @@ from torch import nn
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
+from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.specs.engine import HorovodSettings
 
@@ -130,6 +131,16 @@ class HorovodEngine:
     def hold_exchange(self) -> AbstractContextManager[None]:
         """Horovod counts the backward passes itself (backward_passes_per_step)."""
         return nullcontext()
+
+    def begin_backward(self) -> None:
+        """Not noted."""
+
+    def watch(self, on: bool) -> None:
+        """Nothing to watch."""
+
+    def exchange_result(self) -> ExchangeResult | None:
+        """Nothing is exchanged."""
+        return None
 
     def finish_exchange(self) -> None:
         """Waits for every gradient's all-reduce."""

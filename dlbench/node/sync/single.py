@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 
 
@@ -38,6 +39,16 @@ class SingleEngine:
     def hold_exchange(self) -> AbstractContextManager[None]:
         """There is nothing to hold."""
         return nullcontext()
+
+    def begin_backward(self) -> None:
+        """Not noted."""
+
+    def watch(self, on: bool) -> None:
+        """Nothing to watch."""
+
+    def exchange_result(self) -> ExchangeResult | None:
+        """Nothing is exchanged."""
+        return None
 
     def finish_exchange(self) -> None:
         """Nothing to wait for."""

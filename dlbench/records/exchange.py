@@ -1,0 +1,78 @@
+"""What a training run says of its gradient exchange: counted, not assumed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Spec
+from dlbench.specs.network import LineCost
+
+
+class Message(Spec):
+    """One message of a step: a bucket of gradients, or a fused buffer of the engine."""
+
+    num_bytes: CountOrZero = Field(description="Bytes of gradients in it, before any compression.")
+    num_tensors: Count = Field(description="Gradients in it.")
+    method: str = Field(description="How it went: flat, hierarchical, leader, sparse, or the engine's operation.")
+    ready_s: NonNegative | None = Field(
+        None, description="When its last gradient was there, seconds after the start of the backward pass; median."
+    )
+    start_s: NonNegative | None = Field(None, description="When its exchange began, on the same clock; median.")
+    exchange_s: NonNegative | None = Field(None, description="How long its exchange took, seconds; median.")
+
+
+class GradientTime(Spec):
+    """When one gradient was ready."""
+
+    name: str = Field(description="Name of the parameter.")
+    num_bytes: Count = Field(description="Bytes of its gradient.")
+    ready_s: NonNegative = Field(description="Seconds after the start of the backward pass; median over the window.")
+
+
+class AutotuneResult(Spec):
+    """What Horovod's autotuner did."""
+
+    evaluations: CountOrZero = Field(description="Settings it tried (rows of its log).")
+    planned_steps: Count = Field(description="Steps its search takes by its own settings.")
+    finished: Flag = Field(description="Whether it had settled before the measured steps.")
+    settled_step: CountOrZero | None = Field(None, description="Step of the run at which it settled.")
+    cost_s: NonNegative | None = Field(
+        None, description="Time of the steps until then beyond as many steps afterwards, seconds."
+    )
+    fusion_threshold_bytes: NonNegative | None = Field(None, description="What it chose.")
+    cycle_time_ms: NonNegative | None = Field(None, description="What it chose.")
+    score: NonNegative | None = Field(None, description="Its own score of that, bytes per microsecond.")
+
+
+class ExchangeResult(Spec):
+    """The exchange of one run as rank 0 counted it, per step, unless a field says otherwise."""
+
+    carrier: str = Field(description="Who moved the bytes: gloo, mpi, nccl, shared memory, ...")
+    by: Literal["engine", "dlbench"] = Field(description="Who grouped gradients and chose the exchange.")
+    exchange: str = Field(description="flat, hierarchical, leader, hybrid, ... as it ran.")
+    fusion: str = Field(description="As it ran.")
+    wire: str = Field(description="As it ran.")
+    group_size: Count = Field(description="Ranks of a group.")
+    num_groups: Count = Field(description="Groups.")
+    messages: tuple[Message, ...] = Field((), description="Messages of a step, in the order of sending.")
+    bytes_inside: NonNegative | None = Field(
+        None, description="Bytes that a rank sends inside its group, by the algorithm; mean over ranks; null: unknown."
+    )
+    bytes_across: NonNegative | None = Field(None, description="The same to other groups.")
+    communication_s: NonNegative | None = Field(
+        None, description="Time in which at least one message was under way; median over steps, mean over ranks."
+    )
+    exposed_s: NonNegative | None = Field(None, description="The part of it after the backward pass.")
+    hidden_s: NonNegative | None = Field(None, description="The part of it within the backward pass.")
+    backward_s: NonNegative | None = Field(None, description="The backward pass, same steps.")
+    wire_overflows: CountOrZero = Field(0, description="Messages of the whole run whose fp16 sum was not finite.")
+    density: NonNegative | None = Field(None, description="Mean share of entries in the sum of sparse messages.")
+    dense_switches: CountOrZero = Field(0, description="Sparse messages of the whole run that were sent dense.")
+    window_steps: CountOrZero = Field(0, description="Steps that were watched for these figures.")
+    evidence: str = Field(description="How all this is known.")
+    gradients: tuple[GradientTime, ...] = Field((), description="Gradients in the order in which they were ready.")
+    costs: tuple[LineCost, ...] = Field((), description="Lines measured or given for mgwfbp and hybrid.")
+    hybrid_threshold_bytes: CountOrZero | None = Field(None, description="Threshold in force, for hybrid.")
+    autotune: AutotuneResult | None = Field(None, description="Horovod's autotuner, if it was on.")
