@@ -25,12 +25,14 @@ from dlbench.jobs import box_state
 from dlbench.jobs.slurm import Submission
 from dlbench.node import rendezvous
 from dlbench.publish import model as report_model
+from dlbench.records.comm import CommRecord
 from dlbench.records.record import Record
 from dlbench.records.status import Failure, RankStatus
 from dlbench.records.steps import FIELDS, STEPS_VERSION, step_dtype
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import SystemSpec
 
@@ -147,11 +149,17 @@ _KINDS: dict[str, Callable[[Schema, Callable[[str], str]], str]] = {
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def model_tables(model: type[BaseModel]) -> str:
-    """A table of a file's own keys, then a heading and a table for each specification nested in it."""
+def model_tables(model: type[BaseModel], beside: type[BaseModel] | None = None) -> str:
+    """A table of a file's own keys, then a heading and a table for each specification nested in it.
+
+    Specifications that are nested in `beside`, too, have their tables there.
+    """
     schema = model.model_json_schema()
+    there = beside.model_json_schema().get("$defs", {}) if beside is not None else {}
     parts = [_keys(schema)]
     for name in _nested(schema, schema.get("$defs", {})):
+        if name in there:
+            continue
         nested = schema["$defs"][name]
         about = " ".join(nested.get("description", "").split("\n\n")[0].split())
         parts.append("\n\n".join(part for part in (f"#### {name}", about, _keys(nested)) if part))
@@ -262,7 +270,9 @@ def format_versions() -> str:
         ("workload YAML", "dlbench.workload", 1),
         ("system YAML", "dlbench.system", 1),
         ("`plan.json`", *stamped(RunPlan)),
+        ("`plan.json` of `dlbench comm`", *stamped(CommPlan)),
         ("`record.json`", *stamped(Record)),
+        ("`comm.json`", *stamped(CommRecord)),
         ("`rank-NNNN.steps` (header)", "dlbench.steps", STEPS_VERSION),
         ("`rank-NNNN.status.json`", *stamped(RankStatus)),
         ("`submission.json`", *stamped(Submission)),
@@ -396,6 +406,8 @@ REGIONS: dict[str, Callable[[], str]] = {
     "patches": patches,
     "plan": lambda: model_tables(RunPlan),
     "record": lambda: model_tables(Record),
+    "comm-plan": lambda: model_tables(CommPlan, beside=RunPlan),
+    "comm-record": lambda: model_tables(CommRecord),
     "rank-status": lambda: model_tables(RankStatus),
     "submission": lambda: model_tables(Submission),
     "steps": steps_layout,

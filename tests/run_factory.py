@@ -45,6 +45,10 @@ class Story:
     bad_sample_count: int = 0
     finished: datetime = NOW
     device: str = "cpu"
+    last_loss: float | None = 1.9
+    exchange: Mapping[str, Any] | None = None
+    """What the run says of its gradient exchange, see `exchange_result`; None for one that says nothing."""
+    inert: Sequence[str] = ()
     training: Training | None = None
     """How a run to a quality went; None for a run of speed."""
     record: Mapping[str, Any] = field(default_factory=dict)
@@ -113,6 +117,8 @@ def write_run(out: Path, plan: RunPlan, times: StepTimes, story: Story | None = 
         "environment": dict(story.environment),
         "environment_differences": list(story.environment_differences),
         "steps": _num_steps(plan, story),
+        "exchange": story.exchange,
+        "inert": list(story.inert),
     }
     if story.training is not None:
         content["quality"] = _quality(plan, times, story.training)
@@ -150,7 +156,7 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
         "samples": samples,
         "measured_s": measured_ns / 1e9,
         "first_loss": 2.0,
-        "last_loss": 1.9,
+        "last_loss": story.last_loss,
         "losses_finite": True,
         "initial_parameters_sha256": "0" * 64,
         "final_parameters_sha256": "1" * 64,
@@ -255,6 +261,106 @@ def write_scaling(out: Path, base_ms: float = 100.0, exchange_ms: float = 25.0, 
             constant([part * drift for part in phases], other=5.0 * share * drift),
             Story(finished=NOW + timedelta(minutes=plan.series.position)),
         )
+    return made
+
+
+def exchange_result(
+    plan: RunPlan, *, gradients: Sequence[tuple[int, float]], alpha_s: float, beta_s_per_byte: float, **more: Any
+) -> dict[str, Any]:
+    """The exchange of a run whose every gradient travels alone, one after the other, each as soon as it may.
+
+    Args:
+        plan: the run.
+        gradients: bytes and second of readiness of each, in order.
+        alpha_s: seconds of an empty message.
+        beta_s_per_byte: seconds a byte.
+        more: further keys of the result, as they are.
+    """
+    messages: list[dict[str, Any]] = []
+    free = 0.0
+    for num_bytes, ready in gradients:
+        start = max(free, ready)
+        took = alpha_s + num_bytes * beta_s_per_byte
+        free = start + took
+        messages.append(
+            {
+                "num_bytes": num_bytes,
+                "num_tensors": 1,
+                "method": "flat",
+                "ready_s": ready,
+                "start_s": start,
+                "exchange_s": took,
+            }
+        )
+    busy = sum(message["exchange_s"] for message in messages)
+    backward = gradients[-1][1]
+    exposed = free - max(backward, messages[-1]["start_s"] if len(messages) == 1 else backward)
+    return {
+        "carrier": "gloo",
+        "by": "dlbench",
+        "exchange": plan.sync.exchange,
+        "fusion": "none",
+        "wire": plan.wire,
+        "group_size": plan.group_size,
+        "num_groups": plan.layout.ranks // plan.group_size,
+        "messages": messages,
+        "bytes_inside": 1e6,
+        "bytes_across": 0.0,
+        "communication_s": busy,
+        "exposed_s": exposed,
+        "hidden_s": busy - exposed,
+        "backward_s": backward,
+        "window_steps": 12,
+        "evidence": "counted by the exchange itself",
+        "gradients": [
+            {"name": f"layer{i}.weight", "num_bytes": num_bytes, "ready_s": ready}
+            for i, (num_bytes, ready) in enumerate(gradients)
+        ],
+        **more,
+    }
+
+
+def autotune_result(**changes: Any) -> dict[str, Any]:
+    """What Horovod's autotuner says after a search that came to its end."""
+    return {
+        "evaluations": 21,
+        "planned_steps": 1224,
+        "finished": True,
+        "settled_step": 1230,
+        "cost_s": 60.0,
+        "fusion_threshold_bytes": 16 * 1024**2,
+        "cycle_time_ms": 2.5,
+        "score": 400.0,
+        **changes,
+    }
+
+
+def write_sweep(
+    out: Path,
+    speed: Callable[[RunPlan], float],
+    *,
+    drift: float = 0.02,
+    story: Callable[[RunPlan], Story] = lambda plan: Story(),
+    skip: Callable[[RunPlan], bool] = lambda plan: False,
+    **request: Any,
+) -> list[RunPlan]:
+    """A swept series whose runs are `speed` times as fast as 100 ms a step.
+
+    Args:
+        out: the folder of runs.
+        speed: of one run.
+        drift: repeat k of every setting is slowed by the same factor 1 + k x this, as by a drifting machine.
+        story: of one run.
+        skip: runs that are never written.
+        request: the series; its `sweep` is by keys.
+    """
+    made = plans(**{"points": (2,), **request})
+    for plan in made:
+        if skip(plan):
+            continue
+        factor = (1 + drift * plan.series.repeat) / speed(plan)
+        phases = [part * factor for part in (5.0, 0.0, 30.0, 45.0, 10.0, 10.0)]
+        write_run(out, plan, constant(phases), story(plan))
     return made
 
 

@@ -46,8 +46,8 @@ def test_help_lists_the_commands_in_the_order_of_work(cli: Cli) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         section = done.stdout.partition("Commands, in the order of work:\n")[2]
         names = [line.split()[0] for line in section.splitlines() if line.startswith("  ") and line[2] != " "]
-        expected = ("doctor", "setup", "data", "ls", "show", "run", "submit", "status", "report", "estimate", "export")
-        assert names == [*expected, "box"]
+        expected = ["doctor", "setup", "data", "ls", "show", "run", "submit", "status", "comm", "report", "estimate"]
+        assert names == [*expected, "export", "box"]
 
 
 @pytest.mark.parametrize("command", [name for name, *_ in COMMANDS])
@@ -376,7 +376,9 @@ def test_runs_to_a_quality_say_what_they_came_to(
     monkeypatch.setattr(local, "run", lambda plan, made, tell: local._verdict(made, ""))
     monkeypatch.setattr(run_module.signal, "signal", lambda number, action: None)
     monkeypatch.setenv("COLUMNS", "200")
-    code = run_module._run_all(quality_plans(points=(1,), repeats=3), tmp_path / "runs", fail_fast=True, bar=bar)
+    code = run_module.run_all(
+        quality_plans(points=(1,), repeats=3), tmp_path / "runs", "dlbench report runs", fail_fast=True, bar=bar
+    )
     assert code == 0
     said = capsys.readouterr().err
     for words in (
@@ -385,7 +387,10 @@ def test_runs_to_a_quality_say_what_they_came_to(
         ": did NOT reach 0.5 top1 within 4,000 samples; the last evaluation is not finite",
     ):
         assert sum(line.rstrip().endswith(words) for line in said.splitlines()) == 1
-    assert f"3 of 3 runs valid, 2 of them did NOT reach the quality, in {tmp_path / 'runs'}; next: dlbench rep" in said
+    assert (
+        f"3 of 3 runs valid, 2 of them did NOT reach the quality, in {tmp_path / 'runs'}; next: dlbench report runs"
+        in said
+    )
 
 
 def test_a_run_of_speed_says_nothing_of_quality(tmp_path: Path) -> None:

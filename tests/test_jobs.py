@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import example, given, settings
@@ -22,13 +22,17 @@ from dlbench.jobs import launch, slurm
 from dlbench.jobs.batch import job_name, render_script, sbatch_arguments
 from dlbench.jobs.slurm import job_states, read_submission, require_slurm, submit
 from dlbench.records.folder import RunFolder, create
+from dlbench.specs.comm import CommPlan
+from dlbench.specs.comm_request import CommRequest, expand_comm
 from dlbench.specs.expand import expand
-from dlbench.specs.plan import RunPlan
+from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.requests import Request
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
 PYTHON = "/opt/dlbench/bin/python"
+
+PlanT = TypeVar("PlanT", bound=LaunchPlan)
 
 
 @pytest.fixture(autouse=True)
@@ -43,15 +47,22 @@ def plan_of(**request: Any) -> RunPlan:
     return plan.model_copy(update={"dlbench_version": "0.0.0"})
 
 
-def with_system(plan: RunPlan, **changes: Any) -> RunPlan:
+def comm_plan_of(**request: Any) -> CommPlan:
+    """The same of the collective benchmark."""
+    asked = CommRequest(**{"system": "box", "series": "golden", "points_are": "nodes", **request})
+    (plan,) = expand_comm(asked, machine_cores=4, installed=(), now=NOW).plans
+    return plan.model_copy(update={"dlbench_version": "0.0.0"})
+
+
+def with_system(plan: PlanT, **changes: Any) -> PlanT:
     """The plan on a system of other settings; sections are merged, and all is validated again."""
     content = plan.model_dump(mode="json")
     for key, value in changes.items():
         content["system"][key] = {**content["system"][key], **value} if isinstance(value, dict) else value
-    return RunPlan.model_validate(content)
+    return type(plan).model_validate(content)
 
 
-def folder_of(plan: RunPlan, root: str = "/scratch/runs") -> RunFolder:
+def folder_of(plan: LaunchPlan, root: str = "/scratch/runs") -> RunFolder:
     return RunFolder(Path(root) / plan.run_id)
 
 
@@ -111,11 +122,12 @@ def test_open_mpi_is_told_to_yield_only_where_it_is_used() -> None:
 
 # Batch scripts
 
-GOLDENS: dict[str, Callable[[], RunPlan]] = {
+GOLDENS: dict[str, Callable[[], LaunchPlan]] = {
     "box-srun-mpi": lambda: plan_of(),
     "box-srun-gloo": lambda: plan_of(launcher="srun-gloo", engine="ddp"),
     "box-mpirun": lambda: plan_of(launcher="mpirun", ranks_per_node=2),
     "example-gpu": lambda: plan_of(system="example-gpu", points=(4,)),
+    "comm": lambda: comm_plan_of(points=(2,), ranks_per_node=2, collective="all-gather"),
     "everything": lambda: with_system(
         plan_of(system="example-gpu", points=(1,)),
         slurm={

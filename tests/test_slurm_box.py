@@ -227,8 +227,8 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_no_box_is_no_traceback(tmp_path: Path) -> None:
-    for command in ("stop", "status"):
-        result = CliRunner().invoke(box_command, [command, str(tmp_path)])
+    for command, *more in (["stop"], ["status"], ["shape", "200mbit"]):
+        result = CliRunner().invoke(box_command, [command, str(tmp_path), *more])
         assert isinstance(result.exception, UserError)
         assert "no box runs in" in str(result.exception)
 
@@ -390,6 +390,9 @@ def test_the_commands_start_and_stop_a_box_again_and_again(slurm_folder: Path) -
         result = runner.invoke(box_command, ["status", str(slurm_folder)])
         assert re.search(r"slurmd\.n1 +pid \d+ +runs", result.output)
         assert re.search(r"n1 +idle", result.output)
+        for rate, words in (("50mbit", "limited to 50mbit"), ("none", "are free"), ("none", "are free")):
+            assert words in runner.invoke(box_command, ["shape", str(slurm_folder), rate]).output
+        assert isinstance(runner.invoke(box_command, ["shape", str(slurm_folder), "fast"]).exception, UserError)
         for words in ("is gone", "no box runs"):
             result = runner.invoke(box_command, ["stop", str(slurm_folder)])
             assert result.exit_code == 0

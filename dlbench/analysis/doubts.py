@@ -38,7 +38,11 @@ def run_doubts(run: Run) -> list[Doubt]:
     if record is None:
         return []
     ids = (run.plan.run_id,)
-    found = [Doubt(code="recorded", severity="serious", text=text, runs=ids) for text in record.warnings]
+    found = [
+        Doubt(code="inert", severity="serious", text=f"a requested setting had no effect: {text}", runs=ids)
+        for text in record.inert
+    ]
+    found += [Doubt(code="recorded", severity="serious", text=text, runs=ids) for text in record.warnings]
     found += [
         Doubt(code=code, severity=severity, text=text, runs=ids) for code, severity, text in _derived(run, record)
     ]
@@ -60,7 +64,7 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
         why = "" if run.plan.system.launch.pin else " (system.launch.pin is off)"
         yield "not-pinned", "serious", f"ranks not bound to cores of their own{why}"
     for setting in record.settings:
-        told = any(warning.startswith(f"{setting.key}:") for warning in record.warnings)
+        told = any(text.startswith(f"{setting.key}:") for text in (*record.warnings, *record.inert))
         known = setting.requested is not None and setting.effective is not None
         # At one rank nothing is exchanged: no setting of the exchange can act.
         if len(record.ranks) > 1 and known and not told and setting.requested != setting.effective:
@@ -70,6 +74,7 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
                 f"{setting.key}: {setting.requested} was asked for, {setting.effective} was in force "
                 f"({setting.evidence})",
             )
+    yield from _exchange(record)
     bad = sum(rank.bad_sample_count for rank in record.ranks)
     if bad:
         yield "bad-samples", "serious", f"{bad} unreadable {'sample was' if bad == 1 else 'samples were'} skipped"
@@ -79,6 +84,29 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
     if measured_s:
         throughput = sum(rank.samples for rank in record.ranks) / measured_s
         yield from quality_doubts.run_doubts(run, record, throughput)
+
+
+def _exchange(record: Record) -> Iterator[tuple[str, Severity, str]]:
+    result = record.exchange
+    if result is None:
+        return
+    if result.wire_overflows:
+        count = result.wire_overflows
+        yield (
+            "wire-overflow",
+            "serious",
+            f"the sum of {count} message{'s' * (count > 1)} was not finite in {result.wire}: gradients too large for "
+            "the wire, see sync.wire",
+        )
+    if result.wire != "fp32":
+        yield "wire", "note", f"gradients travelled as {result.wire}: that changes the arithmetic; look at the loss too"
+    if result.autotune is not None and not result.autotune.finished:
+        yield (
+            "autotune-unfinished",
+            "serious",
+            "Horovod's autotuner had not settled before the measured steps: its search is part of these figures; set "
+            f"measure.warmup_steps to {result.autotune.planned_steps} or more",
+        )
 
 
 def _crowded_hosts(record: Record) -> list[str]:
@@ -106,7 +134,8 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
         runs = (*before.runs, *doubt.runs) if before else doubt.runs
         merged[doubt.code, doubt.text] = Doubt(code=doubt.code, severity=doubt.severity, text=doubt.text, runs=runs)
     found += merged.values()
-    return sorted(found, key=lambda doubt: doubt.severity != "serious")
+    # What did not act comes first: then the figures are not those of what was asked for.
+    return sorted(found, key=lambda doubt: (doubt.severity != "serious", doubt.code != "inert"))
 
 
 def _few_repeats(group: Group) -> Iterator[Doubt]:

@@ -21,6 +21,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ("run", "run", "run", "Train and measure on this machine, or inside an allocation."),
     ("submit", "submit", "submit", "Write batch scripts and submit them to Slurm."),
     ("status", "status", "status", "Tell how far runs are, and why some failed."),
+    ("comm", "comm", "comm", "Measure collectives message by message, fit and predict them."),
     ("report", "report", "report", "Turn runs into a scaling report."),
     ("estimate", "estimate", "estimate", "Time to train at a rate; tell whether a claimed time is possible."),
     ("export", "export", "export", "Write a run as MLPerf log lines or a system description."),

@@ -81,3 +81,24 @@ def status(folder: Path) -> None:
         raise RunError(f"the box in {folder} is broken: `dlbench box stop {folder}` cleans up; see {folder / 'log'}")
     for node, node_state in found.node_states().items():
         click.echo(f"{node:<12} {node_state}")
+
+
+@box.command()
+@_FOLDER
+@click.argument("rate")
+def shape(folder: Path, rate: str) -> None:
+    """Limit the links between the nodes of the box in FOLDER to RATE, such as 200mbit; `none` frees them.
+
+    \b
+    Example:
+      dlbench box shape /tmp/box 200mbit
+    """
+    from dlbench.jobs.box import Box
+
+    found = Box.attach(folder)
+    if rate == "none":
+        found.unshape()
+        click.echo("links are free", err=True)
+        return
+    found.shape(rate)
+    click.echo(f"every node's link is limited to {rate} in each direction", err=True)

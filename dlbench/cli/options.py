@@ -13,12 +13,14 @@ import click
 from dlbench.errors import EnvironmentLacksError, UserError
 
 if TYPE_CHECKING:
-    from dlbench.specs.plan import RunPlan
+    from dlbench.specs.comm import CommPlan
+    from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 INSTALL_NODE = "pip install 'dlbench[node]'"
+INSTALL_MPI = "pip install 'dlbench[mpi]'"
 SETUP_HOROVOD = "dlbench setup horovod"
 
 
@@ -152,15 +154,22 @@ def require_engines(plans: list[RunPlan]) -> None:
         )
 
 
-def describe_plan(plan: RunPlan) -> str:
+def describe_plan(plan: LaunchPlan) -> str:
     """One line that names a run for a person."""
+    from dlbench.specs.comm import CommPlan
+    from dlbench.specs.plan import RunPlan
+
     size = f"{plan.layout.ranks} rank{'s' if plan.layout.ranks > 1 else ''}"
-    nodes = f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""
+    size += f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""
+    if isinstance(plan, CommPlan):
+        return f"{plan.title}, {size}, {_repeat(plan)}"
+    assert isinstance(plan, RunPlan)
     axes = "".join(f", {key}={value}" for key, value in plan.series.axes.items())
-    return (
-        f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}{nodes}{axes}, "
-        f"repeat {plan.series.repeat + 1} of {plan.series.repeats}"
-    )
+    return f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}{axes}, {_repeat(plan)}"
+
+
+def _repeat(plan: RunPlan | CommPlan) -> str:
+    return f"repeat {plan.series.repeat + 1} of {plan.series.repeats}"
 
 
 def write_output(content: bytes, output: Path | None) -> None:

@@ -60,11 +60,11 @@ def report(runs: Path, output: Path | None, format_name: FormatName | None, tabl
       dlbench report runs --format csv --table runs > runs.csv
     """
     if output is not None:
-        _check_writable(output)
-    chosen = _format(output, format_name)
+        check_writable(output)
+    chosen = format_of(output, format_name)
     if table is not None and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
-    _require(*_NUMBERS, *(_CHARTS if chosen == "html" else ()))
+    require_modules("report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
     from dlbench.publish.assemble import assemble
     from dlbench.records.scan import scan
 
@@ -78,7 +78,12 @@ def report(runs: Path, output: Path | None, format_name: FormatName | None, tabl
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
-def _format(output: Path | None, asked: FormatName | None) -> FormatName:
+def format_of(output: Path | None, asked: FormatName | None) -> FormatName:
+    """The format that was asked for, or that the name of the output file tells.
+
+    Raises:
+        UserError: the name tells none.
+    """
     if asked is not None:
         return asked
     if output is None:
@@ -91,19 +96,28 @@ def _format(output: Path | None, asked: FormatName | None) -> FormatName:
     return SUFFIXES[suffix]
 
 
-def _check_writable(output: Path) -> None:
-    """Early, because nobody wants to learn it after the work."""
+def check_writable(output: Path) -> None:
+    """Refuses a folder, or a file in a folder that is not there; early, because nobody wants to learn it afterwards.
+
+    Raises:
+        UserError: the file cannot be written there.
+    """
     if output.is_dir():
         raise UserError(f"-o {output}: is a folder; name a file in it")
     if not output.absolute().parent.is_dir():
         raise UserError(f"-o {output}: there is no folder {output.absolute().parent}")
 
 
-def _require(*modules: str) -> None:
+def require_modules(command: str, *modules: str) -> None:
+    """Proves that what a command computes and draws with is installed.
+
+    Raises:
+        EnvironmentLacksError: something is missing; names the remedy.
+    """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise EnvironmentLacksError(
-            f"report: {', '.join(missing)} not installed in {sys.prefix}; remedy: pip install 'dlbench[analysis]'"
+            f"{command}: {', '.join(missing)} not installed in {sys.prefix}; remedy: pip install 'dlbench[analysis]'"
         )
 
 

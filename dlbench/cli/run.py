@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from dlbench.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from dlbench.jobs.local import OnProgress, Outcome
-    from dlbench.specs.plan import RunPlan
+    from dlbench.specs.plan import LaunchPlan
+    from dlbench.specs.system import SystemSpec
 
 
 @click.command()
@@ -40,21 +41,26 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
 
     request = shared.request_from(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
     plans = shared.expand_request(request)
-    _require_here(plans)
+    require_here(plans[0].system)
     shared.require_data(plans)
     if options["dry_run"]:
-        _print_commands(plans, options["out"])
+        print_commands(plans, options["out"])
         return
     shared.require_engines(plans)
-    code = _run_all(plans, options["out"], fail_fast, bar=sys.stderr.isatty() and not no_progress)
+    following = f"dlbench report {shown(options['out'])} -o report.html"
+    code = run_all(plans, options["out"], following, fail_fast=fail_fast, bar=sys.stderr.isatty() and not no_progress)
     sys.exit(int(code))
 
 
-def _require_here(plans: list[RunPlan]) -> None:
-    """A system with a scheduler can be run from inside an allocation only."""
+def require_here(system: SystemSpec) -> None:
+    """A system with a scheduler can be run from inside an allocation only.
+
+    Raises:
+        UserError: this is no allocation.
+        EnvironmentLacksError: the launcher's program is not installed.
+    """
     import os
 
-    system = plans[0].system
     if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
         raise UserError(
             f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
@@ -66,14 +72,17 @@ def _require_here(plans: list[RunPlan]) -> None:
         raise EnvironmentLacksError(f"launcher {launcher}: {launcher.split('-')[0]} is not on PATH")
 
 
-def _print_commands(plans: list[RunPlan], out: Path) -> None:
+def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
+    """What would start each run, on standard output; for `--dry-run`."""
     from dlbench.jobs import launch
     from dlbench.records.folder import RunFolder
+    from dlbench.specs.plan import RunPlan
 
     for plan in plans:
         folder = RunFolder(out.absolute() / plan.run_id)
         python = plan.system.python or sys.executable
-        click.echo(f"# {shared.describe_plan(plan)}, batch {plan.workload.train.batch_per_rank} a rank")
+        batch = f", batch {plan.workload.train.batch_per_rank} a rank" if isinstance(plan, RunPlan) else ""
+        click.echo(f"# {shared.describe_plan(plan)}{batch}")
         if plan.system.launch.launcher == "local":
             click.echo(f"# {plan.layout.ranks} times, each rank with its own DLBENCH_RANK:")
             words = launch.node_command(folder.plan, python)
@@ -84,7 +93,16 @@ def _print_commands(plans: list[RunPlan], out: Path) -> None:
         click.echo(launch.quoted(words))
 
 
-def _run_all(plans: list[RunPlan], out: Path, fail_fast: bool, bar: bool) -> ExitCode:
+def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:
+    """Runs all plans on this machine, one after the other; `following` is the command to go on with.
+
+    Returns:
+        What the command ends with: the code of the first run that went wrong.
+
+    Raises:
+        UserError: the output folder cannot be, or a run of that name exists.
+        EnvironmentLacksError: the launcher's program is not installed.
+    """
     from dlbench.jobs import local
     from dlbench.records.folder import create, prepare_output
 
@@ -106,9 +124,9 @@ def _run_all(plans: list[RunPlan], out: Path, fail_fast: bool, bar: bool) -> Exi
                 # What the machine lacks for one run it lacks for the next.
                 if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE):
                     break
-    following = f"; next: dlbench report {_shown(out)} -o report.html" if valid else ""
+    then = f"; next: {following}" if valid else ""
     short = f", {missed} of them did NOT reach the quality" if missed else ""
-    click.echo(f"{valid} of {len(plans)} runs valid{short}, in {root}{following}", err=True)
+    click.echo(f"{valid} of {len(plans)} runs valid{short}, in {root}{then}", err=True)
     return worst
 
 
@@ -116,7 +134,8 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
+    """A path as a shell takes it."""
     import shlex
 
     return shlex.quote(str(path))
@@ -129,12 +148,12 @@ class _Lines:
         self._total = total
         self._done = 0
 
-    def begin(self, plan: RunPlan) -> OnProgress:
+    def begin(self, plan: LaunchPlan) -> OnProgress:
         """The start of a run."""
         click.echo(f"[{self._done + 1}/{self._total}] {shared.describe_plan(plan)}", err=True)
-        return lambda step, of, stage: None
+        return lambda number, of, stage: None
 
-    def end(self, plan: RunPlan, outcome: Outcome, seconds: float) -> None:
+    def end(self, plan: LaunchPlan, outcome: Outcome, seconds: float) -> None:
         """The end of a run."""
         from dlbench.units import format_seconds
 
@@ -153,19 +172,19 @@ class _Bar(_Lines):
         self._bar = bar
         self._task = task
 
-    def begin(self, plan: RunPlan) -> OnProgress:
+    def begin(self, plan: LaunchPlan) -> OnProgress:
         from rich.markup import escape
 
         text = escape(shared.describe_plan(plan))
         self._bar.update(self._task, description=text, completed=self._done)
 
-        def tell(step: int, of: int, stage: str) -> None:
-            share = step / of if of else 0.0
+        def tell(number: int, of: int, stage: str) -> None:
+            share = number / of if of else 0.0
             self._bar.update(self._task, completed=self._done + 0.99 * share, description=text)
 
         return tell
 
-    def end(self, plan: RunPlan, outcome: Outcome, seconds: float) -> None:
+    def end(self, plan: LaunchPlan, outcome: Outcome, seconds: float) -> None:
         from rich.markup import escape
 
         self._done += 1
@@ -178,7 +197,7 @@ class _Bar(_Lines):
 
 
 @contextmanager
-def _progress(plans: list[RunPlan], bar: bool) -> Iterator[_Lines]:
+def _progress(plans: Sequence[LaunchPlan], bar: bool) -> Iterator[_Lines]:
     if not bar:
         yield _Lines(len(plans))
         return

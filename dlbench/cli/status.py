@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import click
 from dlbench.errors import DlbenchError, ExitCode
 
 if TYPE_CHECKING:
-    from dlbench.records.scan import Run
+    from dlbench.records.scan import LaunchedRun
 
 # Slurm states after which nothing more will come.
 FINAL = frozenset(
@@ -47,27 +48,30 @@ def status(runs: Path, as_json: bool) -> None:
     Example:
       dlbench status runs
     """
+    from dlbench.records.comm_scan import scan_comm
     from dlbench.records.scan import scan
 
-    found = scan(runs)
-    rows = _rows(found.runs)
+    training, comm = scan(runs), scan_comm(runs)
+    rows = _rows([*training.runs, *comm.runs])
+    # A folder without a readable plan may be of either kind, and both name it.
+    problems = list(dict.fromkeys([*training.problems, *comm.problems]))
     if as_json:
-        click.echo(json.dumps({"runs": rows, "problems": found.problems}, indent=2))
+        click.echo(json.dumps({"runs": rows, "problems": problems}, indent=2))
     else:
         for row in rows:
             click.echo(f"{row['state']:<11} {row['run_id']}" + (f"  job {row['job']}" if row["job"] else ""))
             if row["story"]:
                 click.echo(f"            {_clean(row['story'])}")
         click.echo(f"{len(rows)} runs, {sum(r['state'] == 'valid' for r in rows)} valid")
-    for problem in found.problems:
+    for problem in problems:
         click.echo(f"dlbench: damaged: {_clean(problem)}", err=True)
-    if found.problems:
+    if problems:
         sys.exit(int(ExitCode.INCOMPLETE))
     if any(row["state"] in ("failed", "invalid") for row in rows):
         sys.exit(int(ExitCode.RUN_FAILED))
 
 
-def _rows(runs: list[Run]) -> list[dict[str, str]]:
+def _rows(runs: Sequence[LaunchedRun]) -> list[dict[str, str]]:
     from dlbench.jobs.slurm import job_states, read_submission
 
     jobs: dict[str, str] = {}
@@ -78,12 +82,12 @@ def _rows(runs: list[Run]) -> list[dict[str, str]]:
             submission = None
         if submission is not None:
             jobs[run.plan.run_id] = submission.job_id
-    waiting = [jobs[r.plan.run_id] for r in runs if r.record is None and r.plan.run_id in jobs]
+    waiting = [jobs[r.plan.run_id] for r in runs if r.recorded is None and r.plan.run_id in jobs]
     states = job_states(waiting)
     return [_row(run, jobs.get(run.plan.run_id, ""), states) for run in runs]
 
 
-def _row(run: Run, job: str, states: dict[str, str]) -> dict[str, str]:
+def _row(run: LaunchedRun, job: str, states: dict[str, str]) -> dict[str, str]:
     state: str = run.state
     story = run.story
     if state == "incomplete" and job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ from dlbench.cli import options as shared
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
-    from dlbench.specs.plan import RunPlan
+    from dlbench.specs.plan import LaunchPlan
+    from dlbench.specs.system import SystemSpec
 
 
 @click.command()
@@ -43,19 +45,26 @@ def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **opt
         options, system=system, points=points, points_are="ranks" if nodes is None else "nodes"
     )
     plans = shared.expand_request(request)
-    if plans[0].system.scheduler != "slurm":
-        raise UserError(f"system {plans[0].system.name} has no scheduler: use `dlbench run`, or set scheduler: slurm")
-    if "\\" in str(options["out"].absolute()):
-        raise UserError(
-            f"--out {options['out']}: sbatch takes a backslash in a path for a sign of its own; rename the folder"
-        )
+    require_scheduler(plans[0].system, options["out"], "dlbench run")
     if options["dry_run"]:
-        _print_scripts(plans, options["out"])
+        print_scripts(plans, options["out"])
         return
-    _submit_all(plans, options["out"], chain)
+    submit_all(plans, options["out"], chain)
 
 
-def _print_scripts(plans: list[RunPlan], out: Path) -> None:
+def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
+    """Proves that jobs can be written for this system and folder; `instead` is the command without a scheduler.
+
+    Raises:
+        UserError: they cannot.
+    """
+    if system.scheduler != "slurm":
+        raise UserError(f"system {system.name} has no scheduler: use `{instead}`, or set scheduler: slurm")
+    if "\\" in str(out.absolute()):
+        raise UserError(f"--out {out}: sbatch takes a backslash in a path for a sign of its own; rename the folder")
+
+
+def print_scripts(plans: Sequence[LaunchPlan], out: Path) -> None:
     """Scripts on standard output, byte for byte; what is said about them on standard error."""
     from dlbench.jobs.batch import render_script, sbatch_arguments
     from dlbench.jobs.launch import quoted
@@ -68,16 +77,19 @@ def _print_scripts(plans: list[RunPlan], out: Path) -> None:
         click.echo(render_script(plan, folder, sys.executable), nl=False)
 
 
-def _submit_all(plans: list[RunPlan], out: Path, chain: bool) -> None:
+def submit_all(plans: Sequence[LaunchPlan], out: Path, chain: bool) -> None:
+    """Submits a job for each plan; with `chain` each waits for the one before.
+
+    Raises:
+        EnvironmentLacksError: sbatch is not on PATH.
+        UserError: the output folder cannot be, or a run of that name exists.
+        RunError: Slurm refused a job.
+    """
     from dlbench.jobs.slurm import require_slurm, submit
     from dlbench.records.folder import create, prepare_output
 
     require_slurm()
-    for plan in plans:
-        source = plan.workload.data.source
-        if not plan.workload.data.is_synthetic and not Path(source).exists():
-            click.echo(f"note: {source} is not visible from here; the compute nodes must see it", err=True)
-            break
+    _note_unseen_data(plans)
     root = prepare_output(out)
     before: str | None = None
     for number, plan in enumerate(plans, 1):
@@ -86,3 +98,13 @@ def _submit_all(plans: list[RunPlan], out: Path, chain: bool) -> None:
         click.echo(f"[{number}/{len(plans)}] job {submission.job_id}: {shared.describe_plan(plan)}", err=True)
         click.echo(submission.job_id)
     click.echo(f"next: dlbench status {out}", err=True)
+
+
+def _note_unseen_data(plans: Sequence[LaunchPlan]) -> None:
+    from dlbench.specs.plan import RunPlan
+
+    for plan in plans:
+        data = plan.workload.data if isinstance(plan, RunPlan) else None
+        if data is not None and not data.is_synthetic and not Path(data.source).exists():
+            click.echo(f"note: {data.source} is not visible from here; the compute nodes must see it", err=True)
+            break

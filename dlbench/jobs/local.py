@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -22,11 +23,12 @@ from typing import IO
 
 from dlbench.errors import EnvironmentLacksError, ExitCode
 from dlbench.jobs import launch
+from dlbench.records.comm_scan import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import QualityResult
-from dlbench.records.scan import read_run
+from dlbench.records.scan import Run
 from dlbench.records.status import PROGRESS_MARK, write_failure
-from dlbench.specs.plan import RunPlan
+from dlbench.specs.plan import LaunchPlan
 
 GRACE_S = 10.0
 """How long the other ranks may take to end by themselves after one has failed."""
@@ -35,7 +37,7 @@ POLL_S = 0.1
 """How often the launcher looks; it shares the cores with the ranks."""
 
 OnProgress = Callable[[int, int, str], None]
-"""Called with the step, the number of steps, and the stage."""
+"""Called with the step or point, how many there are, and the stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ class _Ranks:
         return f"{who} was the first to end, {how}"
 
 
-def run(plan: RunPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome:
+def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome:
     """Runs a plan on this machine with launcher `local` or `mpirun`, or with srun inside an allocation.
 
     Raises:
@@ -169,20 +171,35 @@ def run(plan: RunPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome:
         raise
     finally:
         ranks.close()
-    return _verdict(folder, ranks.first_ending())
+    return _verdict(folder, _killed_under_mpirun(folder) or ranks.first_ending())
 
 
-def _launcher_command(plan: RunPlan, folder: RunFolder, python: str, token: str) -> list[str]:
+def _launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, token: str) -> list[str]:
     if plan.system.launch.launcher == "mpirun":
         return launch.mpirun_command(plan, folder, python, token)
     return launch.srun_command(plan, folder, python)
 
 
+def _killed_under_mpirun(folder: RunFolder) -> str:
+    """The rank that a signal ended, as Open MPI's mpirun says it in the log; empty if it says none.
+
+    Its exit code does not tell, and the other ranks may be ended before they can say what they saw.
+    """
+    try:
+        log = folder.launch_log.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # launcher local has none
+        return ""
+    told = re.search(r"mpirun noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) ", log)
+    # SIGTERM is mpirun's own way to end the others.
+    if told is None or int(told[2]) == signal.SIGTERM or int(told[2]) not in set(signal.Signals):
+        return ""
+    return f"rank {told[1]} was the first to end, by signal {signal.Signals(int(told[2])).name}"
+
+
 def _verdict(folder: RunFolder, ending: str) -> Outcome:
-    done = read_run(folder.path)
+    done = read_launched(folder.path)
     if done.state == "valid":
-        assert done.record is not None
-        result = done.record.quality
+        result = done.record.quality if isinstance(done, Run) and done.record is not None else None
         if result is None:
             return Outcome(exit_code=ExitCode.OK, story="")
         return Outcome(exit_code=ExitCode.OK, story="", quality=_came_to(result), reached=result.reached)
@@ -191,7 +208,7 @@ def _verdict(folder: RunFolder, ending: str) -> Outcome:
     codes = [s.exit_code for s in done.statuses if s.exit_code]
     if "signal" in ending or not codes:
         write_failure(folder, ending or "the ranks ended without a record")
-        done = read_run(folder.path)
+        done = read_launched(folder.path)
     known = {int(code) for code in ExitCode}
     code = next((c for c in codes if c in known), int(ExitCode.RUN_FAILED))
     return Outcome(exit_code=ExitCode(code), story=done.story)

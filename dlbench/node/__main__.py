@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 STARTED = time.monotonic()
 
@@ -20,20 +23,27 @@ from dlbench.errors import DlbenchError, ExitCode, UserError  # noqa: E402
 from dlbench.node.cores import CoreBinding, bind  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
+from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import RunFolder  # noqa: E402
+from dlbench.specs.comm import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
 
+_COMM_FORMAT = CommPlan.model_fields["format"].default
 
-def load_plan(path: Path) -> RunPlan:
-    """The plan of a run.
+
+def load_plan(path: Path) -> RunPlan | CommPlan:
+    """The plan of a run, of training or of the collective benchmark as its format says.
 
     Raises:
         UserError: the file is missing or damaged.
     """
     try:
-        return RunPlan.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and content.get("format") == _COMM_FORMAT:
+            return CommPlan.model_validate(content)
+        return RunPlan.model_validate(content)
     except (OSError, ValueError, ValidationError) as error:
         raise UserError(f"{path}: not a readable plan: {str(error).splitlines()[0]}") from None
 
@@ -45,6 +55,7 @@ def main(arguments: list[str]) -> int:
         return int(ExitCode.USAGE)
     path = Path(arguments[0]).absolute()
     progress: Progress | None = None
+    plan: RunPlan | CommPlan | None = None
     try:
         plan = load_plan(path)
         place = detect(plan)
@@ -53,12 +64,21 @@ def main(arguments: list[str]) -> int:
         binding = bind(plan, place)
         progress = Progress(plan, RunFolder(path.parent), place)
         progress.enter("starting")
-        valid = _train(plan, RunFolder(path.parent), place, binding, progress)
+        if isinstance(plan, RunPlan):
+            valid = _train(plan, RunFolder(path.parent), place, binding, progress)
+        else:
+            valid = _exchange(plan, RunFolder(path.parent), place, binding, progress)
     except DlbenchError as error:
-        return _fail(progress, str(error), error.exit_code)
+        code = _fail(progress, str(error), error.exit_code)
+        if isinstance(plan, CommPlan):
+            _leave(code)
+        return code
     except Exception as error:
         # A defect or a library's failure: the reason goes into the status, the traceback into the log.
-        _fail(progress, f"{type(error).__name__}: {error}", ExitCode.RUN_FAILED)
+        code = _fail(progress, f"{type(error).__name__}: {error}", ExitCode.RUN_FAILED)
+        if isinstance(plan, CommPlan):
+            traceback.print_exc()
+            _leave(code)
         raise
     progress.enter("done", exit_code=0)
     return int(ExitCode.OK if valid else ExitCode.RUN_FAILED)
@@ -78,6 +98,13 @@ def _fail(progress: Progress | None, reason: str, code: ExitCode) -> int:
         except DlbenchError as error:
             print(f"dlbench: error: {error}", file=sys.stderr, flush=True)
     return int(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends this rank at once: exit handlers (MPI_Finalize, Horovod's) would wait for ranks that hang or are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _train(plan: RunPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress) -> bool:
@@ -116,6 +143,33 @@ def _train(plan: RunPlan, folder: RunFolder, place: RankPlace, binding: CoreBind
     progress.enter("finishing")
     engine.barrier()
     engine.stop()
+    watchdog.stop()
+    return record is None or record.state == "valid"
+
+
+def _exchange(plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress) -> bool:
+    from dlbench.node.collectives.run import CommRun
+    from dlbench.node.training.prepare import device_for
+    from dlbench.node.training.watchdog import Watchdog
+
+    device = device_for(plan, place)  # type: ignore[arg-type]  # it reads the system only
+
+    def give_up(reason: str) -> None:
+        progress.enter("failed", reason=reason, exit_code=int(ExitCode.TIMEOUT))
+
+    watchdog = Watchdog(plan.stall_timeout_s, give_up, progress.tick)
+    watchdog.start()
+
+    def on_point(number: int, of: int, text: str) -> None:
+        watchdog.beat(f"the start of point {number} ({text})")
+        progress.on_point(number, of, text)
+
+    run = CommRun(plan, folder, place, device, on_point=on_point, beat=watchdog.beat, started=STARTED, on_stuck=give_up)
+    record = run.run()
+    progress.enter("finishing")
+    if record is not None:
+        doubts = (*binding.warnings, *record.warnings)
+        write_json(folder.comm, record.model_copy(update={"warnings": doubts}).model_dump(mode="json"))
     watchdog.stop()
     return record is None or record.state == "valid"
 

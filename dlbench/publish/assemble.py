@@ -12,7 +12,7 @@ from dlbench.analysis import doubts, environments, scaling
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.comparability import chosen_settings, comparable_values
 from dlbench.analysis.tables import RunTable, tabulate
-from dlbench.publish import assemble_training, model
+from dlbench.publish import assemble_exchange, assemble_sweeps, assemble_training, model
 from dlbench.publish.figure import figure_of
 from dlbench.publish.methods import METHODS, not_shown
 from dlbench.publish.quality_verdict import quality_verdict
@@ -46,6 +46,7 @@ def assemble(scan: Scan) -> model.Report:
         dlbench_version=dlbench.__version__,
         notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
         groups=groups,
+        sweeps=assemble_sweeps.sweeps(table),
         layers=assemble_training.layer_tables(found),
         runs=_run_rows(scan, table),
         damaged=tuple(clean(line) for line in table.damaged),
@@ -62,6 +63,7 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
     settings = tuple((clean(k), clean(v)) for k, v in chosen_settings(group.sample).items())
     found = doubts.group_doubts(group, table)
     quality = assemble_training.quality(group, table)
+    exchange = assemble_exchange.exchange(group)
     subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
     speed = verdict(
         "Counting speed only, it" if quality else subject,
@@ -69,6 +71,7 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         points,
         is_sufficient=group.is_sufficient,
         is_crowded=any(doubt.code == "oversubscribed" for doubt in found),
+        exchange=exchange,
     )
     return model.Group(
         id=group.id,
@@ -92,6 +95,7 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         quality=quality,
         noise=assemble_training.noise(group),
         utilisation=assemble_training.utilisation(group),
+        exchange=exchange,
     )
 
 

@@ -21,6 +21,7 @@ from markupsafe import Markup
 from dlbench import bundled
 from dlbench.publish import delimited, drawing, tabular, training_tables, wording
 from dlbench.publish.chart_style import CONFIG
+from dlbench.publish.charts import Chart
 from dlbench.publish.model import Report
 from dlbench.publish.views import VIEWS
 
@@ -38,30 +39,62 @@ _TABLE_TITLES = {
     "evaluations": "evaluations",
 }
 
-_UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|ranks?)\b|%)")
+_UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|[KMGTP]iB|B|GB/s|ranks?)\b|%)")
 
 
 def to_html(report: Report) -> str:
     """The page; equal reports give equal bytes."""
     charts, specs = _charts(report)
+    return render_page(
+        "page.html.j2",
+        specs=specs,
+        downloads=_downloads(report),
+        report=report,
+        views=[view for view in VIEWS if view.is_shown(report)],
+        charts=charts,
+        max_charted_groups=MAX_CHARTED_GROUPS,
+        max_listed_runs=MAX_LISTED_RUNS,
+    )
+
+
+def render_page(template: str, *, specs: dict[str, Any], downloads: list[dict[str, str]], **content: Any) -> str:
+    """A page in the frame that all reports share (`frame.html.j2`): style, policy, scripts, charts, links to data.
+
+    Args:
+        template: of the page, which extends the frame; it finds `report` in its content.
+        specs: Vega-Lite specifications by chart id; without any, the page carries no charting script.
+        downloads: as `download` makes them.
+        content: what else the template reads.
+    """
     scripts = [_script(drawing.script_bundle())] if specs else []
     scripts.append(_script((bundled.folder("reports") / "page.js").read_text(encoding="utf-8")))
     return (
         _environment()
-        .get_template("page.html.j2")
+        .get_template(template)
         .render(
-            report=report,
-            views=[view for view in VIEWS if view.is_shown(report)],
-            charts=charts,
             specs=_json_block({"config": CONFIG, "charts": specs}),
-            max_charted_groups=MAX_CHARTED_GROUPS,
-            max_listed_runs=MAX_LISTED_RUNS,
             style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
             scripts=scripts,
             policy=_policy(scripts),
-            downloads=_downloads(report),
+            downloads=downloads,
+            **content,
         )
     )
+
+
+def draw(chart: Chart) -> dict[str, Any]:
+    """A chart with its static SVG, as the macro `charts_of` takes it."""
+    # vl-convert escapes text; everything else in the SVG is its own.
+    return {"chart": chart, "svg": _trusted(drawing.to_svg(chart.spec, chart.id))}
+
+
+def download(table: str, title: str, content: str) -> dict[str, str]:
+    """A link that holds the CSV itself."""
+    return {
+        "name": f"dlbench-{table}.csv",
+        "title": title,
+        "href": "data:text/csv;charset=utf-8;base64," + _base64(content.encode("utf-8")),
+    }
 
 
 def _charts(report: Report) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], dict[str, Any]]:
@@ -71,9 +104,7 @@ def _charts(report: Report) -> tuple[dict[tuple[str, str], list[dict[str, Any]]]
     for group in report.groups[:MAX_CHARTED_GROUPS]:
         for view in VIEWS:
             for chart in view.charts(group):
-                # vl-convert escapes text; everything else in the SVG is its own.
-                drawn = {"chart": chart, "svg": _trusted(drawing.to_svg(chart.spec, chart.id))}
-                charts.setdefault((group.id, view.id), []).append(drawn)
+                charts.setdefault((group.id, view.id), []).append(draw(chart))
                 specs[chart.id] = chart.spec
     return charts, specs
 
@@ -130,14 +161,7 @@ def _downloads(report: Report) -> list[dict[str, str]]:
         tables += ["parts", "runs"]
     if any(group.quality for group in report.groups):
         tables += ["quality", "evaluations"]
-    return [
-        {
-            "name": f"dlbench-{table}.csv",
-            "title": _TABLE_TITLES[table],
-            "href": "data:text/csv;charset=utf-8;base64," + _base64(delimited.to_csv(report, table).encode("utf-8")),
-        }
-        for table in tables
-    ]
+    return [download(table, _TABLE_TITLES[table], delimited.to_csv(report, table)) for table in tables]
 
 
 def _base64(data: bytes) -> str:

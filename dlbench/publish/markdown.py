@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from dlbench.publish import tabular, training_tables
+from dlbench.publish import sweep_tables, tabular, training_tables
+from dlbench.publish.exchange_model import Sweep
 from dlbench.publish.model import Group, Report
-from dlbench.publish.wording import baseline_text, runs_text
+from dlbench.publish.wording import baseline_text, place_text, runs_text
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$])")
 _LINE_START = re.compile(r"^(\s*\d*)([-+=#.)])(?=\s|#|$)")
@@ -39,6 +40,8 @@ def _lines(report: Report) -> Iterator[str]:
     for group in report.groups:
         yield f"- {escape(group.verdict)}"
     yield ""
+    for sweep in report.sweeps:
+        yield from _sweep(sweep)
     for group in report.groups:
         yield from _group(group)
     for layers in report.layers:
@@ -74,6 +77,26 @@ def _group(group: Group) -> Iterator[str]:
     ):
         if len(table) > 1:
             yield f"### {title}"
+            yield ""
+            yield from _table(table)
+            yield ""
+            yield f"*{escape(caption)}*"
+            yield ""
+
+
+def _sweep(sweep: Sweep) -> Iterator[str]:
+    yield f"## Settings compared: {escape(sweep.label)}"
+    yield ""
+    yield from (escape(text) for text in (sweep.verdict, *sweep.idle))
+    yield ""
+    for cell in sweep.cells:
+        yield f"### {place_text(cell.ranks, cell.nodes)}"
+        yield ""
+        yield from (f"- {escape(text)}" for text in (cell.verdict, cell.interaction, *cell.notes) if text)
+        yield f"- **Next:** {escape(cell.advice)}"
+        yield ""
+        for title, table, caption in sweep_tables.sections(sweep, cell):
+            yield f"#### {title}"
             yield ""
             yield from _table(table)
             yield ""

@@ -62,6 +62,38 @@ METHODS: tuple[tuple[str, str], ...] = (
         "charged with the time it holds, whatever the cause.",
     ),
     (
+        "Communication and its exposed part",
+        "Where a run recorded its exchange: the time in which at least one message was under way, within the backward "
+        "pass (hidden) or after it (exposed), by the exchange's own clock or Horovod's timeline in a window of steps; "
+        "bytes by the algorithm that ran. The least possible exposed communication puts the measured times at which "
+        "gradients were ready and a line for the cost of a message (start-up and seconds a byte) into a model in which "
+        "messages follow one another and each starts when its last gradient is ready; the best merging of neighbouring "
+        "gradients is searched (MG-WFBP, Shi, Chu and Li, INFOCOM 2019). The line was timed before training or given; "
+        "otherwise it is fitted by relative error to the messages of the run, which must have three sizes or more. "
+        "Attainable efficiency: the baseline's step over the baseline's step without exposed exchange and with that. "
+        "It leaves out what shared cores or memory do to a step.",
+    ),
+    (
+        "Settings compared",
+        "In a swept series, settings are compared at equal rank count, preset, precision and data, in pairs of "
+        "interleaved repeats, so that drift of the machine cancels. The default is the setting whose swept keys are "
+        "at dlbench's defaults (the first swept value for the engine and for keys of the workload or system); where "
+        "the sweep lacks it, its first setting. Intervals are per comparison. A setting is faster or slower if its "
+        "interval leaves 1 out and Student's paired t test on log ratios stays below 0.05 after Holm's procedure "
+        "over all settings of the rank count; equal if the interval lies within 2 % of 1; otherwise undecided. The "
+        "best of many is flattered by chance: repeat it beside the default before quoting its gain. Fewer than "
+        f"{MIN_RUNS} repeats decide nothing.",
+    ),
+    (
+        "Which axes matter",
+        "An axis' effect is the ratio of throughput between two of its values, as the geometric mean over all "
+        "combinations of the other keys that ran with both, taken in each repeat; repeats are the sample. Combinations "
+        "in which a key cannot act take no part. Verdicts as for settings, with Holm over all pairs of values of all "
+        "axes. Additivity: the largest deviation of a combination from the sum of the axes' effects on the logarithm "
+        "is named if it stands after Holm and exceeds 2 %. Break-even of Horovod's autotuner: what its search cost "
+        "over what a step gains against the baseline.",
+    ),
+    (
         "Training to a quality",
         "Time to quality runs from the start of training to the end of the first evaluation that met the target: with "
         "evaluations, checkpoints and warm-up steps. The true moment lies up to one evaluation interval before it. A "
@@ -110,13 +142,17 @@ def not_shown(groups: tuple[Group, ...]) -> tuple[tuple[str, str], ...]:
         ("Energy and GPU telemetry", "not measured: these runs hold no NVML trace."),
         (
             "Collective bandwidth",
-            "not measured: it needs a micro-benchmark of the all-reduce beside the training runs.",
+            "not measured by training runs: dlbench comm run measures every algorithm and library on the same ranks.",
         ),
         (
             "Step times rank by rank",
             "measured but not drawn here: every step of every rank is in the rank-*.steps files of each run.",
         ),
     ]
+    if groups and not any(group.exchange for group in groups) and any(group.largest.ranks > 1 for group in groups):
+        found.append(
+            ("Communication and its hidden part", "not recorded: these runs do not tell what their exchange did.")
+        )
     if not any(group.quality for group in groups):
         found.append(
             (

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dlbench.publish.exchange_model import ExchangePoint, Sweep
 from dlbench.publish.figure import Figure
 from dlbench.publish.training_model import LayerTable, NoisePoint, Quality, Utilisation
 
@@ -107,6 +108,8 @@ class Group:
     """Empty where the noise scale was not asked for."""
     utilisation: Utilisation | None
     """None where neither the FLOPs of a sample nor the length of a training is known."""
+    exchange: tuple[ExchangePoint, ...]
+    """The gradient exchange by rank count; empty where no run tells of it."""
 
     @property
     def baseline(self) -> Point:
@@ -195,6 +198,8 @@ class Report:
     dlbench_version: str
     notices: tuple[str, ...]
     groups: tuple[Group, ...]
+    sweeps: tuple[Sweep, ...]
+    """Swept series: settings of different groups side by side."""
     layers: tuple[LayerTable, ...]
     """Networks of the groups, each once."""
     runs: tuple[RunRow, ...]

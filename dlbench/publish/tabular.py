@@ -17,6 +17,12 @@ from dlbench.publish.wording import (
 Table = list[tuple[str, ...]]
 
 
+def aligned(rows: Table) -> list[str]:
+    """A table as lines of text, columns to the right, for the terminal."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def scaling(group: Group) -> Table:
     """Throughput, speed-up and efficiency of every point."""
     unit = group.sample_unit

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dlbench.publish import training_tables
+from dlbench.publish import exchange_tables, sweep_tables, training_tables
 from dlbench.publish.model import Group, Report
 from dlbench.publish.training_model import Quality, Utilisation
 from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, lost_text, place_text, runs_text, value_text
@@ -20,6 +20,9 @@ WIDTH = 80
 def to_text(report: Report, width: int = WIDTH) -> str:
     """The summary as plain lines of at most `width` columns (a single longer word stays whole)."""
     lines = [report.title, *(line for notice in report.notices for line in _wrapped(notice, width)), ""]
+    for heading, rows, words in _sweeps(report, width):
+        lines += [*_wrapped(heading, width), *(_columns(rows) if rows else [])]
+        lines += [*(line for text in words for line in _wrapped(text, width)), ""]
     for group in report.groups:
         lines += [*_wrapped(group.label, width), *_wrapped(group.verdict, width), ""]
         lines += [*_columns(_rows(group, width)), ""]
@@ -32,31 +35,56 @@ def to_text(report: Report, width: int = WIDTH) -> str:
 
 def show(report: Report, console: Console) -> None:
     """The summary on a terminal: the same words as `to_text`, in rich's tables; no markup is read from any text."""
-    from rich.table import Table
     from rich.text import Text
 
     width = min(console.width, 100)
     console.print(Text(report.title, style="bold"))
     for notice in report.notices:
         console.print(Text(notice, style="italic"))
+    for heading, found, told in _sweeps(report, width):
+        console.print()
+        console.print(Text("\n".join(_wrapped(heading, width)), style="bold cyan"))
+        _print_table(found, told, console, width)
     for group in report.groups:
         console.print()
         console.print(Text(group.label, style="bold cyan"))
         console.print(Text("\n".join(_wrapped(group.verdict, width))))
         for rows, words in ((_rows(group, width), [_losses(group)]), *_training(group, width)):
-            table = Table(box=None, pad_edge=False, header_style="bold")
-            for title in rows[0]:
-                table.add_column(Text(title), justify="right", no_wrap=True)
-            for row in rows[1:]:
-                table.add_row(*map(Text, row))
-            console.print(table)
-            for line in (line for text in words for line in _wrapped(text, width)):
-                console.print(Text(line))
+            _print_table(rows, words, console, width)
         for line in _doubts(group, width):
             console.print(Text(line, style="yellow"))
     console.print()
     for line in _endings(report, width):
         console.print(Text(line))
+
+
+def _print_table(rows: list[tuple[str, ...]], words: list[str], console: Console, width: int) -> None:
+    """A table with the sentences under it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if rows:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in rows[0]:
+            table.add_column(Text(title), justify="right", no_wrap=True)
+        for row in rows[1:]:
+            table.add_row(*map(Text, row))
+        console.print(table)
+    for line in (line for text in words for line in _wrapped(text, width)):
+        console.print(Text(line))
+
+
+def _sweeps(report: Report, width: int) -> Iterator[tuple[str, list[tuple[str, ...]], list[str]]]:
+    """Heading, table and sentences of each rank count of each sweep."""
+    for sweep in report.sweeps:
+        for cell in sweep.cells:
+            rows = [(shorten(row[0], 36), *row[1:]) for row in sweep_tables.short(sweep, cell)]
+            words = [cell.verdict, *([cell.interaction] if cell.interaction else []), *cell.notes]
+            words += [*sweep_tables.remark_lines(cell), f"Next: {cell.advice}"]
+            heading = f"{sweep.label}, {place_text(cell.ranks, cell.nodes)}; baseline: {cell.baseline}"
+            yield heading, _fitting(rows, width), words
+        if sweep.idle:
+            yield sweep.label, [], list(sweep.idle)
 
 
 def _rows(group: Group, width: int) -> list[tuple[str, ...]]:
@@ -97,7 +125,15 @@ def _losses(group: Group) -> str:
 
 
 def _training(group: Group, width: int) -> Iterator[tuple[list[tuple[str, ...]], list[str]]]:
-    """Tables on quality, noise scale and the hardware with the sentences under them."""
+    """Tables on the exchange, quality, noise scale and the hardware with the sentences under them."""
+    if group.exchange:
+        told = [f"At {place_text(p.ranks, p.nodes)}: {exchange_tables.ways_text(p)}." for p in group.exchange]
+        told += [
+            f"At {place_text(p.ranks, p.nodes)}, least possible exposed communication: {p.why}."
+            for p in group.exchange
+            if p.prediction is None
+        ]
+        yield _fitting(exchange_tables.short(group), width), told
     if group.quality is not None:
         yield _fitting(_quality(group.quality), width), [training_tables.quality_goal(group.quality) + "."]
         factors = training_tables.factors(group.quality)
@@ -121,10 +157,13 @@ def _use(group: Group, found: Utilisation) -> list[tuple[str, ...]]:
 
 
 def _fitting(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
-    """The rows, without intervals where the width does not hold them."""
+    """The rows, without intervals where the width does not hold them, and shortened where that is not enough."""
     if max(map(len, _columns(rows))) <= width:
         return rows
-    return [tuple(shorten(cell.partition(" [")[0], 20) for cell in row) for row in rows]
+    without = [tuple(cell.partition(" [")[0] for cell in row) for row in rows]
+    if max(map(len, _columns(without))) <= width:
+        return without
+    return [tuple(shorten(cell, 20) for cell in row) for row in without]
 
 
 def _doubts(group: Group, width: int) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dlbench.publish import exchange_tables
 from dlbench.publish.figure import Figure
 from dlbench.publish.model import Group
 from dlbench.publish.tabular import Table
@@ -186,13 +187,19 @@ def value(found: Quality, number: float) -> str:
     return number_text(number, found.unit)
 
 
+_PREDICTION = exchange_tables.PREDICTION_CAPTION
+
 Section = tuple[str, Table, str]
 """Title, table, and a line on what it holds."""
 
 
 def sections(group: Group) -> list[Section]:
-    """All tables of a group on quality, noise scale and the hardware, for formats without views."""
+    """All tables of a group on the exchange, quality, noise scale and the hardware, for formats without views."""
     found: list[Section] = []
+    if group.exchange:
+        found.append(("Gradient exchange", exchange_tables.what_ran(group), group.caption))
+        found.append(("Communication", exchange_tables.times(group), group.caption))
+        found.append(("Exposed communication and the best possible", exchange_tables.predicted(group), _PREDICTION))
     if group.quality is not None:
         found.append(("Quality", quality(group.quality), quality_caption(group, group.quality)))
         found.append(("Faster steps, more samples", factors(group.quality), FACTORS_CAPTION))

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dlbench.publish.exchange_model import ExchangePoint
 from dlbench.publish.model import Part, Point
-from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, place_text, points
+from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, place_text, points, value_text
 
 WORTH_EXPLAINING = 0.01
 """Share of the ideal below which a loss is not attributed."""
 
 
-def verdict(subject: str, unit: str, all_points: tuple[Point, ...], *, is_sufficient: bool, is_crowded: bool) -> str:
+def verdict(
+    subject: str,
+    unit: str,
+    all_points: tuple[Point, ...],
+    *,
+    is_sufficient: bool,
+    is_crowded: bool,
+    exchange: tuple[ExchangePoint, ...] = (),
+) -> str:
     """What the largest scaling point says, in plain words, with its interval and its validity.
 
     Args:
@@ -18,6 +27,7 @@ def verdict(subject: str, unit: str, all_points: tuple[Point, ...], *, is_suffic
         all_points: points of the group, baseline first.
         is_sufficient: whether every point has enough runs for a comparison.
         is_crowded: whether ranks shared cores, which makes a scaling figure meaningless.
+        exchange: what is known of the exchange of these points.
     """
     base, last = all_points[0], all_points[-1]
     if len(all_points) == 1:
@@ -31,7 +41,23 @@ def verdict(subject: str, unit: str, all_points: tuple[Point, ...], *, is_suffic
     )
     few = "" if is_sufficient else " Too few runs for a comparison."
     crowded = " Ranks shared cores: this says nothing about the scaling of the machine." if is_crowded else ""
-    return f"{sentence}{_explanation(last)}{few}{crowded}"
+    told = next((point for point in exchange if (point.ranks, point.nodes) == (last.ranks, last.nodes)), None)
+    return f"{sentence}{_explanation(last)}{_communication(last, told)}{few}{crowded}"
+
+
+def _communication(point: Point, told: ExchangePoint | None) -> str:
+    """Where the exchange costs most: how much of the communication is exposed, and how much must be."""
+    worst = main_loss(point)
+    is_explained = 1 - point.efficiency.value >= WORTH_EXPLAINING and point.whole.lost.value > 0
+    if told is None or worst is None or worst.name != "exchange" or not is_explained:
+        return ""
+    if told.communication is None or told.exposed is None:
+        return ""
+    text = f" Communication takes {value_text(told.communication)} a step, {value_text(told.exposed)} of it exposed"
+    if told.prediction is None:
+        return f"{text}."
+    best, attainable = told.prediction.best_exposed, told.prediction.efficiency
+    return f"{text}; at best {value_text(best)} would be, for {value_text(attainable)} of the ideal."
 
 
 def _explanation(point: Point) -> str:

@@ -7,7 +7,7 @@ import unicodedata
 
 from dlbench.publish.figure import Figure
 from dlbench.publish.model import Group
-from dlbench.units import format_number, format_seconds
+from dlbench.units import format_bytes, format_number, format_seconds
 
 DASH = "–"
 
@@ -67,6 +67,10 @@ def number_text(value: float, unit: str) -> str:
         return format_seconds(value) if value else "0 s"
     if unit == "samples":
         return f"{value:,.0f}"
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "messages":
+        return f"{value:,.4g}"
     if unit == "epochs":
         return format_number(value, 3)
     return format_number(value)

@@ -33,6 +33,11 @@ class RunFolder:
         return self.path / "record.json"
 
     @property
+    def comm(self) -> Path:
+        """`comm.json`: what a run of the collective benchmark measured; written last, by rank 0."""
+        return self.path / "comm.json"
+
+    @property
     def script(self) -> Path:
         """`job.sbatch`: the batch script as it was submitted."""
         return self.path / "job.sbatch"

@@ -1,11 +1,14 @@
-"""All of `runs/` becomes a list of runs, each with its state; what is damaged is named, not dropped."""
+"""All of `runs/` becomes a list of runs, each with its state; what is damaged is named, not dropped.
+
+Runs of the collective benchmark lie beside those of training; `dlbench.records.comm_scan` reads them.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -13,29 +16,44 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import Record
 from dlbench.records.status import Failure, RankStatus, read_statuses
-from dlbench.specs.plan import RunPlan
+from dlbench.specs.comm import CommPlan
+from dlbench.specs.plan import LaunchPlan, RunPlan
 
 RunState = Literal["valid", "invalid", "failed", "incomplete"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+COMM_FORMAT = str(CommPlan.model_fields["format"].default)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One run as it lies on disk."""
+class LaunchedRun:
+    """One run of any kind as it lies on disk: what its plan, the ranks and the launcher say."""
 
     folder: RunFolder
-    plan: RunPlan
-    record: Record | None
+    plan: LaunchPlan
     statuses: list[RankStatus]
     failure: str = ""
     """Why a launcher gave up; empty where none did."""
 
+    counted: ClassVar[str] = "step"
+    """What a rank's status counts."""
+
+    @property
+    def recorded(self) -> Literal["valid", "invalid"] | None:
+        """What the record says; None without one."""
+        raise NotImplementedError
+
+    @property
+    def objection(self) -> str:
+        """Why the record holds no figure; empty if it does."""
+        raise NotImplementedError
+
     @property
     def state(self) -> RunState:
         """Valid and invalid have a record; failed says why; incomplete was killed or still runs."""
-        if self.record is not None:
-            return self.record.state
+        if self.recorded is not None:
+            return self.recorded
         if self.failure or any(status.stage == "failed" for status in self.statuses):
             return "failed"
         return "incomplete"
@@ -43,24 +61,51 @@ class Run:
     @property
     def story(self) -> str:
         """One line: what is known of a run that has no valid record."""
-        if self.record is not None:
-            return "; ".join(f"{c.name}: {c.detail}" for c in self.record.failed_checks)
+        if self.recorded is not None:
+            return self.objection
         failed = [s for s in self.statuses if s.stage == "failed"]
         if failed or self.failure:
             parts = [self.failure] if self.failure else []
             if failed:
                 # Who went without a word is the likely cause; the others only noticed.
                 gone = [s for s in self.statuses if s.stage not in ("failed", "done")]
-                parts += [f"rank {s.rank} on {s.host} vanished at step {s.step} ({s.stage})" for s in gone[:3]]
-                parts += [f"rank {s.rank} on {s.host} failed at step {s.step}: {s.reason}" for s in failed[:3]]
+                parts += [
+                    f"rank {s.rank} on {s.host} vanished at {self.counted} {s.step} ({s.stage})" for s in gone[:3]
+                ]
+                parts += [
+                    f"rank {s.rank} on {s.host} failed at {self.counted} {s.step}: {s.reason}" for s in failed[:3]
+                ]
             return "; ".join(parts)
         if not self.statuses:
             return "not started: no rank wrote a status"
         last = max(self.statuses, key=lambda s: s.updated)
         return (
             f"{len(self.statuses)} of {self.plan.layout.ranks} ranks started; last seen {last.updated}: "
-            f"rank {last.rank} on {last.host}, {last.stage}, step {last.step}"
+            f"rank {last.rank} on {last.host}, {last.stage}, {self.counted} {last.step}"
         )
+
+    def _rank_at(self, what: str, status: RankStatus) -> str:
+        when = f"at {self.counted} {status.step}" if status.step >= 0 else f"before the first {self.counted}"
+        return f"rank {status.rank} on {status.host} {what} {when}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(LaunchedRun):
+    """One training run as it lies on disk."""
+
+    plan: RunPlan
+    record: Record | None
+
+    @property
+    def recorded(self) -> Literal["valid", "invalid"] | None:
+        """The record's state."""
+        return None if self.record is None else self.record.state
+
+    @property
+    def objection(self) -> str:
+        """The sanity checks that did not hold."""
+        failed = () if self.record is None else self.record.failed_checks
+        return "; ".join(f"{c.name}: {c.detail}" for c in failed)
 
 
 @dataclass(kw_only=True)
@@ -74,49 +119,94 @@ class Scan:
 
 
 def scan(root: Path) -> Scan:
-    """Reads every run below `root` (a folder of runs, or one run).
+    """Reads every training run below `root` (a folder of runs, or one run).
 
     Raises:
         UserError: there is no such folder.
     """
-    if not root.is_dir():
-        raise UserError(f"{root}: no such folder of runs; `dlbench run ... --out {root}` makes one")
     result = Scan(root=root)
-    one = RunFolder(root)
-    folders = [one.path] if one.plan.exists() else sorted(p for p in root.iterdir() if p.is_dir())
-    for path in folders:
-        if path.name.startswith("."):
+    for folder in run_folders(root):
+        if plan_format(folder) == COMM_FORMAT:
             continue
         try:
-            result.runs.append(read_run(path))
+            result.runs.append(_read(folder))
         except IncompleteDataError as error:
             result.problems.append(str(error))
     result.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
     return result
 
 
-def read_run(path: Path) -> Run:
-    """One run's folder.
+def run_folders(root: Path) -> list[RunFolder]:
+    """The folders below `root` that may be runs, by name; `root` itself if it is one.
 
     Raises:
+        UserError: there is no such folder.
+    """
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder of runs; `dlbench run ... --out {root}` makes one")
+    one = RunFolder(root)
+    paths = [one.path] if one.plan.exists() else sorted(p for p in root.iterdir() if p.is_dir())
+    return [RunFolder(path) for path in paths if not path.name.startswith(".")]
+
+
+def plan_format(folder: RunFolder) -> str | None:
+    """What a folder's plan says it is; None if there is none that can be read."""
+    try:
+        content = json.loads(folder.plan.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return str(content.get("format")) if isinstance(content, dict) else None
+
+
+def read_run(path: Path) -> Run:
+    """One training run's folder.
+
+    Raises:
+        UserError: it is a run of the collective benchmark.
         IncompleteDataError: a file is damaged, or it holds no plan.
     """
     folder = RunFolder(path)
-    plan = _load(folder.plan, RunPlan)
-    if plan is None:
-        raise IncompleteDataError(f"{path}: no plan.json; not a run, or copied in part")
-    record = _load(folder.record, Record)
+    if plan_format(folder) == COMM_FORMAT:
+        raise UserError(f"{path}: is a run of the collective benchmark, not of training: see `dlbench comm report`")
+    return _read(folder)
+
+
+def _read(folder: RunFolder) -> Run:
+    plan = load_plan(folder, RunPlan)
+    record = load_file(folder.record, Record)
     if record is not None and record.run_id != plan.run_id:
         raise IncompleteDataError(f"{folder.record}: belongs to run {record.run_id}, not to {plan.run_id}")
-    return Run(folder=folder, plan=plan, record=record, statuses=read_statuses(folder), failure=_failure(folder))
+    return Run(folder=folder, plan=plan, record=record, statuses=read_statuses(folder), failure=read_failure(folder))
 
 
-def _failure(folder: RunFolder) -> str:
-    failure = _load(folder.failure, Failure)
+def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:
+    """A folder's plan.
+
+    Raises:
+        IncompleteDataError: there is none, or it is damaged.
+    """
+    plan = load_file(folder.plan, model)
+    if plan is None:
+        raise IncompleteDataError(f"{folder.path}: no plan.json; not a run, or copied in part")
+    return plan
+
+
+def read_failure(folder: RunFolder) -> str:
+    """Why a launcher gave the run up; empty where none did.
+
+    Raises:
+        IncompleteDataError: the file is damaged.
+    """
+    failure = load_file(folder.failure, Failure)
     return "" if failure is None else failure.reason
 
 
-def _load(path: Path, model: type[ModelT]) -> ModelT | None:
+def load_file(path: Path, model: type[ModelT]) -> ModelT | None:
+    """A JSON file as what it should be; None if there is no such file.
+
+    Raises:
+        IncompleteDataError: it is damaged.
+    """
     try:
         return model.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Name, Positive, Precision, Spec
-from dlbench.specs.plan import LaunchPlan
+from dlbench.specs.plan import LaunchPlan, LayoutSpec
 
 Collective = Literal["allreduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"]
 
@@ -88,6 +88,19 @@ class CommSeries(Spec):
     position: CountOrZero = Field(description="Order in the series.")
 
 
+def group_problem(group_size: int | None, layout: LayoutSpec) -> str | None:
+    """Why ranks of this layout do not form groups for a grouped algorithm; None if they do.
+
+    Args:
+        group_size: ranks of a group; none: those of a node.
+        layout: nodes and ranks.
+    """
+    group, ranks = group_size or layout.ranks_per_node, layout.ranks
+    if group not in (1, ranks) and layout.ranks_per_node % group == 0:
+        return None
+    return f"needs two groups of two ranks or more inside nodes, here are {ranks // group} of {group}"
+
+
 class CommPlan(LaunchPlan):
     """One run of `dlbench comm`."""
 
@@ -118,13 +131,14 @@ class CommPlan(LaunchPlan):
         if self.comm.group_size is not None and ranks % group:
             raise ValueError(f"comm.group_size: groups of {group} do not divide {ranks} ranks")
         grouped = [name for name in self.comm.algorithms if name in GROUPED_ALGORITHMS]
-        if grouped and (group in (1, ranks) or self.layout.ranks_per_node % group):
-            raise ValueError(
-                f"algorithm {grouped[0]}: needs two groups of two ranks or more inside nodes, here are "
-                f"{ranks // group} of {group}; use more nodes or ranks a node, or set --group-size"
-            )
+        problem = group_problem(self.comm.group_size, self.layout)
+        if grouped and problem is not None:
+            raise ValueError(f"algorithm {grouped[0]}: {problem}; use more nodes or ranks a node, or set --group-size")
         if self.comm.shards is not None and self.comm.shards > ranks:
             raise ValueError(f"comm.shards: {self.comm.shards} servers need as many ranks, here are {ranks}")
-        if self.comm.transport == "mpi" and self.system.launch.launcher not in ("mpirun", "srun-mpi"):
+        by_mpi = self.system.launch.launcher in ("mpirun", "srun-mpi")
+        if self.comm.transport == "mpi" and not by_mpi:
             raise ValueError("transport mpi: needs launcher mpirun or srun-mpi")
+        if "mpi" in self.comm.backends and not by_mpi:
+            raise ValueError("backend mpi: needs launcher mpirun or srun-mpi")
         return self

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
-import secrets
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 
@@ -12,9 +10,10 @@ from pydantic import ValidationError
 
 import dlbench
 from dlbench.errors import UserError
-from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
+from dlbench.specs.choices import WorkloadFile, choose, choose_system
 from dlbench.specs.engine import EngineSpec
-from dlbench.specs.plan import AxisValue, LayoutSpec, RunPlan, SeriesSpec
+from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
+from dlbench.specs.points import Counts, interleaved, series_name
 from dlbench.specs.requests import Request
 from dlbench.specs.resolve import find
 from dlbench.specs.sync import GROUPED
@@ -143,11 +142,6 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
 """Settings that act only under a condition: key or prefix, the condition, why not."""
 
 
-def new_series_id(now: datetime) -> str:
-    """A name for a series: UTC time and four random hexadecimal digits."""
-    return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-
-
 def expand(request: Request, *, machine_cores: int, now: datetime | None = None) -> list[RunPlan]:
     """All runs of a request, in the order in which they should run.
 
@@ -161,36 +155,27 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
         UserError: anything wrong with the request, in one line.
     """
     moment = now or datetime.now(timezone.utc)
-    series = _series(request, moment)
+    series = series_name(request.series, moment)
     file = WorkloadFile(find("workloads", request.workload))
     combinations = list(_combinations(request))
     points = [(axes, count) for axes in combinations for count in request.points]
     plans: list[RunPlan] = []
-    for repeat in range(request.repeats):
-        # There and back again: a drift of the machine falls on all points alike.
-        order = list(enumerate(points))
-        for index, (axes, count) in order if repeat % 2 == 0 else reversed(order):
-            place = SeriesSpec(
-                id=series,
-                scaling=request.scaling,
-                repeat=repeat,
-                repeats=request.repeats,
-                position=len(plans),
-                axes=axes,
-            )
-            plans.append(_plan(request, file, place, (index, count), machine_cores, moment))
+    for repeat, index, (axes, count) in interleaved(points, request.repeats):
+        place = SeriesSpec(
+            id=series,
+            scaling=request.scaling,
+            repeat=repeat,
+            repeats=request.repeats,
+            position=len(plans),
+            axes=axes,
+        )
+        plans.append(_plan(request, file, place, (index, count), machine_cores, moment))
     _refuse_inert(request, plans)
     return plans
 
 
-def _series(request: Request, moment: datetime) -> str:
-    if request.series is None:
-        return new_series_id(moment)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", request.series):
-        raise UserError(
-            f"--series {request.series!a}: must hold up to 64 letters, digits and . _ -, the first a letter or digit"
-        )
-    return request.series
+def _counts(request: Request) -> Counts:
+    return Counts(values=request.points, are=request.points_are, ranks_per_node=request.ranks_per_node)
 
 
 def _combinations(request: Request) -> Iterator[dict[str, AxisValue]]:
@@ -201,8 +186,7 @@ def _combinations(request: Request) -> Iterator[dict[str, AxisValue]]:
 
 def _refuse_inert(request: Request, plans: list[RunPlan]) -> None:
     """A setting that acts in no run of the series is a mistake, not a wish."""
-    if request.ranks_per_node and request.points_are == "ranks" and plans[0].system.scheduler == "none":
-        raise UserError(f"--ranks-per-node: has no effect on system {plans[0].system.name}, which is one machine")
+    _counts(request).refuse_without_effect(plans[0].system)
     asked = [(key, "--set") for key in request.overrides] + [(key, "--sweep") for key in request.sweep]
     for key, option in asked:
         for prefix, acts, why in INERT:
@@ -222,7 +206,9 @@ def _plan(
     settings, system_settings = _split_overrides(request, place.axes)
     system = choose_system(request.system, system_settings)
     choices = choose(file, request.preset, settings)
-    layout = _layout(request, choices, system, count, machine_cores)
+    layout = _counts(request).layout(
+        system, count, cores_per_rank=choices.layout.cores_per_rank, machine_cores=machine_cores
+    )
     workload = choices.workload()
     if request.scaling == "strong":
         workload = _share_out(workload, request, system, layout.ranks)
@@ -276,36 +262,9 @@ def _split_overrides(
     return {k: v for k, v in merged.items() if not k.startswith("system.")}, system
 
 
-def _ranks(request: Request, system: SystemSpec, count: int) -> int:
-    if request.points_are == "ranks":
-        return count
-    return count * (request.ranks_per_node or system.node.default_ranks)
-
-
-def _layout(request: Request, choices: Choices, system: SystemSpec, count: int, machine_cores: int) -> LayoutSpec:
-    """Nodes and cores of one point; the cores a rank gets are those of the largest point of the series."""
-    per_node = request.ranks_per_node or system.node.default_ranks
-    spread = system.scheduler == "slurm" and request.points_are == "ranks"
-
-    def nodes_of(value: int) -> int:
-        if request.points_are == "nodes":
-            return value
-        return -(-value // per_node) if spread else 1
-
-    ranks, nodes = _ranks(request, system, count), nodes_of(count)
-    if ranks % nodes:
-        raise UserError(f"{ranks} ranks cannot be spread evenly over {nodes} nodes of {per_node} ranks")
-    densest = max(_ranks(request, system, value) // nodes_of(value) for value in request.points)
-    cores = system.node.cores
-    if cores is None and system.scheduler == "slurm":
-        raise UserError(f"system {system.name}: node.cores: is missing; it decides how many cores each rank gets")
-    share = max(1, (cores or machine_cores) // densest)
-    return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=choices.layout.cores_per_rank or share)
-
-
 def _share_out(workload: Workload, request: Request, system: SystemSpec, ranks: int) -> Workload:
     """Strong scaling: the global batch is the preset's batch times the smallest rank count, at every point."""
-    smallest = _ranks(request, system, min(request.points))
+    smallest = _counts(request).ranks(system, min(request.points))
     total = workload.train.batch_per_rank * smallest
     if total % ranks:
         raise UserError(

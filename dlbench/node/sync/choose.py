@@ -11,7 +11,22 @@ from dlbench.specs.plan import RunPlan
 
 
 def build_engine(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device) -> Engine:
-    """The engine that the plan names; Horovod and torch.distributed are imported only where used."""
+    """The engine that the plan names; Horovod and torch.distributed are imported only where used.
+
+    Where the plan leaves the exchange of gradients to dlbench, the engine only carries its messages.
+
+    Raises:
+        UserError: the plan's exchange is not possible here.
+    """
+    engine = _library(plan, folder, place, device)
+    if plan.sync.is_own and place.size > 1:
+        from dlbench.node.sync.own import OwnExchange
+
+        return OwnExchange(engine, plan, place, device)
+    return engine
+
+
+def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device) -> Engine:
     launch = plan.system.launch
     if plan.engine.name == "single":
         from dlbench.node.sync.single import SingleEngine
@@ -20,7 +35,16 @@ def build_engine(plan: RunPlan, folder: RunFolder, place: RankPlace, device: tor
     if plan.engine.name == "ddp":
         from dlbench.node.sync.ddp import DdpEngine
 
-        return DdpEngine(plan.engine.ddp, place, device, folder.rendezvous, launch.interface)
+        return DdpEngine(
+            plan.engine.ddp,
+            place,
+            device,
+            folder.rendezvous,
+            launch.interface,
+            # Sparse messages are numbers of fp32 and their places.
+            wire="fp32" if plan.sync.wire == "topk" else plan.sync.wire,
+            powersgd_rank=plan.sync.powersgd_rank,
+        )
     from dlbench.node.sync.horovod import HorovodEngine
 
     return HorovodEngine(
@@ -30,4 +54,7 @@ def build_engine(plan: RunPlan, folder: RunFolder, place: RankPlace, device: tor
         use_mpi=launch.launcher in ("mpirun", "srun-mpi"),
         address_file=folder.rendezvous,
         interface=launch.interface,
+        wire="fp32" if plan.wire == "topk" else plan.wire,
+        exchange="flat" if plan.sync.is_own else plan.sync.exchange,
+        is_watched=not plan.sync.is_own,
     )

@@ -1,8 +1,8 @@
 """PyTorch's DistributedDataParallel, as it comes, with its exposed exchange made visible.
 
-DDP waits for its last bucket inside `backward()`. The communication hook used here is PyTorch's own
-averaging all-reduce; it only notes when the last bucket is handed over, which is when the backward
-pass of this rank has computed its last gradient. What `backward()` takes from there is exposed exchange.
+DDP waits for its last bucket inside `backward()`. The communication hook used here is PyTorch's own; around it
+dlbench notes when the last bucket is handed over, which is when the backward pass of this rank has computed its last
+gradient (`ddp_hooks`). What `backward()` takes from there is exposed exchange.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import GradBucket, TCPStore
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch._C._distributed_c10d import TCPStore
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.ddp_hooks import WatchedHook, hook_for_ddp, require_sum, summarise
+from dlbench.node.sync.gradient_times import BackwardWatch, ring_bytes
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.specs.engine import DdpSettings
@@ -36,9 +37,27 @@ class DdpEngine:
     marks_backward = True
 
     def __init__(
-        self, settings: DdpSettings, place: RankPlace, device: torch.device, address_file: Path, interface: str | None
+        self,
+        settings: DdpSettings,
+        place: RankPlace,
+        device: torch.device,
+        address_file: Path,
+        interface: str | None,
+        *,
+        wire: str = "fp32",
+        powersgd_rank: int = 1,
     ) -> None:
-        """`address_file` is where rank 0 tells its address; `interface` the network interface, None to find it."""
+        """One rank's engine.
+
+        Args:
+            settings: as planned.
+            place: this rank.
+            device: where it computes.
+            address_file: where rank 0 tells its address.
+            interface: the network interface; None to find it.
+            wire: fp32, fp16, bf16 or powersgd.
+            powersgd_rank: rank of PowerSGD's approximation.
+        """
         self._settings = settings
         self._place = place
         self._device = device
@@ -47,8 +66,12 @@ class DdpEngine:
         self._backend = settings.backend
         if self._backend == "auto":
             self._backend = "nccl" if device.type == "cuda" else "gloo"
+        self._wire = wire
+        self._powersgd_rank = powersgd_rank
         self._module: nn.parallel.DistributedDataParallel | None = None
         self._optimizer: torch.optim.Optimizer | None = None
+        self._watch = BackwardWatch(device)
+        self._hook: WatchedHook | None = None
 
     def start(self) -> None:
         """Joins the process group."""
@@ -60,6 +83,7 @@ class DdpEngine:
         dist.init_process_group(
             self._backend, store=store, rank=self._place.rank, world_size=self._place.size, timeout=TIMEOUT
         )
+        require_sum(self._wire, self._backend, self._device, self._place.size)
 
     def _store(self) -> TCPStore:
         single_machine = self._place.num_nodes == 1
@@ -96,18 +120,9 @@ class DdpEngine:
             # BatchNorm statistics stay local to a rank, as Horovod leaves them: equal work for both engines.
             broadcast_buffers=False,
         )
-
-        group = dist.distributed_c10d._get_default_group()
-
-        def average_and_mark(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-            if bucket.is_last():
-                mark_backward()
-            return default_hooks.allreduce_hook(group, bucket)
-
-        # DDP compares the annotations themselves, which are texts under `from __future__ import annotations`.
-        average_and_mark.__annotations__.update(bucket=GradBucket, **{"return": torch.futures.Future[torch.Tensor]})
-
-        module.register_comm_hook(None, average_and_mark)
+        self._watch.attach(model)
+        self._hook = WatchedHook(self._wire, self._powersgd_rank, self._backend, self._watch, mark_backward)
+        module.register_comm_hook(None, hook_for_ddp(self._hook))
         self._module = module
         self._optimizer = optimizer
         return module, optimizer
@@ -118,17 +133,72 @@ class DdpEngine:
         return self._module.no_sync()
 
     def begin_backward(self) -> None:
-        """Not noted."""
+        """Notes the moment, while it watches."""
+        self._watch.begin()
 
     def watch(self, on: bool) -> None:
-        """Nothing to watch."""
+        """Opens or closes the window in which buckets and gradients are timed."""
+        if on and self._place.size > 1:
+            self._watch.open()
+        else:
+            self._watch.close()
 
     def exchange_result(self) -> ExchangeResult | None:
-        """Nothing is exchanged."""
-        return None
+        """Buckets as the hook saw them; times are means over ranks of medians over steps."""
+        self._watch.close()
+        if self._place.size == 1 or self._hook is None:
+            return None
+        seen = summarise(self._watch)
+        times = {
+            "communication_s": seen.communication_s,
+            "exposed_s": seen.exposed_s,
+            "hidden_s": seen.hidden_s,
+            "backward_s": self._watch.backward_s(),
+        }
+        everyone = self.gather((times, self._hook.overflows()))
+        inside, across = (None, None)
+        if seen.num_steps and self._backend == "gloo":
+            # Gloo's all-reduce is a ring (allreduce.cc); NCCL chooses by itself.
+            inside, across = ring_bytes(seen.wire_bytes, ranks=self._place.size, groups=self._place.num_nodes)
+        return ExchangeResult(
+            carrier=self._backend,
+            by="engine",
+            exchange="flat",
+            fusion="engine",
+            wire=self._hook.wire_in_force,
+            group_size=self._place.local_size,
+            num_groups=self._place.num_nodes,
+            messages=seen.messages,
+            bytes_inside=inside,
+            bytes_across=across,
+            **{key: _mean([found[key] for found, _ in everyone]) for key in times},
+            # A rank whose own gradient was not finite does not count; a true overflow of the sum counts on all.
+            wire_overflows=min(count for _, count in everyone),
+            window_steps=len(self._watch.steps),
+            evidence=self._evidence(seen.num_steps),
+            gradients=self._watch.gradients(),
+        )
+
+    def _evidence(self, alike: int) -> str:
+        assert self._hook is not None
+        seen = len(self._watch.steps)
+        if not seen:
+            return "DDP's hook; no step was watched: set measure.warmup_steps to 1 or more"
+        parts = [
+            f"DDP's communication hook noted each bucket's way in {alike} warm-up steps",
+            "a bucket's time runs from handing over to its return, waiting for slower ranks included",
+        ]
+        if alike < seen:
+            parts.append(f"{seen - alike} more steps had other buckets")
+        if self._backend == "gloo":
+            parts.append("bytes by the formula of Gloo's ring")
+        else:
+            parts.append("bytes unknown: NCCL chooses the algorithm")
+        return "; ".join(filter(None, [*parts, self._hook.compression_text]))
 
     def finish_exchange(self) -> None:
         """Done inside `backward()`."""
+        self._watch.exchange_ended()
 
     def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
         """The update."""
@@ -171,9 +241,23 @@ class DdpEngine:
                     evidence="DDP's logging data",
                 )
             )
+        if self._hook is not None:
+            found.append(
+                Setting(
+                    key="sync.wire",
+                    requested=self._wire,
+                    effective=self._hook.wire_in_force if self._place.size > 1 else None,
+                    evidence=self._hook.compression_text or "the hook that DDP called for every bucket",
+                )
+            )
         return found
 
     def stop(self) -> None:
         """Leaves the process group."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found else None

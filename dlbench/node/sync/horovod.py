@@ -2,13 +2,15 @@
 
 Traps handled here: controller and CPU operations must name the same library (mixing them aborts or
 crashes); fp16 sums overflow above 65,504; bfloat16 tensors do not exist for Horovod; at one rank it
-registers no hooks at all, so its 1-rank baseline holds no Horovod cost.
+registers no hooks at all, so its 1-rank baseline holds no Horovod cost; its flags for hierarchical and torus
+all-reduce are silently ignored by builds without NCCL, and on a single node. What ran is taken from Horovod's own
+timeline in a short window (`horovod_window`), what the autotuner did from its log (`autotune`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -20,6 +22,12 @@ from torch import nn
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.autotune import SEARCHED, TuningWatch, tuning_variables
+from dlbench.node.sync.gradient_times import BackwardWatch
+from dlbench.node.sync.horovod_account import exchange_result, refuted_by_fusion, settings_as_seen, settings_in_force
+from dlbench.node.sync.horovod_flags import base_variables, require_flag
+from dlbench.node.sync.horovod_window import TimelineSummary, TimelineWindow
+from dlbench.node.sync.overflow import CheckedFp16, OverflowCount
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.specs.engine import HorovodSettings
@@ -41,21 +49,46 @@ class HorovodEngine:
         use_mpi: bool,
         address_file: Path,
         interface: str | None,
+        wire: str = "fp32",
+        exchange: str = "flat",
+        is_watched: bool = True,
     ) -> None:
-        """`use_mpi`: the launcher is an MPI one; otherwise ranks meet through `address_file` and Gloo."""
+        """One rank's engine.
+
+        Args:
+            settings: as planned.
+            place: this rank.
+            device: where it computes.
+            use_mpi: the launcher is an MPI one; otherwise ranks meet through `address_file` and Gloo.
+            address_file: where rank 0 tells its address.
+            interface: the network interface; None to find it.
+            wire: fp32 or fp16.
+            exchange: flat, horovod-hierarchical or horovod-torus.
+            is_watched: whether Horovod's timeline is used; not where dlbench itself exchanges and counts.
+        """
         self._settings = settings
         self._place = place
         self._device = device
         self._use_mpi = use_mpi
         self._address_file = address_file
         self._interface = interface
+        self._wire = wire
+        self._exchange = exchange
+        self._is_watched = is_watched and place.size > 1
         self._optimizer: Any = None
         self._hvd: Any = None
+        self._watch = BackwardWatch(device)
+        self._window: TimelineWindow | None = None
+        self._summary: TimelineSummary | None = None
+        self._overflow = OverflowCount()
+        self._tuning: TuningWatch | None = None
+        self._tuning_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._steps = 0
+        self._is_measuring = False
 
     def start(self) -> None:
         """Sets Horovod's variables, starts it, and checks that it sees the planned ranks."""
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(self._settings.fusion_threshold_bytes)
-        os.environ["HOROVOD_CYCLE_TIME"] = str(self._settings.cycle_time_ms)
+        self._set_variables()
         library = "mpi" if self._use_mpi else "gloo"
         # Also on GPUs, where small objects still travel by the CPU operations.
         os.environ["HOROVOD_CONTROLLER"] = os.environ["HOROVOD_CPU_OPERATIONS"] = library
@@ -64,6 +97,8 @@ class HorovodEngine:
         except ImportError as error:
             raise EnvironmentLacksError(f"engine horovod: Horovod cannot be imported ({error}); {REMEDY}") from None
         self._hvd = hvd
+        if self._exchange != "flat":
+            require_flag(hvd, self._exchange, self._place, use_mpi=self._use_mpi)
         if self._use_mpi and not hvd.mpi_built():
             raise EnvironmentLacksError(
                 f"engine horovod: this Horovod was built without MPI; install Open MPI and {REMEDY}"
@@ -76,12 +111,33 @@ class HorovodEngine:
             if not hvd.gloo_built():
                 raise EnvironmentLacksError(f"engine horovod: this Horovod was built without Gloo; {REMEDY}")
             self._meet()
+        if self._is_watched and self._place.rank == 0:
+            self._window = TimelineWindow(self._watch, on_gpu=self._device.type == "cuda")
         hvd.init()
+        if self._window is not None:
+            self._window.initialised()
         if hvd.size() != self._place.size or hvd.rank() != self._place.rank:
             raise RunError(
                 f"Horovod sees rank {hvd.rank()} of {hvd.size()}, the launcher says rank {self._place.rank} of "
                 f"{self._place.size}; nothing was measured"
             )
+
+    def _set_variables(self) -> None:
+        """Horovod's variables, those of the caller's shell overruled."""
+        settings = self._settings
+        variables = base_variables(self._exchange, is_watched=self._is_watched)
+        if settings.autotune and self._place.size > 1:
+            for name in SEARCHED:
+                os.environ.pop(name, None)
+            self._tuning_folder = tempfile.TemporaryDirectory(prefix="dlbench-autotune-")
+            log = Path(self._tuning_folder.name) / "autotune.csv"
+            variables |= tuning_variables(settings, log)
+            if self._place.rank == 0:  # which alone writes it
+                self._tuning = TuningWatch(settings, log)
+        else:
+            variables["HOROVOD_FUSION_THRESHOLD"] = str(settings.fusion_threshold_bytes)
+            variables["HOROVOD_CYCLE_TIME"] = str(settings.cycle_time_ms)
+        os.environ |= variables
 
     def _meet(self) -> None:
         """Gloo's rendezvous: rank 0 serves it on a free port and tells where."""
@@ -118,7 +174,10 @@ class HorovodEngine:
         accumulation: int = 1,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Broadcasts rank 0's parameters and wraps the optimiser."""
-        compression = self._hvd.Compression.fp16 if self._settings.compression == "fp16" else self._hvd.Compression.none
+        compression = self._hvd.Compression.none
+        if self._wire == "fp16":
+            compression = CheckedFp16(self._hvd.Compression.fp16, self._overflow)
+        self._watch.attach(model)
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self._optimizer = self._hvd.DistributedOptimizer(
             optimizer,
@@ -133,18 +192,52 @@ class HorovodEngine:
         return nullcontext()
 
     def begin_backward(self) -> None:
-        """Not noted."""
+        """Notes the moment, while it watches, and what the autotuner has done since, while it may tune."""
+        if self._tuning is not None and not self._is_measuring:
+            self._tuning.look(self._steps)
+        self._steps += 1
+        self._watch.begin()
 
     def watch(self, on: bool) -> None:
-        """Nothing to watch."""
+        """Opens or closes the timeline (rank 0) and the window in which gradients are timed."""
+        if self._place.size == 1 or self._optimizer is None:
+            return
+        if on:
+            self._watch.open()
+            if self._window is not None:
+                self._window.open(self._hvd)
+            return
+        self._is_measuring = True
+        if self._tuning is not None:
+            self._tuning.look(self._steps)
+        if self._window is not None:
+            self._window.close(self._hvd)
+        self._watch.close()
+        self._summary = self._window.summary() if self._window is not None else None
 
     def exchange_result(self) -> ExchangeResult | None:
-        """Nothing is exchanged."""
-        return None
+        """Messages as Horovod's timeline has them, on rank 0; the other ranks tell of overflows only."""
+        if self._place.size == 1 or self._optimizer is None:
+            return None
+        if not self._is_measuring:
+            self.watch(False)
+        overflows = min(self.gather(self._overflow.total))
+        return exchange_result(
+            self._summary,
+            self._watch,
+            self._place,
+            carrier=self._carrier,
+            wire=self._wire,
+            overflows=overflows,
+            autotune=self._tuning.result() if self._tuning is not None else None,
+            calm_text=self._window.calm_text if self._window is not None else "",
+        )
 
     def finish_exchange(self) -> None:
         """Waits for every gradient's all-reduce."""
+        self._watch.backward_ended()
         self._optimizer.synchronize()
+        self._watch.exchange_ended()
 
     def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
         """The update, without Horovod's second wait."""
@@ -166,65 +259,32 @@ class HorovodEngine:
         self._hvd.barrier()
 
     def settings(self) -> list[Setting]:
-        """Fusion threshold and cycle time read back from the running library; the library that carries them."""
-        library = _loaded_library()
-        carrier = "nccl" if self._device.type == "cuda" and self._hvd.nccl_built() else os.environ["HOROVOD_CONTROLLER"]
-        requested = self._settings
-        return [
-            _read_back(
-                library,
-                "horovod_effective_fusion_threshold_bytes",
-                ctypes.c_longlong,
-                "engine.horovod.fusion_threshold_bytes",
-                requested.fusion_threshold_bytes,
-            ),
-            _read_back(
-                library,
-                "horovod_effective_cycle_time_ms",
-                ctypes.c_double,
-                "engine.horovod.cycle_time_ms",
-                requested.cycle_time_ms,
-            ),
-            Setting(
-                key="engine.horovod.compression",
-                requested=requested.compression,
-                effective=requested.compression if self._place.size > 1 else "none",
-                evidence="compressor given to DistributedOptimizer; at one rank nothing is exchanged",
-            ),
-            Setting(
-                key="engine.horovod.operations",
-                requested=None,
-                effective=carrier,
-                evidence="controller started, operations built",
-            ),
-        ]
+        """Threshold and cycle time read back from the running library; the rest as it was seen on the wire."""
+        found = settings_in_force(self._settings, self._place, carrier=self._carrier)
+        if self._optimizer is None:  # dlbench itself exchanges
+            return found
+        seen = settings_as_seen(
+            self._summary,
+            self._settings,
+            self._place,
+            wire=self._wire,
+            exchange=self._exchange,
+            autotune=self._tuning.result() if self._tuning is not None else None,
+        )
+        found[0] = refuted_by_fusion(found[0], self._summary, self._settings, self._place)
+        return [found[0], found[1], *seen, found[2]]
+
+    @property
+    def _carrier(self) -> str:
+        if self._device.type == "cuda" and self._hvd.nccl_built():
+            return "nccl"
+        return os.environ["HOROVOD_CONTROLLER"]
 
     def stop(self) -> None:
         """Shuts Horovod down on all ranks."""
         if self._hvd is not None and self._hvd.is_initialized():
             self._hvd.shutdown()
-
-
-def _loaded_library() -> ctypes.CDLL | None:
-    """Horovod's own shared library, already in memory."""
-    try:
-        from horovod.torch import mpi_lib_v2
-
-        return ctypes.CDLL(mpi_lib_v2.__file__)
-    except (ImportError, OSError, AttributeError):
-        return None
-
-
-def _read_back(library: ctypes.CDLL | None, symbol: str, kind: Any, key: str, requested: float) -> Setting:
-    """One value in force, by the function that dlbench's build adds to Horovod."""
-    function = getattr(library, symbol, None) if library is not None else None
-    if function is None:
-        return Setting(
-            key=key,
-            requested=requested,
-            effective=None,
-            evidence="cannot be read back: this Horovod was not built by dlbench; its variable was set as requested",
-        )
-    function.restype = kind
-    function.argtypes = []
-    return Setting(key=key, requested=requested, effective=function(), evidence="read back from Horovod")
+        if self._window is not None:
+            self._window.remove()
+        if self._tuning_folder is not None:
+            self._tuning_folder.cleanup()

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from dlbench.specs.plan import RunPlan
 
+WATCHED_STEPS = 3
+"""Last steps of the warm-up in which the engine watches its exchange closely; measured steps stay untouched."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
@@ -32,6 +35,11 @@ class Course:
     def steps(self) -> int:
         """Steps of this run at most."""
         return self.end - self.first
+
+    @property
+    def watch_from(self) -> int:
+        """The step of this run, from 0, from which the exchange is watched; `warmup` where there is no warm-up."""
+        return max(0, self.warmup - WATCHED_STEPS)
 
     def epoch(self, done: int) -> float:
         """Epochs trained after `done` steps; 0 where epochs are unknown."""

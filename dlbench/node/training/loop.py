@@ -57,6 +57,8 @@ class LoopResult:
     """In all steps, warm-up included."""
     losses: list[float] = field(default_factory=list)
     steps: int = 0
+    step_s: list[float] = field(default_factory=list)
+    """Of every step, warm-up included, seconds."""
 
 
 class TrainingLoop:
@@ -86,6 +88,8 @@ class TrainingLoop:
         for step in range(course.steps):
             # Files first, then the barrier, directly before the clock: a slow file system must not stagger the ranks.
             self._on_step(step)
+            if step == course.watch_from and step < course.warmup:
+                self._watch(True)
             if step == course.warmup:
                 self._enter_measurement()
             # Dropout that depends on nothing but seed, rank and step: a resumed run draws the same.
@@ -99,9 +103,14 @@ class TrainingLoop:
         self._drain()
         return self._result
 
-    def _enter_measurement(self) -> None:
-        """All ranks begin the measured steps together; outside of any step's time."""
+    def _watch(self, on: bool) -> None:
+        """The engine begins or ends to watch its exchange; outside of any step's time."""
         self._drain()
+        self._trainee.engine.watch(on)
+
+    def _enter_measurement(self) -> None:
+        """All ranks begin the measured steps together, and none of them watches any more."""
+        self._watch(False)
         self._trainee.engine.barrier()
 
     def _drain(self) -> None:
@@ -146,6 +155,8 @@ class TrainingLoop:
                 with trainee.precision.autocast():
                     loss = trainee.loss(trainee.model, part) / num_parts
                 timer.mark(phases.FORWARD)
+                if is_last:
+                    trainee.engine.begin_backward()
                 trainee.precision.backward(loss)
                 if not (is_last and trainee.engine.marks_backward):
                     timer.mark(phases.BACKWARD)
@@ -176,6 +187,7 @@ class TrainingLoop:
             result.steps += 1
             result.losses.append(loss)
             result.spent_ns += step_ns
+            result.step_s.append(step_ns / 1e9)
             if not warmup:
                 result.measured_samples += samples
                 result.measured_ns += step_ns

@@ -13,7 +13,8 @@ from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import PROGRESS_MARK, RankStatus, Stage, write_status
-from dlbench.specs.plan import RunPlan
+from dlbench.specs.comm import CommPlan
+from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import utc_now
 
 PLAIN_PERIOD_S = 10.0
@@ -22,13 +23,16 @@ STATUS_PERIOD_S = 5.0
 
 
 class Progress:
-    """Counts steps; what it writes between stages is written by `tick`, off the training thread."""
+    """Counts steps of training, or points of the collective benchmark.
 
-    def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace) -> None:
-        self._plan = plan
+    What it writes between stages is written by `tick`, off the measured thread.
+    """
+
+    def __init__(self, plan: LaunchPlan, folder: RunFolder, place: RankPlace) -> None:
+        self._run_id = plan.run_id
         self._folder = folder
         self._place = place
-        self._total = plan.measure.warmup_steps + plan.measure.measured_steps
+        self._counted, self._warmup, self._total = _extent(plan)
         self._for_launcher = os.environ.get("DLBENCH_PROGRESS") == "launcher"
         self._told = self._written = 0.0
         self._lock = threading.Lock()
@@ -47,13 +51,20 @@ class Progress:
         self._tell(stage if not reason else f"{stage}: {reason}")
 
     def on_step(self, step: int) -> None:
-        """A step begins."""
+        """A step of training begins."""
         self.step = step
-        if step == 0 or step == self._plan.measure.warmup_steps:
-            self.enter("warm-up" if step < self._plan.measure.warmup_steps else "measuring")
+        if step == 0 or step == self._warmup:
+            self.enter("warm-up" if step < self._warmup else "measuring")
             return
-        if time.monotonic() - self._told > (LAUNCHER_PERIOD_S if self._for_launcher else PLAIN_PERIOD_S):
-            self._tell(self.stage)
+        self._tell_now_and_then(self.stage)
+
+    def on_point(self, number: int, of: int, text: str) -> None:
+        """Point `number`, from 0, of so many of the collective benchmark begins; `text` says which."""
+        self.step, self._total = number, of
+        if self.stage != "measuring":
+            self.enter("measuring")
+            return
+        self._tell_now_and_then(text)
 
     def tick(self) -> None:
         """Writes the status if it has grown old; called about once a second by the watchdog's thread."""
@@ -75,6 +86,10 @@ class Progress:
         )
         write_status(self._folder, status)
 
+    def _tell_now_and_then(self, text: str) -> None:
+        if time.monotonic() - self._told > (LAUNCHER_PERIOD_S if self._for_launcher else PLAIN_PERIOD_S):
+            self._tell(text)
+
     def _tell(self, text: str) -> None:
         if self._place.rank != 0:
             return
@@ -82,5 +97,15 @@ class Progress:
         if self._for_launcher:
             line = PROGRESS_MARK + json.dumps({"step": self.step + 1, "of": self._total, "stage": text})
         else:
-            line = f"dlbench {self._plan.run_id}: {text}, step {self.step + 1} of {self._total}"
+            line = f"dlbench {self._run_id}: {text}, {self._counted} {self.step + 1} of {self._total}"
         print(line, file=sys.stdout, flush=True)
+
+
+def _extent(plan: LaunchPlan) -> tuple[str, int, int]:
+    """What is counted, how many of them are warm-up, and how many there are, as far as the plan says."""
+    if isinstance(plan, RunPlan):
+        return "step", plan.measure.warmup_steps, plan.measure.warmup_steps + plan.measure.measured_steps
+    if isinstance(plan, CommPlan):
+        carriers = len(plan.comm.algorithms) + len(plan.comm.backends)
+        return "point", 0, carriers * len(plan.comm.sizes)
+    raise TypeError(type(plan).__name__)

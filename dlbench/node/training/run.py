@@ -16,15 +16,17 @@ from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.autotune import with_tuning_cost
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import noise_scale, phases, sanity
 from dlbench.node.training.events import Events
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.prepare import Prepared, prepare
+from dlbench.records.exchange import ExchangeResult
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
-from dlbench.records.record import NoiseScale, RankResult, Record, Setting
+from dlbench.records.record import NoiseScale, RankResult, Record
 from dlbench.records.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from dlbench.trace import environment
@@ -190,15 +192,22 @@ class RankRun:
     def _gather(
         self, own: dict[str, Any], ready: Prepared, pauses: Pauses, seen: LoopResult, clock: str
     ) -> Record | None:
+        exchange = self._engine.exchange_result()
         everyone = self._engine.gather(own)
         settings = self._engine.settings()
         if self._place.rank != 0:
             return None
         plan = self._plan
         ranks = [RankResult.model_validate(item["result"]) for item in everyone]
-        checks = sanity.check(plan, ranks, measured_steps=seen.steps - ready.course.warmup)
-        layers = forward_macs(plan.workload.model, plan.workload.data)
         precision = ready.trainee.precision
+        checks = sanity.check(
+            plan,
+            ranks,
+            measured_steps=seen.steps - ready.course.warmup,
+            exchange=exchange,
+            is_scaled=precision.is_scaled,
+        )
+        layers = forward_macs(plan.workload.model, plan.workload.data)
         reference = everyone[0]["environment"]
         record = Record.model_validate(
             {
@@ -216,7 +225,9 @@ class RankRun:
                 "ranks": ranks,
                 "checks": checks,
                 "settings": settings,
-                "warnings": self._all_warnings(everyone, settings, ranks),
+                "exchange": with_tuning_cost(exchange, seen.step_s),
+                "inert": sanity.inert(settings, ranks=self._place.size),
+                "warnings": self._all_warnings(everyone, exchange, ranks, is_scaled=precision.is_scaled),
                 "data": ready.source.describe(),
                 "steps": seen.steps,
                 "first_step": ready.course.first,
@@ -248,7 +259,12 @@ class RankRun:
         )
 
     def _all_warnings(
-        self, everyone: list[dict[str, Any]], settings: list[Setting], ranks: list[RankResult]
+        self,
+        everyone: list[dict[str, Any]],
+        exchange: ExchangeResult | None,
+        ranks: list[RankResult],
+        *,
+        is_scaled: bool,
     ) -> tuple[str, ...]:
         found = list(dict.fromkeys(text for item in everyone for text in item["warnings"]))
         plan = self._plan
@@ -259,12 +275,7 @@ class RankRun:
             )
         if plan.measure.phases == "synchronised" and self._device.type == "cpu":
             found.append("measure.phases synchronised has no effect on a CPU: its phases are exact anyway")
-        if self._place.size > 1:
-            found += [
-                f"{s.key}: {s.requested} was asked for, {s.effective} was in force ({s.evidence})"
-                for s in settings
-                if s.requested is not None and s.effective is not None and s.effective != s.requested
-            ]
+        found += sanity.exchange_doubts(exchange, is_scaled=is_scaled)
         return tuple(found)
 
 

@@ -6,7 +6,8 @@ import hashlib
 
 from torch import nn
 
-from dlbench.records.record import Check, RankResult
+from dlbench.records.exchange import ExchangeResult
+from dlbench.records.record import Check, RankResult, Setting
 from dlbench.specs.plan import RunPlan
 
 
@@ -18,10 +19,72 @@ def parameters_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def check(plan: RunPlan, ranks: list[RankResult], *, measured_steps: int) -> list[Check]:
-    """All sanity checks of a run, from what its ranks say; `measured_steps` are those that rank 0 made."""
+def check(
+    plan: RunPlan,
+    ranks: list[RankResult],
+    *,
+    measured_steps: int,
+    exchange: ExchangeResult | None = None,
+    is_scaled: bool = False,
+) -> list[Check]:
+    """All sanity checks of a run.
+
+    Args:
+        plan: the run.
+        ranks: what its ranks say.
+        measured_steps: those that rank 0 made.
+        exchange: what was exchanged; None at one rank.
+        is_scaled: whether losses were scaled, so that steps whose gradients overflowed were left out.
+    """
     work = _equal_work(plan, ranks, measured_steps)
-    return [_finite(ranks), _same_start(ranks), _same_end(ranks), _trained(ranks), work]
+    found = [_finite(ranks), _same_start(ranks), _same_end(ranks), _trained(ranks), work]
+    if exchange is not None and ("fp16" in exchange.wire or exchange.wire_overflows):
+        found.append(_wire(exchange.wire_overflows, is_scaled=is_scaled))
+    return found
+
+
+def inert(settings: list[Setting], *, ranks: int) -> tuple[str, ...]:
+    """Settings that were asked for and demonstrably not in force, a sentence each; at one rank nothing acts."""
+    if ranks == 1:
+        return ()
+    return tuple(
+        f"{s.key}: {s.requested} was asked for, {s.effective} was in force ({s.evidence})"
+        for s in settings
+        if s.requested is not None and s.effective is not None and s.effective != s.requested
+    )
+
+
+def _wire(overflows: int, *, is_scaled: bool) -> Check:
+    """Whether every sum of gradients fitted the format it travelled in."""
+    if not overflows:
+        return Check(name="wire", passed=True, detail="no sum of gradients left the range of fp16 (65,504)")
+    text = f"{overflows} sums of gradients left the range of fp16 (65,504)"
+    if is_scaled:
+        return Check(name="wire", passed=True, detail=f"{text}; loss scaling left these steps out")
+    return Check(name="wire", passed=False, detail=f"{text}; set sync.wire to fp32 or bf16")
+
+
+def exchange_doubts(exchange: ExchangeResult | None, *, is_scaled: bool) -> list[str]:
+    """Reasons for doubt in what was exchanged, a sentence each.
+
+    Args:
+        exchange: None at one rank.
+        is_scaled: whether losses were scaled.
+    """
+    found: list[str] = []
+    if exchange is None:
+        return found
+    if exchange.wire_overflows and is_scaled:
+        found.append(
+            f"{exchange.wire_overflows} sums of gradients left the range of fp16 on the wire, and loss scaling left "
+            "those steps out; sync.wire fp32 or bf16 would have kept them"
+        )
+    if exchange.autotune is not None and not exchange.autotune.finished:
+        found.append(
+            "engine.horovod.autotune: the search was not over when the measured steps began "
+            f"({exchange.autotune.evaluations} settings tried); set measure.warmup_steps higher"
+        )
+    return found
 
 
 def _finite(ranks: list[RankResult]) -> Check:

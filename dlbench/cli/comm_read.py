@@ -1,0 +1,213 @@
+"""`dlbench comm report | fit | predict`: what runs of the collective benchmark say, and what follows from it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast, get_args
+
+import click
+
+from dlbench.cli.options import write_output
+from dlbench.cli.report import FormatName, check_writable, format_of, require_modules
+from dlbench.errors import ExitCode, UserError, nearest
+
+if TYPE_CHECKING:
+    from dlbench.publish.comm_formats import TableName
+    from dlbench.publish.comm_model import CommReport
+    from dlbench.specs.base import Precision
+    from dlbench.specs.comm import Collective
+
+# What each needs beside the login node's set.
+_NUMBERS = ("numpy",)
+_CHARTS = ("altair", "vl_convert")
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output).")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(get_args(FormatName)),
+    help="Default: what the name of the output file says, else text.",
+)
+@click.option(
+    "--table",
+    type=click.Choice(["points", "ratios", "fits", "runs"]),
+    help="Which table CSV holds: measured points (default), speed over libraries, fitted costs, or runs.",
+)
+def report(runs: Path, output: Path | None, format_name: FormatName | None, table: TableName | None) -> None:
+    """Turn runs of the collective benchmark in folder RUNS into a report: rates, best algorithm, fitted costs.
+
+    Runs of training in the same folder are passed over. Ends with 4 if a file is damaged or no run has figures; what
+    can be reported is reported all the same.
+
+    \b
+    Examples:
+      dlbench comm report runs
+      dlbench comm report runs -o comm.html
+      dlbench comm report runs --format csv --table ratios > ratios.csv
+    """
+    if output is not None:
+        check_writable(output)
+    chosen = format_of(output, format_name)
+    if table is not None and chosen != "csv":
+        raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
+    require_modules("comm report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
+    from dlbench.publish.comm_assemble import assemble
+    from dlbench.records.comm_scan import scan_comm
+
+    found = assemble(scan_comm(runs))
+    write_output(_render(found, chosen, table or "points").encode("utf-8"), output)
+    if output is not None:
+        without = len(found.without_figures)
+        counts = f"runs with figures: {len(found.runs) - without}, without: {without}; groups: {len(found.groups)}"
+        click.echo(f"{output}: {counts}", err=True)
+    for line in found.damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    if not found.groups:
+        click.echo(f"dlbench: {runs}: no run of the collective benchmark has figures; the report says why", err=True)
+    if found.damaged or not found.groups:
+        sys.exit(int(ExitCode.INCOMPLETE))
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path))
+@click.option("-o", "--output", metavar="FILE.network.json", type=click.Path(path_type=Path), help="File to write.")
+@click.option("--system", metavar="NAME", help="Whose runs to fit, where RUNS holds several systems.")
+@click.option("--transport", metavar="NAME", help="Which carrier to fit, where RUNS holds several.")
+@click.option("--dtype", metavar="NAME", help="Which type of element (default: fp32 where it was measured).")
+def fit(runs: Path, output: Path | None, system: str | None, transport: str | None, dtype: str | None) -> None:
+    """Fit the costs of a message to the runs in folder RUNS: alpha, beta and gamma, inside groups and across.
+
+    The file holds one system and one carrier; training (sync.network) and `dlbench comm predict` read it. Ends with 4
+    if no run has figures, or too few for a fit.
+
+    \b
+    Examples:
+      dlbench comm fit runs
+      dlbench comm fit runs -o box.network.json
+      dlbench comm fit runs --system box --transport torch-gloo -o box.network.json
+    """
+    if output is not None:
+        check_writable(output)
+    require_modules("comm fit", *_NUMBERS)
+    from dlbench.analysis.comm_network import fit_one
+    from dlbench.analysis.comm_tables import tabulate
+    from dlbench.publish.comm_fits import fit_table
+    from dlbench.publish.comm_terminal import fit_text
+    from dlbench.records.comm_scan import scan_comm
+    from dlbench.units import utc_now
+
+    table = tabulate(scan_comm(runs))
+    for line in table.damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    found = fit_one(table, system=system, transport=transport, dtype=dtype, fitted=utc_now(), where=str(runs))
+    click.echo(fit_text(fit_table(found)).encode("utf-8"), nl=False)
+    if output is not None:
+        write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
+        click.echo(f"{output}: {found.network.num_points} points, {len(found.network.collectives)} lines", err=True)
+    if table.damaged:
+        sys.exit(int(ExitCode.INCOMPLETE))
+
+
+@click.command()
+@click.argument("network", type=click.Path(path_type=Path))
+@click.option("--ranks", metavar="8,64", required=True, help="Rank counts.")
+@click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
+@click.option(
+    "--sizes",
+    metavar="LOW:HIGH[:COUNT]|A,B",
+    default="1KiB:64MiB",
+    show_default=True,
+    help="Bytes of each rank's buffer.",
+)
+@click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
+@click.option("--algorithms", metavar="A,B", help="dlbench's own (default: all that the layout permits).")
+@click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16.")
+@click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank).")
+@click.option("--workload-bytes", metavar="BYTES", help="Gradients of a step, e.g. 94MB: how long, in which messages.")
+@click.option("--format", "format_name", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def predict(
+    network: Path,
+    ranks: str,
+    group_size: int | None,
+    sizes: str,
+    collective: str,
+    algorithms: str | None,
+    dtype: str,
+    shards: int | None,
+    workload_bytes: str | None,
+    format_name: Literal["text", "json"],
+) -> None:
+    """Predict collectives by the fitted costs in file NETWORK, at rank counts that need not have been measured.
+
+    More ranks than were measured are labelled as an extrapolation. Library times are lines through measured sizes, at
+    measured rank counts alone.
+
+    \b
+    Examples:
+      dlbench comm predict box.network.json --ranks 8,64 --group-size 4 --sizes 1KiB:100MiB
+      dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
+    """
+    require_modules("comm predict", *_NUMBERS)
+    from dlbench.analysis.comm_network import read_network
+    from dlbench.analysis.comm_prediction import Wanted, predict_all
+    from dlbench.publish import comm_predicted
+    from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES
+    from dlbench.specs.comm_sizes import parse_sizes
+    from dlbench.specs.requests import parse_counts
+
+    for option, name, known in (("--collective", collective, set(ALGORITHMS)), ("--dtype", dtype, set(ELEMENT_BYTES))):
+        if name not in known:
+            raise UserError(f"{option}: unknown name {name!r}: {nearest(name, known)}")
+    precision = cast("Precision", dtype)
+    for option, count in (("--group-size", group_size), ("--shards", shards)):
+        if count is not None and count < 1:
+            raise UserError(f"{option} {count}: must be 1 or more")
+    counts = parse_counts(ranks, "--ranks")
+    wanted = Wanted(
+        collective=cast("Collective", collective),
+        algorithms=tuple(algorithms.split(",")) if algorithms else (),
+        sizes=parse_sizes(sizes, precision),
+        dtype=precision,
+        group_size=group_size,
+        shards=shards,
+        workload_bytes=_bytes("--workload-bytes", workload_bytes),
+    )
+    model = read_network(network)
+    found = predict_all(model, counts, wanted)
+    write = comm_predicted.to_json if format_name == "json" else comm_predicted.to_text
+    click.echo(write(model, wanted, found).encode("utf-8"), nl=False)
+
+
+def _bytes(option: str, text: str | None) -> int | None:
+    """Text such as 94MB as bytes, above zero."""
+    if text is None:
+        return None
+    from dlbench.units import parse_bytes
+
+    try:
+        value = parse_bytes(text)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from None
+    if value < 1:
+        raise UserError(f"{option} {text!r}: must be more than nothing")
+    return value
+
+
+def _render(found: CommReport, chosen: FormatName, table: TableName) -> str:
+    if chosen == "html":
+        from dlbench.publish.comm_html import to_html
+
+        return to_html(found)
+    if chosen == "text":
+        from dlbench.publish.comm_terminal import to_text
+
+        return to_text(found)
+    from dlbench.publish import comm_formats
+
+    if chosen == "csv":
+        return comm_formats.to_csv(found, table)
+    return comm_formats.to_json(found) if chosen == "json" else comm_formats.to_markdown(found)

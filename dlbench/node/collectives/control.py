@@ -1,0 +1,136 @@
+"""How ranks agree on what comes next: a channel of its own, apart from the messages that are measured."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from dlbench.errors import RunError
+from dlbench.node import rendezvous
+from dlbench.node.ranks import RankPlace
+from dlbench.records.folder import RunFolder
+
+_ARRIVED, _COMPLETE = "dlbench/arrived", "dlbench/complete"
+
+
+def first_line(error: BaseException) -> str:
+    """A library's message as one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+class Control:
+    """A gloo group over all ranks. Every call names what it is for: ranks that differ are told so and do not hang."""
+
+    def __init__(self, place: RankPlace, timeout_s: float) -> None:
+        """`timeout_s` is the longest wait for other ranks, once all have met, seconds."""
+        self._place = place
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+
+    def start(self, folder: RunFolder, interface: str | None) -> None:
+        """Meets the other ranks through the run's folder.
+
+        Args:
+            folder: of the run, seen by all ranks.
+            interface: network interface for gloo; None: the one that routes to rank 0.
+
+        Raises:
+            RunError: not all ranks came.
+        """
+        place = self._place
+        patience = datetime.timedelta(seconds=rendezvous.WAIT_S)
+        if place.rank == 0:
+            address = rendezvous.own_address(place.num_nodes == 1)
+            store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=patience)
+            port = store.port
+            rendezvous.publish(folder.rendezvous, place, address, port)
+        else:
+            address, port = rendezvous.await_address(folder.rendezvous, place)
+            store = TCPStore(address, port, is_master=False, timeout=patience)
+        os.environ["GLOO_SOCKET_IFNAME"] = interface or rendezvous.interface_towards(address, port)
+        try:
+            # Ranks may start minutes apart; from here on the short timeout holds.
+            if store.add(_ARRIVED, 1) == place.size:
+                store.set(_COMPLETE, "1")
+            store.wait([_COMPLETE], patience)
+            dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=self._timeout)
+        except RuntimeError as error:
+            raise RunError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
+
+    def new_group(self, backend: str, what: str) -> dist.ProcessGroup:
+        """Another group of all ranks, for messages that are measured.
+
+        Raises:
+            RunError: it cannot be made.
+        """
+        try:
+            group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=self._timeout)
+        except RuntimeError as error:
+            raise RunError(f"rank {self._place.rank}, {what}: {first_line(error)}") from None
+        return group
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """`value` (plain Python) of every rank, by rank, on every rank.
+
+        Raises:
+            RunError: a rank is gone or stuck, or is doing something else than `what`.
+        """
+        everyone: list[Any] = [None] * self._place.size
+        try:
+            dist.all_gather_object(everyone, (what, value))
+        except RuntimeError as error:
+            raise self._lost(what, error) from None
+        named = [item[0] for item in everyone]
+        if len(set(named)) > 1:
+            raise RunError(f"ranks do not do the same: {_by_rank(named)}")
+        return [item[1] for item in everyone]
+
+    def agree(self, what: str, point: Mapping[str, object]) -> None:
+        """Makes sure that all ranks are about to do the same.
+
+        Raises:
+            RunError: they are not; each value that differs is named with the ranks that hold it.
+        """
+        everyone = self.gather(what, dict(point))
+        differences = [
+            f"{key} is {_by_rank([item.get(key) for item in everyone])}"
+            for key in point
+            if any(item.get(key) != everyone[0].get(key) for item in everyone)
+        ]
+        if differences:
+            raise RunError(f"ranks differ in what to do next: {'; '.join(differences)}; their plans are not the same")
+
+    def barrier(self, what: str) -> None:
+        """Returns when every rank is here.
+
+        Raises:
+            RunError: a rank is gone or stuck.
+        """
+        try:
+            dist.barrier()
+        except RuntimeError as error:
+            raise self._lost(what, error) from None
+
+    def stop(self) -> None:
+        """Leaves all groups; only after success, since ranks that are gone would be waited for."""
+        dist.destroy_process_group()
+
+    def _lost(self, what: str, error: BaseException) -> RunError:
+        return RunError(f"rank {self._place.rank}, {what}: another rank is gone or stuck: {first_line(error)}")
+
+
+def _by_rank(values: list[Any]) -> str:
+    """`4096 on ranks 0, 1; 8192 on rank 2`."""
+    holders: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        holders.setdefault(str(value), []).append(rank)
+    parts = []
+    for value, ranks in holders.items():
+        shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+        parts.append(f"{value} on rank{'s' if len(ranks) > 1 else ''} {shown}")
+    return ", ".join(parts)

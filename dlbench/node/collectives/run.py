@@ -1,0 +1,124 @@
+"""One rank of a run of the collective benchmark: plan in, record out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+
+import torch
+
+from dlbench.errors import EnvironmentLacksError
+from dlbench.node.collectives.contestants import Contestant
+from dlbench.node.collectives.control import Control
+from dlbench.node.collectives.deadline import Deadline
+from dlbench.node.collectives.lineup import Lineup
+from dlbench.node.collectives.measure import Measurement
+from dlbench.node.ranks import RankPlace
+from dlbench.records.comm import CommPoint, CommRecord
+from dlbench.records.folder import RunFolder
+from dlbench.specs.comm import CommPlan
+from dlbench.trace import environment
+from dlbench.units import format_bytes, utc_now
+
+
+class CommRun:
+    """The collective benchmark on one rank. After an error nothing is left in order: end the process at once."""
+
+    def __init__(
+        self,
+        plan: CommPlan,
+        folder: RunFolder,
+        place: RankPlace,
+        device: torch.device,
+        on_point: Callable[[int, int, str], None],
+        beat: Callable[[str], None],
+        started: float,
+        *,
+        on_stuck: Callable[[str], None] | None = None,
+    ) -> None:
+        """Prepares; nothing is started yet.
+
+        Args:
+            plan: what is measured.
+            folder: of the run; ranks meet through it.
+            place: this rank.
+            device: where buffers lie; with transport mpi they lie on the CPU.
+            on_point: called with points done, points in all, and what comes next, before each size.
+            beat: called before each iteration with what comes next.
+            started: monotonic time at which the process began, seconds.
+            on_stuck: called from another thread with the reason, if a library waits for ever; the process then ends
+                with exit code 124.
+        """
+        self._plan = plan
+        self._folder = folder
+        self._place = place
+        self._device = torch.device("cpu") if plan.comm.transport == "mpi" else device
+        self._on_point = on_point
+        self._beat = beat
+        begun = datetime.now(timezone.utc) - timedelta(seconds=time.monotonic() - started)
+        self._started_utc = begun.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        self._deadline = Deadline(place.rank, plan.comm.timeout_s, on_stuck)
+        self._done = 0
+
+    def run(self) -> CommRecord | None:
+        """Measures all points; the record, on rank 0.
+
+        Raises:
+            EnvironmentLacksError: what carries the messages cannot be had, or nothing that was asked for can.
+            RunError: ranks differ in what to do, or one is gone; the others get this within the plan's `timeout_s`.
+        """
+        plan, comm = self._plan, self._plan.comm
+        control = Control(self._place, comm.timeout_s)
+        control.start(self._folder, plan.system.launch.interface)
+        self._deadline.start()
+        lineup = Lineup(plan, self._folder, self._place, self._device, control)
+        measurement = Measurement(comm, self._place, self._device, control, self._deadline, self._beat)
+        contestants = lineup.in_turns(self._deadline)
+        total = len(comm.sizes) * (len(contestants) + ("horovod" in comm.backends))
+        points = self._all_sizes(measurement, contestants, total)
+        warnings = []
+        apart = lineup.horovod(self._deadline)
+        if apart:
+            points += self._all_sizes(measurement, apart, total)
+            if contestants:
+                warnings.append(
+                    "horovod was measured after the others and not in turns with them: its background thread works "
+                    "every cycle, also while nothing is asked of it"
+                )
+        if not points:
+            raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
+        hosts = control.gather("hosts", self._place.host)
+        self._deadline.begin("end of the run")
+        lineup.stop()
+        control.stop()
+        self._deadline.end()
+        self._deadline.stop()
+        return self._record(points, hosts, lineup.not_measured, warnings) if self._place.rank == 0 else None
+
+    def _all_sizes(self, measurement: Measurement, contestants: Sequence[Contestant], total: int) -> list[CommPoint]:
+        points: list[CommPoint] = []
+        if contestants:
+            for num_bytes in self._plan.comm.sizes:
+                self._on_point(self._done, total, f"{self._plan.comm.collective} of {format_bytes(num_bytes)}")
+                points += measurement.points(contestants, num_bytes)
+                self._done += len(contestants)
+        return points
+
+    def _record(
+        self, points: Sequence[CommPoint], hosts: Sequence[str], not_measured: Sequence[str], warnings: Sequence[str]
+    ) -> CommRecord:
+        device = self._device
+        return CommRecord(
+            run_id=self._plan.run_id,
+            state="invalid" if any(point.correct is False for point in points) else "valid",
+            started=self._started_utc,
+            finished=utc_now(),
+            hosts=tuple(hosts),
+            device=f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu",
+            group_size=self._plan.group_size,
+            points=tuple(points),
+            not_measured=tuple(not_measured),
+            warnings=tuple(warnings),
+            environment=environment.capture(),
+        )

@@ -1,0 +1,140 @@
+"""Which gradients travel in one message, and the memory they travel in.
+
+A bucket is one flat fp32 buffer. A gradient is copied into it once, divided by the number of ranks on the way, and
+from then on the parameter's `grad` is that part of the buffer: nothing is copied back. (Making `grad` part of the
+buffer before the backward pass would cost more: the buffer had to be cleared first, and autograd had to add to it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dlbench.errors import RunError
+
+ALIGNMENT = 16
+"""Elements; a buffer begins on a cache line of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketPlan:
+    """What all ranks agreed on."""
+
+    order: tuple[int, ...]
+    """Numbers of the parameters in the order in which their gradients are ready."""
+    counts: tuple[int, ...]
+    """Tensors of each message, along that order."""
+
+    def messages(self) -> list[tuple[int, ...]]:
+        """Numbers of the parameters of each message."""
+        found, first = [], 0
+        for count in self.counts:
+            found.append(self.order[first : first + count])
+            first += count
+        return found
+
+
+def one_each(num_tensors: int) -> tuple[int, ...]:
+    """A message a tensor."""
+    return (1,) * num_tensors
+
+
+def all_in_one(num_tensors: int) -> tuple[int, ...]:
+    """One message."""
+    return (num_tensors,)
+
+
+def at_least(sizes: Sequence[int], num_bytes: int) -> tuple[int, ...]:
+    """Messages of at least so many bytes, each no longer than it must be; what is left over at the end is the last.
+
+    Args:
+        sizes: bytes of the tensors in the order in which they are ready.
+        num_bytes: least size of a message.
+
+    Returns:
+        Tensors of each message.
+    """
+    counts, count, held = [], 0, 0
+    for size in sizes:
+        count += 1
+        held += size
+        if held >= num_bytes:
+            counts.append(count)
+            count = held = 0
+    return (*counts, count) if count else tuple(counts)
+
+
+def arena_elements(counts: Sequence[int], multiple: int) -> int:
+    """Elements that hold the buffers of tensors of so many elements, however they are put into messages."""
+    return sum(counts) + len(counts) * (multiple + ALIGNMENT)
+
+
+class Bucket:
+    """One message: its buffer, and each gradient's place in it."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], multiple: int, arena: torch.Tensor) -> None:
+        """Takes its buffer from the start of `arena` (fp32, one-dimensional).
+
+        It is padded with zeros to a multiple of `multiple` elements, so that it has equal shares.
+        """
+        self.parameters = tuple(parameters)
+        self.num_elements = sum(p.numel() for p in parameters)
+        self.vector = arena[: -(-self.num_elements // multiple) * multiple]
+        self.vector[self.num_elements :].zero_()
+        self.missing = len(self.parameters)
+        self._views = []
+        offset = 0
+        for parameter in parameters:
+            self._views.append(_view(self.vector, offset, parameter))
+            offset += parameter.numel()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its gradients."""
+        return self.num_elements * self.vector.element_size()
+
+    def take(self, place: int, scale: float) -> None:
+        """Copies a gradient in, times `scale`, and makes it part of the buffer; zeros where there is none."""
+        view, parameter = self._views[place], self.parameters[place]
+        if parameter.grad is None:
+            view.zero_()
+        else:
+            torch.mul(parameter.grad, scale, out=view)
+        parameter.grad = view
+        self.missing -= 1
+
+
+def _view(vector: torch.Tensor, offset: int, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """A part of the buffer in the parameter's own memory order, where optimisers are fastest."""
+    flat = vector[offset : offset + parameter.numel()]
+    if parameter.is_contiguous() or not _is_dense(parameter):
+        return flat.view(parameter.shape)
+    return flat.as_strided(parameter.shape, parameter.stride())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    if tensor.dim() == 4:
+        return tensor.is_contiguous(memory_format=torch.channels_last)
+    return tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def fill(arena: torch.Tensor, messages: Sequence[Sequence[torch.nn.Parameter]], multiple: int) -> tuple[Bucket, ...]:
+    """The buckets of these messages, one after another in the arena; what was in it before is lost."""
+    found, first = [], 0
+    for parameters in messages:
+        found.append(Bucket(parameters, multiple, arena[first:]))
+        first += -(-found[-1].vector.numel() // ALIGNMENT) * ALIGNMENT
+    return tuple(found)
+
+
+def require_fp32(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    """Proves that gradients fit the buffers.
+
+    Raises:
+        RunError: a trained parameter is not in fp32.
+    """
+    for name, parameter in named:
+        if parameter.dtype != torch.float32:
+            raise RunError(f"{name} is {parameter.dtype}: dlbench's own exchange holds gradients in fp32")

@@ -1,0 +1,91 @@
+"""Moments of an exchange: the monotonic clock on a CPU, events of streams on a GPU (the latter not measured here).
+
+On a GPU the host only orders work. So a message waits for its gradients, and the step for its messages, by events
+between streams, and moments are events too, read when the run is over.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+
+class Clock(Protocol):
+    """Moments, and the order between computing and exchanging."""
+
+    def enter_thread(self) -> None:
+        """Called once on the communication thread."""
+
+    def mark(self) -> Any:
+        """This moment, on the stream in force."""
+
+    def exchanging(self, ready: Any) -> AbstractContextManager[object]:
+        """Within it, work is ordered on the stream of exchanges, after the moment `ready`."""
+
+    def join(self) -> None:
+        """What is ordered from now on comes after all exchanges."""
+
+    def settle(self) -> None:
+        """Returns when all that was ordered is done, so that moments can be read."""
+
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds from one moment to another."""
+
+
+class HostClock:
+    """CPU: a call returns when its work is done."""
+
+    def enter_thread(self) -> None:
+        pass
+
+    def mark(self) -> int:
+        return time.monotonic_ns()
+
+    def exchanging(self, ready: int) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def join(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+    def between(self, first: int, last: int) -> float:
+        return (last - first) / 1e9
+
+
+class CudaClock:
+    """GPU: a stream of its own for exchanges."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def enter_thread(self) -> None:
+        torch.cuda.set_device(self._device)
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def exchanging(self, ready: torch.cuda.Event) -> AbstractContextManager[object]:
+        self._stream.wait_event(ready)
+        return torch.cuda.stream(self._stream)
+
+    def join(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+        return float(first.elapsed_time(last)) / 1e3
+
+
+def clock_for(device: torch.device) -> Clock:
+    """The clock of a device."""
+    return CudaClock(device) if device.type == "cuda" else HostClock()

@@ -1,0 +1,234 @@
+"""What Horovod did, from its own timeline, log and library: settings in force, and the exchange of a run."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.gradient_times import BackwardWatch, ring_bytes
+from dlbench.node.sync.horovod_window import TimelineSummary
+from dlbench.records.exchange import AutotuneResult, ExchangeResult
+from dlbench.records.record import Setting
+from dlbench.specs.engine import HorovodSettings
+
+_ROUNDING = 8 * 64
+"""The threshold in force is a multiple of this and the ranks of a node, bytes (controller.cc of Horovod 0.28)."""
+
+_TYPES = {"float32": "fp32", "float16": "fp16"}
+
+NOT_WATCHED = "no step was watched: set measure.warmup_steps to 1 or more"
+
+
+def exchange_of(methods: Iterable[str]) -> str:
+    """The exchange that Horovod's operations make up, e.g. flat of GLOO_ALLREDUCE alone."""
+    parts = {part for method in methods for part in method.split("+")}
+    if not parts & {"NCCL_REDUCESCATTER", "NCCL_REDUCE"}:
+        return "flat"
+    return "horovod-hierarchical" if "MPI_ALLREDUCE" in parts else "horovod-torus"
+
+
+def wire_of(types: Iterable[str]) -> str:
+    """The format of elements that Horovod names by their type."""
+    return "+".join(_TYPES.get(name, name) for name in types)
+
+
+def exchange_result(
+    seen: TimelineSummary | None,
+    watch: BackwardWatch,
+    place: RankPlace,
+    *,
+    carrier: str,
+    wire: str,
+    overflows: int,
+    autotune: AutotuneResult | None,
+    calm_text: str,
+) -> ExchangeResult:
+    """The exchange as rank 0 saw it.
+
+    Args:
+        seen: what the timeline had; None if no step was watched.
+        watch: gradients and steps of the window.
+        place: this rank.
+        carrier: gloo, mpi or nccl.
+        wire: the format that was given to Horovod.
+        overflows: sums that left the range of fp16.
+        autotune: what the autotuner did.
+        calm_text: what was done about the timeline's thread.
+    """
+    inside = across = None
+    if seen is not None and carrier == "gloo" and seen.wire_bytes is not None:
+        # Horovod's Gloo always takes the ring; MPI and NCCL choose by themselves.
+        inside, across = ring_bytes(seen.wire_bytes, ranks=place.size, groups=place.num_nodes)
+    return ExchangeResult(
+        carrier=carrier,
+        by="engine",
+        exchange="flat" if seen is None else exchange_of(seen.timeline.methods),
+        fusion="engine",
+        wire=wire if seen is None or not seen.timeline.types else wire_of(seen.timeline.types),
+        group_size=place.local_size,
+        num_groups=place.num_nodes,
+        messages=() if seen is None else seen.messages,
+        bytes_inside=inside,
+        bytes_across=across,
+        communication_s=None if seen is None else seen.communication_s,
+        exposed_s=None if seen is None else seen.exposed_s,
+        hidden_s=None if seen is None else seen.hidden_s,
+        backward_s=watch.backward_s(),
+        wire_overflows=overflows,
+        window_steps=0 if seen is None else len(seen.counts),
+        evidence=_evidence(seen, carrier, calm_text),
+        gradients=watch.gradients(),
+        autotune=autotune,
+    )
+
+
+def _evidence(seen: TimelineSummary | None, carrier: str, calm_text: str) -> str:
+    if seen is None:
+        parts = [f"Horovod's timeline: {NOT_WATCHED}"]
+    else:
+        few, many = min(seen.counts), max(seen.counts)
+        count = f"{few}" if few == many else f"{few} to {many}"
+        operations = ", ".join(f"{times} {name}" for name, times in seen.timeline.methods.items())
+        ring = "bytes by the formula of Gloo's ring"
+        parts = [
+            f"Horovod's timeline of rank 0 over {len(seen.counts)} warm-up steps: {operations}",
+            f"{count} messages a step, listed are those of one step",
+            ring if carrier == "gloo" else f"bytes unknown: {carrier} chooses the algorithm",
+        ]
+        if seen.timeline.cycle_us is not None:
+            parts.append(f"a cycle every {seen.timeline.cycle_us / 1e3:.1f} ms (median)")
+        if seen.reason:
+            parts.append(f"exposed and hidden part unknown: {seen.reason}")
+        if seen.timeline.is_torn:
+            parts.append("the timeline was damaged, what could not be read is left out")
+    return "; ".join(filter(None, [*parts, calm_text]))
+
+
+def settings_in_force(
+    settings: HorovodSettings,
+    place: RankPlace,
+    *,
+    carrier: str,
+) -> list[Setting]:
+    """Fusion threshold and cycle time as the running library has them, and what carries the messages."""
+    tuned = settings.autotune and place.size > 1
+    library = _loaded_library()
+    return [
+        _read_back(
+            library,
+            "horovod_effective_fusion_threshold_bytes",
+            ctypes.c_longlong,
+            "engine.horovod.fusion_threshold_bytes",
+            # The autotuner chooses: neither is set then.
+            None if tuned else settings.fusion_threshold_bytes,
+        ),
+        _read_back(
+            library,
+            "horovod_effective_cycle_time_ms",
+            ctypes.c_double,
+            "engine.horovod.cycle_time_ms",
+            None if tuned else settings.cycle_time_ms,
+        ),
+        Setting(
+            key="engine.horovod.operations",
+            requested=None,
+            effective=carrier,
+            evidence="controller started, operations built",
+        ),
+    ]
+
+
+def settings_as_seen(
+    seen: TimelineSummary | None,
+    settings: HorovodSettings,
+    place: RankPlace,
+    *,
+    wire: str,
+    exchange: str,
+    autotune: AutotuneResult | None,
+) -> list[Setting]:
+    """What of the requested exchange the timeline and the autotuner's log show."""
+    alone = place.size == 1
+    travelled = None if seen is None or not seen.timeline.types else wire_of(seen.timeline.types)
+    how = f"types in Horovod's timeline: {', '.join(seen.timeline.types)}" if seen is not None and travelled else None
+    given = "compressor given to DistributedOptimizer"
+    effective = "none" if alone else {"fp16": "fp16", "fp32": "none"}.get(travelled or wire, travelled)
+    found = [
+        Setting(
+            key="engine.horovod.compression",
+            # sync.wire fp16 is the same; then nothing was asked for here.
+            requested=None if wire == "fp16" and settings.compression == "none" else settings.compression,
+            effective=effective,
+            evidence="at one rank nothing is exchanged" if alone else how or given,
+        )
+    ]
+    if alone:
+        return found
+    found.append(Setting(key="sync.wire", requested=wire, effective=travelled or wire, evidence=how or given))
+    methods = {} if seen is None else seen.timeline.methods
+    found.append(
+        Setting(
+            key="sync.exchange",
+            requested=exchange,
+            effective=exchange_of(methods) if methods else None,
+            evidence=f"operations in Horovod's timeline: {', '.join(methods)}" if methods else NOT_WATCHED,
+        )
+    )
+    if settings.autotune:
+        tried = 0 if autotune is None else autotune.evaluations
+        found.append(
+            Setting(
+                key="engine.horovod.autotune",
+                requested=True,
+                effective=tried > 0,
+                evidence=f"{tried} settings in the autotuner's log",
+            )
+        )
+    return found
+
+
+def refuted_by_fusion(
+    threshold: Setting, seen: TimelineSummary | None, settings: HorovodSettings, place: RankPlace
+) -> Setting:
+    """The row of the fusion threshold, or another one where a message was fused that it does not allow."""
+    if seen is None or place.size == 1 or settings.autotune:
+        return threshold
+    unit = _ROUNDING * place.local_size
+    allowed = math.ceil(settings.fusion_threshold_bytes / unit) * unit
+    if seen.largest_fused_bytes <= allowed:
+        return threshold
+    evidence = "Horovod's timeline has a fused message of so many bytes"
+    return threshold.model_copy(update={"effective": seen.largest_fused_bytes, "evidence": evidence})
+
+
+def _loaded_library() -> ctypes.CDLL | None:
+    """Horovod's own shared library, already in memory."""
+    try:
+        from horovod.torch import mpi_lib_v2
+
+        return ctypes.CDLL(mpi_lib_v2.__file__)
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+def _read_back(library: ctypes.CDLL | None, symbol: str, kind: Any, key: str, requested: float | None) -> Setting:
+    """One value in force, by the function that dlbench's build adds to Horovod."""
+    function = getattr(library, symbol, None) if library is not None else None
+    if function is None:
+        return Setting(
+            key=key,
+            requested=requested,
+            effective=None,
+            evidence="cannot be read back: this Horovod was not built by dlbench; its variable was set as requested",
+        )
+    function.restype = kind
+    function.argtypes = []
+    effective = function()
+    # Horovod reads the cycle time as a 32-bit number, which rounds 0.1 in the eighth digit.
+    same = requested is not None and math.isclose(effective, requested, rel_tol=1e-6)
+    return Setting(
+        key=key, requested=requested, effective=requested if same else effective, evidence="read back from Horovod"
+    )

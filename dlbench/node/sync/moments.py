@@ -1,0 +1,91 @@
+"""Moments of the last steps: when gradients and messages were ready, sent and through, and what follows from them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlbench.node.sync.clocks import Clock
+
+WINDOW_STEPS = 200
+"""Steps kept; enough for medians, and a long run does not fill the memory."""
+
+
+@dataclass(kw_only=True)
+class StepMoments:
+    """One step, as marks of a `Clock`."""
+
+    begin: Any
+    """Start of the backward pass."""
+    gradients: list[Any]
+    """Ready, by number of the parameter."""
+    ready: list[Any]
+    """Last gradient of each message, by message; in the order of sending, as all that follows."""
+    start: list[Any]
+    end: list[Any]
+    backward_end: Any = None
+    """Last gradient of all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageTimes:
+    """Medians of one message, seconds after the start of the backward pass."""
+
+    ready_s: float
+    start_s: float
+    exchange_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSums:
+    """Medians over steps, of this rank, seconds."""
+
+    communication_s: float
+    exposed_s: float
+    hidden_s: float
+    backward_s: float
+
+
+@dataclass(kw_only=True)
+class Moments:
+    """The kept steps of one plan of messages."""
+
+    clock: Clock
+    steps: deque[StepMoments] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
+
+    def gradients(self) -> list[float]:
+        """For each parameter the median time at which its gradient was ready, seconds."""
+        between = self.clock.between
+        columns = zip(*([between(s.begin, mark) for mark in s.gradients] for s in self.steps), strict=True)
+        return [statistics.median(column) for column in columns]
+
+    def messages(self) -> list[MessageTimes]:
+        """For each message its times."""
+        between = self.clock.between
+        return [
+            MessageTimes(
+                ready_s=statistics.median(between(s.begin, s.ready[number]) for s in self.steps),
+                start_s=statistics.median(between(s.begin, s.start[number]) for s in self.steps),
+                exchange_s=statistics.median(between(s.start[number], s.end[number]) for s in self.steps),
+            )
+            for number in range(len(self.steps[0].ready))
+        ]
+
+    def sums(self) -> StepSums:
+        """Time of communication, its part after the backward pass (exposed) and its part within (hidden)."""
+        total, exposed, backward = map(statistics.median, zip(*map(self._step, self.steps), strict=True))
+        # Of medians, not the median of differences: so that the two parts make the whole.
+        return StepSums(communication_s=total, exposed_s=exposed, hidden_s=total - exposed, backward_s=backward)
+
+    def _step(self, step: StepMoments) -> tuple[float, float, float]:
+        """Communication, exposed part, backward pass. One thread exchanges, so messages do not overlap each other."""
+        between = self.clock.between
+        backward = between(step.begin, step.backward_end)
+        total = exposed = 0.0
+        for start, end in zip(step.start, step.end, strict=True):
+            first, last = between(step.begin, start), between(step.begin, end)
+            total += last - first
+            exposed += max(0.0, last - max(first, backward))
+        return total, exposed, backward

@@ -1,0 +1,198 @@
+"""Collectives on a shaped cluster against their cost model, and dlbench's ring against the libraries' own.
+
+Layouts of 2 x 2, 2 x 3, 2 x 4 and 4 x 2 ranks, links of 200 Mbit/s between nodes. What is predicted for a size and a
+rank count comes from a fit to other sizes and other rank counts.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dlbench.costs.collectives import Layout, counts
+from dlbench.costs.link_fit import Observation, fit_network, held_out
+from dlbench.costs.predictions import predict
+from dlbench.jobs.box import Box
+from dlbench.records.comm_scan import CommRun, scan_comm
+from tests.bench.figures import Figure, median_interval
+from tests.bench.shaped_cluster import RATE, RATE_BYTES_PER_S, lacking, shaped_cluster, submit, wait_for
+
+LAYOUTS = ((2, 2), (2, 3), (2, 4), (4, 2))
+"""Nodes and ranks a node."""
+FIT_SIZES = "1MiB,2MiB,4MiB,8MiB"
+LARGE_SIZES = "20MB,50MB,100MB"
+REPEATS = 3
+MIB = 2**20
+
+
+def figures() -> Iterator[Figure]:
+    """All figures of the collectives."""
+    yield from _shaped()
+    yield from _against_libraries()
+
+
+def _shaped() -> Iterator[Figure]:
+    about = f"nodes linked at {RATE}"
+    reason = lacking()
+    if reason:
+        yield Figure(name=f"collectives, {about}", value=None, unit="", goal="measured", reason=reason)
+        return
+    with shaped_cluster() as (box, system):
+        out = system.parent / "runs"
+        common = ("comm", "submit", "--system", str(system), "--out", str(out), "--backends", "none")
+        for nodes, ranks in LAYOUTS:
+            submit(
+                box,
+                *common,
+                *("--algorithms", "all", "--sizes", FIT_SIZES, "--iterations", "3", "--warmup", "1"),
+                *("--nodes", str(nodes), "--ranks-per-node", str(ranks), "--series", f"fit-{nodes}x{ranks}"),
+            )
+            _await(box, out)
+        submit(
+            box,
+            *common,
+            *("--algorithms", "ring,hierarchical", "--sizes", LARGE_SIZES, "--iterations", "2", "--warmup", "1"),
+            *("--nodes", "2", "--ranks-per-node", "4", "--repeats", str(REPEATS), "--series", "large"),
+        )
+        _await(box, out)
+        runs = [run for run in scan_comm(out).runs if run.record is not None]
+    fit = [run for run in runs if run.plan.series.id.startswith("fit-")]
+    large = [run for run in runs if run.plan.series.id == "large"]
+    yield from _accuracy(fit)
+    yield from _hierarchical_gain(fit, large)
+
+
+def _await(box: Box, out: Path) -> None:
+    def is_done() -> bool:
+        runs = scan_comm(out).runs
+        return bool(runs) and all(run.state != "incomplete" for run in runs)
+
+    wait_for(is_done, 1500)
+    failed = [run.story for run in scan_comm(out).runs if run.state != "valid"]
+    if failed:
+        raise RuntimeError(failed[0])
+
+
+def _layout(run: CommRun) -> Layout:
+    return Layout(ranks=run.plan.layout.ranks, group_size=run.plan.group_size)
+
+
+def _observations(runs: Sequence[CommRun]) -> list[Observation]:
+    return [
+        Observation(
+            collective=point.collective,
+            algorithm=point.algorithm,
+            layout=_layout(run),
+            num_bytes=point.num_bytes,
+            element_bytes=4,
+            shards=run.plan.comm.shards,
+            seconds=float(np.median(point.times_s)),
+        )
+        for run in runs
+        if run.record is not None
+        for point in run.record.points
+        if point.times_s
+    ]
+
+
+def _accuracy(runs: Sequence[CommRun]) -> Iterator[Figure]:
+    pairs = held_out(_observations(runs))
+    errors = np.array([abs(predicted / seen.seconds - 1) for seen, predicted in pairs])
+    value, low, high = median_interval(errors.tolist())
+    yield Figure(
+        name=f"|predicted / measured - 1|, all algorithms, sizes of 1 MiB and more, links at {RATE}",
+        value=value,
+        low=low,
+        high=high,
+        n=len(errors),
+        unit="median; fit from other sizes and rank counts",
+        goal="at most 0.1",
+        met=value <= 0.1,
+    )
+    for name in sorted({seen.algorithm for seen, _ in pairs}):
+        own = [abs(p / seen.seconds - 1) for seen, p in pairs if seen.algorithm == name]
+        median = float(np.median(own))
+        yield Figure(
+            name=f"the same, {name}", value=median, n=len(own), unit="median", goal="at most 0.1", met=median <= 0.1
+        )
+
+
+def _hierarchical_gain(fit: Sequence[CommRun], large: Sequence[CommRun]) -> Iterator[Figure]:
+    network = fit_network(_observations(fit), system="shaped-box", transport="torch-gloo", sources=(), fitted="")
+    layout = _layout(large[0])
+    times: dict[tuple[str, int], list[float]] = {}
+    for run in large:
+        for point in run.record.points if run.record else ():
+            times.setdefault((point.algorithm, point.num_bytes), []).append(float(np.median(point.times_s)))
+    for size in sorted({size for _, size in times}):
+        gains = [flat / two for flat, two in zip(times["ring", size], times["hierarchical", size], strict=True)]
+        expected = predict("allreduce", "ring", size, layout, network) / predict(
+            "allreduce", "hierarchical", size, layout, network
+        )
+        value, low, high = median_interval(gains)
+        yield Figure(
+            name=f"hierarchical over flat ring, 2 x 4 ranks, links at {RATE}, {size / 1e6:.0f} MB",
+            value=value,
+            low=low,
+            high=high,
+            n=len(gains),
+            unit="ratio of rates",
+            goal=f"at least 90 % of the predicted {expected:.3f}",
+            met=value >= 0.9 * expected,
+        )
+        across = sum(c.bytes_across for c in counts("allreduce", "hierarchical", layout, size // 4, 4))
+        # What one node sends: its link carries as much in each direction.
+        sent = across / (layout.ranks // layout.group_size)
+        rates = [sent / seconds / RATE_BYTES_PER_S for seconds in times["hierarchical", size]]
+        value, low, high = median_interval(rates)
+        yield Figure(
+            name=f"rate between nodes, hierarchical, {size / 1e6:.0f} MB",
+            value=value,
+            low=low,
+            high=high,
+            n=len(rates),
+            unit=f"of {RATE}",
+            goal="at least 0.85",
+            met=value >= 0.85,
+        )
+
+
+def _against_libraries() -> Iterator[Figure]:
+    """Our ring over the library's own all-reduce, both over the same transport, same ranks, in turns."""
+    for transport, launcher, library in (("torch", "local", "gloo"), ("mpi", "mpirun", "mpi")):
+        with tempfile.TemporaryDirectory() as temporary:
+            command = [sys.executable, "-m", "dlbench", "comm", "run", "--ranks", "2", "--algorithms", "ring"]
+            command += ["--backends", library, "--transport", transport, "--launcher", launcher, "--no-progress"]
+            command += ["--sizes", "64KiB,1MiB,16MiB,64MiB", "--iterations", "15", "--repeats", "5", "--out", temporary]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            name = f"our ring over {library}'s all-reduce, 2 ranks on one machine, transport {transport}"
+            if done.returncode != 0:
+                reason = done.stderr.strip().splitlines()[-1]
+                yield Figure(name=name, value=None, unit="ratio of rates", goal="measured", reason=reason)
+                continue
+            yield from _ratios(name, scan_comm(Path(temporary)).runs)
+
+
+def _ratios(name: str, runs: Sequence[CommRun]) -> Iterator[Figure]:
+    ratios: dict[int, list[float]] = {}
+    for run in runs:
+        points = run.record.points if run.record else ()
+        median = {(p.algorithm, p.num_bytes): float(np.median(p.times_s)) for p in points if p.times_s}
+        for size in sorted({p.num_bytes for p in points}):
+            ratios.setdefault(size, []).append(median["library", size] / median["ring", size])
+    for size, values in ratios.items():
+        value, low, high = median_interval(values)
+        yield Figure(
+            name=f"{name}, {size // 1024} KiB",
+            value=value,
+            low=low,
+            high=high,
+            n=len(values),
+            unit="ratio of rates",
+            goal="measured",
+        )
