@@ -29,6 +29,7 @@ from dlbench.node.collectives.inputs import DTYPES, Inputs  # noqa: E402
 from dlbench.node.collectives.lineup import Lineup  # noqa: E402
 from dlbench.node.collectives.measure import Measurement  # noqa: E402
 from dlbench.node.collectives.mpi_transport import MpiTransport, start_mpi, stop_mpi  # noqa: E402
+from dlbench.node.collectives.references import Reference  # noqa: E402
 from dlbench.node.collectives.run import CommRun  # noqa: E402
 from dlbench.node.collectives.torch_transport import GlooTransport  # noqa: E402
 from dlbench.node.collectives.transport import Transport  # noqa: E402
@@ -155,6 +156,22 @@ class Rank:
                 os.kill(os.getpid(), signal.Signals[self.options["signal"]])
 
         self.measure(beat)
+
+    def stand_still(self) -> None:
+        """One rank stops inside a library's collective, at a certain call of it; the first is the trial."""
+        calls = 0
+        original = Reference.run
+
+        def run(reference: Reference) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == self.options["call"]:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            original(reference)
+
+        if self.place.rank == self.options["rank"]:
+            setattr(Reference, "run", run)  # noqa: B010  (mypy refuses to assign to a method)
+        self.measure()
 
 
 def main() -> int:

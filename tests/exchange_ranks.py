@@ -1,7 +1,7 @@
 """One rank of a small training by an engine, without the rest of a run: `python -m tests.exchange_ranks FOLDER`.
 
-FOLDER holds `scenarios.json`; the rank writes what it saw to `rank-N.json`. `reference` computes the same training in one
-process, from the mean of all ranks' gradients.
+FOLDER holds `scenarios.json`; the rank writes what it saw to `rank-N.json`. `reference` computes the same training in
+one process, from the mean of all ranks' gradients.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import nn
 from dlbench.errors import DlbenchError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.choose import build_engine
+from dlbench.node.sync.engine import Engine
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import RunPlan
 
@@ -37,7 +38,8 @@ class SmallNet(nn.Module):
         self.last = nn.Linear(13, 1)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.relu(self.norm(self.first(inputs))))
+        result: torch.Tensor = self.last(torch.relu(self.norm(self.first(inputs))))
+        return result
 
 
 def _net(seed: int) -> tuple[SmallNet, torch.optim.Optimizer]:
@@ -51,7 +53,8 @@ def _batch(rank: int, step: int, part: int) -> torch.Tensor:
 
 
 def _loss(model: nn.Module, inputs: torch.Tensor, parts: int) -> torch.Tensor:
-    return (model(inputs) - inputs.sum(1, keepdim=True)).square().mean() / parts
+    difference: torch.Tensor = model(inputs) - inputs.sum(1, keepdim=True)
+    return difference.square().mean() / parts
 
 
 def _values(model: nn.Module) -> list[float]:
@@ -76,6 +79,15 @@ def _train(plan: RunPlan, folder: Path, place: RankPlace, steps: int, parts: int
     model, optimizer = _net(seed=place.rank)
     engine = build_engine(plan, RunFolder(folder), place, torch.device("cpu"))
     engine.start()
+    try:
+        return _told(engine, model, optimizer, place, steps, parts)
+    finally:
+        engine.stop()
+
+
+def _told(
+    engine: Engine, model: SmallNet, optimizer: torch.optim.Optimizer, place: RankPlace, steps: int, parts: int
+) -> dict[str, Any]:
     wrapped, optimizer = engine.prepare(model, optimizer, lambda: None, accumulation=parts)
     for step in range(steps):
         for part in range(parts):
@@ -95,7 +107,6 @@ def _train(plan: RunPlan, folder: Path, place: RankPlace, steps: int, parts: int
         "settings": [setting.model_dump(mode="json") for setting in engine.settings()],
     }
     engine.barrier()
-    engine.stop()
     return told
 
 

@@ -294,7 +294,7 @@ def exchange_result(
         )
     busy = sum(message["exchange_s"] for message in messages)
     backward = gradients[-1][1]
-    exposed = free - max(backward, messages[-1]["start_s"] if len(messages) == 1 else backward)
+    exposed = sum(max(0.0, m["start_s"] + m["exchange_s"] - max(m["start_s"], backward)) for m in messages)
     return {
         "carrier": "gloo",
         "by": "dlbench",

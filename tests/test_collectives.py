@@ -383,10 +383,8 @@ def test_every_collective_beside_gloo_and_mpi(tmp_path: Path, collective: Collec
     needs_mpi()
     plan = plan_for(
         3, "mpirun", collective=collective, algorithms=ALGORITHMS[collective][:1], backends=("gloo", "mpi"),
-        sizes=(6, 24, 400), dtype="fp16" if collective == "broadcast" else "fp32", iterations=2, warmup=0,
+        sizes=(4, 24, 400), dtype="fp16" if collective == "broadcast" else "fp32", iterations=2, warmup=0,
     )  # fmt: skip
-    if collective != "broadcast":
-        plan = plan.model_copy(update={"comm": plan.comm.model_copy(update={"sizes": (4, 24, 400)})})
     record = start(tmp_path, plan).check().record
     assert record.state == "valid"
     assert record.not_measured == ()
@@ -527,6 +525,28 @@ def test_under_mpirun_a_dead_rank_ends_the_run(tmp_path: Path) -> None:
     ended = start(tmp_path, plan, "vanish", rank=1, iteration=7, signal="SIGKILL")
     assert ended.codes[0] != 0
     assert not (tmp_path / "comm.json").exists()
+
+
+@pytest.mark.slow
+def test_a_library_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path) -> None:
+    """MPI's blocking collectives know no deadline, and mpirun does not see a rank that only stands still."""
+    needs_mpi()
+    plan = plan_for(2, "mpirun", backends=("mpi",), timeout_s=3.0)
+    ended = start(tmp_path, plan, "stand_still", rank=1, call=3)
+    assert ended.codes[0] == 124, ended.errors
+    reason = "rank 0, allreduce library (mpi) of 4 KiB, iteration 1: not done within 3 s; another rank is gone or stuck"
+    assert f"dlbench: error: {reason}" in ended.errors[0]
+    assert f"on_stuck: {reason}" in ended.errors[0]
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_horovod_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path, horovod_installed: None) -> None:
+    ended = start(
+        tmp_path, plan_for(2, backends=("horovod",), timeout_s=3.0), "stand_still", rank=1, call=3, expect_stopped=1
+    )
+    assert ended.codes[0] != 0
+    assert "dlbench: error: rank 0, allreduce library (horovod-gloo) of 4 KiB, iteration 1: " in ended.errors[0]
 
 
 # What is missing

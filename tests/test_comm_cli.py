@@ -32,6 +32,7 @@ from tests.run_factory import constant, edit_json, status, write_run
 from tests.test_cli import everything_below, without
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
+FORMATS = Path(__file__).parent / "data" / "formats" / "comm"
 RUN = ("comm", "run")
 SUBMIT = ("comm", "submit", "--system", "box", "--series", "s")
 
@@ -551,3 +552,10 @@ def test_the_login_node_path_stays_light(cli: Cli, tmp_path: Path) -> None:
     hidden = without(tmp_path, "torch", "numpy", "pandas", "scipy", "horovod", "mpi4py", "altair")
     assert cli("comm", "--help", **hidden).returncode == 0
     assert cli(*SUBMIT, "--nodes", "2", "--dry-run", **hidden).returncode == 0
+
+
+def test_every_form_that_was_ever_written_is_read() -> None:
+    (run,) = scan_comm(FORMATS / "v1").runs
+    assert (run.state, run.story, run.plan.layout.ranks) == ("valid", "", 2)
+    assert run.record is not None
+    assert {point.algorithm for point in run.record.points} == {"ring", "direct", "library"}

@@ -25,9 +25,9 @@ NOISY = 0.5
 
 def group_doubts(group: CommGroup) -> list[Doubt]:
     """All reasons to doubt the figures of a group, serious ones first; equal texts are told once, with their runs."""
-    found = [*_few_repeats(group), *_environments(group.runs), *_one_hosts_layout(group)]
+    found = [*_few_repeats(group), *_environments(group.runs), *_one_hosts_layout(group), *_noise(group.runs)]
     merged: dict[tuple[str, str], Doubt] = {}
-    for doubt in (doubt for run in group.runs for doubt in run_doubts(run)):
+    for doubt in (doubt for run in group.runs for doubt in run_doubts(run) if doubt.code != "noisy-iterations"):
         before = merged.get((doubt.code, doubt.text))
         runs = (*before.runs, *doubt.runs) if before else doubt.runs
         merged[doubt.code, doubt.text] = Doubt(code=doubt.code, severity=doubt.severity, text=doubt.text, runs=runs)
@@ -54,8 +54,7 @@ def run_doubts(run: CommRun) -> list[Doubt]:
     if unchecked:
         text = f"results of {unchecked} points were not checked: a wrong sum would have gone unseen"
         found.append(Doubt(code="unchecked", severity="serious", text=text, runs=ids))
-    found += _noise(record.points, ids)
-    return found
+    return [*found, *_noise([run])]
 
 
 def counter_problem(run: CommRun, point: CommPoint) -> str:
@@ -129,19 +128,27 @@ def _one_hosts_layout(group: CommGroup) -> Iterator[Doubt]:
         )
 
 
-def _noise(points: Sequence[CommPoint], ids: tuple[str, ...]) -> Iterator[Doubt]:
-    import numpy as np
-
-    known = [point for point in points if not why_not(point)]
-    noisy = 0
-    for point in known:
-        low, middle, high = np.percentile(point.times_s, [25, 50, 75])
-        noisy += bool(high - low > NOISY * middle)
+def _noise(runs: Sequence[CommRun]) -> Iterator[Doubt]:
+    known = [
+        (run.plan.run_id, point)
+        for run in runs
+        if run.record is not None
+        for point in run.record.points
+        if not why_not(point)
+    ]
+    noisy = [run_id for run_id, point in known if _is_noisy(point)]
     if noisy:
         yield Doubt(
             code="noisy-iterations",
             severity="serious",
-            text=f"iterations scatter: at {noisy} of {len(known)} points their middle half spans more than {NOISY:.0%} "
-            "of the median",
-            runs=ids,
+            text=f"iterations scatter: at {len(noisy)} of {len(known)} points their middle half spans more than "
+            f"{NOISY:.0%} of the median",
+            runs=tuple(dict.fromkeys(noisy)),
         )
+
+
+def _is_noisy(point: CommPoint) -> bool:
+    import numpy as np
+
+    low, middle, high = np.percentile(point.times_s, [25, 50, 75])
+    return bool(high - low > NOISY * middle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ class Prediction:
     crossovers: tuple[tuple[int, str, str], ...]
     """First size of the new best, bytes; from which; to which."""
     fusion_of: str
-    """The algorithm that is best at the largest size; empty where there is none but lines."""
+    """What is best at the largest size."""
     fusion_bytes: float | None
     """Smallest message that reaches `RATE_SHARE` of its asymptotic rate; None with one size or with free bytes."""
     fusion_messages: int | None
@@ -127,8 +128,7 @@ def _predict(network: NetworkModel, ranks: int, wanted: Wanted) -> Prediction:
             element_bytes=width,
             shards=wanted.shards,
         )
-    fusion_of, fusion = _fusion(series, sizes, ranks)
-    messages = None if fusion is None or wanted.workload_bytes is None else -(-wanted.workload_bytes // int(fusion))
+    fusion = _fusion(network, series, layout, wanted)
     return Prediction(
         ranks=ranks,
         group_size=group,
@@ -136,10 +136,10 @@ def _predict(network: NetworkModel, ranks: int, wanted: Wanted) -> Prediction:
         series=tuple(series),
         best=best,
         crossovers=tuple(changes),
-        fusion_of=fusion_of,
-        fusion_bytes=fusion,
-        fusion_messages=messages,
-        fusion_workload_s=_in_messages(network, fusion_of, messages, layout, wanted),
+        fusion_of=fusion.name,
+        fusion_bytes=fusion.num_bytes,
+        fusion_messages=fusion.messages,
+        fusion_workload_s=fusion.workload_s,
     )
 
 
@@ -190,23 +190,27 @@ def _lines(network: NetworkModel, ranks: int, wanted: Wanted) -> list[Series]:
     ]
 
 
-def _fusion(series: Sequence[Series], sizes: tuple[int, ...], ranks: int) -> tuple[str, float | None]:
-    own = [one for one in series if not one.is_line]
-    if not own:
-        return "", None
-    best = min(own, key=lambda one: one.seconds[-1])
-    if len(sizes) < 2:
-        return best.name, None
-    line = fit_line(best.name, ranks, sizes, best.seconds)
+@dataclass(frozen=True, kw_only=True)
+class _Fusion:
+    """Start-up and bytes of the best series at the largest size as a line, and what follows."""
+
+    name: str
+    num_bytes: float | None
+    messages: int | None = None
+    workload_s: float | None = None
+
+
+def _fusion(network: NetworkModel, series: Sequence[Series], layout: Layout, wanted: Wanted) -> _Fusion:
+    best = min(series, key=lambda one: one.seconds[-1])
+    if len(wanted.sizes) < 2:
+        return _Fusion(name=best.name, num_bytes=None)
+    line = fit_line(best.name, layout.ranks, wanted.sizes, best.seconds)
     if line.per_byte_s <= 0 or line.startup_s <= 0:
-        return best.name, None
-    return best.name, max(1.0, fusion_bytes(line.startup_s, line.per_byte_s, RATE_SHARE))
-
-
-def _in_messages(
-    network: NetworkModel, name: str, messages: int | None, layout: Layout, wanted: Wanted
-) -> float | None:
-    if messages is None or wanted.workload_bytes is None:
-        return None
-    size = _rounded(wanted.workload_bytes / messages, wanted)
-    return messages * _seconds(network, name, size, layout, wanted)
+        return _Fusion(name=best.name, num_bytes=None)
+    size = max(1.0, fusion_bytes(line.startup_s, line.per_byte_s, RATE_SHARE))
+    if wanted.workload_bytes is None:
+        return _Fusion(name=best.name, num_bytes=size)
+    messages = math.ceil(wanted.workload_bytes / size)
+    each = _rounded(wanted.workload_bytes / messages, wanted)
+    seconds = line.time(each) if best.is_line else _seconds(network, best.name, each, layout, wanted)
+    return _Fusion(name=best.name, num_bytes=size, messages=messages, workload_s=messages * seconds)

@@ -152,7 +152,7 @@ def _exchange(plan: CommPlan, folder: RunFolder, place: RankPlace, binding: Core
     from dlbench.node.training.prepare import device_for
     from dlbench.node.training.watchdog import Watchdog
 
-    device = device_for(plan, place)  # type: ignore[arg-type]  # it reads the system only
+    device = device_for(plan, place)
 
     def give_up(reason: str) -> None:
         progress.enter("failed", reason=reason, exit_code=int(ExitCode.TIMEOUT))

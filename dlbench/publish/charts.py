@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from dlbench.publish.chart_style import SUBTITLE_PIXELS
-from dlbench.publish.model import Group
 from dlbench.publish.tabular import Table
 
 Rows = list[dict[str, Any]]
@@ -27,7 +26,21 @@ class Chart:
     """The numbers it is drawn from, header first."""
 
 
-def finish(chart: Any, group: Group, *, name: str, title: str, alt: str, table: Table, size: tuple[int, int]) -> Chart:
+class Subject(Protocol):
+    """What a chart is about."""
+
+    @property
+    def id(self) -> str:
+        """Unique in the page."""
+
+    @property
+    def label(self) -> str:
+        """In words."""
+
+
+def finish(
+    chart: Any, group: Subject, *, name: str, title: str, alt: str, table: Table, size: tuple[int, int]
+) -> Chart:
     """An altair chart becomes a `Chart`; its subtitle says what it is about even where it is cut out of the page.
 
     Args:

@@ -8,20 +8,20 @@ import re
 import dlbench
 from dlbench.analysis import comm_choice, comm_doubts
 from dlbench.analysis.comm_fit import Fits, fit_all
-from dlbench.analysis.comm_tables import CommGroup, CommTable, Measurement, Series, tabulate
-from dlbench.analysis.statistics import MIN_RUNS, Estimate
+from dlbench.analysis.comm_tables import CommGroup, CommTable, Series, tabulate
+from dlbench.analysis.statistics import MIN_RUNS
 from dlbench.publish import comm_model as model
+from dlbench.publish.comm_figures import GIGA, rate_figure, time_figure
 from dlbench.publish.comm_fits import fit_table, model_crossover_rows
 from dlbench.publish.comm_methods import METHODS
 from dlbench.publish.comm_wording import (
     COLLECTIVE_TITLES,
-    WITHIN_RUN,
     range_text,
     rate_figure_text,
     size_text,
     time_text,
 )
-from dlbench.publish.figure import Figure, figure_of
+from dlbench.publish.figure import figure_of
 from dlbench.publish.model import Condition, Doubt
 from dlbench.publish.wording import clean, place_text, runs_text
 from dlbench.records.comm_scan import CommRun, CommScan
@@ -29,7 +29,6 @@ from dlbench.records.comm_scan import CommRun, CommScan
 TITLE = "dlbench collective benchmark"
 
 _SECOND_FRACTION = re.compile(r"\.\d+(?=Z$)")
-_GIGA = 1e-9
 
 
 def assemble(scan: CommScan) -> model.CommReport:
@@ -49,27 +48,6 @@ def assemble(scan: CommScan) -> model.CommReport:
         environment=tuple((clean(k), clean(v)) for k, v in comm_doubts.environment(measured).common.items()),
         methods=METHODS,
     )
-
-
-# Figures
-
-
-def time_figure(one: Measurement) -> Figure:
-    """A time with the interval over runs, or over the iterations of a single run."""
-    figure = figure_of(one.seconds, "s")
-    if one.within is None:
-        return figure
-    return dataclasses.replace(figure, low=one.within[0], high=one.within[1], kind=WITHIN_RUN)
-
-
-def _rate_figure(one: Measurement, estimate: Estimate) -> Figure:
-    """A rate in GB/s; the interval is that of the time, turned over."""
-    figure = figure_of(estimate.scaled(_GIGA), "GB/s")
-    if one.within is None:
-        return figure
-    moved = estimate.value * one.seconds.value
-    low, high = moved / one.within[1], moved / one.within[0]
-    return dataclasses.replace(figure, low=low * _GIGA, high=high * _GIGA, kind=WITHIN_RUN)
 
 
 # Groups
@@ -200,8 +178,8 @@ def _series(group: CommGroup, series: Series, fits: Fits, best: tuple[model.Best
             model.SizeRow(
                 num_bytes=one.num_bytes,
                 time=time_figure(one),
-                algbw=_rate_figure(one, one.algbw),
-                busbw=None if one.busbw is None else _rate_figure(one, one.busbw),
+                algbw=rate_figure(one, one.algbw),
+                busbw=None if one.busbw is None else rate_figure(one, one.busbw),
                 iterations=one.iterations,
                 steps=point.steps,
                 messages=max(point.messages, default=None),
@@ -234,7 +212,7 @@ def _best(group: CommGroup) -> tuple[model.BestRow, ...]:
                 num_bytes=one.num_bytes,
                 title=clean(one.name.title),
                 time=time_figure(measured),
-                rate=_rate_figure(measured, measured.busbw or measured.algbw),
+                rate=rate_figure(measured, measured.busbw or measured.algbw),
                 second="" if one.second is None else clean(one.second.title),
                 lead=None if one.lead is None else figure_of(one.lead, "ratio"),
                 is_clear=one.is_clear,
@@ -269,7 +247,7 @@ def _fusion(group: CommGroup, fits: Fits) -> model.Fusion | None:
         title=clean(ranges[-1].name.title),
         num_bytes=size if is_finite else None,
         share=comm_choice.RATE_SHARE,
-        asymptotic_algbw=_GIGA / line.per_byte_s if is_finite else None,
+        asymptotic_algbw=GIGA / line.per_byte_s if is_finite else None,
         beyond_measured=is_finite and size > group.sizes[-1],
     )
 

@@ -113,7 +113,7 @@ def crossovers(group: CommGroup) -> Table:
         (
             row.source,
             about(row.num_bytes),
-            DASH if row.low is None or row.high is None else range_text(row.low, row.high),
+            DASH if row.low is None or row.high is None else f"{size_text(row.low)} and {size_text(row.high)}",
             row.before,
             row.after,
             DASH if row.is_clear is None else "yes" if row.is_clear else "no",
@@ -190,8 +190,8 @@ def fit_caption(fit: FitTable) -> str:
     ranks = " and ".join(", ".join(map(str, fit.ranks)).rsplit(", ", 1))
     told = f"Fitted to {fit.num_points} points at {ranks} ranks; in brackets 95 % intervals."
     if any(row.level == "across" for row in fit.pieces):
-        link = "share one link" if fit.shared_link else "have links of their own"
-        told += f" Ranks of a group {link} to other groups: so the points are predicted better."
+        link = "share one link" if fit.shared_link else "have a link each"
+        told += f" In the model, ranks of a group {link} to other groups."
     return f"{told} Held out: {fit.held_out_by}."
 
 
@@ -199,7 +199,8 @@ def _per_byte(row: PieceRow) -> str:
     value = per_byte_text(row.beta_s_per_byte)
     if row.beta_low_s_per_byte is None or row.beta_high_s_per_byte is None:
         return value
-    return f"{value} [{per_byte_text(row.beta_high_s_per_byte)}, {per_byte_text(row.beta_low_s_per_byte)}]"
+    fastest = per_byte_text(row.beta_low_s_per_byte) if row.beta_low_s_per_byte > 0 else "∞"
+    return f"{value} [{per_byte_text(row.beta_high_s_per_byte)}, {fastest}]"
 
 
 def errors(fit: FitTable) -> Table:

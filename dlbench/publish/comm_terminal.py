@@ -11,7 +11,6 @@ from dlbench.publish.comm_wording import (
     about,
     basis_text,
     count_text,
-    range_text,
     rate_text,
     ratio_text,
     seconds_text,
@@ -19,6 +18,7 @@ from dlbench.publish.comm_wording import (
     time_text,
 )
 from dlbench.publish.tabular import Table, aligned
+from dlbench.publish.terminal import shorten
 from dlbench.publish.wording import runs_text
 
 WIDTH = 80
@@ -44,9 +44,11 @@ def fit_text(fit: FitTable, width: int = WIDTH) -> str:
 def _group(group: CommGroup, width: int) -> Iterator[str]:
     yield from (*_wrapped(group.label, width), *_wrapped(group.verdict, width), "")
     for found in group.series:
-        yield from (found.title, *_series(found, width), "")
+        yield from (*_wrapped(found.title, width), *_series(found, width), "")
     yield from (*_wrapped(_intervals(group), width), "")
-    yield from _titled("Fastest by size", [row[:3] + row[4:] for row in comm_tabular.best(group)], width)
+    fastest: Table = [("size", "fastest", "time", "lead", "clear")]
+    fastest += [(*row[:3], *row[4:]) for row in comm_tabular.best(group)[1:]]
+    yield from _titled("Fastest by size; lead: time of the next over it, clear: beyond scatter", fastest, width)
     yield from _titled("Recommended", comm_tabular.recommended(group), width)
     yield from _crossovers(group, width)
     fusion = comm_tabular.fusion_text(group)
@@ -95,7 +97,9 @@ def _intervals(group: CommGroup) -> str:
 
 def _crossovers(group: CommGroup, width: int) -> Iterator[str]:
     for row in group.crossovers:
-        between = "" if row.low is None or row.high is None else f" (between {range_text(row.low, row.high)})"
+        between = (
+            "" if row.low is None or row.high is None else f" (between {size_text(row.low)} and {size_text(row.high)})"
+        )
         doubt = " (within scatter)" if row.is_clear is False else ""
         told = f"{row.source}: from {about(row.num_bytes)}{between} {row.after} instead of {row.before}{doubt}"
         yield from _item("- ", told, width)
@@ -137,14 +141,20 @@ def _endings(report: CommReport, width: int) -> Iterator[str]:
 
 def _titled(title: str, rows: Table, width: int) -> Iterator[str]:
     if len(rows) > 1:
-        yield from (title, *aligned(_fitting(rows, width)), "")
+        yield from (*_wrapped(title, width), *aligned(_fitting(rows, width)), "")
 
 
 def _fitting(rows: Table, width: int) -> Table:
-    """The rows, without intervals where the width does not hold them."""
-    if not _is_wide(rows, width):
-        return rows
-    return [tuple(cell.partition(" [")[0] for cell in row) for row in rows]
+    """The rows, without intervals where the width does not hold them, and shortened where that is not enough."""
+    for change in (lambda cell: cell, _without_interval, lambda cell: shorten(_without_interval(cell), 24)):
+        fitted = [tuple(map(change, row)) for row in rows]
+        if not _is_wide(fitted, width):
+            return fitted
+    return [tuple(shorten(cell, max(4, width // len(row) - 2)) for cell in row) for row in fitted]
+
+
+def _without_interval(cell: str) -> str:
+    return cell.partition(" [")[0]
 
 
 def _is_wide(rows: Table, width: int) -> bool:

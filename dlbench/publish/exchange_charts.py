@@ -12,9 +12,6 @@ from dlbench.publish.model import Group
 from dlbench.publish.wording import figure_text, place_text
 from dlbench.units import format_bytes, format_seconds
 
-MAX_DRAWN = 200
-"""Messages drawn; a step of more is a grey block anyway."""
-
 _ROW = 16
 _WAIT = "#9aa0a6"
 _KINDS = ("backward pass", "ready, waits", "under way")
@@ -34,7 +31,8 @@ def _is_timed(message: Message) -> bool:
 def _timeline(group: Group, point: ExchangePoint) -> Chart:
     import altair as alt
 
-    drawn = [message for message in point.timeline if _is_timed(message)][:MAX_DRAWN]
+    numbered = list(enumerate(point.timeline, start=1))[-exchange_tables.MAX_MESSAGES :]
+    drawn = [(number, message) for number, message in numbered if _is_timed(message)]
     rows = _rows(point, drawn)
     place = place_text(point.ranks, point.nodes)
     return finish(
@@ -48,7 +46,7 @@ def _timeline(group: Group, point: ExchangePoint) -> Chart:
     )
 
 
-def _rows(point: ExchangePoint, drawn: list[Message]) -> Rows:
+def _rows(point: ExchangePoint, drawn: list[tuple[int, Message]]) -> Rows:
     """Bars: the backward pass on line 0, then each message's wait and exchange on a line of its own."""
     backward = point.timeline_backward_s or 0.0
     rows: Rows = [
@@ -62,7 +60,7 @@ def _rows(point: ExchangePoint, drawn: list[Message]) -> Rows:
             "what": "",
         }
     ]
-    for number, message in enumerate(drawn, start=1):
+    for number, message in drawn:
         start, took = message.start_s or 0.0, message.exchange_s or 0.0
         what = f"{format_bytes(message.num_bytes)}, {message.method}"
         spans = [(_KINDS[2], start, start + took)]
@@ -110,7 +108,7 @@ def _layers(alt: Any, point: ExchangePoint, rows: Rows) -> list[Any]:
 
 
 def _words(point: ExchangePoint, count: int) -> str:
-    of = f" (the first {count} are drawn)" if count < len(point.timeline) else ""
+    of = f" (the last {count} are drawn)" if count < len(point.timeline) else ""
     figures = [
         f"{name} {figure_text(figure)}"
         for name, figure in (

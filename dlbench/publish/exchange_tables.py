@@ -11,13 +11,13 @@ from dlbench.units import format_bytes, format_seconds
 
 NOT_MEASURED = "not measured"
 
-MAX_MESSAGES = 40
-"""Messages that a table lists; the others are counted."""
+MAX_MESSAGES = 60
+"""Messages that are listed and drawn, the last ones, which are exposed; those before are counted."""
 
 PREDICTION_CAPTION = (
     "Least exposed communication: gradients and their measured times of readiness, and the cost line, in the overlap "
-    "model; one message at a time, neighbours merged in the best way. Attainable: compute of the baseline's step and "
-    "that, against the baseline's step."
+    "model; one message at a time, neighbours merged in the best way. Attainable: the baseline's step against that "
+    "step with it."
 )
 
 
@@ -105,12 +105,12 @@ def short(group: Group) -> Table:
 def messages(point: ExchangePoint) -> Table:
     """Messages of a step of the run in the middle, in the order of sending."""
     rows: Table = [("Message", "Gradients", "Bytes", "Went", "Ready", "Began", "Took")]
-    rows += [_message(number, message) for number, message in enumerate(point.timeline[:MAX_MESSAGES], start=1)]
-    rest = point.timeline[MAX_MESSAGES:]
-    if rest:
-        tensors, size = sum(m.num_tensors for m in rest), sum(m.num_bytes for m in rest)
-        rows.append((f"{len(rest)} more", str(tensors), format_bytes(size), "", "", "", ""))
-    return rows
+    before = point.timeline[:-MAX_MESSAGES]
+    if before:
+        tensors, size = sum(m.num_tensors for m in before), sum(m.num_bytes for m in before)
+        rows.append((f"1 to {len(before)}", str(tensors), format_bytes(size), DASH, DASH, DASH, DASH))
+    shown = enumerate(point.timeline[-MAX_MESSAGES:], start=len(before) + 1)
+    return [*rows, *(_message(number, message) for number, message in shown)]
 
 
 def _message(number: int, message: Message) -> tuple[str, ...]:

@@ -98,15 +98,14 @@ def download(table: str, title: str, content: str) -> dict[str, str]:
 
 
 def _charts(report: Report) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], dict[str, Any]]:
-    """Charts by group and view, drawn; and the specifications by chart id."""
-    charts: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    specs: dict[str, Any] = {}
+    """Charts by group (empty: of the whole report) and view, drawn; and the specifications by chart id."""
+    found = [("", view.id, chart) for view in VIEWS for chart in view.report_charts(report)]
     for group in report.groups[:MAX_CHARTED_GROUPS]:
-        for view in VIEWS:
-            for chart in view.charts(group):
-                charts.setdefault((group.id, view.id), []).append(draw(chart))
-                specs[chart.id] = chart.spec
-    return charts, specs
+        found += [(group.id, view.id, chart) for view in VIEWS for chart in view.charts(group)]
+    charts: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for group_id, view_id, chart in found:
+        charts.setdefault((group_id, view_id), []).append(draw(chart))
+    return charts, {chart.id: chart.spec for _, _, chart in found}
 
 
 @functools.cache

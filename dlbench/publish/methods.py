@@ -63,14 +63,15 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Communication and its exposed part",
-        "Where a run recorded its exchange: the time in which at least one message was under way, within the backward "
-        "pass (hidden) or after it (exposed), by the exchange's own clock or Horovod's timeline in a window of steps; "
-        "bytes by the algorithm that ran. The least possible exposed communication puts the measured times at which "
-        "gradients were ready and a line for the cost of a message (start-up and seconds a byte) into a model in which "
-        "messages follow one another and each starts when its last gradient is ready; the best merging of neighbouring "
-        "gradients is searched (MG-WFBP, Shi, Chu and Li, INFOCOM 2019). The line was timed before training or given; "
-        "otherwise it is fitted by relative error to the messages of the run, which must have three sizes or more. "
-        "Attainable efficiency: the baseline's step over the baseline's step without exposed exchange and with that. "
+        "Where a run recorded its exchange: the time in which at least one message was under way, within the "
+        "backward pass (hidden) or after it (exposed), by the exchange's own clock or Horovod's timeline in a window "
+        "of steps; bytes by the algorithm that ran. The least possible exposed communication puts the measured times "
+        "at which gradients were ready, and a line for the cost of a message (start-up and seconds a byte), into a "
+        "model in which messages follow one another and each starts when its last gradient is ready (wait-free "
+        "back-propagation; Shi, Chu and Li, INFOCOM 2019); of all ways to merge neighbouring gradients the best is "
+        "found exactly. The line was timed before training or given; otherwise it is fitted by relative errors to the "
+        "messages of the run, which must have three sizes or more. Attainable efficiency: the baseline's step over "
+        "that step (without its exposed exchange, where it has several ranks) and the least exposed communication. "
         "It leaves out what shared cores or memory do to a step.",
     ),
     (

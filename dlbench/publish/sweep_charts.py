@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from dlbench.analysis.sweep_axes import MARGIN
 from dlbench.publish import sweep_tables
@@ -12,9 +12,6 @@ from dlbench.publish.exchange_model import Sweep, SweepCell
 from dlbench.publish.model import Report
 from dlbench.publish.sweep_words import short_keys
 from dlbench.publish.wording import place_text, times_text
-
-if TYPE_CHECKING:
-    from dlbench.publish.model import Group
 
 MAX_SETTINGS = 40
 """Settings drawn, fastest first; the table has all."""
@@ -41,8 +38,7 @@ def _chart(sweep: Sweep, cell: SweepCell) -> Chart:
     words = "; ".join(f"{row['setting']}: {row['shown']}, {row['verdict']}" for row in rows[:8])
     return finish(
         alt.layer(*_layers(alt, sweep, rows)),
-        # It reads no more of a group than id and label.
-        cast("Group", sweep),
+        sweep,
         name=sweep_tables.chart_name(sweep, cell),
         title=f"Throughput over the baseline at {place}",
         alt=f"Ratios of throughput to the baseline ({cell.baseline}) with their intervals, fastest first. {words}.",

@@ -16,6 +16,7 @@ from pathlib import Path
 PACKAGES = (
     "torch",
     "horovod",
+    "mpi4py",
     "numpy",
     "h5py",
     "simplejpeg",

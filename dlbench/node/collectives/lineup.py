@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.node.collectives.contestants import Contestant, OwnAlgorithm, Vectors
-from dlbench.node.collectives.control import Control
+from dlbench.node.collectives.control import Control, first_line
 from dlbench.node.collectives.deadline import Deadline
 from dlbench.node.collectives.inputs import DTYPES
 from dlbench.node.collectives.mpi_transport import MPI_LAUNCHERS, MpiTransport, start_mpi, stop_mpi
@@ -89,9 +89,13 @@ class Lineup:
             use_mpi=use_mpi,
             address_file=self._folder.rendezvous.with_name(HOROVOD_RENDEZVOUS),
             interface=self._plan.system.launch.interface,
+            is_watched=False,
         )
         deadline.begin("start of Horovod")
-        engine.start()
+        try:
+            engine.start()
+        except RuntimeError as error:
+            raise RunError(f"rank {place.rank}, start of Horovod: {first_line(error)}") from None
         deadline.end()
         control.barrier("start of Horovod")
         self._horovod = engine

@@ -8,7 +8,7 @@ buffer before the backward pass would cost more: the buffer had to be cleared fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -18,22 +18,16 @@ ALIGNMENT = 16
 """Elements; a buffer begins on a cache line of its own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BucketPlan:
-    """What all ranks agreed on."""
+def split(order: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
+    """The messages: so many of each, in this order.
 
-    order: tuple[int, ...]
-    """Numbers of the parameters in the order in which their gradients are ready."""
-    counts: tuple[int, ...]
-    """Tensors of each message, along that order."""
-
-    def messages(self) -> list[tuple[int, ...]]:
-        """Numbers of the parameters of each message."""
-        found, first = [], 0
-        for count in self.counts:
-            found.append(self.order[first : first + count])
-            first += count
-        return found
+    Raises:
+        ValueError: the counts do not make the whole, or one is not positive.
+    """
+    if sum(counts) != len(order) or any(count < 1 for count in counts):
+        raise ValueError(f"messages of {tuple(counts)} tensors do not hold {len(order)} tensors")
+    places = iter(order)
+    return [tuple(islice(places, count)) for count in counts]
 
 
 def one_each(num_tensors: int) -> tuple[int, ...]:

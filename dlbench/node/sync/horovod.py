@@ -228,6 +228,7 @@ class HorovodEngine:
             self._place,
             carrier=self._carrier,
             wire=self._wire,
+            exchange=self._exchange,
             overflows=overflows,
             autotune=self._tuning.result() if self._tuning is not None else None,
             calm_text=self._window.calm_text if self._window is not None else "",
@@ -284,7 +285,5 @@ class HorovodEngine:
         """Shuts Horovod down on all ranks."""
         if self._hvd is not None and self._hvd.is_initialized():
             self._hvd.shutdown()
-        if self._window is not None:
-            self._window.remove()
         if self._tuning_folder is not None:
             self._tuning_folder.cleanup()

@@ -42,6 +42,7 @@ def exchange_result(
     *,
     carrier: str,
     wire: str,
+    exchange: str,
     overflows: int,
     autotune: AutotuneResult | None,
     calm_text: str,
@@ -54,6 +55,7 @@ def exchange_result(
         place: this rank.
         carrier: gloo, mpi or nccl.
         wire: the format that was given to Horovod.
+        exchange: the exchange that was asked of it; believed only where no step was watched.
         overflows: sums that left the range of fp16.
         autotune: what the autotuner did.
         calm_text: what was done about the timeline's thread.
@@ -65,7 +67,7 @@ def exchange_result(
     return ExchangeResult(
         carrier=carrier,
         by="engine",
-        exchange="flat" if seen is None else exchange_of(seen.timeline.methods),
+        exchange=exchange if seen is None else exchange_of(seen.timeline.methods),
         fusion="engine",
         wire=wire if seen is None or not seen.timeline.types else wire_of(seen.timeline.types),
         group_size=place.local_size,

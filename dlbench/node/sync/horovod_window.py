@@ -9,6 +9,7 @@ in which that thread sleeps needs none of this.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import tempfile
@@ -21,6 +22,8 @@ from typing import Any
 from dlbench.node.sync.gradient_times import BackwardWatch, Interval, WatchedStep, covered, median
 from dlbench.node.sync.timeline import FusedMessage, Timeline, parse_timeline
 from dlbench.records.exchange import Message
+
+_FILE = "timeline.json"
 
 _LOOK_S = 0.2
 """How long threads are watched for the one that spins."""
@@ -60,9 +63,7 @@ class TimelineWindow:
         self._offset_before = _epoch_offset_ns()
         self._offset_ns: int | None = None
         self._writer: int | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="dlbench-timeline-")
-        self._path = Path(self._folder.name) / "timeline.json"
-        self._is_open = False
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._timeline: Timeline | None = None
         self.calm_text = ""
         """What was done about the writer thread, in words; empty if there was nothing to do."""
@@ -77,28 +78,31 @@ class TimelineWindow:
 
     def open(self, hvd: Any) -> None:
         """From now on Horovod writes."""
-        if not self._is_open:
-            hvd.start_timeline(str(self._path), mark_cycles=True)
-            self._is_open = True
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="dlbench-timeline-")
+            hvd.start_timeline(str(Path(self._folder.name) / _FILE), mark_cycles=True)
 
     def close(self, hvd: Any) -> None:
-        """Reads what was written, and calms the writer down; again and again without harm."""
-        if self._is_open:
+        """Reads what was written, takes the file away, and calms the writer down; again and again without harm."""
+        if self._folder is not None:
             hvd.stop_timeline()
-            self._is_open = False
-            self._timeline = parse_timeline(self._path.read_text(encoding="utf-8", errors="replace"))
+            text = (Path(self._folder.name) / _FILE).read_text(encoding="utf-8", errors="replace")
+            self._timeline = parse_timeline(text)
+            self._folder.cleanup()
+            self._folder = None
         if self._writer is not None:
             self.calm_text = _calm(self._writer)
             self._writer = None
 
-    def remove(self) -> None:
-        """Takes the file away."""
-        self._folder.cleanup()
-
     def summary(self) -> TimelineSummary | None:
         """What the window saw; None if it was never open."""
-        timeline, watched = self._timeline, self._watch.steps
-        if timeline is None or not watched or not timeline.messages:
+        if self._timeline is None:
+            return None
+        watched, names = self._watch.steps, self._watch.gradient_bytes.keys()
+        # An evaluation between two watched steps exchanges, too.
+        gradients = tuple(message for message in self._timeline.messages if names >= set(message.tensors))
+        timeline = dataclasses.replace(self._timeline, messages=gradients)
+        if not watched or not timeline.messages:
             return None
         pairs = [(step, timeline.step(number)) for number, step in enumerate(watched) if timeline.step(number)]
         counts = [len(messages) for _, messages in pairs]

@@ -24,10 +24,10 @@ from dlbench.node.training.loop import Trainee
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.phases import PhaseTimer
 from dlbench.node.training.precision import Precision
-from dlbench.specs.plan import RunPlan
+from dlbench.specs.plan import LaunchPlan, RunPlan
 
 
-def device_for(plan: RunPlan, place: RankPlace) -> torch.device:
+def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
     """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
 
     Raises:

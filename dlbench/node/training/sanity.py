@@ -38,8 +38,9 @@ def check(
     """
     work = _equal_work(plan, ranks, measured_steps)
     found = [_finite(ranks), _same_start(ranks), _same_end(ranks), _trained(ranks), work]
-    if exchange is not None and ("fp16" in exchange.wire or exchange.wire_overflows):
-        found.append(_wire(exchange.wire_overflows, is_scaled=is_scaled))
+    wire = wire_check(exchange, is_scaled=is_scaled)
+    if wire is not None:
+        found.append(wire)
     return found
 
 
@@ -54,8 +55,11 @@ def inert(settings: list[Setting], *, ranks: int) -> tuple[str, ...]:
     )
 
 
-def _wire(overflows: int, *, is_scaled: bool) -> Check:
-    """Whether every sum of gradients fitted the format it travelled in."""
+def wire_check(exchange: ExchangeResult | None, *, is_scaled: bool) -> Check | None:
+    """Whether every sum of gradients fitted the format it travelled in; None where fp16 was not on the wire."""
+    if exchange is None or not ("fp16" in exchange.wire or exchange.wire_overflows):
+        return None
+    overflows = exchange.wire_overflows
     if not overflows:
         return Check(name="wire", passed=True, detail="no sum of gradients left the range of fp16 (65,504)")
     text = f"{overflows} sums of gradients left the range of fp16 (65,504)"
@@ -71,20 +75,12 @@ def exchange_doubts(exchange: ExchangeResult | None, *, is_scaled: bool) -> list
         exchange: None at one rank.
         is_scaled: whether losses were scaled.
     """
-    found: list[str] = []
-    if exchange is None:
-        return found
-    if exchange.wire_overflows and is_scaled:
-        found.append(
-            f"{exchange.wire_overflows} sums of gradients left the range of fp16 on the wire, and loss scaling left "
-            "those steps out; sync.wire fp32 or bf16 would have kept them"
-        )
-    if exchange.autotune is not None and not exchange.autotune.finished:
-        found.append(
-            "engine.horovod.autotune: the search was not over when the measured steps began "
-            f"({exchange.autotune.evaluations} settings tried); set measure.warmup_steps higher"
-        )
-    return found
+    if exchange is None or not exchange.wire_overflows or not is_scaled:
+        return []
+    return [
+        f"{exchange.wire_overflows} sums of gradients left the range of fp16 on the wire, and loss scaling left those "
+        "steps out; sync.wire fp32 or bf16 would have kept them"
+    ]
 
 
 def _finite(ranks: list[RankResult]) -> Check:

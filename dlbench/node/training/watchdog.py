@@ -63,6 +63,6 @@ class Watchdog:
                 # Needs no lock and no Python: ends the process even if its status cannot be written.
                 faulthandler.dump_traceback_later(LAST_RESORT_S, exit=True)
                 try:
-                    self._on_stall(f"no progress for {silent:.0f} s after {self._where} (measure.stall_timeout_s)")
+                    self._on_stall(f"no progress for {silent:.0f} s after {self._where} (stall_timeout_s)")
                 finally:
                     os._exit(int(ExitCode.TIMEOUT))

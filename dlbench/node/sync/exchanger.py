@@ -1,0 +1,224 @@
+"""Gradients of one model on their way: hooks, messages and the communication thread of dlbench's own exchange.
+
+Hooks on the parameters copy each gradient, divided by the number of ranks, into the buffer of its message as soon as
+autograd has it; a complete message goes to the communication thread. Messages are made of gradients in the order in
+which rank 0's first backward pass had them ready; before that, in reverse order of the parameters.
+
+With fusion `mgwfbp` all gradients travel as one message (`single`) until the backward pass has been watched for a few
+steps: undisturbed by exchanges, as the rule of MG-WFBP wants its times. A gradient's time is that of the slowest rank,
+as a collective ends for nobody before all are there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from dlbench.costs.overlap import merge
+from dlbench.errors import RunError
+from dlbench.node.sync import buckets
+from dlbench.node.sync.account import Account
+from dlbench.node.sync.clocks import Clock
+from dlbench.node.sync.moments import Moments, StepMoments
+from dlbench.node.sync.route import Route
+from dlbench.node.sync.worker import ExchangeThread
+from dlbench.specs.plan import RunPlan
+
+WATCHED_STEPS = 3
+"""Backward passes that mgwfbp takes its times from; the first pass of all, which sets things up, is not among them."""
+
+NamedParameters = Sequence[tuple[str, nn.Parameter]]
+
+
+class Exchanger:
+    """Exchanges gradients of some parameters, step by step: `begin`, the backward pass, `finish`, `arrange_anew`."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        named: NamedParameters,
+        route: Route,
+        clock: Clock,
+        gather: Callable[[Any], list[Any]],
+        num_ranks: int,
+    ) -> None:
+        """Hooks the parameters, all of which need a gradient; `gather` is `Engine.gather`."""
+        self.route = route
+        self._plan = plan
+        self._named = named
+        self._sizes = [p.numel() * p.element_size() for _, p in named]
+        self._clock = clock
+        self._gather = gather
+        self._num_ranks = num_ranks
+        self._steps = 0
+        self._is_held = False
+        self._now: StepMoments | None = None
+        self._sequence: list[int] = []
+        self._fusion = "single" if plan.sync.fusion == "mgwfbp" else plan.sync.fusion_in_force
+        order = range(len(named) - 1, -1, -1)
+        self._arrange(order, self._counts(order))
+        self._thread = ExchangeThread(clock.enter_thread, self._exchange, self._describe)
+        for number, (_, parameter) in enumerate(named):
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(self._on_gradient, number)
+            )
+
+    def _counts(self, order: Sequence[int]) -> tuple[int, ...]:
+        """Gradients of each message by the fusion in force."""
+        if self._fusion == "none":
+            return buckets.one_each(len(order))
+        least = self._plan.sync.bucket_bytes
+        if self._fusion == "single" or least is None:
+            return buckets.all_in_one(len(order))
+        return buckets.at_least([self._sizes[n] for n in order], least)
+
+    def _arrange(self, order: Sequence[int], counts: Sequence[int]) -> None:
+        """Makes the messages: gradients in this order, so many in each."""
+        self._messages = buckets.split(order, counts)
+        parameters = [[self._named[n][1] for n in one] for one in self._messages]
+        self._buckets = buckets.fill(self.route.arena, parameters, self.route.multiple)
+        self._place_of = {n: (k, i) for k, one in enumerate(self._messages) for i, n in enumerate(one)}
+        self.route.wire.reset([[(self._named[n][0], self._named[n][1].numel()) for n in one] for one in self._messages])
+        self._forget()
+
+    def _forget(self) -> None:
+        self._moments = Moments(clock=self._clock)
+        self._ways: list[Counter[str]] = [Counter() for _ in self._messages]
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it hooks do nothing, and autograd adds up."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+
+    def begin(self) -> None:
+        """The backward pass begins: the step's clock starts."""
+        count = len(self._buckets)
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+        self._sequence = []
+        self._now = StepMoments(
+            begin=self._clock.mark(),
+            gradients=[None] * len(self._named),
+            ready=[None] * count,
+            start=[None] * count,
+            end=[None] * count,
+        )
+        self._thread.begin(count)
+
+    def _on_gradient(self, number: int, parameter: torch.Tensor) -> None:
+        if not self._is_held:
+            self._take(number)
+
+    def _take(self, number: int) -> None:
+        """Moves a gradient into its message; hands the message over if it is complete."""
+        now = self._now
+        assert now is not None
+        if now.gradients[number] is not None:
+            raise RunError(
+                f"{self._named[number][0]}: its gradient came twice in one backward pass; dlbench's own exchange sends "
+                "each once, use sync.fusion engine"
+            )
+        message, place = self._place_of[number]
+        bucket = self._buckets[message]
+        bucket.take(place, 1 / self._num_ranks)
+        self._sequence.append(number)
+        moment = now.gradients[number] = self._clock.mark()
+        if len(self._sequence) == len(self._named):
+            now.backward_end = moment
+        if bucket.missing == 0:
+            now.ready[message] = moment
+            self._thread.hand_over(message)
+
+    def _exchange(self, message: int) -> None:
+        """On the communication thread."""
+        now = self._now
+        assert now is not None
+        with self._clock.exchanging(now.ready[message]):
+            now.start[message] = self._clock.mark()
+            self._ways[message][self.route.exchange(message, self._buckets[message].vector)] += 1
+            now.end[message] = self._clock.mark()
+
+    def _describe(self, message: int) -> str:
+        names = [self._named[n][0] for n in self._messages[message]]
+        some = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        return f"message {message + 1} of {len(self._messages)} ({len(names)} gradients, {some})"
+
+    def finish(self) -> None:
+        """Waits for the communication thread. Gradients that the loss does not depend on count as zeros, on all ranks.
+
+        Raises:
+            RunError: a message failed on this rank.
+        """
+        now = self._now
+        assert now is not None
+        with torch.no_grad():
+            for number in range(len(self._named)):
+                if now.gradients[number] is None:
+                    self._take(number)
+        self._thread.wait()
+        self._clock.join()
+        self._moments.steps.append(now)
+        self._now = None
+        self._steps += 1
+
+    def arrange_anew(self) -> None:
+        """After the update of a step: messages are arranged anew where enough has been seen, all in the warm-up."""
+        if self._steps == 1:
+            order = self._agreed(self._sequence)
+            self._arrange(order, self._counts(order))
+        elif self._plan.sync.fusion == "mgwfbp" and self._steps == 1 + WATCHED_STEPS:
+            self._merge()
+        if self._steps == self._plan.measure.warmup_steps:
+            self._forget()
+
+    def _merge(self) -> None:
+        """Messages by the rule of MG-WFBP, from the median times of the slowest rank."""
+        assert self.route.line is not None
+        self._clock.settle()
+        slowest = [max(times) for times in zip(*self._gather(self._moments.gradients()), strict=True)]
+        order = sorted(range(len(slowest)), key=lambda n: (slowest[n], n))
+        counts = merge([self._sizes[n] for n in order], [slowest[n] for n in order], self.route.line)
+        self._fusion = "mgwfbp"
+        self._arrange(*self._agreed([order, list(counts)]))
+
+    def _agreed(self, value: Any) -> Any:
+        """Rank 0's, on all ranks: backward passes differ, and numbers may round differently elsewhere."""
+        return self._gather(value)[0]
+
+    def times_of_all_ranks(self) -> list[dict[str, float] | None]:
+        """For each rank the times of its step, as in `Account.result`; called by all ranks, after the last step."""
+        self._clock.settle()
+        found: list[dict[str, float] | None] = self._gather(
+            dataclasses.asdict(self._moments.sums()) if self._moments.steps else None
+        )
+        return found
+
+    def account(self) -> Account:
+        """What was done so far."""
+        return Account(
+            names=[name for name, _ in self._named],
+            sizes=self._sizes,
+            messages=self._messages,
+            ways=self._ways,
+            elements=[bucket.vector.numel() for bucket in self._buckets],
+            fusion=self._fusion,
+            num_ranks=self._num_ranks,
+            route=self.route,
+            moments=self._moments,
+        )
+
+    def stop(self) -> None:
+        """Ends the thread and lets go of shared memory."""
+        self._thread.stop()
+        self.route.close()

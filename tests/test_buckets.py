@@ -1,0 +1,294 @@
+"""What dlbench's own exchange is made of, without ranks: messages, their buffers, the thread, times and volumes."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.errors import RunError
+from dlbench.node.sync import buckets
+from dlbench.node.sync.calibration import sizes_up_to
+from dlbench.node.sync.clocks import HostClock
+from dlbench.node.sync.exchanges import Flat, Hierarchical, Hybrid, Leader
+from dlbench.node.sync.groups import Group, GroupRanks, RankGroups
+from dlbench.node.sync.moments import Moments, StepMoments
+from dlbench.node.sync.worker import ExchangeThread
+
+SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=30)
+
+
+@given(SIZES, st.integers(1, 3000))
+def test_messages_hold_the_least_size_and_no_tensor_more_than_it_takes(sizes: list[int], least: int) -> None:
+    messages = buckets.split(range(len(sizes)), buckets.at_least(sizes, least))
+    assert [n for one in messages for n in one] == list(range(len(sizes)))
+    for one in messages[:-1]:
+        held = [sizes[n] for n in one]
+        assert sum(held) >= least > sum(held[:-1])
+    last = [sizes[n] for n in messages[-1]]
+    assert sum(last[:-1]) < least
+
+
+def test_extremes_of_fusion() -> None:
+    assert buckets.at_least([5, 6, 7], 1) == buckets.one_each(3) == (1, 1, 1)
+    assert buckets.at_least([5, 6, 7], 1000) == buckets.all_in_one(3) == (3,)
+    assert buckets.split((2, 0, 1), (1, 2)) == [(2,), (0, 1)]
+    with pytest.raises(ValueError, match="do not hold 3 tensors"):
+        buckets.split((2, 0, 1), (1, 1))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=8),
+    st.integers(1, 7),
+    st.data(),
+)
+def test_gradients_go_into_their_own_part_of_the_arena(
+    shapes: list[tuple[int, ...]], multiple: int, data: st.DataObject
+) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    cuts = data.draw(st.lists(st.integers(1, len(shapes)), unique=True)) if len(shapes) > 1 else []
+    ends = sorted({*cuts, len(shapes)})
+    counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    arena = torch.full((buckets.arena_elements([p.numel() for p in parameters], multiple),), torch.nan)
+    messages = [[parameters[n] for n in one] for one in buckets.split(range(len(shapes)), counts)]
+    made = buckets.fill(arena, messages, multiple)
+    for number, parameter in enumerate(parameters):
+        parameter.grad = torch.full(parameter.shape, 2.0 * (number + 1))
+    for bucket in made:
+        for place in range(len(bucket.parameters)):
+            bucket.take(place, 0.5)
+    for number, parameter in enumerate(parameters):
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, torch.full(parameter.shape, float(number + 1)))
+    for bucket in made:
+        assert bucket.missing == 0
+        assert bucket.vector.numel() % multiple == 0
+        assert bucket.num_bytes == 4 * sum(p.numel() for p in bucket.parameters)
+        assert torch.equal(bucket.vector[bucket.num_elements :], torch.zeros_like(bucket.vector[bucket.num_elements :]))
+        # What is exchanged is what the optimiser reads: no copy lies between.
+        bucket.vector.fill_(9.0)
+        assert all(bool((p.grad == 9.0).all()) for p in bucket.parameters if p.grad is not None)
+
+
+def test_a_gradient_that_never_came_counts_as_zeros() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    (bucket,) = buckets.fill(torch.full((64,), torch.nan), [[parameter]], 1)
+    bucket.take(0, 0.25)
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == [0.0] * 3
+
+
+def test_gradients_keep_the_memory_order_of_their_parameters() -> None:
+    weight = torch.empty(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+    parameter = torch.nn.Parameter(weight)
+    parameter.grad = torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+    before = parameter.grad.clone()
+    (bucket,) = buckets.fill(torch.zeros(128), [[parameter]], 1)
+    bucket.take(0, 1.0)
+    assert parameter.grad.stride() == parameter.stride()
+    assert torch.equal(parameter.grad, before)
+
+
+def test_gradients_of_another_type_are_refused() -> None:
+    with pytest.raises(RunError, match=r"weight is torch\.float64"):
+        buckets.require_fp32([("weight", torch.nn.Parameter(torch.zeros(1, dtype=torch.float64)))])
+
+
+@given(st.permutations(range(6)))
+def test_messages_go_in_the_agreed_order_however_they_come(order: list[int]) -> None:
+    gone: list[int] = []
+    thread = ExchangeThread(lambda: None, gone.append, str)
+    try:
+        for step in (1, 2):
+            thread.begin(len(order))
+            for number in order:
+                thread.hand_over(number)
+            thread.wait()
+            assert gone == list(range(6)) * step
+    finally:
+        thread.stop()
+
+
+def test_a_message_waits_for_those_before_it() -> None:
+    gone: list[int] = []
+    first = threading.Event()
+
+    def exchange(number: int) -> None:
+        gone.append(number)
+        first.set()
+
+    thread = ExchangeThread(lambda: None, exchange, str)
+    try:
+        thread.begin(3)
+        thread.hand_over(2)
+        thread.hand_over(0)
+        assert first.wait(10)
+        assert gone == [0]
+        thread.hand_over(1)
+        thread.wait()
+        assert gone == [0, 1, 2]
+    finally:
+        thread.stop()
+
+
+def test_an_error_on_the_thread_ends_the_step_and_names_the_message() -> None:
+    def exchange(number: int) -> None:
+        if number == 1:
+            raise RuntimeError("connection closed\nby peer")
+
+    thread = ExchangeThread(lambda: None, exchange, lambda n: f"message {n + 1} of 3")
+    thread.begin(3)
+    for number in range(3):
+        thread.hand_over(number)
+    with pytest.raises(RunError, match="the exchange of message 2 of 3 failed: connection closed by peer") as caught:
+        thread.wait()
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    thread.stop()
+
+
+@given(st.integers(1, 6), st.integers(1, 6))
+def test_groups_are_blocks_and_cross_at_equal_places(groups: int, size: int) -> None:
+    who = GroupRanks(size=groups * size, group_size=size)
+    assert [rank for group in who.inside for rank in group] == list(who.world)
+    assert sorted(rank for place in who.across for rank in place) == list(who.world)
+    for rank in who.world:
+        inside = next(group for group in who.inside if rank in group)
+        across = next(place for place in who.across if rank in place)
+        assert set(inside) & set(across) == {rank}
+        assert across.index(rank) == who.inside.index(inside)
+
+
+@dataclass
+class Recorded:
+    """A group that only knows its ranks and remembers what was called."""
+
+    ranks: tuple[int, ...]
+    index: int = 0
+    carrier: str = "nothing"
+    calls: list[str] = field(default_factory=list)
+
+    def sum(self, vector: torch.Tensor) -> None:
+        self.calls.append(f"sum {vector.numel()}")
+
+    def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
+        self.calls.append(f"scatter {vector.numel()}")
+        return vector[: vector.numel() // len(self.ranks)]
+
+    def all_gather(self, share: torch.Tensor, vector: torch.Tensor) -> None:
+        self.calls.append(f"gather {share.numel()}")
+
+    def reduce(self, vector: torch.Tensor, root: int) -> None:
+        self.calls.append(f"reduce to {root}")
+
+    def broadcast(self, vector: torch.Tensor, root: int) -> None:
+        self.calls.append(f"broadcast from {root}")
+
+    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        raise NotImplementedError
+
+
+def groups_of(size: int, group_size: int, place: int = 0) -> tuple[RankGroups, Recorded, Recorded, Recorded]:
+    who = GroupRanks(size=size, group_size=group_size)
+    world, inside, across = Recorded(who.world), Recorded(who.inside[0], place), Recorded(who.across[place])
+    group: Group = world  # the protocol is met
+    return RankGroups(world=group, inside=inside, across=across), world, inside, across
+
+
+def test_a_share_travels_across_groups_not_the_vector() -> None:
+    groups, _, inside, across = groups_of(12, 4)
+    assert Hierarchical(groups).sum(torch.zeros(40)) == "hierarchical"
+    assert inside.calls == ["scatter 40", "gather 10"]
+    assert across.calls == ["sum 10"]
+
+
+@pytest.mark.parametrize(("place", "across_calls"), [(0, ["sum 40"]), (2, [])])
+def test_only_leaders_speak_to_other_groups(place: int, across_calls: list[str]) -> None:
+    groups, _, inside, across = groups_of(12, 4, place)
+    assert Leader(groups, reduce_is_sum=False).sum(torch.zeros(40)) == "leader"
+    assert inside.calls == ["reduce to 0", "broadcast from 0"]
+    assert across.calls == across_calls
+
+
+def test_hybrid_goes_by_the_bytes_of_the_message() -> None:
+    groups, world, inside, _ = groups_of(8, 4)
+    hybrid = Hybrid(Flat(world, 4), Hierarchical(groups), 100)
+    assert hybrid.sum(torch.zeros(24)) == "hierarchical"
+    assert hybrid.sum(torch.zeros(25)) == "flat"
+    assert hybrid.sum(torch.zeros(48, dtype=torch.float16)) == "hierarchical"
+    assert world.calls == ["sum 25"]
+    assert hybrid.way(99) == "hierarchical"
+    assert hybrid.sent(100) == Flat(world, 4).sent(100)
+    assert hybrid.sent(96) == Hierarchical(groups).sent(96)
+    assert len(inside.calls) == 4
+
+
+@given(st.integers(2, 8), st.integers(2, 8), st.integers(1, 100))
+def test_bytes_by_counting_messages_of_rings(groups: int, size: int, blocks: int) -> None:
+    """Volumes against a count over all ranks of what ring schedules send, inside and across."""
+    ranks = groups * size
+    num_bytes = blocks * ranks
+    made, world, *_ = groups_of(ranks, size)
+
+    def ring(members: list[int], length: float) -> tuple[float, float]:
+        inside = across = 0.0
+        for place, rank in enumerate(members):
+            sent = 2 * (len(members) - 1) * length / len(members)
+            peer = members[(place + 1) % len(members)]
+            if rank // size == peer // size:
+                inside += sent
+            else:
+                across += sent
+        return inside / ranks, across / ranks
+
+    assert Flat(world, size).sent(num_bytes) == pytest.approx(ring(list(range(ranks)), num_bytes))
+    who = GroupRanks(size=ranks, group_size=size)
+    within = [ring(list(group), num_bytes) for group in who.inside]
+    shares = [ring(list(place), num_bytes / size) for place in who.across]
+    inside, across = (sum(values) for values in zip(*within, *shares, strict=True))
+    assert Hierarchical(made).sent(num_bytes) == pytest.approx((inside, across))
+    # A tree sends the vector to or from each rank but the first, twice; leaders ring.
+    tree = 2 * (size - 1) * num_bytes * groups / ranks
+    assert Leader(made, reduce_is_sum=False).sent(num_bytes) == pytest.approx(
+        (tree, ring(list(who.across[0]), num_bytes)[1])
+    )
+    assert Leader(made, reduce_is_sum=True).sent(num_bytes)[0] > tree
+
+
+SECOND = 1_000_000_000
+
+
+def step(ready: list[int], spans: list[tuple[int, int]], backward: int) -> StepMoments:
+    return StepMoments(
+        begin=0,
+        gradients=[r * SECOND for r in ready],
+        ready=[r * SECOND for r in ready],
+        start=[start * SECOND for start, _ in spans],
+        end=[end * SECOND for _, end in spans],
+        backward_end=backward * SECOND,
+    )
+
+
+def test_exposed_is_what_comes_after_the_backward_pass() -> None:
+    moments = Moments(clock=HostClock())
+    moments.steps.append(step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10))
+    sums = moments.sums()
+    assert (sums.communication_s, sums.exposed_s, sums.hidden_s, sums.backward_s) == (11, 4, 7, 10)
+    moments.steps.append(step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10))
+    moments.steps.append(step([3, 5, 9], [(9, 20), (20, 30), (30, 40)], backward=10))
+    assert moments.sums() == sums  # medians
+    assert moments.gradients() == [1, 4, 9]
+    assert [(m.ready_s, m.start_s, m.exchange_s) for m in moments.messages()] == [(1, 2, 3), (4, 6, 6), (9, 13, 2)]
+
+
+@given(st.integers(1, 10**9), st.integers(1, 64))
+def test_calibration_takes_two_sizes_or_more_up_to_the_largest(largest: int, multiple: int) -> None:
+    counts = sizes_up_to(largest, multiple)
+    assert counts == sorted(set(counts))
+    assert len(counts) >= 2
+    assert all(count % multiple == 0 for count in counts)
+    assert counts[-1] * 4 >= largest
+    assert counts[-1] * 4 <= max(largest, 4 * 4096) + 4 * multiple

@@ -1,0 +1,332 @@
+"""What a report says of the gradient exchange: what ran, what was exposed, how little must be, and what did nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlbench.analysis.exchange import exchange_points, fitted_line
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.tables import tabulate
+from dlbench.publish import exchange_tables, html, json_tables, markdown, model, terminal, wording
+from dlbench.publish.assemble import assemble
+from dlbench.publish.exchange_charts import exchange_charts
+from dlbench.records.exchange import Message
+from dlbench.records.scan import scan
+from dlbench.specs.network import LineCost
+from dlbench.specs.plan import RunPlan
+from tests.run_factory import Story, autotune_result, constant, exchange_result, plans, write_run, write_scaling
+
+GRADIENTS = (
+    (40_000, 0.004),
+    (2_000_000, 0.012),
+    (400_000, 0.018),
+    (8_000_000, 0.03),
+    (1_000_000, 0.038),
+    (100_000, 0.045),
+)
+ALPHA, BETA = 1e-3, 2e-9
+STEP_MS = (5.0, 0.0, 30.0, 45.0, 0.0, 10.0)
+
+Change = Callable[[RunPlan], dict[str, Any]]
+
+
+def write_exchange(
+    out: Path, change: Change = lambda plan: {}, *, gradients: Sequence[tuple[int, float]] = GRADIENTS, **request: Any
+) -> list[RunPlan]:
+    """A weak series whose steps at several ranks are longer by 20 ms of exposed exchange.
+
+    `change` gives further keys of the exchange's result; its key `inert` goes to the record.
+    """
+    made = plans(**request)
+    for plan in made:
+        many = plan.layout.ranks > 1
+        more = change(plan) if many else {}
+        inert = more.pop("inert", ())
+        told = {**exchange_result(plan, gradients=gradients, alpha_s=ALPHA, beta_s_per_byte=BETA), **more}
+        times = [*STEP_MS[:4], 20.0 if many else 0.0, STEP_MS[5]]
+        write_run(out, plan, constant(times), Story(exchange=told if many else None, inert=inert))
+    return made
+
+
+def point_of(out: Path) -> Any:
+    (group,) = groups(tabulate(scan(out)))
+    (point,) = exchange_points(group)
+    return point
+
+
+def report_of(out: Path) -> tuple[model.Report, model.Group]:
+    report = assemble(scan(out))
+    (group,) = report.groups
+    return report, group
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exchange") / "runs"
+    write_exchange(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def made(runs: Path) -> model.Report:
+    return assemble(scan(runs))
+
+
+@pytest.fixture(scope="module")
+def page(made: model.Report) -> str:
+    return html.to_html(made).replace("\N{NO-BREAK SPACE}", " ")
+
+
+# Numbers
+
+
+def exposed_of(groups_of: Sequence[int], line: LineCost) -> float:
+    """Exposed communication of messages that hold so many gradients each, one after the other."""
+    free, first = 0.0, 0
+    for count in groups_of:
+        part = GRADIENTS[first : first + count]
+        free = max(free, part[-1][1]) + line.time(sum(size for size, _ in part))
+        first += count
+    return max(0.0, free - GRADIENTS[-1][1])
+
+
+def all_mergings() -> list[list[int]]:
+    found = []
+    for cuts in itertools.product((False, True), repeat=len(GRADIENTS) - 1):
+        sizes = [1]
+        for cut in cuts:
+            if cut:
+                sizes.append(1)
+            else:
+                sizes[-1] += 1
+        found.append(sizes)
+    return found
+
+
+def test_least_exposed_is_the_best_of_all_mergings(runs: Path) -> None:
+    point = point_of(runs)
+    line = LineCost(name="true", startup_s=ALPHA, per_byte_s=BETA, ranks=2)
+    best = min(exposed_of(merging, line) for merging in all_mergings())
+    found = point.prediction
+    assert found.is_fitted
+    assert (found.line.startup_s, found.line.per_byte_s) == pytest.approx((ALPHA, BETA), rel=1e-6)
+    assert found.best_exposed_s.value == pytest.approx(best, rel=1e-6)
+    assert exposed_of([1] * len(GRADIENTS), line) > best
+    # The factory sends as the model does, so the model must find what was measured.
+    assert found.as_ran_s.value == pytest.approx(point.exposed_s.value, rel=1e-6)
+    assert found.num_messages.value in {len(m) for m in all_mergings() if exposed_of(m, line) <= best + 1e-12}
+
+
+def test_attainable_efficiency_is_the_baseline_and_the_least_exposed(runs: Path) -> None:
+    point = point_of(runs)
+    best = point.prediction.best_exposed_s.value
+    assert point.prediction.compute_s == pytest.approx(sum(STEP_MS) / 1e3)
+    assert point.prediction.efficiency.value == pytest.approx(0.09 / (0.09 + best))
+    assert point.efficiency.value == pytest.approx(0.09 / 0.11)
+
+
+def test_several_ranks_as_baseline_lose_their_own_exposed_exchange(tmp_path: Path) -> None:
+    write_exchange(tmp_path, points=(2, 4))
+    (group,) = groups(tabulate(scan(tmp_path)))
+    point = exchange_points(group)[-1]
+    assert point.ranks == 4
+    assert point.prediction is not None
+    assert point.prediction.compute_s == pytest.approx(0.09)
+    best = point.prediction.best_exposed_s.value
+    assert point.prediction.efficiency.value == pytest.approx(0.11 / (0.09 + best))
+
+
+def test_measured_line_goes_before_a_fitted_one(tmp_path: Path) -> None:
+    lines = [
+        {"name": "hierarchical", "startup_s": 2e-3, "per_byte_s": 4e-9, "ranks": 2},
+        {"name": "flat", "startup_s": 1e-4, "per_byte_s": 1e-10, "ranks": 2},
+        {"name": "of other ranks", "startup_s": 0.0, "per_byte_s": 0.0, "ranks": 8},
+    ]
+    write_exchange(tmp_path, lambda plan: {"costs": lines})
+    found = point_of(tmp_path).prediction
+    assert not found.is_fitted
+    assert found.line.name == "flat"
+    line = LineCost(name="flat", startup_s=1e-4, per_byte_s=1e-10, ranks=2)
+    assert found.best_exposed_s.value == pytest.approx(min(exposed_of(merging, line) for merging in all_mergings()))
+
+
+def test_medians_over_runs_with_their_intervals(tmp_path: Path) -> None:
+    exposed = (0.010, 0.014, 0.011, 0.013, 0.012)
+    write_exchange(tmp_path, lambda plan: {"exposed_s": exposed[plan.series.repeat], "communication_s": 0.03})
+    point = point_of(tmp_path)
+    assert point.exposed_s.value == 0.012
+    assert (point.exposed_s.low, point.exposed_s.high, point.exposed_s.n) == (0.010, 0.014, 5)
+    assert point.exposed_s.kind == "bootstrap 95 %"
+
+
+def timed(sizes: Sequence[int], slow: float = 1.0) -> list[Message]:
+    return [
+        Message(num_bytes=n, num_tensors=1, method="flat", exchange_s=(ALPHA + BETA * n) * (slow if i == 0 else 1.0))
+        for i, n in enumerate(sizes)
+    ]
+
+
+def test_line_needs_sizes_apart() -> None:
+    assert fitted_line(timed([1000, 100_000]), 2, "flat") is None
+    assert fitted_line(timed([1000, 1100, 1200]), 2, "flat") is None
+    assert fitted_line([m.model_copy(update={"exchange_s": None}) for m in timed([1, 10, 100])], 2, "flat") is None
+    line = fitted_line(timed([1000, 50_000, 400_000, 1_000_000, 9_000_000], slow=3.0), 2, "flat")
+    assert line is not None
+    assert (line.startup_s, line.per_byte_s) == pytest.approx((ALPHA, BETA), rel=0.01)  # one outlier moves it little
+
+
+# What is not known
+
+
+def test_unknown_is_said_with_the_reason(tmp_path: Path) -> None:
+    write_exchange(tmp_path / "when", lambda plan: {"gradients": []})
+    write_exchange(tmp_path / "cost", gradients=GRADIENTS[:2])
+    write_exchange(tmp_path / "times", lambda plan: {"communication_s": None, "exposed_s": None, "hidden_s": None})
+    for name, reason in (("when", "when each gradient was ready"), ("cost", "fit no line")):
+        report, group = report_of(tmp_path / name)
+        assert group.exchange[0].prediction is None
+        row = exchange_tables.predicted(group)[1]
+        assert row[-1].startswith("not measured: ")
+        assert reason in row[-1]
+        assert reason in " ".join(terminal.to_text(report).split())
+        assert reason in html.to_html(report)
+    _, group = report_of(tmp_path / "times")
+    assert exchange_tables.times(group)[1][1:4] == ("not measured",) * 3
+    assert "Communication takes" not in group.verdict
+
+
+def test_runs_without_an_exchange_show_no_view(tmp_path: Path) -> None:
+    write_scaling(tmp_path)
+    report, group = report_of(tmp_path)
+    assert group.exchange == ()
+    assert exchange_charts(group) == []
+    assert 'id="exchange-' not in html.to_html(report)
+    assert "Communication and its hidden part" in dict(report.missing)
+    assert "dlbench comm run" in dict(report.missing)["Collective bandwidth"]
+
+
+def test_a_way_that_differs_between_repeats_is_shown(tmp_path: Path) -> None:
+    write_exchange(tmp_path, lambda plan: {"exchange": "leader" if plan.series.repeat == 1 else "flat"})
+    _, group = report_of(tmp_path)
+    assert [row[3] for row in exchange_tables.what_ran(group)[1:]] == ["flat", "leader"]
+
+
+# The report
+
+
+def test_figures_stand_in_every_format(made: model.Report, page: str) -> None:
+    (group,) = made.groups
+    (point,) = group.exchange
+    assert point.prediction is not None
+    figures = (point.communication, point.exposed, point.hidden, point.prediction.best_exposed)
+    texts = [wording.value_text(figure) for figure in figures if figure is not None]
+    assert len(texts) == 4
+    written = markdown.to_markdown(made)
+    plain = " ".join(terminal.to_text(made).split())
+    for text in texts:
+        assert text in page
+        assert text in written
+    assert texts[0] in plain
+    assert texts[3] in plain
+    assert "grouped by dlbench (fusion none)" in plain
+    content = json.loads(json_tables.to_json(made))["groups"][0]["exchange"][0]
+    assert content["exposed"]["value"] == point.exposed.value if point.exposed else False
+    assert len(content["timeline"]) == len(GRADIENTS)
+
+
+def test_verdict_names_the_exposed_communication(made: model.Report) -> None:
+    (group,) = made.groups
+    (point,) = group.exchange
+    assert point.communication is not None
+    assert point.exposed is not None
+    assert point.prediction is not None
+    assert (
+        f"Communication takes {wording.value_text(point.communication)} a step, "
+        f"{wording.value_text(point.exposed)} of it exposed; at best "
+        f"{wording.value_text(point.prediction.best_exposed)} would be, for "
+        f"{wording.value_text(point.prediction.efficiency)} of the ideal."
+    ) in group.verdict
+
+
+def test_timeline_holds_every_message(made: model.Report) -> None:
+    (group,) = made.groups
+    (chart,) = exchange_charts(group)
+    rows = [row for rows in chart.spec["datasets"].values() for row in rows if "kind" in row]
+    under_way = [row for row in rows if row["kind"] == "under way"]
+    assert len(under_way) == len(GRADIENTS)
+    for message, row in zip(group.exchange[0].timeline, under_way, strict=True):
+        assert message.start_s is not None
+        assert message.exchange_s is not None
+        assert (row["from"], row["to"]) == (message.start_s, message.start_s + message.exchange_s)
+    assert [row["to"] for row in rows if row["kind"] == "backward pass"] == [GRADIENTS[-1][1]]
+    waits = [row for row in rows if row["kind"] == "ready, waits"]
+    assert all(row["from"] in {ready for _, ready in GRADIENTS} for row in waits)
+    assert waits
+
+
+def test_many_messages_are_cut_to_the_exposed_end(tmp_path: Path) -> None:
+    many = [(1000 * (i + 1), 0.0002 * i) for i in range(200)]
+    write_exchange(tmp_path, gradients=many, repeats=1)
+    report, group = report_of(tmp_path)
+    (point,) = group.exchange
+    table = exchange_tables.messages(point)
+    assert len(table) == exchange_tables.MAX_MESSAGES + 2
+    assert table[1][:2] == ("1 to 140", "140")
+    assert [row[0] for row in table[2:]] == [str(number) for number in range(141, 201)]
+    (chart,) = exchange_charts(group)
+    names = {row["name"] for rows in chart.spec["datasets"].values() for row in rows if "name" in row}
+    assert names == {"backward", *(f"message {number}" for number in range(141, 201))}
+    assert len(html.to_html(report).encode()) < 1_500_000
+
+
+def test_a_setting_without_effect_comes_first_everywhere(tmp_path: Path) -> None:
+    inert = "sync.exchange: leader was asked for, flat ran (counters of the exchange)"
+    write_exchange(tmp_path, lambda plan: {"inert": (inert,)})
+    report, group = report_of(tmp_path)
+    first = group.doubts[0]
+    assert (first.code, first.severity, len(first.runs)) == ("inert", "serious", 5)
+    wanted = f"a requested setting had no effect: {inert}"
+    assert first.text == wanted
+    assert wanted in " ".join(terminal.to_text(report).split())
+    assert markdown.escape(wanted) in markdown.to_markdown(report)
+    card = html.to_html(report).partition('<section id="summary"')[2].partition("</section>")[0]
+    assert wanted in card
+
+
+def test_overflow_density_and_unfinished_search_are_told(tmp_path: Path) -> None:
+    write_exchange(
+        tmp_path,
+        lambda plan: {
+            "wire": "topk",
+            "wire_overflows": int(plan.series.repeat == 0),
+            "density": 0.02,
+            "dense_switches": 3,
+            "autotune": autotune_result(finished=False),
+        },
+    )
+    report, group = report_of(tmp_path)
+    codes = {doubt.code: doubt for doubt in group.doubts}
+    assert codes["wire-overflow"].severity == "serious"
+    assert "1 message" in codes["wire-overflow"].text
+    assert codes["wire"].severity == "note"
+    assert codes["autotune-unfinished"].severity == "serious"
+    table = exchange_tables.what_ran(group)
+    row = dict(zip(table[0], table[1], strict=True))
+    assert (row["Wire"], row["Sent dense"], row["Overflows"]) == ("topk", "15", "1")
+    assert row["Density of sums"].startswith("2.0 %")
+    assert "Density of sums" in html.to_html(report)
+
+
+def test_foreign_text_of_an_exchange_stays_text(tmp_path: Path) -> None:
+    bad = "<img src=x onerror=alert(1)>\x1b[2J"
+    write_exchange(tmp_path, lambda plan: {"carrier": bad, "evidence": bad, "fusion": bad, "inert": (bad,)}, repeats=1)
+    report, _ = report_of(tmp_path)
+    assert "<img src=x" not in html.to_html(report)
+    assert "\x1b" not in terminal.to_text(report)
+    assert max(map(len, terminal.to_text(report).splitlines())) <= 80

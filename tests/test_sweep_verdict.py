@@ -1,0 +1,415 @@
+"""The verdict of a sweep: planted effects are found, drift cancels, nothing is claimed from noise or too few runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.analysis.multiplicity import LEVEL, holm, paired_p, repeats_for, student_p
+from dlbench.analysis.sweep_cells import Cell, Setting
+from dlbench.analysis.sweeps import Sweep, sweeps
+from dlbench.analysis.tables import tabulate
+from dlbench.publish import html, json_tables, markdown, model, sweep_words, terminal
+from dlbench.publish.assemble import assemble
+from dlbench.publish.sweep_charts import sweep_charts
+from dlbench.records.scan import scan
+from dlbench.specs.plan import RunPlan
+from tests.run_factory import Story, autotune_result, exchange_result, write_sweep, write_unfinished
+
+GRADIENTS = ((40_000, 0.004), (2_000_000, 0.012), (400_000, 0.02), (8_000_000, 0.045))
+
+WOBBLE = (1.05, 0.95, 1.04, 0.97, 1.0)
+"""What noise does in each repeat; about 1 in the middle."""
+
+SINGLE: dict[str, Any] = {"engine": "ddp", "sweep": {"sync.fusion": ("auto", "single")}}
+
+
+def found_in(out: Path) -> Sweep:
+    (sweep,) = sweeps(tabulate(scan(out)))
+    return sweep
+
+
+def swept(out: Path, speed: Callable[[RunPlan], float], **request: Any) -> Cell:
+    """The only cell of a sweep."""
+    write_sweep(out, speed, **request)
+    (cell,) = found_in(out).cells
+    return cell
+
+
+def setting(cell: Cell, **values: Any) -> Setting:
+    """The setting whose keys end like this."""
+    (found,) = [
+        s for s in cell.settings if all(s.values[k] == v for n, v in values.items() for k in s.values if k.endswith(n))
+    ]
+    return found
+
+
+# Planted effects
+
+
+def planted(plan: RunPlan) -> float:
+    axes = plan.series.axes
+    fast = 1.1 if axes["sync.fusion"] == "single" else 1.0
+    return fast * (WOBBLE[plan.series.repeat] if axes["sync.wire"] == "fp16" else 1.0)
+
+
+@pytest.fixture(scope="module")
+def planted_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("planted") / "runs"
+    write_sweep(
+        out,
+        planted,
+        points=(1, 2),
+        engine="ddp",
+        sweep={
+            "sync.fusion": ("none", "single"),
+            "sync.inside": ("engine", "shared-memory"),
+            "sync.wire": ("fp32", "fp16"),
+        },
+        story=lambda plan: Story(last_loss=1.95 if plan.wire == "fp16" else 1.9),
+    )
+    return out
+
+
+@pytest.fixture(scope="module")
+def planted_report(planted_runs: Path) -> model.Report:
+    return assemble(scan(planted_runs))
+
+
+def test_axes_are_told_apart(planted_runs: Path) -> None:
+    cell = found_in(planted_runs).cells[0]
+    assert {axis.key: axis.verdict for axis in cell.axes} == {
+        "sync.fusion": "matters",
+        "sync.inside": "no effect",
+        "sync.wire": "undecided",
+    }
+    effects = {axis.key: axis.levels[1].effect for axis in cell.axes}
+    assert effects["sync.fusion"] is not None
+    assert effects["sync.fusion"].value == pytest.approx(1.1, rel=1e-6)
+    assert cell.axes[0].widest is not None
+    assert cell.axes[0].widest[:2] == ("single", "none")
+    assert cell.interaction is not None
+    assert not cell.interaction.is_claimed
+
+
+def test_best_setting_keeps_the_arithmetic_unless_said(planted_runs: Path) -> None:
+    cell = found_in(planted_runs).cells[0]
+    assert cell.best is not None
+    assert cell.best is cell.best_exact
+    assert (cell.best.values["sync.fusion"], cell.best.values["sync.wire"]) == ("single", "fp32")
+    assert cell.best.ratio is not None
+    assert cell.best.ratio.value == pytest.approx(1.1, rel=1e-6)
+    half = setting(cell, fusion="none", inside="engine", wire="fp16")
+    assert half.changes == ("wire fp16",)
+    assert half.verdict == "undecided"
+    assert half.losses is not None
+    assert half.losses.own is not None
+    assert half.losses.difference is not None
+    assert half.losses.difference.value == pytest.approx(0.05)
+    assert half.losses.reference_values["sync.wire"] == "fp32"
+    assert setting(cell, fusion="single", inside="engine", wire="fp32").losses is None
+
+
+def test_one_rank_is_scatter_not_effect(planted_runs: Path) -> None:
+    sweep = found_in(planted_runs)
+    assert [cell.ranks for cell in sweep.cells] == [2]
+    ((ranks, nodes, spread),) = sweep.idle
+    assert (ranks, nodes) == (1, 1)
+    assert spread > 0.1  # the factory slows one rank as well
+
+
+def test_drift_of_the_machine_cancels(tmp_path: Path) -> None:
+    cell = swept(tmp_path, lambda plan: 1.1 if plan.sync.fusion == "single" else 1.0, drift=0.2, **SINGLE, repeats=6)
+    fast = setting(cell, fusion="single")
+    assert fast.throughput is not None
+    assert fast.throughput.low is not None
+    assert fast.throughput.high is not None
+    assert fast.throughput.high / fast.throughput.low > 1.3
+    assert fast.ratio is not None
+    assert fast.ratio.low == pytest.approx(1.1, rel=1e-6)
+    assert fast.ratio.high == pytest.approx(1.1, rel=1e-6)
+    assert fast.verdict == "faster"
+
+
+def test_interaction_is_named(tmp_path: Path) -> None:
+    def speed(plan: RunPlan) -> float:
+        return 1.3 if plan.sync.fusion == "single" and plan.sync.inside == "shared-memory" else 1.0
+
+    sweep = {"sync.fusion": ("none", "single"), "sync.inside": ("engine", "shared-memory")}
+    cell = swept(tmp_path, speed, engine="ddp", sweep=sweep)
+    assert cell.interaction is not None
+    assert cell.interaction.is_claimed
+    # Half of log 1.3 is left when each axis has taken a half, in each of four combinations a quarter.
+    assert abs(math.log(cell.interaction.deviation.value)) == pytest.approx(math.log(1.3) / 4, rel=1e-4)
+    assert "look at settings, not at axes" in sweep_words.interaction_words(cell.interaction)
+
+
+def test_an_axis_counts_only_where_it_acts(tmp_path: Path) -> None:
+    """Horovod's cycle time does nothing under DDP; that must not dilute its effect."""
+
+    def speed(plan: RunPlan) -> float:
+        if plan.engine.name == "ddp":
+            return 1.2
+        return 0.8 if plan.engine.horovod.cycle_time_ms > 1 else 1.0
+
+    sweep = {"engine.name": ("horovod", "ddp"), "engine.horovod.cycle_time_ms": (1.0, 5.0)}
+    cell = swept(tmp_path, speed, sweep=sweep)
+    cycle = next(axis for axis in cell.axes if axis.key == "engine.horovod.cycle_time_ms")
+    assert cycle.levels[1].effect is not None
+    assert cycle.levels[1].effect.value == pytest.approx(0.8, rel=1e-6)
+    assert cell.interaction is None
+    assert cell.has_default
+    assert cell.best is not None
+    assert sweep_words.options(cell.best) == "--set engine.name=ddp"
+    assert sweep_words.advice(cell) == "Run with --set engine.name=ddp."
+
+
+# What it is measured against
+
+
+def test_default_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    sweep = {"sync.fusion": ("none", "auto"), "sync.wire": ("fp16", "fp32")}
+    cell = swept(tmp_path, lambda plan: 1.0, engine="ddp", sweep=sweep)
+    assert cell.has_default
+    assert dict(cell.baseline.values) == {"sync.fusion": "auto", "sync.wire": "fp32"}
+    assert "the default (auto, fp32)" in sweep_words.verdict(cell)
+
+
+def test_without_the_default_the_first_setting_is_named(tmp_path: Path) -> None:
+    cell = swept(tmp_path, lambda plan: 1.0, engine="ddp", sweep={"sync.fusion": ("single", "none")})
+    assert not cell.has_default
+    assert cell.baseline.values["sync.fusion"] == "single"
+    assert "the default is not in the sweep" in sweep_words.baseline(cell)
+    assert sweep_words.advice(cell) == "Keep --set sync.fusion=single: nothing that was swept is worth setting."
+
+
+def test_settings_without_figures_are_shown_with_the_reason(tmp_path: Path) -> None:
+    made = write_sweep(tmp_path, lambda plan: 1.0, skip=lambda plan: plan.sync.fusion == "single", **SINGLE)
+    for plan in made:
+        if plan.sync.fusion == "single":
+            write_unfinished(tmp_path, plan, "failed", "no memory left")
+    (cell,) = found_in(tmp_path).cells
+    lost = setting(cell, fusion="single")
+    assert (lost.verdict, lost.throughput, lost.num_planned) == ("no figure", None, 5)
+    assert "no memory left" in lost.why
+    assert "nothing to compare" in sweep_words.verdict(cell)
+
+
+def test_missing_repeats_leave_the_others_paired(tmp_path: Path) -> None:
+    """A run that is lost takes its pair along, and no other."""
+
+    def is_lost(plan: RunPlan) -> bool:
+        return plan.sync.fusion == "single" and plan.series.repeat == 5
+
+    cell = swept(
+        tmp_path,
+        lambda plan: 1.1 if plan.sync.fusion == "single" else 1.0,
+        skip=is_lost,
+        drift=0.3,
+        repeats=6,
+        **SINGLE,
+    )
+    fast = setting(cell, fusion="single")
+    assert fast.ratio is not None
+    assert fast.ratio.n == 5
+    assert fast.ratio.value == pytest.approx(1.1, rel=1e-6)
+
+
+# What cannot be decided
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_few_repeats_decide_nothing(tmp_path: Path, repeats: int) -> None:
+    cell = swept(tmp_path, lambda plan: 1.5 if plan.sync.fusion == "single" else 1.0, repeats=repeats, **SINGLE)
+    fast = setting(cell, fusion="single")
+    assert fast.verdict == "insufficient"
+    assert fast.ratio is not None
+    assert fast.ratio.kind == ("single run" if repeats == 1 else "range")
+    assert cell.best is None
+    assert cell.axes[0].verdict == "insufficient"
+    assert "insufficient" in sweep_words.verdict(cell)
+    assert "more repeats needed" in sweep_words.advice(cell)
+
+
+def test_noise_is_undecided_and_the_repeats_are_counted(tmp_path: Path) -> None:
+    cell = swept(tmp_path, lambda plan: WOBBLE[plan.series.repeat] if plan.sync.fusion == "single" else 1.0, **SINGLE)
+    assert setting(cell, fusion="single").verdict == "undecided"
+    logs = [math.log(factor) for factor in WOBBLE]
+    mean = sum(logs) / 5
+    scatter = math.sqrt(sum((value - mean) ** 2 for value in logs) / 4)
+    # 1.96 and 0.8416 are the normal quantiles of 97.5 % and 80 %.
+    assert cell.needed_repeats == math.ceil(((1.959964 + 0.841621) * scatter / math.log(1.02)) ** 2)
+    assert f"about {cell.needed_repeats} runs" in sweep_words.advice(cell)
+    assert "distinguishable" in sweep_words.advice(cell)
+
+
+def test_equal_settings_keep_the_default(tmp_path: Path) -> None:
+    cell = swept(tmp_path, lambda plan: 1.005 if plan.sync.fusion == "single" else 1.0, **SINGLE)
+    assert setting(cell, fusion="single").verdict == "equal"
+    assert cell.best is None
+    assert sweep_words.advice(cell) == "Keep the default: nothing that was swept is worth setting."
+
+
+def test_what_had_no_effect_is_never_the_best(tmp_path: Path) -> None:
+    inert = "sync.fusion: single was asked for, none ran (counters)"
+    cell = swept(
+        tmp_path,
+        lambda plan: 1.2 if plan.sync.fusion == "single" else 1.0,
+        story=lambda plan: Story(inert=(inert,) if plan.sync.fusion == "single" else ()),
+        **SINGLE,
+    )
+    assert setting(cell, fusion="single").inert == (inert,)
+    assert cell.best is None
+    assert cell.axes == ()
+    assert any("left out of the axes" in note for note in cell.notes)
+    assert "faster but not what was asked for" in sweep_words.verdict(cell)
+
+
+def test_plain_series_are_no_sweeps(tmp_path: Path) -> None:
+    write_sweep(tmp_path, lambda plan: 1.0, points=(1, 2), sweep={})
+    assert sweeps(tabulate(scan(tmp_path))) == []
+    assert assemble(scan(tmp_path)).sweeps == ()
+
+
+# Horovod's autotuner
+
+SMALL_SEARCH = {
+    "engine.horovod.autotune_warmup_samples": 1,
+    "engine.horovod.autotune_max_samples": 1,
+    "engine.horovod.autotune_steps_per_sample": 1,
+    "measure.warmup_steps": 20,
+}
+
+
+def tuned_story(plan: RunPlan, **changes: Any) -> Story:
+    told = {"autotune": autotune_result(**changes)} if plan.engine.horovod.autotune else {}
+    return Story(exchange=exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-3, beta_s_per_byte=2e-9, **told))
+
+
+def tuned(out: Path, speed: float, **changes: Any) -> Cell:
+    return swept(
+        out,
+        lambda plan: speed if plan.engine.horovod.autotune else 1.0,
+        drift=0.0,
+        sweep={"engine.horovod.autotune": (False, True)},
+        overrides=SMALL_SEARCH,
+        story=lambda plan: tuned_story(plan, **changes),
+    )
+
+
+def test_autotuner_is_paid_back_after_cost_over_gain(tmp_path: Path) -> None:
+    cell = tuned(tmp_path, 1.25)
+    found = setting(cell, autotune=True).autotune
+    assert found is not None
+    assert found.gain_s == pytest.approx(0.1 - 0.08, rel=1e-6)
+    assert found.break_even_steps == pytest.approx(60 / 0.02, rel=1e-6)
+    words = sweep_words.autotune_words(found, is_faster=True)
+    assert "paid back after 3,000 steps" in words
+    assert "chose 16 MiB and 2.5 ms" in words
+    assert "settled at step 1,230" in words
+    assert setting(cell, autotune=False).autotune is None
+
+
+def test_slower_autotuner_is_never_paid_back(tmp_path: Path) -> None:
+    found = setting(tuned(tmp_path, 0.9, finished=False, settled_step=None), autotune=True).autotune
+    assert found is not None
+    assert found.break_even_steps is None
+    words = sweep_words.autotune_words(found, is_faster=False)
+    assert "never paid back" in words
+    assert "had not settled before the measured steps in 5 of 5 runs" in words
+
+
+# The report
+
+
+def test_every_format_tells_the_verdict(planted_report: model.Report) -> None:
+    (sweep,) = planted_report.sweeps
+    (cell,) = sweep.cells
+    assert "the best of 8 settings" in sweep.verdict
+    plain = " ".join(terminal.to_text(planted_report).split())
+    assert sweep.verdict in plain
+    assert cell.advice in plain
+    assert "At 1 rank no swept key acts" in plain
+    assert max(map(len, terminal.to_text(planted_report).splitlines())) <= 80
+    written = markdown.to_markdown(planted_report)
+    assert markdown.escape(sweep.verdict) in written
+    assert markdown.escape("no effect: all values within 2 %") in written
+    content = json.loads(json_tables.to_json(planted_report))["sweeps"][0]["cells"][0]
+    assert [axis["verdict"] for axis in content["axes"]] == ["matters", "no effect", "undecided"]
+
+
+def test_page_shows_settings_axes_and_losses(planted_report: model.Report) -> None:
+    page = html.to_html(planted_report).replace("\N{NO-BREAK SPACE}", " ")
+    view = page.partition('<section id="sweep"')[2].partition("</section>")[0]
+    for wanted in (
+        "the best of 8 settings",
+        "changes the arithmetic (wire fp16)",
+        "matters: single over none is 1.10x",
+        "Loss after equal steps",
+        "Run with --set sync.fusion=single",
+    ):
+        assert wanted in view
+
+
+def test_chart_holds_ratios_with_their_intervals(planted_report: model.Report) -> None:
+    (chart,) = sweep_charts(planted_report)
+    (cell,) = planted_report.sweeps[0].cells
+    rows = {row["setting"]: row for rows in chart.spec["datasets"].values() for row in rows if "setting" in row}
+    assert len(rows) == 8
+    for one in cell.settings:
+        row = rows[one.label + (" *" if one.changes else "")]
+        assert one.ratio is not None
+        assert (row["ratio"], row["low"], row["high"]) == (one.ratio.value, one.ratio.low, one.ratio.high)
+    ratios = [row["ratio"] for row in rows.values()]
+    assert ratios == sorted(ratios, reverse=True)
+
+
+# Many comparisons
+
+
+@pytest.mark.parametrize(
+    ("freedom", "critical"), [(1, 12.7062), (2, 4.30265), (4, 2.77645), (5, 2.57058), (9, 2.26216), (30, 2.04227)]
+)
+def test_student_p_at_the_tabled_five_percent(freedom: int, critical: float) -> None:
+    assert student_p(critical, freedom) == pytest.approx(0.05, abs=1e-5)
+    assert student_p(0.0, freedom) == 1.0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_is_bonferroni_closed(p_values: list[float]) -> None:
+    """Holm rejects what every intersection of hypotheses with it rejects by Bonferroni: the closure, by brute force."""
+    every = range(len(p_values))
+    subsets = [s for size in range(1, len(p_values) + 1) for s in itertools.combinations(every, size)]
+    wanted = [max(min(1.0, len(s) * min(p_values[i] for i in s)) for s in subsets if one in s) for one in every]
+    assert holm(p_values) == pytest.approx(wanted)
+
+
+def test_families_without_a_difference_rarely_claim_one() -> None:
+    rng = random.Random(7)
+    families = [[paired_p([rng.gauss(0, 0.03) for _ in range(5)]) for _ in range(11)] for _ in range(400)]
+    alone = sum(min(family) < LEVEL for family in families) / len(families)
+    adjusted = sum(min(holm(family)) < LEVEL for family in families) / len(families)
+    assert alone > 0.3
+    assert adjusted < 0.08
+
+
+def test_rounding_of_the_clock_is_no_difference() -> None:
+    assert paired_p([1e-12, 2e-12, 1.5e-12, 1e-12, 1.2e-12]) > 0.9
+    assert paired_p([0.1] * 5) < 1e-9
+    assert paired_p([0.1]) == 1.0
+
+
+def test_more_comparisons_and_more_scatter_need_more_repeats() -> None:
+    scatter = math.log1p(0.02)
+    assert repeats_for(scatter, 0.02, 1) == math.ceil((1.959964 + 0.841621) ** 2)
+    assert repeats_for(scatter, 0.02, 20) > repeats_for(scatter, 0.02, 1)
+    assert repeats_for(2 * scatter, 0.02, 1) == math.ceil(4 * (1.959964 + 0.841621) ** 2)
