@@ -510,7 +510,7 @@ def test_healthy_runs_raise_one_note_only(tmp_path: Path) -> None:
         (Story(warnings=["the machine was warm"]), "recorded"),
         (Story(bad_sample_count=2), "bad-samples"),
         (Story(environment_differences=["rank 1: kernel: 1, rank 0 has 2"]), "rank-environment"),
-        (Story(settings=[{"key": "k", "requested": 1, "effective": 2, "evidence": "read back"}]), "inert-setting"),
+        (Story(settings=[{"key": "k", "requested": 1, "effective": 2, "evidence": "read back"}]), "inert"),
     ],
 )
 def test_doubts_of_a_run_are_told(tmp_path: Path, story: Story, code: str) -> None:

@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from dlbench.errors import UserError
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.own import OwnExchange
+from dlbench.node.sync.single import SingleEngine
+from dlbench.records.scan import scan
+from dlbench.records.steps import read_steps
 from dlbench.specs.plan import RunPlan
+from tests.conftest import Cli
 from tests.exchange_ranks import SmallNet, reference
 from tests.run_factory import plans
 
@@ -247,31 +255,51 @@ def test_costs_may_come_from_a_file(tmp_path: Path) -> None:
             }
         )
     )
-    empty = tmp_path / "empty.network.json"
-    empty.write_text("{}")
     hybrid = {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "none"}
-    scenarios = {
-        "file": plan_of({**hybrid, "sync.network": str(network)}),
-        "empty": plan_of({**hybrid, "sync.network": str(empty)}),
-        "missing": plan_of({"sync.fusion": "mgwfbp", "sync.network": str(tmp_path / "no.json")}),
-    }
-    seen = start_ranks(tmp_path, scenarios, 4, steps=3)
+    seen = start_ranks(tmp_path, {"file": plan_of({**hybrid, "sync.network": str(network)})}, 4, steps=3)
     result = seen["file"][0]["exchange"]
     flat, grouped = result["costs"]
     assert flat["startup_s"] == pytest.approx(0.5)  # as the file has it
     assert grouped["startup_s"] < 0.1  # from the fitted levels
     assert {m["method"] for m in result["messages"]} == {"hierarchical"}
-    assert seen["empty"][0]["kind"] == seen["missing"][0]["kind"] == "UserError"
-    assert "empty.network.json" in seen["empty"][0]["error"]
-    assert "No such file" in seen["missing"][0]["error"]
+
+
+def refusal(overrides: dict[str, Any]) -> str:
+    """What dlbench says before any rank looks for another."""
+    place = RankPlace(rank=0, size=2, local_rank=0, local_size=2, node_rank=0, num_nodes=1, host="here", token="none")
+    with pytest.raises(UserError) as caught:
+        OwnExchange(SingleEngine(), plan_of(overrides, 2), place, torch.device("cpu"))
+    return str(caught.value)
+
+
+def test_what_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
+    assert "measure.warmup_steps" in refusal({"sync.fusion": "mgwfbp", "measure.warmup_steps": 3})
+    missing, empty = tmp_path / "no.json", tmp_path / "empty.json"
+    empty.write_text("{}")
+    assert "No such file" in refusal({"sync.fusion": "mgwfbp", "sync.network": str(missing)})
+    text = refusal({"sync.fusion": "mgwfbp", "sync.network": str(empty)})
+    assert str(empty) in text
+    assert "system: Field required" in text
 
 
 @pytest.mark.slow
-def test_too_few_warm_up_steps_for_mgwfbp_are_refused(tmp_path: Path) -> None:
-    plan = plan_of({"sync.fusion": "mgwfbp", "measure.warmup_steps": 3}, 2)
-    seen = start_ranks(tmp_path, {"short": plan}, 2)["short"]
-    assert [told["kind"] for told in seen] == ["UserError"] * 2
-    assert "measure.warmup_steps" in seen[0]["error"]
+def test_a_run_says_what_became_of_its_exchange(cli: Cli, tmp_path: Path) -> None:
+    settings = ("sync.group_size=2", "measure.warmup_steps=1", "measure.measured_steps=3")
+    options = [word for setting in settings for word in ("--set", setting)]
+    base = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--engine", "ddp", "--ranks", "4", *options)
+    done = cli(*base, "--sweep", "sync.exchange=flat,hierarchical")
+    assert done.returncode == 0, done.stderr
+    ddp, own = scan(tmp_path / "runs").runs
+    assert ddp.state == own.state == "valid"  # parameters equal on all ranks, among other things
+    losses = [[float(x) for x in read_steps(run.folder.steps(0)).steps["loss"]] for run in (ddp, own)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert own.record is not None
+    assert own.record.exchange is not None
+    assert (own.record.exchange.by, own.record.exchange.exchange) == ("dlbench", "hierarchical")
+    assert own.record.exchange.window_steps == 3
+    found = {s.key: (s.requested, s.effective) for s in own.record.settings}
+    assert found["sync.exchange"] == ("hierarchical", "hierarchical")
+    assert found["sync.group_size"] == (2, 2)
 
 
 HOROVOD: dict[str, dict[str, Any]] = {

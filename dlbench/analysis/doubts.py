@@ -69,7 +69,7 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
         # At one rank nothing is exchanged: no setting of the exchange can act.
         if len(record.ranks) > 1 and known and not told and setting.requested != setting.effective:
             yield (
-                "inert-setting",
+                "inert",
                 "serious",
                 f"{setting.key}: {setting.requested} was asked for, {setting.effective} was in force "
                 f"({setting.evidence})",
