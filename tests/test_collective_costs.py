@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.costs.collectives import Layout, closed_form, closed_form_bytes, closed_form_steps, counts
-from dlbench.costs.link_fit import Observation, fit_line, fit_network, held_out
+from dlbench.costs.link_fit import Observation, Sharing, choose_sharing, fit_line, fit_network, held_out
 from dlbench.costs.predictions import (
     bus_factor,
     crossovers,
@@ -28,7 +28,7 @@ from dlbench.specs.network import Level, NetworkModel, Piece
 
 ALLREDUCE = ALGORITHMS["allreduce"]
 NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]
-MIB = 2**20
+KIB, MIB = 2**10, 2**20
 
 
 def level(*pieces: tuple[int | None, float, float]) -> Level:
@@ -162,6 +162,39 @@ def test_a_shared_link_multiplies_beta_by_its_flows() -> None:
     assert predict("all-to-all", "direct", 8000, layout, shared) == pytest.approx(16 * 1000)
     assert predict("all-to-all", "direct", 8000, layout, apart) == pytest.approx(4 * 1000)
     assert predict("allreduce", "ring", 8000, layout, shared) == pytest.approx(14 * 1000)  # one flow a link
+
+
+def test_shared_memory_adds_up_what_a_group_sends() -> None:
+    """Each of four ranks passes its n / 4 on to the next, in 2 x 3 steps."""
+    layout = Layout(ranks=4, group_size=4)
+    apart = network(level((None, 1.0, 1.0)), None)
+    shared = apart.model_copy(update={"shared_memory": True})
+    assert predict("allreduce", "ring", 8000, layout, apart) == pytest.approx(6 * (1 + 2000))
+    assert predict("allreduce", "ring", 8000, layout, shared) == pytest.approx(6 * (1 + 4 * 2000))
+
+
+@pytest.mark.parametrize("link", [True, False])
+@pytest.mark.parametrize("memory", [True, False])
+def test_what_a_group_shares_is_found(link: bool, memory: bool) -> None:
+    planted = network(level((None, 2e-5, 2e-9)), level((None, 1e-4, 6e-9)), shared_link=link)
+    planted = planted.model_copy(update={"shared_memory": memory})
+    observations = [
+        Observation(
+            collective="allreduce",
+            algorithm=algorithm,
+            layout=layout,
+            num_bytes=size,
+            element_bytes=4,
+            shards=None,
+            seconds=predict("allreduce", algorithm, size, layout, planted),
+        )
+        for layout in (Layout(ranks=4, group_size=2), Layout(ranks=6, group_size=3), Layout(ranks=8, group_size=4))
+        for algorithm in ("ring", "hierarchical", "leader", "direct", "recursive-doubling")
+        for size in (4 * KIB, 64 * KIB, MIB, 16 * MIB)
+    ]
+    sharing, predictions = choose_sharing(observations)
+    assert sharing == Sharing(link=link, memory=memory)
+    assert max(abs(seconds / seen.seconds - 1) for seen, seconds in predictions) < 0.01
 
 
 def test_hierarchical_gains_what_it_saves_between_nodes() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dlbench.analysis import comm_choice, comm_doubts
 from dlbench.analysis.comm_fit import Fit, fit_all, model_crossovers
-from dlbench.analysis.comm_network import fit_one, read_network
+from dlbench.analysis.comm_network import fit_one
 from dlbench.analysis.comm_prediction import Wanted, predict_all
 from dlbench.analysis.comm_tables import (
     CommGroup,
@@ -32,6 +32,7 @@ from dlbench.costs.collectives import Layout
 from dlbench.costs.predictions import predict, ring_doubling_crossover
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.comm_scan import scan_comm
+from dlbench.records.network import read_network
 from dlbench.specs.network import LineCost, NetworkModel
 from tests import comm_factory as factory
 from tests.run_factory import edit_json

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ import pytest
 from dlbench.analysis.exchange import exchange_points, fitted_line
 from dlbench.analysis.scaling import groups
 from dlbench.analysis.tables import tabulate
-from dlbench.publish import exchange_tables, html, json_tables, markdown, model, terminal, wording
+from dlbench.publish import delimited, exchange_tables, html, json_tables, markdown, model, terminal, wording
 from dlbench.publish.assemble import assemble
 from dlbench.publish.exchange_charts import exchange_charts
 from dlbench.records.exchange import Message
@@ -330,3 +332,15 @@ def test_foreign_text_of_an_exchange_stays_text(tmp_path: Path) -> None:
     assert "<img src=x" not in html.to_html(report)
     assert "\x1b" not in terminal.to_text(report)
     assert max(map(len, terminal.to_text(report).splitlines())) <= 80
+
+
+def test_table_for_programs_holds_every_point(made: model.Report) -> None:
+    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(made, "exchange"))))
+    points = [(group.id, point) for group in made.groups for point in group.exchange]
+    assert [(row["group"], int(row["ranks"])) for row in rows] == [(group, point.ranks) for group, point in points]
+    for row, (_, point) in zip(rows, points, strict=True):
+        assert point.exposed is not None
+        assert point.prediction is not None
+        assert float(row["exposed_s"]) == point.exposed.value
+        assert float(row["attainable_efficiency_high"]) == point.prediction.efficiency.high
+        assert row["fusion"] == point.ways[0].fusion

@@ -279,7 +279,7 @@ def test_what_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
     assert "No such file" in refusal({"sync.fusion": "mgwfbp", "sync.network": str(missing)})
     text = refusal({"sync.fusion": "mgwfbp", "sync.network": str(empty)})
     assert str(empty) in text
-    assert "system: Field required" in text
+    assert "holds no fitted costs" in text
 
 
 @pytest.mark.slow

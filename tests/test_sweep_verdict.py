@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import json
 import math
@@ -18,7 +20,7 @@ from dlbench.analysis.multiplicity import LEVEL, holm, paired_p, repeats_for, st
 from dlbench.analysis.sweep_cells import Cell, Setting
 from dlbench.analysis.sweeps import Sweep, sweeps
 from dlbench.analysis.tables import tabulate
-from dlbench.publish import html, json_tables, markdown, model, sweep_words, terminal
+from dlbench.publish import delimited, html, json_tables, markdown, model, sweep_words, terminal
 from dlbench.publish.assemble import assemble
 from dlbench.publish.sweep_charts import sweep_charts
 from dlbench.records.scan import scan
@@ -413,3 +415,11 @@ def test_more_comparisons_and_more_scatter_need_more_repeats() -> None:
     assert repeats_for(scatter, 0.02, 1) == math.ceil((1.959964 + 0.841621) ** 2)
     assert repeats_for(scatter, 0.02, 20) > repeats_for(scatter, 0.02, 1)
     assert repeats_for(2 * scatter, 0.02, 1) == math.ceil(4 * (1.959964 + 0.841621) ** 2)
+
+
+def test_table_for_programs_holds_every_setting(planted_report: model.Report) -> None:
+    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(planted_report, "sweep"))))
+    settings = [one for sweep in planted_report.sweeps for cell in sweep.cells for one in cell.settings]
+    assert [row["setting"] for row in rows] == [one.label for one in settings]
+    assert [row["verdict"] for row in rows] == [one.verdict for one in settings]
+    assert [row["ratio"] for row in rows] == ["" if one.ratio is None else repr(one.ratio.value) for one in settings]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dlbench.analysis.comm_tables import CommGroup, CommTable, Series, SeriesName
-from dlbench.costs.link_fit import Observation, fit_line, fit_network, held_out
+from dlbench.costs.link_fit import Observation, choose_sharing, fit_line, fit_network
 from dlbench.costs.predictions import crossovers
 from dlbench.errors import DlbenchError
 from dlbench.specs.base import Precision
@@ -193,14 +193,14 @@ def _fit(
     used, left = _real_groups(found)
     observed = dict(_observations(used))
     observations = list(observed.values())
-    shared_link, predictions = _held_out(observations, used)
+    sharing, predictions = choose_sharing(observations)
     network = fit_network(
         observations,
         system=scope.system,
         transport=scope.carrier,
         sources=tuple(dict.fromkeys(run.plan.run_id for group, _ in used for run in group.runs)),
         fitted=fitted,
-        shared_link=shared_link,
+        sharing=sharing,
     )
     ranks = tuple(sorted({seen.layout.ranks for seen in observations}))
     keys = {id(seen): key for key, seen in observed.items()}
@@ -225,25 +225,6 @@ def _real_groups(
     used = [one for one in found if one not in pretended]
     count = sum(len(series.sizes) for _, series in pretended)
     return used, f"{count} points of groups inside one node are left out beside groups on several" if count else ""
-
-
-def _held_out(
-    observations: list[Observation], used: Sequence[tuple[CommGroup, Series]]
-) -> tuple[bool, list[tuple[Observation, float]]]:
-    """Whether ranks of a node share a link to other nodes, and predictions of points unseen.
-
-    Both are tried where groups hold several ranks, and the one that errs less is taken.
-    """
-    predictions = held_out(observations, shared_link=True)
-    if any(group.layout.num_groups > 1 and group.layout.group_size > 1 for group, _ in used):
-        others = held_out(observations, shared_link=False)
-        if others and predictions and _median_error(others) < _median_error(predictions):
-            return False, others
-    return True, predictions
-
-
-def _median_error(predictions: Sequence[tuple[Observation, float]]) -> float:
-    return statistics.median(abs(seconds / seen.seconds - 1) for seen, seconds in predictions)
 
 
 def _errors(predictions: Sequence[tuple[Observation, float]]) -> Iterator[Errors]:

@@ -152,9 +152,9 @@ def predict(
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
     """
     require_modules("comm predict", *_NUMBERS)
-    from dlbench.analysis.comm_network import read_network
     from dlbench.analysis.comm_prediction import Wanted, predict_all
     from dlbench.publish import comm_predicted
+    from dlbench.records.network import read_network
     from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES
     from dlbench.specs.comm_sizes import parse_sizes
     from dlbench.specs.requests import parse_counts

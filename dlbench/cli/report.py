@@ -43,9 +43,9 @@ _CHARTS = ("altair", "vl_convert")
 )
 @click.option(
     "--table",
-    type=click.Choice(["points", "parts", "runs", "quality", "evaluations"]),
-    help="Which table CSV holds: scaling points (default), parts of a step, runs, quality of points, or every "
-    "evaluation.",
+    type=click.Choice(["points", "parts", "runs", "quality", "evaluations", "exchange", "sweep"]),
+    help="Which table CSV holds: scaling points (default), parts of a step, runs, quality of points, every "
+    "evaluation, gradient exchange of points, or settings of sweeps.",
 )
 def report(runs: Path, output: Path | None, format_name: FormatName | None, table: TableName | None) -> None:
     """Turn the runs in folder RUNS into a report: scaling, where the time goes, and how far to trust it.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from dlbench.costs.cost_descent import CostFit, descend
 from dlbench.costs.least_errors import fit_line, least_relative
 from dlbench.costs.load_table import LEVELS, LoadTable, Observation, Structure
+from dlbench.costs.step_loads import ONE_LINK, Sharing
 from dlbench.errors import UserError
 from dlbench.specs.network import Level, LevelName, LineCost, NetworkModel, Piece
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["LineCost", "Observation", "fit_line", "fit_network", "held_out"]
+__all__ = ["LineCost", "Observation", "Sharing", "choose_sharing", "fit_line", "fit_network", "held_out"]
 
 CLEAR_GAIN = 10.0
 MOST_BREAKS = 3
@@ -50,7 +51,7 @@ def fit_network(
     transport: str,
     sources: Sequence[str],
     fitted: str,
-    shared_link: bool = True,
+    sharing: Sharing = ONE_LINK,
 ) -> NetworkModel:
     """The network that the measured collectives show.
 
@@ -65,12 +66,12 @@ def fit_network(
         transport: what carried the messages.
         sources: runs they are from.
         fitted: when, UTC, ISO 8601.
-        shared_link: whether the ranks of a group share one link to other groups.
+        sharing: what the ranks of a group share; see `choose_sharing`.
 
     Raises:
         UserError: too few points or sizes, a point that is no measurement; otherwise as `costs.schedules.schedule`.
     """
-    table = LoadTable(observations, shared_link=shared_link)
+    table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
     errors = [abs(predicted / seen.seconds - 1) for seen, predicted in _held_out(table, observations, fit)]
     intervals = _intervals(table, fit)
@@ -80,7 +81,8 @@ def fit_network(
         inside=_level(table, fit, intervals, "inside"),
         across=_level(table, fit, intervals, "across"),
         gamma_s_per_byte=float(fit.costs[-1]),
-        shared_link=shared_link,
+        shared_link=sharing.link,
+        shared_memory=sharing.memory,
         median_error=statistics.median(errors) if errors else None,
         num_points=len(observations),
         sources=tuple(sources),
@@ -88,7 +90,7 @@ def fit_network(
     )
 
 
-def held_out(observations: Sequence[Observation], *, shared_link: bool = True) -> list[tuple[Observation, float]]:
+def held_out(observations: Sequence[Observation], sharing: Sharing = ONE_LINK) -> list[tuple[Observation, float]]:
     """Every point with its time predicted by a fit that did not see it: (point, seconds), in the order of the points.
 
     For each combination of size and rank count in the points, costs are fitted to the points of other sizes and other
@@ -99,8 +101,39 @@ def held_out(observations: Sequence[Observation], *, shared_link: bool = True) -
     Raises:
         UserError: as `fit_network`.
     """
-    table = LoadTable(observations, shared_link=shared_link)
+    table = LoadTable(observations, sharing)
     return _held_out(table, observations, _fit(table, observations))
+
+
+def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[tuple[Observation, float]]]:
+    """What the ranks of a group share by the measurements: what predicts points held out best; with these predictions.
+
+    First the link to other groups, then what moves messages inside a group.
+
+    Raises:
+        UserError: as `fit_network`.
+    """
+    best = ONE_LINK
+    predictions = held_out(observations, best)
+    layouts = {seen.layout for seen in observations}
+    if any(layout.num_groups > 1 and layout.group_size > 1 for layout in layouts):
+        best, predictions = _better(observations, Sharing(link=False), best, predictions)
+    if any(layout.group_size > 1 for layout in layouts):
+        best, predictions = _better(observations, replace(best, memory=True), best, predictions)
+    return best, predictions
+
+
+def _better(
+    observations: Sequence[Observation], tried: Sharing, best: Sharing, predictions: list[tuple[Observation, float]]
+) -> tuple[Sharing, list[tuple[Observation, float]]]:
+    others = held_out(observations, tried)
+    if others and predictions and _median_error(others) < _median_error(predictions):
+        return tried, others
+    return best, predictions
+
+
+def _median_error(predictions: Sequence[tuple[Observation, float]]) -> float:
+    return statistics.median(abs(seconds / seen.seconds - 1) for seen, seconds in predictions)
 
 
 def _held_out(table: LoadTable, observations: Sequence[Observation], fit: CostFit) -> list[tuple[Observation, float]]:

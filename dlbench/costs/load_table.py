@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dlbench.costs.collectives import Layout
 from dlbench.costs.predictions import whole_elements
-from dlbench.costs.step_loads import Load, summarise
+from dlbench.costs.step_loads import Load, Sharing, summarise
 from dlbench.errors import UserError
 from dlbench.specs.comm import Collective
 from dlbench.specs.network import LevelName
@@ -67,7 +67,7 @@ class Structure:
 class LoadTable:
     """Loads of all steps of all observations."""
 
-    def __init__(self, observations: Sequence[Observation], *, shared_link: bool) -> None:
+    def __init__(self, observations: Sequence[Observation], sharing: Sharing) -> None:
         import numpy as np
 
         entries: list[tuple[int, int, float, float, float]] = []  # load, level, bytes of a message, starts, bytes
@@ -79,7 +79,7 @@ class LoadTable:
             if elements < 1 or not 0 < seen.seconds < float("inf"):
                 raise UserError(f"fit: {seen.num_bytes} bytes in {seen.seconds} s are no measurement")
             summary = summarise(
-                seen.collective, seen.algorithm, seen.layout, elements, shards=seen.shards, shared_link=shared_link
+                seen.collective, seen.algorithm, seen.layout, elements, shards=seen.shards, sharing=sharing
             )
             scale = seen.num_bytes / summary.elements
             for step, times in summary.steps:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dlbench.costs.collectives import Layout
-from dlbench.costs.step_loads import Load, StepLoads, summarise
+from dlbench.costs.step_loads import Load, Sharing, StepLoads, summarise
 from dlbench.errors import UserError
 from dlbench.specs.comm import Collective
 from dlbench.specs.network import Level, LevelName, NetworkModel
@@ -129,7 +129,8 @@ def features(
     sizes: dict[tuple[LevelName, int], float] = {}
     reduced = 0.0
     if elements:
-        summary = summarise(collective, algorithm, layout, elements, shards=shards, shared_link=network.shared_link)
+        sharing = Sharing(link=network.shared_link, memory=network.shared_memory)
+        summary = summarise(collective, algorithm, layout, elements, shards=shards, sharing=sharing)
         scale = num_bytes / summary.elements if summary.elements else 0.0
         for step, times in summary.steps:
             reduced += times * step.reduced * scale

@@ -4,7 +4,8 @@ A step takes as long as its most loaded port or link. A port is a rank's way int
 direction; messages of one step through it follow each other. Where the ranks of a group share one link to other
 groups, all bytes that leave the group (or enter it) in a step follow each other on it, while ranks pay for their
 start-ups side by side: beta is multiplied by the flows that share the link (the contention coefficient phi of
-Kahira et al., HPDC 2021, section 4).
+Kahira et al., HPDC 2021, section 4). Inside a group the same holds of the bytes that its ranks send where they share
+the memory or the processors that move them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,20 @@ from dlbench.specs.network import LevelName
 
 Messages = tuple[tuple[int, int], ...]
 """Sizes in elements, ascending, each with how many messages have it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """What the ranks of a group share."""
+
+    link: bool = True
+    """One link to other groups."""
+    memory: bool = False
+    """What moves messages inside the group."""
+
+
+ONE_LINK = Sharing()
+"""One network adapter a node, and ports of their own inside it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,7 @@ def summarise(
     elements: int,
     *,
     shards: int | None = None,
-    shared_link: bool = True,
+    sharing: Sharing = ONE_LINK,
 ) -> Summary:
     """The loads of a collective of so many elements.
 
@@ -75,7 +90,7 @@ def summarise(
     if elements >= layout.ranks:
         servers = shards if shards and algorithm == "parameter-server" else 1
         elements = 2 * layout.ranks * power_below(layout.ranks) * servers * chunks  # every part is whole
-    return _summary(collective, algorithm, layout, elements, shards, chunks, shared_link)
+    return _summary(collective, algorithm, layout, elements, shards, chunks, sharing)
 
 
 @lru_cache(maxsize=2048)
@@ -86,7 +101,7 @@ def _summary(
     elements: int,
     shards: int | None,
     chunks: int,
-    shared_link: bool,
+    sharing: Sharing,
 ) -> Summary:
     schedules = [
         schedule(
@@ -101,33 +116,44 @@ def _summary(
         )
         for rank in range(layout.ranks)
     ]
-    kinds = Counter(_step_loads(schedules, number, layout, shared_link) for number in range(len(schedules[0])))
+    kinds = Counter(_step_loads(schedules, number, layout, sharing) for number in range(len(schedules[0])))
     return Summary(elements, tuple(kinds.items()))
 
 
-def _step_loads(schedules: list[Schedule], number: int, layout: Layout, shared_link: bool) -> StepLoads:
+def _step_loads(schedules: list[Schedule], number: int, layout: Layout, sharing: Sharing) -> StepLoads:
     loads: set[Load] = set()
-    links: dict[tuple[int, bool], set[Messages]] = {}
-    flows: dict[tuple[int, bool], Counter[int]] = {}
+    shared: dict[tuple[LevelName, int, bool], _Shared] = {}
     reduced = 0
     for rank, steps in enumerate(schedules):
-        step = steps[number]
+        step, group = steps[number], layout.group(rank)
         if step.reduce:
             reduced = max(reduced, sum(t.count for t in step.receives))
         for outwards, transfers in ((True, step.sends), (False, step.receives)):
-            inside, across = _ports(transfers, layout, layout.group(rank))
-            if inside:
+            inside, across = _ports(transfers, layout, group)
+            if inside and sharing.memory and outwards:  # a message inside is sent and received through the same memory
+                shared.setdefault(("inside", group, True), _Shared()).add(inside)
+            elif inside and not sharing.memory:
                 loads.add(Load("inside", inside, inside))
-            if across and shared_link:
-                link = (layout.group(rank), outwards)
-                links.setdefault(link, set()).add(across)
-                flows.setdefault(link, Counter()).update(dict(across))
+            if across and sharing.link:
+                shared.setdefault(("across", group, outwards), _Shared()).add(across)
             elif across:
                 loads.add(Load("across", across, across))
-    for link, starts in links.items():
-        shared = tuple(sorted(flows[link].items()))
-        loads.update(Load("across", messages, shared) for messages in starts)
+    for (level, _, _), one in shared.items():
+        flows = tuple(sorted(one.flows.items()))
+        loads.update(Load(level, messages, flows) for messages in one.starts)
     return StepLoads(tuple(sorted(loads, key=lambda load: (load.level, load.starts, load.flows))), reduced)
+
+
+class _Shared:
+    """What the ranks of a group put on something they share: start-ups side by side, bytes one after the other."""
+
+    def __init__(self) -> None:
+        self.starts: set[Messages] = set()
+        self.flows: Counter[int] = Counter()
+
+    def add(self, messages: Messages) -> None:
+        self.starts.add(messages)
+        self.flows.update(dict(messages))
 
 
 def _ports(transfers: Sequence[Transfer], layout: Layout, group: int) -> tuple[Messages, Messages]:

@@ -23,6 +23,7 @@ def fit_table(fit: Fit) -> model.FitTable:
         pieces=tuple(pieces),
         gamma_s_per_byte=network.gamma_s_per_byte,
         shared_link=network.shared_link,
+        shared_memory=network.shared_memory,
         num_points=network.num_points,
         ranks=fit.ranks,
         held_out_by=fit.held_out_by,

@@ -8,8 +8,8 @@ from typing import Literal
 
 from dlbench.publish import comm_tabular
 from dlbench.publish.comm_model import CommGroup, CommReport, FitTable
-from dlbench.publish.delimited import Cell, write_table
-from dlbench.publish.figure import Figure
+from dlbench.publish.delimited import write_table
+from dlbench.publish.figure import Cell, figure_columns
 from dlbench.publish.markdown import escape
 from dlbench.publish.model import as_plain
 from dlbench.publish.tabular import Table
@@ -62,14 +62,6 @@ def _of_group(group: CommGroup) -> dict[str, Cell]:
     return {"group": group.id, **{name: getattr(group, name) for name in _GROUP[1:]}}
 
 
-def _columns(name: str, figure: Figure | None) -> dict[str, Cell]:
-    return {
-        name: None if figure is None else figure.value,
-        f"{name}_low": None if figure is None else figure.low,
-        f"{name}_high": None if figure is None else figure.high,
-    }
-
-
 def _points(report: CommReport) -> Iterator[Mapping[str, Cell]]:
     for group in report.groups:
         for found in group.series:
@@ -79,9 +71,9 @@ def _points(report: CommReport) -> Iterator[Mapping[str, Cell]]:
                     "carrier": found.carrier,
                     "algorithm": found.algorithm,
                     "num_bytes": row.num_bytes,
-                    **_columns("time_s", row.time),
-                    **_columns("algbw_gb_per_s", row.algbw),
-                    **_columns("busbw_gb_per_s", row.busbw),
+                    **figure_columns("time_s", row.time),
+                    **figure_columns("algbw_gb_per_s", row.algbw),
+                    **figure_columns("busbw_gb_per_s", row.busbw),
                     "runs": row.time.n,
                     "interval": row.time.kind,
                     "iterations": row.iterations,
@@ -108,7 +100,7 @@ def _ratios(report: CommReport) -> Iterator[Mapping[str, Cell]]:
                 "num_bytes": row.num_bytes,
                 "own": row.own,
                 "library": row.library,
-                **_columns("speed", row.speed),
+                **figure_columns("speed", row.speed),
                 "runs": row.speed.n,
                 "interval": row.speed.kind,
                 "paired": row.paired,

@@ -217,6 +217,7 @@ class FitTable:
     pieces: tuple[PieceRow, ...]
     gamma_s_per_byte: float
     shared_link: bool
+    shared_memory: bool
     num_points: int
     ranks: tuple[int, ...]
     """Rank counts behind the fit."""

@@ -192,6 +192,8 @@ def fit_caption(fit: FitTable) -> str:
     if any(row.level == "across" for row in fit.pieces):
         link = "share one link" if fit.shared_link else "have a link each"
         told += f" In the model, ranks of a group {link} to other groups."
+    if fit.shared_memory:
+        told += " Inside a group the bytes of all its ranks add up: they share memory or processors."
     return f"{told} Held out: {fit.held_out_by}."
 
 

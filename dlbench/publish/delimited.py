@@ -1,4 +1,4 @@
-"""Tables of a report as CSV: scaling points, parts of a step, runs, quality, evaluations.
+"""Tables of a report as CSV: scaling points, parts of a step, runs, quality, evaluations, exchange, sweeps.
 
 Raw numbers, units in the column names.
 """
@@ -11,12 +11,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from dlbench.publish.figure import Figure
+from dlbench.publish.delimited_exchange import EXCHANGE_COLUMNS, SWEEP_COLUMNS, exchange_rows, sweep_rows
+from dlbench.publish.figure import Cell, figure_columns
 from dlbench.publish.model import Group, Report
 
-TableName = Literal["points", "parts", "runs", "quality", "evaluations"]
-
-Cell = str | int | float | bool | None
+TableName = Literal["points", "parts", "runs", "quality", "evaluations", "exchange", "sweep"]
 
 
 def to_csv(report: Report, table: TableName = "points") -> str:
@@ -139,17 +138,8 @@ def _point_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
                 "caption": group.caption,
             }
             for name, column in _FIGURES.items():
-                row |= _columns(column, getattr(point, name))
+                row |= figure_columns(column, getattr(point, name))
             yield row | _of_utilisation(group, index)
-
-
-def _columns(column: str, figure: Figure | None) -> dict[str, Cell]:
-    """A figure and the ends of its interval."""
-    return {
-        column: None if figure is None else figure.value,
-        f"{column}_low": None if figure is None else figure.low,
-        f"{column}_high": None if figure is None else figure.high,
-    }
 
 
 def _of_utilisation(group: Group, index: int) -> dict[str, Cell]:
@@ -208,9 +198,9 @@ def _quality_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
                 "caption": group.caption,
             }
             for name, column in _QUALITY_FIGURES.items():
-                row |= _columns(column, getattr(point, name))
+                row |= figure_columns(column, getattr(point, name))
             for name, column in _FACTORS.items():
-                row |= _columns(column, getattr(point.factors, name) if point.factors else None)
+                row |= figure_columns(column, getattr(point.factors, name) if point.factors else None)
             yield row
 
 
@@ -236,4 +226,6 @@ _TABLES = {
     "runs": (RUN_COLUMNS, _run_rows),
     "quality": (QUALITY_COLUMNS, _quality_rows),
     "evaluations": (EVALUATION_COLUMNS, _evaluation_rows),
+    "exchange": (EXCHANGE_COLUMNS, exchange_rows),
+    "sweep": (SWEEP_COLUMNS, sweep_rows),
 }

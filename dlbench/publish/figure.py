@@ -14,7 +14,7 @@ class Figure:
     value: float
     unit: str
     """`images/s` (or another sample unit a second), `images/s/rank`, `TFLOP/s/rank`, `s`, `fraction`, `ratio`,
-    `samples`, `epochs`, `error` (a mean absolute error)."""
+    `samples`, `epochs`, `error` (a mean absolute error), `bytes`, `messages`, `loss`."""
     low: float | None
     high: float | None
     n: int
@@ -32,3 +32,16 @@ def figure_of(estimate: Estimate, unit: str) -> Figure:
 def optional_figure_of(estimate: Estimate | None, unit: str) -> Figure | None:
     """The same for what may be missing."""
     return None if estimate is None else figure_of(estimate, unit)
+
+
+Cell = str | int | float | bool | None
+"""One value of a table for programs."""
+
+
+def figure_columns(column: str, figure: Figure | None) -> dict[str, Cell]:
+    """A figure and the ends of its interval, as a table for programs has them; empty where there is none."""
+    return {
+        column: None if figure is None else figure.value,
+        f"{column}_low": None if figure is None else figure.low,
+        f"{column}_high": None if figure is None else figure.high,
+    }

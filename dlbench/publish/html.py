@@ -37,6 +37,8 @@ _TABLE_TITLES = {
     "runs": "runs",
     "quality": "training to a quality",
     "evaluations": "evaluations",
+    "exchange": "gradient exchange",
+    "sweep": "settings of sweeps",
 }
 
 _UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|[KMGTP]iB|B|GB/s|ranks?)\b|%)")
@@ -160,6 +162,10 @@ def _downloads(report: Report) -> list[dict[str, str]]:
         tables += ["parts", "runs"]
     if any(group.quality for group in report.groups):
         tables += ["quality", "evaluations"]
+    if any(group.exchange for group in report.groups):
+        tables.append("exchange")
+    if report.sweeps:
+        tables.append("sweep")
     return [download(table, _TABLE_TITLES[table], delimited.to_csv(report, table)) for table in tables]
 
 

@@ -29,7 +29,14 @@ def data_source(run: Run) -> str:
 def _engine_settings(run: Run) -> str:
     engine = run.plan.engine
     settings = {"horovod": engine.horovod, "ddp": engine.ddp}.get(engine.name)
-    return "" if settings is None else ", ".join(f"{k}={v}" for k, v in settings.model_dump(mode="json").items())
+    if settings is None:
+        return ""
+    # The autotuner's settings are worth words only where it is on.
+    return ", ".join(
+        f"{key}={value}"
+        for key, value in settings.model_dump(mode="json").items()
+        if engine.horovod.autotune or not key.startswith("autotune")
+    )
 
 
 def _sync(run: Run) -> str:

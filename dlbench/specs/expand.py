@@ -53,6 +53,11 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ),
     ("system.launch.oversubscribe_yield", lambda plan: _by_mpi(plan), "only MPI launchers read it"),
     (
+        "engine.horovod.fusion_threshold_bytes",
+        lambda plan: not plan.sync.is_own,
+        "dlbench's own exchange does not use Horovod's fusion",
+    ),
+    (
         "engine.horovod.autotune_",
         lambda plan: plan.engine.horovod.autotune,
         "only engine.horovod.autotune reads it",

@@ -73,6 +73,11 @@ class NetworkModel(Spec):
     shared_link: bool = Field(
         True, description="Whether ranks of a node share one link to other nodes (one adapter a node)."
     )
+    shared_memory: bool = Field(
+        False,
+        description="Whether ranks of a group share what carries messages inside it (memory, processors), so that the "
+        "bytes of all of them add up.",
+    )
     collectives: tuple[LineCost, ...] = Field((), description="Collectives of back-ends, each as a line.")
     median_error: NonNegative | None = Field(
         None, description="Median of |predicted / measured - 1| over points that the fit did not see."

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from dlbench.specs.base import Count, CountOrZero, Name, Positive, RunName, Spec
 from dlbench.specs.engine import EngineSpec
-from dlbench.specs.sync import SyncSpec, layout_problem
+from dlbench.specs.sync import MGWFBP_STEPS, SyncSpec, layout_problem
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec
 from dlbench.specs.workload import Workload
@@ -154,6 +154,11 @@ class RunPlan(LaunchPlan):
         problem = layout_problem(self.sync, engine=self.engine.name, ranks=self.layout.ranks, nodes=self.layout.nodes)
         if problem is not None:
             raise ValueError(problem)
+        if self.sync.fusion == "mgwfbp" and self.layout.ranks > 1 and self.measure.warmup_steps < MGWFBP_STEPS:
+            raise ValueError(
+                f"sync.fusion mgwfbp: watches {MGWFBP_STEPS} warm-up steps before it merges, the plan has "
+                f"{self.measure.warmup_steps}; set measure.warmup_steps to {MGWFBP_STEPS} or more"
+            )
         horovod = self.engine.horovod
         if self.engine.name != "horovod":
             return self

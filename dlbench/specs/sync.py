@@ -20,6 +20,10 @@ DEFAULT_BUCKET_BYTES = 25 * 1024 * 1024
 """What `fusion: auto` collects where dlbench itself buckets; as large as PyTorch DDP's own bucket."""
 
 
+MGWFBP_STEPS = 4
+"""Warm-up steps that fusion mgwfbp needs before it can merge: one that sets things up, three that are watched."""
+
+
 class SyncSpec(Spec):
     """How gradients are exchanged, beyond the settings of the engine; the defaults leave all to the engine."""
 
@@ -33,8 +37,9 @@ class SyncSpec(Spec):
     fusion: Annotated[str, Field(pattern=r"^(auto|engine|none|single|mgwfbp|size:[0-9A-Za-z. ]+)$")] = Field(
         "auto",
         description="engine: as Horovod or DDP group gradients. none: a message a tensor. single: one message, after "
-        "the backward pass. size:BYTES: buckets of at least so much, e.g. size:25MiB. mgwfbp: merged by the rule of "
-        "MG-WFBP. auto: engine where the exchange is the engine's own, otherwise size:25MiB.",
+        "the backward pass. size:BYTES: buckets of at least so much, e.g. size:25MiB. mgwfbp: merged so that, in the "
+        "model of MG-WFBP, all are through earliest. auto: engine where the exchange is the engine's own, otherwise "
+        "size:25MiB.",
     )
     wire: Wire = Field(
         "fp32",

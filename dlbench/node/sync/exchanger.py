@@ -5,7 +5,7 @@ autograd has it; a complete message goes to the communication thread. Messages a
 which rank 0's first backward pass had them ready; before that, in reverse order of the parameters.
 
 With fusion `mgwfbp` all gradients travel as one message (`single`) until the backward pass has been watched for a few
-steps: undisturbed by exchanges, as the rule of MG-WFBP wants its times. A gradient's time is that of the slowest rank,
+steps: undisturbed by exchanges, as the model of MG-WFBP wants its times. A gradient's time is that of the slowest rank,
 as a collective ends for nobody before all are there.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlbench.costs.overlap import merge
+from dlbench.costs.overlap import best_merge
 from dlbench.errors import RunError
 from dlbench.node.sync import buckets
 from dlbench.node.sync.account import Account
@@ -30,8 +30,9 @@ from dlbench.node.sync.moments import Moments, StepMoments
 from dlbench.node.sync.route import Route
 from dlbench.node.sync.worker import ExchangeThread
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.sync import MGWFBP_STEPS
 
-WATCHED_STEPS = 3
+WATCHED_STEPS = MGWFBP_STEPS - 1
 """Backward passes that mgwfbp takes its times from; the first pass of all, which sets things up, is not among them."""
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
@@ -183,12 +184,12 @@ class Exchanger:
             self._forget()
 
     def _merge(self) -> None:
-        """Messages by the rule of MG-WFBP, from the median times of the slowest rank."""
+        """Messages that are through earliest in MG-WFBP's model, from the median times of the slowest rank."""
         assert self.route.line is not None
         self._clock.settle()
         slowest = [max(times) for times in zip(*self._gather(self._moments.gradients()), strict=True)]
         order = sorted(range(len(slowest)), key=lambda n: (slowest[n], n))
-        counts = merge([self._sizes[n] for n in order], [slowest[n] for n in order], self.route.line)
+        counts = best_merge([self._sizes[n] for n in order], [slowest[n] for n in order], self.route.line)
         self._fusion = "mgwfbp"
         self._arrange(*self._agreed([order, list(counts)]))
 

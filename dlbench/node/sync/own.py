@@ -16,11 +16,11 @@ from dlbench.node.sync import buckets
 from dlbench.node.sync.account import exchange_settings
 from dlbench.node.sync.clocks import clock_for
 from dlbench.node.sync.engine import Engine
-from dlbench.node.sync.exchanger import WATCHED_STEPS, Exchanger
+from dlbench.node.sync.exchanger import Exchanger
 from dlbench.node.sync.groups import Communicators
-from dlbench.node.sync.network_file import read_network
 from dlbench.node.sync.route import RouteBuilder
 from dlbench.records.exchange import ExchangeResult
+from dlbench.records.network import read_network
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 
@@ -34,14 +34,9 @@ class OwnExchange:
         """`base` is not started yet.
 
         Raises:
-            UserError: the plan leaves mgwfbp too few warm-up steps, asks for shared memory between GPUs, or names a
+            UserError: the plan asks for shared memory between GPUs, or names a
                 file of costs that is none.
         """
-        if plan.sync.fusion == "mgwfbp" and plan.measure.warmup_steps < 1 + WATCHED_STEPS:
-            raise UserError(
-                f"sync.fusion mgwfbp: watches {1 + WATCHED_STEPS} warm-up steps before it merges, the plan has "
-                f"{plan.measure.warmup_steps}; set measure.warmup_steps to {1 + WATCHED_STEPS} or more"
-            )
         if plan.sync.inside == "shared-memory" and device.type != "cpu":
             raise UserError("sync.inside shared-memory: gradients lie on GPUs; use sync.inside engine")
         if plan.sync.network is not None:

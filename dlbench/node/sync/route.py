@@ -16,7 +16,7 @@ from dlbench.node.sync.calibration import ELEMENT_BYTES, calibrate, sizes_up_to
 from dlbench.node.sync.clocks import Clock
 from dlbench.node.sync.exchanges import Flat, Hierarchical, Hybrid, Leader, Method
 from dlbench.node.sync.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
-from dlbench.node.sync.network_file import given_line
+from dlbench.node.sync.network_costs import given_line
 from dlbench.node.sync.shared_memory import SharedMemoryGroup
 from dlbench.node.sync.wire import WireFormat, build_wire
 from dlbench.specs.network import LineCost
