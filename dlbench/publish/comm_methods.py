@@ -40,7 +40,8 @@ METHODS: tuple[tuple[str, str], ...] = (
         "A message costs alpha + bytes x beta, by level (inside a group, across groups) and message size; a byte "
         "reduced costs gamma. One fit for each system, carrier and type of element, over all collectives, layouts, "
         "algorithms and sizes, with relative errors and robust against outliers. Where groups hold several ranks, "
-        "whether these share one link to other groups or have a link each is what predicts held-out points better.",
+        "whether these share one link to other groups or have a link each, and whether their bytes inside the group "
+        "add up (shared memory or processors), is what predicts held-out points better.",
     ),
     (
         "Predictions",
