@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from dlbench.cli.export import export
+from dlbench.cli import cli
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.publish.mllog import NOTICE, RULES
 from dlbench.records.folder import RunFolder
@@ -129,7 +129,9 @@ def speed_run(out: Path) -> Path:
 
 def call(*arguments: str | Path) -> Result:
     """`dlbench export ...`; a DlbenchError is raised."""
-    return CliRunner().invoke(export, [str(a) for a in arguments], catch_exceptions=False, standalone_mode=False)
+    # Through the group: a command invoked alone would keep its own help option, without -h, for later tests.
+    words = ["export", *map(str, arguments)]
+    return CliRunner().invoke(cli, words, catch_exceptions=False, standalone_mode=False)
 
 
 def lines(text: str) -> list[dict[str, Any]]:

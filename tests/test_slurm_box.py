@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dlbench.cli.box import box as box_command
+from dlbench.cli import cli
 from dlbench.errors import RunError, UserError
 from dlbench.jobs import box_config, box_host, box_state
 from dlbench.jobs.box import Box, check_requirements
@@ -228,7 +228,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
 
 def test_no_box_is_no_traceback(tmp_path: Path) -> None:
     for command, *more in (["stop"], ["status"], ["shape", "200mbit"]):
-        result = CliRunner().invoke(box_command, [command, str(tmp_path), *more])
+        result = CliRunner().invoke(cli, ["box", command, str(tmp_path), *more])
         assert isinstance(result.exception, UserError)
         assert "no box runs in" in str(result.exception)
 
@@ -384,17 +384,17 @@ def test_two_boxes_coexist_and_stop_leaves_nothing(slurm_box: Box, slurm_folder:
 def test_the_commands_start_and_stop_a_box_again_and_again(slurm_folder: Path) -> None:
     runner = CliRunner()
     for _ in range(2):
-        result = runner.invoke(box_command, ["start", str(slurm_folder), "--nodes", "1"])
+        result = runner.invoke(cli, ["box", "start", str(slurm_folder), "--nodes", "1"])
         assert result.exit_code == 0, result.output
         assert f"export SLURM_CONF={slurm_folder}/slurm.conf\n" in result.output
-        result = runner.invoke(box_command, ["status", str(slurm_folder)])
+        result = runner.invoke(cli, ["box", "status", str(slurm_folder)])
         assert re.search(r"slurmd\.n1 +pid \d+ +runs", result.output)
         assert re.search(r"n1 +idle", result.output)
         for rate, words in (("50mbit", "limited to 50mbit"), ("none", "are free"), ("none", "are free")):
-            assert words in runner.invoke(box_command, ["shape", str(slurm_folder), rate]).output
-        assert isinstance(runner.invoke(box_command, ["shape", str(slurm_folder), "fast"]).exception, UserError)
+            assert words in runner.invoke(cli, ["box", "shape", str(slurm_folder), rate]).output
+        assert isinstance(runner.invoke(cli, ["box", "shape", str(slurm_folder), "fast"]).exception, UserError)
         for words in ("is gone", "no box runs"):
-            result = runner.invoke(box_command, ["stop", str(slurm_folder)])
+            result = runner.invoke(cli, ["box", "stop", str(slurm_folder)])
             assert result.exit_code == 0
             assert words in result.output
 
