@@ -6,6 +6,7 @@ rank count comes from a fit to other sizes and other rank counts.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,15 @@ from dlbench.costs.predictions import predict
 from dlbench.jobs.box import Box
 from dlbench.records.comm_scan import CommRun, scan_comm
 from tests.bench.figures import FOLDER, Figure, median_interval
-from tests.bench.shaped_cluster import RATE, RATE_BYTES_PER_S, lacking, shaped_cluster, submit, wait_for
+from tests.bench.shaped_cluster import (
+    OPEN_MPI_AS_ROOT,
+    RATE,
+    RATE_BYTES_PER_S,
+    lacking,
+    shaped_cluster,
+    submit,
+    wait_for,
+)
 
 LAYOUTS = ((2, 2), (2, 3), (2, 4), (4, 2))
 """Nodes and ranks a node."""
@@ -190,7 +199,8 @@ def _against_libraries() -> Iterator[Figure]:
             command = [sys.executable, "-m", "dlbench", "comm", "run", "--ranks", "2", "--algorithms", "ring"]
             command += ["--backends", library, "--transport", transport, "--launcher", launcher, "--no-progress"]
             command += ["--sizes", "64KiB,1MiB,16MiB,64MiB", "--iterations", "15", "--repeats", "5", "--out", temporary]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            environment = {**os.environ, **OPEN_MPI_AS_ROOT}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             name = f"our ring over {library}'s all-reduce, 2 ranks on one machine, transport {transport}"
             if done.returncode != 0:
                 reason = done.stderr.strip().splitlines()[-1]

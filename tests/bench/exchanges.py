@@ -15,7 +15,7 @@ from pathlib import Path
 from dlbench.analysis.measures import measure
 from dlbench.records.scan import Run, scan
 from tests.bench.figures import Figure, median_interval
-from tests.bench.shaped_cluster import RATE, lacking, shaped_cluster, submit, wait_for
+from tests.bench.shaped_cluster import OPEN_MPI_AS_ROOT, RATE, lacking, shaped_cluster, submit, wait_for
 
 REPEATS = 5
 FUSIONS = ("none", "single", "mgwfbp")
@@ -145,8 +145,7 @@ def _train(out: Path, series: str, way: Sequence[str]) -> str:
     command = [sys.executable, "-m", "dlbench", "run", "resnet50", "--preset", "ci", "--data", "synthetic"]
     command += ["--set", "layout.cores_per_rank=1", "--set", "measure.measured_steps=12", "--no-progress"]
     command += ["--set", "measure.warmup_steps=6", "--series", series, "--out", str(out), *way]
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    done = subprocess.run(command, env={**os.environ, **as_root}, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env={**os.environ, **OPEN_MPI_AS_ROOT}, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
 

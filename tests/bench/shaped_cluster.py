@@ -15,6 +15,8 @@ from dlbench.jobs.box import Box, check_requirements
 
 RATE = "200mbit"
 RATE_BYTES_PER_S = 200e6 / 8
+OPEN_MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+"""A box needs root, and Open MPI then wants to be asked twice."""
 SYSTEM = """\
 format: dlbench.system
 version: 1
