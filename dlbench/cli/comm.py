@@ -109,9 +109,7 @@ def _asked(function: F) -> F:
         ),
         click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing."),
     ]
-    for decorate in reversed(decorators):
-        function = decorate(function)
-    return function
+    return shared.decorated(function, decorators)
 
 
 @click.command()
@@ -145,15 +143,7 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
 
 @click.command()
 @_asked
-@click.option("--system", required=True, metavar="NAME|FILE", help="System file; it must have a scheduler.")
-@click.option("--nodes", metavar="1,2,4", help="Node counts.")
-@click.option("--ranks", metavar="2,4", help="Rank counts, instead of --nodes.")
-@click.option(
-    "--chain/--no-chain",
-    default=True,
-    show_default=True,
-    help="Let each job wait for the one before: runs of a series would disturb each other.",
-)
+@shared.submit_options("2,4")
 def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **options: Any) -> None:
     """Measure a collective in Slurm jobs, one a run; --dry-run prints the exact scripts.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
 from dlbench.cli.options import write_output
-from dlbench.cli.report import FormatName, check_writable, format_of, require_modules
+from dlbench.cli.report import FormatName, check_writable, format_of, report_options, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
@@ -24,14 +24,7 @@ _CHARTS = ("altair", "vl_convert")
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output).")
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(get_args(FormatName)),
-    help="Default: what the name of the output file says, else text.",
-)
+@report_options
 @click.option(
     "--table",
     type=click.Choice(["points", "ratios", "fits", "runs"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,6 +61,31 @@ def plan_options(function: F) -> F:
         ),
         click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing."),
     ]
+    return decorated(function, decorators)
+
+
+def submit_options(ranks_example: str) -> Callable[[F], F]:
+    """Options of every command that submits a series to Slurm; `ranks_example` stands for rank counts in the help."""
+
+    def decorate(function: F) -> F:
+        decorators = [
+            click.option("--system", required=True, metavar="NAME|FILE", help="System file; it must have a scheduler."),
+            click.option("--nodes", metavar="1,2,4", help="Node counts."),
+            click.option("--ranks", metavar=ranks_example, help="Rank counts, instead of --nodes."),
+            click.option(
+                "--chain/--no-chain",
+                default=True,
+                show_default=True,
+                help="Let each job wait for the one before: runs of a series would disturb each other.",
+            ),
+        ]
+        return decorated(function, decorators)
+
+    return decorate
+
+
+def decorated(function: F, decorators: Sequence[Callable[[F], F]]) -> F:
+    """A command with options, which its help lists in the order given."""
     for decorate in reversed(decorators):
         function = decorate(function)
     return function

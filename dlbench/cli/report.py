@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from dlbench.cli.options import write_output
+from dlbench.cli.options import F, decorated, write_output
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
@@ -32,15 +32,25 @@ _NUMBERS = ("numpy", "pandas")
 _CHARTS = ("altair", "vl_convert")
 
 
+def report_options(function: F) -> F:
+    """What every report is asked: of which runs, to which file, in which format."""
+    decorators = [
+        click.argument("runs", type=click.Path(path_type=Path)),
+        click.option(
+            "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
+        ),
+        click.option(
+            "--format",
+            "format_name",
+            type=click.Choice(get_args(FormatName)),
+            help="Default: what the name of the output file says, else text.",
+        ),
+    ]
+    return decorated(function, decorators)
+
+
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output).")
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(get_args(FormatName)),
-    help="Default: what the name of the output file says, else text.",
-)
+@report_options
 @click.option(
     "--table",
     type=click.Choice(["points", "parts", "runs", "quality", "evaluations", "exchange", "sweep"]),

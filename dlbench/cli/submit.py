@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @shared.plan_options
-@click.option("--system", required=True, metavar="NAME|FILE", help="System file; it must have a scheduler.")
-@click.option("--nodes", metavar="1,2,4", help="Node counts.")
-@click.option("--ranks", metavar="1,2,4", help="Rank counts, instead of --nodes.")
-@click.option(
-    "--chain/--no-chain",
-    default=True,
-    show_default=True,
-    help="Let each job wait for the one before: runs of a series would disturb each other.",
-)
+@shared.submit_options("1,2,4")
 def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **options: Any) -> None:
     """Submit WORKLOAD at each node count, one job a run; --dry-run prints the exact scripts.
 

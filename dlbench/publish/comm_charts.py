@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from dlbench.publish import comm_tabular
 from dlbench.publish.chart_style import IDEAL, MUTED, RANK_COLOURS, WIDE
@@ -13,9 +13,6 @@ from dlbench.publish.charts import Chart, Rows, finish
 from dlbench.publish.comm_model import CommGroup, SizeRow
 from dlbench.publish.comm_wording import basis_text, rate_figure_text, ratio_text, seconds_text, size_text, time_text
 from dlbench.publish.tabular import Table
-
-if TYPE_CHECKING:
-    from dlbench.publish.model import Group
 
 HEIGHT = 260
 
@@ -97,11 +94,9 @@ def _chart(group: CommGroup, quantity: _Quantity) -> Chart | None:
     rows = _rows(group, quantity)
     if not rows:
         return None
-    # `finish` reads the group's id and label alone.
-    subject = cast("Group", group)
     return finish(
         alt.layer(*_layers(alt, group, rows, quantity)),
-        subject,
+        group,
         name=quantity.name,
         title=quantity.title,
         alt=_words(group, rows, quantity),

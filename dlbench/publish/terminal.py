@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlbench.publish import exchange_tables, sweep_tables, training_tables
 from dlbench.publish.model import Group, Report
+from dlbench.publish.tabular import aligned
 from dlbench.publish.training_model import Quality, Utilisation
 from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, lost_text, place_text, runs_text, value_text
 
@@ -21,14 +22,14 @@ def to_text(report: Report, width: int = WIDTH) -> str:
     """The summary as plain lines of at most `width` columns (a single longer word stays whole)."""
     lines = [report.title, *(line for notice in report.notices for line in _wrapped(notice, width)), ""]
     for heading, rows, words in _sweeps(report, width):
-        lines += [*_wrapped(heading, width), *(_columns(rows) if rows else [])]
+        lines += [*_wrapped(heading, width), *(aligned(rows) if rows else [])]
         lines += [*(line for text in words for line in _wrapped(text, width)), ""]
     for group in report.groups:
         lines += [*_wrapped(group.label, width), *_wrapped(group.verdict, width), ""]
-        lines += [*_columns(_rows(group, width)), ""]
+        lines += [*aligned(_rows(group, width)), ""]
         lines += [*_wrapped(_losses(group), width)]
         for rows, words in _training(group, width):
-            lines += ["", *_columns(rows), *(line for text in words for line in _wrapped(text, width))]
+            lines += ["", *aligned(rows), *(line for text in words for line in _wrapped(text, width))]
         lines += [*_doubts(group, width), ""]
     return "\n".join([*lines, *_endings(report, width)]).rstrip() + "\n"
 
@@ -90,7 +91,7 @@ def _sweeps(report: Report, width: int) -> Iterator[tuple[str, list[tuple[str, .
 def _rows(group: Group, width: int) -> list[tuple[str, ...]]:
     """The table of a group; the step's interval is left out where the width does not hold it."""
     rows = _all_rows(group, step_interval=True)
-    return rows if max(map(len, _columns(rows))) <= width else _all_rows(group, step_interval=False)
+    return rows if max(map(len, aligned(rows))) <= width else _all_rows(group, step_interval=False)
 
 
 def _all_rows(group: Group, *, step_interval: bool) -> list[tuple[str, ...]]:
@@ -158,10 +159,10 @@ def _use(group: Group, found: Utilisation) -> list[tuple[str, ...]]:
 
 def _fitting(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
     """The rows, without intervals where the width does not hold them, and shortened where that is not enough."""
-    if max(map(len, _columns(rows))) <= width:
+    if max(map(len, aligned(rows))) <= width:
         return rows
     without = [tuple(cell.partition(" [")[0] for cell in row) for row in rows]
-    if max(map(len, _columns(without))) <= width:
+    if max(map(len, aligned(without))) <= width:
         return without
     return [tuple(shorten(cell, 20) for cell in row) for row in without]
 
@@ -194,8 +195,3 @@ def shorten(text: str, width: int) -> str:
 
 def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width)
-
-
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
