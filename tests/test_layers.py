@@ -32,13 +32,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.models": NODE_FLOOR,
     "node.data": NODE_FLOOR | {"node.models"},
     "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
-    "node.training": NODE_FLOOR | {"node.models", "node.data", "node.sync", "node.ranks", "node.cores"},
+    "node.training": NODE_FLOOR
+    | {"node.models", "node.data", "node.sync", "node.watching", "node.ranks", "node.cores"},
+    "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
     "node.collectives": NODE_FLOOR | {"node.sync", "node.ranks", "node.rendezvous"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
     "node.cores": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},
-    "node.__main__": NODE_FLOOR | {"node.ranks", "node.cores", "node.sync", "node.training", "node.collectives"},
+    "node.__main__": NODE_FLOOR
+    | {"node.ranks", "node.cores", "node.sync", "node.watching", "node.training", "node.collectives"},
     "__main__": {"cli"},
 }
 

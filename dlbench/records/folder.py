@@ -75,6 +75,28 @@ class RunFolder:
         """`rank-0000.steps`: raw step times of one rank (see `dlbench.records.steps`)."""
         return self.path / f"rank-{rank:04d}.steps"
 
+    def spans(self, rank: int) -> Path:
+        """`rank-0000.spans`: what one rank did when (see `dlbench.records.spans`)."""
+        return self.path / f"rank-{rank:04d}.spans"
+
+    def profile(self, rank: int) -> Path:
+        """`rank-0000.profile.json`: what torch.profiler wrote of one rank's window, a Chrome trace."""
+        return self.path / f"rank-{rank:04d}.profile.json"
+
+    def samples(self, node: int) -> Path:
+        """`node-0000.samples`: what the sampler of one node read (see `dlbench.records.samples`)."""
+        return self.path / f"node-{node:04d}.samples"
+
+    @property
+    def clock(self) -> Path:
+        """`clock.json`: where node 0 answers while nodes compare their clocks."""
+        return self.path / "clock.json"
+
+    @property
+    def watch_cost(self) -> Path:
+        """`watch-cost.json`: what watching cost, measured against unwatched runs of the same series."""
+        return self.path / "watch-cost.json"
+
     def status(self, rank: int) -> Path:
         """`rank-0000.status.json`: the last thing one rank said about itself."""
         return self.path / f"rank-{rank:04d}.status.json"

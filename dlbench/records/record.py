@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dlbench.records.exchange import ExchangeResult
+from dlbench.records.watch import WatchResult
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RunName, Spec
 
 
@@ -169,6 +170,7 @@ class Record(Spec):
     noise_scale: NoiseScale | None = Field(None, description="Gradient noise scale, if it was asked for.")
     events: tuple[Event, ...] = Field((), description="Moments of the run, in order.")
     exchange: ExchangeResult | None = Field(None, description="The gradient exchange; null at one rank.")
+    watch: WatchResult | None = Field(None, description="What watching saw and cost; null where nothing was watched.")
     inert: tuple[str, ...] = Field(
         (), description="Errors: settings that were asked for and had no effect, each a sentence with the evidence."
     )

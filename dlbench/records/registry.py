@@ -73,6 +73,22 @@ def _checkpoints(run: Run) -> str:
     return "" if every.every_epochs is None else f"every {every.every_epochs:g} epochs"
 
 
+def watching(run: Run) -> str:
+    """`none`, `default`, or what differs from it: watched and unwatched runs are never put into one ratio."""
+    watch = run.plan.watch
+    if watch is None or not (watch.sampler or watch.window_steps):
+        return "none"
+    chosen = watch.model_dump(mode="json", exclude_defaults=True)
+    return ", ".join(f"{key}={value}" for key, value in chosen.items()) or "default"
+
+
+def _fault(run: Run) -> str:
+    fault = run.plan.fault
+    if fault is None:
+        return ""
+    return ", ".join(f"{key}={value}" for key, value in fault.model_dump(mode="json", exclude_defaults=True).items())
+
+
 def _device(run: Run) -> str:
     if run.record is None:
         return "unknown"
@@ -104,6 +120,8 @@ KEYS: tuple[Key, ...] = (
     Key(
         name="cores_per_rank", title="Cores a rank", value=lambda r: str(r.plan.layout.cores_per_rank), comparable=True
     ),
+    Key(name="watching", title="Watching", value=watching, comparable=True),
+    Key(name="fault", title="Planted fault", value=_fault, comparable=True),
     Key(name="phases", title="Phase mode", value=lambda r: r.plan.measure.phases, comparable=True),
     Key(name="ranks", title="Ranks", value=lambda r: str(r.plan.layout.ranks), comparable=False),
     Key(name="nodes", title="Nodes", value=lambda r: str(r.plan.layout.nodes), comparable=False),

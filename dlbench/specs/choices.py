@@ -11,16 +11,18 @@ from pydantic import Field
 from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Count, Name, Spec
 from dlbench.specs.engine import EngineSpec
+from dlbench.specs.fault import FaultSpec
 from dlbench.specs.merge import Layers, validate
 from dlbench.specs.plan import AxisValue, CheckpointSpec
 from dlbench.specs.resolve import find
 from dlbench.specs.sync import SyncSpec
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
+from dlbench.specs.watch import WatchSpec
 from dlbench.specs.workload import DataSpec, ModelSpec, Workload
 from dlbench.specs.yamlfile import read_yaml
 
-_NOT_TRAINED = {"measure", "engine", "sync", "checkpoint", "layout"}
+_NOT_TRAINED = {"measure", "engine", "sync", "checkpoint", "watch", "fault", "layout"}
 """Sections that say how a workload is run, not what is trained."""
 _PATHS = (
     ("data", "source"),
@@ -55,6 +57,8 @@ class Choices(Spec):
     engine: EngineSpec = EngineSpec()
     sync: SyncSpec = SyncSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    watch: WatchSpec = WatchSpec()
+    fault: FaultSpec | None = None
     layout: LayoutChoice = LayoutChoice()
 
     def workload(self) -> Workload:

@@ -229,6 +229,8 @@ def _plan(
             sync=choices.sync,
             measure=choices.measure,
             checkpoint=choices.checkpoint,
+            watch=choices.watch,
+            fault=choices.fault,
             layout=layout,
             series=place,
             system=system,

@@ -11,12 +11,17 @@ from typing_extensions import Self
 
 from dlbench.specs.base import Count, CountOrZero, Name, Positive, RunName, Spec
 from dlbench.specs.engine import EngineSpec
+from dlbench.specs.fault import FaultSpec
 from dlbench.specs.sync import MGWFBP_STEPS, SyncSpec, layout_problem
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec
+from dlbench.specs.watch import WatchSpec
 from dlbench.specs.workload import Workload
 
 AxisValue = str | int | float | bool | None
+
+Variant = Literal["plain", "synthetic-input", "no-exchange", "unwatched"]
+"""What of a series' request a run leaves away, to show by the difference what that costs."""
 
 
 class LayoutSpec(Spec):
@@ -69,6 +74,11 @@ class SeriesSpec(Spec):
     repeats: Count = Field(description="How often each point is run.")
     position: CountOrZero = Field(description="Order in the series; repeats are interleaved over points.")
     axes: dict[str, AxisValue] = Field(default_factory=dict, description="Values of the swept keys.")
+    variant: Variant = Field(
+        "plain",
+        description="plain: as asked for. synthetic-input, no-exchange: the same with one thing taken away (run "
+        "--decompose). unwatched: the same without watching (run --watch-cost).",
+    )
 
 
 class LaunchPlan(Spec):
@@ -114,6 +124,10 @@ class RunPlan(LaunchPlan):
     checkpoint: CheckpointSpec = Field(
         CheckpointSpec(), description="When the state of training is kept, and where it begins."
     )
+    watch: WatchSpec | None = Field(
+        None, description="How the run is watched; null: not at all, as in plans from before there was watching."
+    )
+    fault: FaultSpec | None = Field(None, description="A fault planted on purpose; null: none.")
     series: SeriesSpec = Field(description="Where the run stands in its series.")
 
     @property

@@ -10,7 +10,7 @@ from dlbench.errors import UserError
 from dlbench.specs.base import Count, Spec
 from dlbench.units import parse_bytes
 
-Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus"]
+Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
 Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
 
 GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")
@@ -32,7 +32,8 @@ class SyncSpec(Spec):
         description="flat: one all-reduce over all ranks. hierarchical: reduce-scatter in the group, all-reduce across "
         "groups for each local rank, all-gather in the group. leader: reduce to the group's first rank, all-reduce "
         "among these, broadcast. hybrid: hierarchical below a message size, flat from it on. horovod-hierarchical and "
-        "horovod-torus: Horovod's own flags, which only its NCCL builds obey.",
+        "horovod-torus: Horovod's own flags, which only its NCCL builds obey. none: gradients and ranks drift apart, "
+        "only to see what the exchange costs.",
     )
     fusion: Annotated[str, Field(pattern=r"^(auto|engine|none|single|mgwfbp|size:[0-9A-Za-z. ]+)$")] = Field(
         "auto",

@@ -1,0 +1,1 @@
+"""Watching a run from beside it: see docs/architecture.md."""

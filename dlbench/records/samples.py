@@ -1,0 +1,88 @@
+"""`node-NNNN.samples`: what the sampler of one node read; blocks of rows, see `blocks`.
+
+The columns depend on the node and stand in the header: `time_ns` (CLOCK_MONOTONIC of the node, when the reading began),
+`late_ns` (behind its due time), then one column of 4- or 8-byte floats for each field that could be read. A field's
+name says its unit: `gpu.0.power_w`, `host.cpu.3.busy` (share), `host.net.eth0.received_bytes` (counters run from
+anywhere). NaN: not read at this time (slow sources are read every tenth time), or not to be had; never a zero
+instead. The header's `unavailable` names what this node does not tell, each with the reason; notes tell later failures
+(`{"failed": field, "time_ns": ..., "reason": ...}`) and, at the end, the sampler's own account (`{"end": {...}}`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlbench.errors import IncompleteDataError
+from dlbench.records.blocks import BlockReader, BlockWriter
+
+if TYPE_CHECKING:
+    from dlbench.records.blocks import Rows
+
+SAMPLES_FORMAT, SAMPLES_VERSION = "dlbench.samples", 1
+
+TIME_FIELDS: tuple[tuple[str, str], ...] = (("time_ns", "<i8"), ("late_ns", "<i8"))
+
+
+def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, str]], max_bytes: int) -> BlockWriter:
+    """The writer of one node's samples.
+
+    Args:
+        path: the file.
+        header: node_rank, host, run_id, period_s, unavailable.
+        columns: name and type (`<f4` or `<f8`) of each field.
+        max_bytes: this node's share.
+    """
+    content = {"format": SAMPLES_FORMAT, "version": SAMPLES_VERSION, **header}
+    return BlockWriter(
+        path, content, [*TIME_FIELDS, *columns], delta=("time_ns",), rows_per_block=16, max_bytes=max_bytes
+    )
+
+
+@dataclass(kw_only=True)
+class SampleReader:
+    """Samples of one node, block by block.
+
+    Raises:
+        IncompleteDataError: no file of samples, or of an unknown version.
+    """
+
+    path: Path
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    """Fields that failed on the way, met so far: `failed`, `time_ns`, `reason`."""
+    end: dict[str, Any] | None = None
+    """The sampler's own account; None until it was met, and where the sampler was killed."""
+
+    def __post_init__(self) -> None:
+        self._reader = BlockReader(self.path, SAMPLES_FORMAT)
+        if self._reader.header.get("version") != SAMPLES_VERSION:
+            raise IncompleteDataError(
+                f"{self.path}: samples of an unknown version ({self._reader.header.get('version')!r})"
+            )
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """node_rank, host, run_id, period_s, unavailable, fields."""
+        return self._reader.header
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the sampled fields."""
+        return [str(name) for name, _ in self.header["fields"]][len(TIME_FIELDS) :]
+
+    def blocks(self) -> Iterator[Rows]:
+        """Structured arrays with the fields of the header.
+
+        Raises:
+            IncompleteDataError: a block is damaged.
+        """
+        self.failures.clear()
+        for block in self._reader.blocks():
+            if not isinstance(block, dict):
+                yield block
+            elif "failed" in block:
+                self.failures.append(block)
+            elif "end" in block:
+                self.end = block["end"]

@@ -1,0 +1,138 @@
+"""`rank-NNNN.spans`: what one rank did when, beyond the phases of its steps; blocks of rows, see `blocks`.
+
+Lanes are the threads of a trace. Stages (starting, building, warm-up, measuring, evaluation, checkpoint, finishing)
+come from every rank; layers, messages and reading only from the window of watched steps. Nothing dlbench does today
+stages data or swaps: their lanes are there for what will, and stay empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlbench.errors import IncompleteDataError
+from dlbench.records.blocks import BlockReader, BlockWriter
+
+if TYPE_CHECKING:
+    from dlbench.records.blocks import Rows
+
+SPANS_FORMAT, SPANS_VERSION = "dlbench.spans", 1
+
+LANES = ("stage", "compute", "exchange", "input", "staging", "swap")
+"""Lane of a span, by its number."""
+STAGE, COMPUTE, EXCHANGE, INPUT, STAGING, SWAP = range(len(LANES))
+
+SPAN_FIELDS: tuple[tuple[str, str], ...] = (
+    ("start_ns", "<i8"),  # CLOCK_MONOTONIC of this rank's machine
+    ("duration_ns", "<i8"),
+    ("queued_ns", "<i8"),  # of a message: how long it was ready before it started; else 0
+    ("num_bytes", "<i8"),  # what was moved; -1 where nothing was
+    ("step", "<i4"),  # of this run, from 0; -1 outside of steps
+    ("lane", "<u2"),  # number in LANES
+    ("track", "<u2"),  # within the lane: number of the reader process, of the message; else 0
+    ("name", "<u2"),  # number in the names that the notes before gave
+    ("reserved", "<u2"),
+)
+
+
+class SpanWriter:
+    """Writes the spans of one rank.
+
+    Args:
+        path: the file.
+        header: rank, run_id.
+        max_bytes: this rank's share; what does not fit is counted.
+    """
+
+    def __init__(self, path: Path, header: dict[str, Any], max_bytes: int) -> None:
+        content = {"format": SPANS_FORMAT, "version": SPANS_VERSION, "lanes": list(LANES), **header}
+        self._blocks = BlockWriter(
+            path, content, SPAN_FIELDS, delta=("start_ns",), rows_per_block=256, max_bytes=max_bytes
+        )
+        self._names: dict[str, int] = {}
+
+    def add(
+        self,
+        lane: int,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        *,
+        step: int = -1,
+        track: int = 0,
+        num_bytes: int = -1,
+        queued_ns: int = 0,
+    ) -> None:
+        """One span, CLOCK_MONOTONIC nanoseconds of this machine; they may come in any order.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        number = self._names.get(name)
+        if number is None:
+            number = self._names[name] = len(self._names)
+            self._blocks.note({"name": name[:200], "number": number}, before_rows=True)
+        self._blocks.append((start_ns, end_ns - start_ns, queued_ns, num_bytes, step, lane, track, number, 0))
+
+    @property
+    def num_spans(self) -> int:
+        """Spans in the file."""
+        return self._blocks.num_rows
+
+    @property
+    def dropped(self) -> int:
+        """Spans left out for want of room."""
+        return self._blocks.dropped
+
+    @property
+    def bytes_written(self) -> int:
+        """Size of the file."""
+        return self._blocks.bytes_written
+
+    def flush(self) -> None:
+        """Writes what is held in memory."""
+        self._blocks.flush()
+
+    def close(self) -> None:
+        """Writes the rest and closes."""
+        self._blocks.close()
+
+
+@dataclass(kw_only=True)
+class SpanReader:
+    """Spans of one rank, block by block.
+
+    Raises:
+        IncompleteDataError: no file of spans, or of an unknown version.
+    """
+
+    path: Path
+    names: list[str] = field(default_factory=list)
+    """Names met so far, by number; complete for the rows given so far."""
+
+    def __post_init__(self) -> None:
+        self._reader = BlockReader(self.path, SPANS_FORMAT)
+        if self._reader.header.get("version") != SPANS_VERSION:
+            raise IncompleteDataError(
+                f"{self.path}: spans of an unknown version ({self._reader.header.get('version')!r})"
+            )
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What the writer said of itself."""
+        return self._reader.header
+
+    def blocks(self) -> Iterator[Rows]:
+        """Structured arrays with the fields of `SPAN_FIELDS`.
+
+        Raises:
+            IncompleteDataError: a block is damaged.
+        """
+        self.names.clear()
+        for block in self._reader.blocks():
+            if isinstance(block, dict):
+                self.names.append(str(block["name"]))
+            else:
+                yield block

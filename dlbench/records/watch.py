@@ -1,0 +1,58 @@
+"""What the watching of a run says of itself: what it saw, what it could not see, and what it cost."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from dlbench.records.clocks import ClockLine
+from dlbench.specs.base import CountOrZero, NonNegative, Positive, Spec
+
+
+class WatchOverhead(Spec):
+    """How much longer a step takes because it is watched."""
+
+    value: float = Field(description="Share of the step time (1): 0.004 is 0.4 %.")
+    low: float = Field(description="Lower end of the interval.")
+    high: float = Field(description="Upper end of the interval.")
+    num_pairs: CountOrZero = Field(description="Pairs of watched and unwatched runs; 0 for `accounted`.")
+    method: Literal["accounted", "measured"] = Field(
+        description="accounted: from 0 to what the watching computed during the measured steps, by the kernel's count, "
+        "as if the slowest rank had waited for all of it. measured: watched runs against unwatched ones, interleaved."
+    )
+    evidence: str = Field(description="How it is known, in one sentence.")
+
+
+class NodeWatch(Spec):
+    """The sampler of one node."""
+
+    node_rank: CountOrZero = Field(description="The node, from 0.")
+    host: str = Field(description="Its host name.")
+    num_samples: CountOrZero = Field(description="Samples written.")
+    dropped_samples: CountOrZero = Field(0, description="Samples that did not fit into the node's share of bytes.")
+    period_s: Positive = Field(description="Period at the end; it doubles as the node's share of bytes runs out.")
+    late_median_s: NonNegative = Field(description="How late samples were taken, median, seconds.")
+    late_max_s: NonNegative = Field(description="The same, worst.")
+    cpu_s: NonNegative = Field(description="CPU time of the sampler's process, start to end, seconds.")
+    measured_cpu_s: NonNegative | None = Field(
+        None, description="CPU time of the sampler's process within the measured steps; null where it was not told."
+    )
+    wall_s: NonNegative = Field(description="How long it ran, seconds.")
+    sources: tuple[str, ...] = Field((), description="Fields that were sampled, by name.")
+    unavailable: dict[str, str] = Field({}, description="Fields that were not, each with the reason.")
+    failures: tuple[str, ...] = Field((), description="What failed on the way, each a sentence.")
+    clock: ClockLine = Field(description="How its clock stands to node 0's.")
+
+
+class WatchResult(Spec):
+    """Watching of one run."""
+
+    nodes: tuple[NodeWatch, ...] = Field((), description="Samplers, by node; none where the plan has none.")
+    window_ranks: tuple[CountOrZero, ...] = Field((), description="Ranks whose layers and messages were watched.")
+    window_first_step: CountOrZero | None = Field(None, description="First step of the window; null without one.")
+    window_num_steps: CountOrZero = Field(0, description="Steps of the window.")
+    num_spans: CountOrZero = Field(0, description="Spans written, all ranks together.")
+    dropped_spans: CountOrZero = Field(0, description="Spans that did not fit into their rank's share of bytes.")
+    trace_bytes: CountOrZero = Field(0, description="Bytes of all spans and samples.")
+    overhead: WatchOverhead | None = Field(None, description="What watching cost; null where nothing was watched.")
