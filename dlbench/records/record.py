@@ -53,6 +53,9 @@ class RankResult(Spec):
     final_parameters_sha256: str = Field(description="Digest of all parameters after the last step.")
     peak_memory_bytes: CountOrZero = Field(description="Peak resident memory (CPU) or peak allocated (GPU), bytes.")
     startup_s: NonNegative = Field(description="Start of the process to the first step, seconds.")
+    planted_s: NonNegative = Field(
+        0.0, description="Time that the plan's planted fault added to this rank's measured steps, seconds."
+    )
     bad_samples: tuple[str, ...] = Field((), description="Unreadable samples, named.")
     bad_sample_count: CountOrZero = Field(0, description="How many samples were unreadable.")
 
