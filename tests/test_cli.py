@@ -166,6 +166,16 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
         ["--scaling strong", "global batch 4", "3 ranks"],
     ),
     "inert setting": ((*COSMO, "--set", "engine.ddp.backend=gloo"), ["--set engine.ddp.backend", "no effect"]),
+    "two kinds of variants": ((*COSMO, "--decompose", "--watch-cost"), ["--decompose", "--watch-cost", "exclude"]),
+    "variants to a quality": ((*COSMO, "--decompose", "--to-quality"), ["--decompose", "leave out --to-quality"]),
+    "twins to a quality": ((*COSMO, "--watch-cost", "--to-quality"), ["--watch-cost", "leave out --to-quality"]),
+    "one pair of twins": ((*COSMO, "--watch-cost"), ["--watch-cost", "--repeats 2"]),
+    "nothing to go without": ((*COSMO, "--decompose"), ["--decompose", "nothing can be taken away", "--data"]),
+    "fault on no rank": (
+        (*COSMO, "--set", "fault.step_delay_s=0.1", "--set", "fault.ranks=1"),
+        ["fault.ranks", "rank 1", "in no run"],
+    ),
+    "fault that is none": ((*COSMO, "--set", "fault.ranks=0"), ["--set", "fault", "says no fault"]),
     "submit to no scheduler": (
         ("submit", "cosmoflow", "--preset", "ci", "--system", "local", "--nodes", "1"),
         ["system local has no scheduler", "dlbench run"],
@@ -346,6 +356,19 @@ def test_an_output_folder_that_is_no_text_is_refused(cli: Cli, tmp_path: Path) -
     (line,) = done.stderr.splitlines()
     assert line.startswith("dlbench: error: --out ")
     assert sorted(everything_below(tmp_path)) == ["bin", "bin/sbatch"]
+
+
+def test_a_dry_run_names_variants_and_what_is_left_out(cli: Cli, tmp_path: Path) -> None:
+    words = ("run", "cosmoflow", "--preset", "ci", "--engine", "ddp", "--ranks", "1,2", "--data", "synthetic")
+    done = cli(*words, "--series", "s", "--decompose", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    names = [line.partition("2 ranks")[2] for line in done.stdout.splitlines() if "2 ranks" in line]
+    assert names == [", repeat 1 of 1, batch 4 a rank", ", no-exchange, repeat 1 of 1, batch 4 a rank"]
+    assert "s-cosmoflow-ci-p01-n0002-k00-apart" in done.stdout
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["--decompose"] * 2
+    assert "no runs with synthetic input" in done.stderr
+    assert "no runs without exchange there" in done.stderr
+    assert everything_below(tmp_path) == {}
 
 
 def test_a_dry_run_of_run_prints_what_would_start(cli: Cli, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dlbench.datasets.jpeg_tree import index_jpeg_tree
 from dlbench.errors import RunError, UserError
 from dlbench.node.data import jpeg, reader
 from dlbench.node.data.density import VolumeReader
-from dlbench.node.data.loader import LoadedSource
+from dlbench.node.data.loader import RECENT_READS, LoadedSource
 from dlbench.node.data.reader import BadSampleError, BatchReader, Sample
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.node.data.source import BatchSource, build_source
@@ -277,6 +277,33 @@ def test_loader_processes_have_one_thread_and_one_core_and_end() -> None:
     assert not any(map(is_alive, pids))
     with pytest.raises(RunError, match="closed"):
         next(source)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_last_reads_are_known(workers: int) -> None:
+    source = probe(workers)
+    before = time.monotonic_ns()
+    take(source, 3)
+    after = time.monotonic_ns()
+    reads = source.recent_reads()
+    source.close()
+    assert [read.number for read in reads] == [0, 1, 2]
+    # Processes take turns, and their clock is this one's.
+    assert [read.worker for read in reads] == ([0, 1, 0] if workers else [0, 0, 0])
+    assert all(read.start_ns < read.end_ns < after for read in reads)
+    assert reads[0].end_ns <= reads[2].start_ns
+    if not workers:
+        assert before < reads[0].start_ns
+
+
+def test_only_the_last_reads_are_kept() -> None:
+    order = ShardedOrder(800, batch_size=2, rank=0, world_size=1, seed=0)
+    data = Probe()
+    data.num_samples = 800
+    source = LoadedSource(data, order, loader_workers=0, on_bad_sample="stop")
+    take(source, 300)
+    assert [read.number for read in source.recent_reads()] == list(range(300 - RECENT_READS, 300))
+    source.close()
 
 
 def test_a_killed_loader_process_is_told() -> None:

@@ -24,12 +24,17 @@ from dlbench.jobs.slurm import read_submission
 from dlbench.records.files import write_atomic, write_json
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.registry import KEYS, describe, differences
+from dlbench.records.samples import SampleReader
 from dlbench.records.scan import Run, read_run, scan
+from dlbench.records.spans import COMPUTE, EXCHANGE, STAGE, SpanReader
 from dlbench.records.status import read_statuses, write_status
-from dlbench.records.steps import FIELDS, PHASES, StepWriter, read_steps, step_dtype
+from dlbench.records.steps import FIELDS, PHASES, STEPS_VERSION, StepReader, StepWriter, read_steps, step_dtype
+from dlbench.records.watch import WatchOverhead
+from dlbench.records.watch_cost import write_watch_cost
 from dlbench.specs.plan import RunPlan
 from tests import run_factory
 from tests.run_factory import Story, constant, edit_json, status, write_run, write_unfinished
+from tests.watch_factory import clock_line, node_watch, watch_result, write_samples, write_spans
 
 FORMATS = Path(__file__).parent / "data" / "formats"
 TIMES = constant([1, 0, 3, 5, 0, 1], other=0.5)
@@ -224,6 +229,22 @@ STEP = st.tuples(
 )
 
 
+def version_1(records: list[tuple[float, ...]], **header: Any) -> bytes:
+    """A file of step times as dlbench wrote them first: the rows as they are."""
+    content = {"format": "dlbench.steps", "version": 1, "fields": [list(f) for f in FIELDS], **header}
+    return json.dumps(content, sort_keys=True).encode() + b"\n" + np.array(records, dtype=step_dtype()).tobytes()
+
+
+def rows(path: Path) -> list[tuple[float, ...]]:
+    """All records, by the reader that streams; the one that reads all at once must say the same."""
+    reader = StepReader(path)
+    found = [tuple(row) for block in reader.blocks() for row in block.tolist()]
+    whole = read_steps(path)
+    assert [tuple(row) for row in whole.steps.tolist()] == found
+    assert (whole.torn_bytes, whole.header) == (reader.torn_bytes, reader.header)
+    return found
+
+
 @given(
     records=st.lists(STEP, max_size=30),
     capacity=st.integers(1, 9),
@@ -231,30 +252,101 @@ STEP = st.tuples(
     extra=st.binary(max_size=8),
 )
 @settings(deadline=None, max_examples=60)
-def test_a_torn_tail_costs_only_the_torn_record(
+def test_a_torn_tail_costs_only_the_torn_block(
     records: list[tuple[float, ...]], capacity: int, share: float, extra: bytes
 ) -> None:
     """A killed rank leaves its file cut anywhere."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rank-0000.steps"
         with StepWriter(path, {"rank": 0, "device": "cpu"}, capacity) as writer:
-            for record in records:
+            # What the file holds at each of its sizes; a rank that is killed may leave any size.
+            safe = {path.stat().st_size: 0}
+            for number, record in enumerate(records, start=1):
                 writer.append(record)
+                if number % capacity == 0:
+                    safe[path.stat().st_size] = number
         whole = read_steps(path)
+        safe[path.stat().st_size] = len(records)
         assert whole.torn_bytes == 0
-        assert [tuple(row) for row in whole.steps.tolist()] == records
+        assert rows(path) == records
         assert (whole.header["rank"], whole.header["device"]) == (0, "cpu")
         content = path.read_bytes()
         head = content.index(b"\n") + 1
         cut = head + round(share * (len(content) - head))
         path.write_bytes(content[:cut])
-        torn = read_steps(path)
-        size = step_dtype().itemsize
-        assert [tuple(row) for row in torn.steps.tolist()] == records[: (cut - head) // size]
-        assert torn.torn_bytes == (cut - head) % size
+        reached = max(size for size in safe if size <= cut)
+        assert rows(path) == records[: safe[reached]]
+        assert read_steps(path).torn_bytes == cut - reached
         path.write_bytes(content + extra)
         assert read_steps(path).torn_bytes == len(extra)
-        assert len(read_steps(path).steps) == len(records)
+        assert rows(path) == records
+
+
+@given(records=st.lists(STEP, max_size=12), share=st.floats(0, 1))
+@settings(deadline=None, max_examples=40)
+def test_version_1_is_read_and_bears_a_torn_tail(records: list[tuple[float, ...]], share: float) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rank-0000.steps"
+        content = version_1(records, rank=7)
+        path.write_bytes(content)
+        assert rows(path) == records
+        assert read_steps(path).header["rank"] == 7
+        head = content.index(b"\n") + 1
+        cut = head + round(share * (len(content) - head))
+        path.write_bytes(content[:cut])
+        size = step_dtype().itemsize
+        assert rows(path) == records[: (cut - head) // size]
+        assert read_steps(path).torn_bytes == (cut - head) % size
+
+
+@pytest.mark.parametrize("count", [4095, 4096, 4097, 9000])
+def test_long_files_of_both_versions_are_read_in_parts(tmp_path: Path, count: int) -> None:
+    records = [step_record(number) for number in range(count)]
+    old, new = tmp_path / "old.steps", tmp_path / "new.steps"
+    old.write_bytes(version_1(records))
+    with StepWriter(new, {}) as writer:
+        for record in records:
+            writer.append(record)
+    assert rows(old) == rows(new) == records
+    assert max(len(block) for block in StepReader(old).blocks()) <= 4096
+    assert max(len(block) for block in StepReader(new).blocks()) == 64
+
+
+def noisy_steps(count: int, seed: int) -> list[tuple[float, ...]]:
+    """Steps of 100 ms whose phases vary by 2 %, as measured ones do."""
+    rng = np.random.default_rng(seed)
+    means = np.array([4e6, 1e6, 30e6, 55e6, 12e6, 6e6])
+    phases = np.rint(means * rng.lognormal(0, 0.02, (count, len(PHASES)))).astype(np.int64)
+    took = phases.sum(axis=1) + rng.integers(1_900_000, 2_100_000, count)
+    starts = 10**14 + np.concatenate([[0], np.cumsum(took)[:-1]])
+    losses = (2.5 * np.exp(-np.arange(count) / 400) + rng.normal(0, 0.05, count)).astype(np.float32)
+    return [
+        (n, int(n < 20), int(starts[n]), int(took[n]), *phases[n].tolist(), 32, float(losses[n])) for n in range(count)
+    ]
+
+
+def test_a_step_takes_a_third_of_the_bytes_that_it_took(tmp_path: Path) -> None:
+    """What docs/formats.md promises of noisy times: about 27 bytes a step."""
+    path = tmp_path / "x.steps"
+    records = noisy_steps(1000, seed=1)
+    with StepWriter(path, {"rank": 0}) as writer:
+        for record in records:
+            writer.append(record)
+    assert rows(path) == records
+    assert 20 < path.stat().st_size / len(records) < 29
+    assert len(version_1(records)) / len(records) > 80
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf"), 1e300, -1e300, 3.5e38])
+def test_a_loss_that_diverged_is_kept(tmp_path: Path, loss: float) -> None:
+    path = tmp_path / "x.steps"
+    with StepWriter(path, {}, capacity=2) as writer:
+        for number in range(3):
+            writer.append((*step_record(number)[:-1], loss if number == 1 else 0.5))
+    with np.errstate(over="ignore"):
+        wanted = np.array([0.5, loss, 0.5]).astype("f4")
+    assert np.array_equal(read_steps(path).steps["loss"], wanted, equal_nan=True)
+    assert list(read_steps(path).steps["step"]) == [0, 1, 2]
 
 
 def test_every_cut_through_the_header_is_told(tmp_path: Path) -> None:
@@ -282,7 +374,7 @@ def test_steps_are_seen_while_the_rank_runs(tmp_path: Path) -> None:
     assert np.array_equal(found.steps["loss"], np.array([0, 0.5, 1, 1.5, 2], dtype="f4"))
     writer.close()
     writer.close()
-    assert path.stat().st_size == path.read_bytes().index(b"\n") + 1 + 5 * step_dtype().itemsize
+    assert list(read_steps(path).steps["step"]) == [0, 1, 2, 3, 4]
 
 
 def test_a_steps_file_is_not_overwritten(tmp_path: Path) -> None:
@@ -297,15 +389,16 @@ def test_a_steps_file_is_not_overwritten(tmp_path: Path) -> None:
     [
         ({"format": "other"}, "not a file of step times"),
         ({"format": None}, "not a file of step times"),
-        ({"version": 2}, "unknown version (2)"),
+        ({"version": 3}, "unknown version (3)"),
         ({"version": None}, "unknown version (None)"),
         ({"fields": []}, "unknown version"),
         ({"fields": [["step", "<i8"]]}, "unknown version"),
     ],
 )
-def test_another_header_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize("version", [1, STEPS_VERSION])
+def test_another_header_is_refused(tmp_path: Path, version: int, change: dict[str, Any], words: str) -> None:
     path = tmp_path / "x.steps"
-    header = {"format": "dlbench.steps", "version": 1, "fields": [list(f) for f in FIELDS]}
+    header = {"format": "dlbench.steps", "version": version, "fields": [list(f) for f in FIELDS], "delta": []}
     path.write_bytes(json.dumps(header).encode() + b"\n")
     assert len(read_steps(path).steps) == 0
     path.write_bytes(json.dumps({**header, **change}).encode() + b"\n")
@@ -330,13 +423,13 @@ def test_other_content_is_refused(tmp_path: Path, content: bytes) -> None:
 SHORT_WRITES = """
 import resource, sys
 from pathlib import Path
-from dlbench.records.steps import StepWriter, step_dtype
+from dlbench.records.steps import StepWriter
 from tests.test_records import step_record
 
 path = Path(sys.argv[1])
 writer = StepWriter(path, {}, capacity=4)
-# A disk with room for a record and a half.
-room = path.stat().st_size + step_dtype().itemsize * 3 // 2
+# A disk with room for part of a block.
+room = path.stat().st_size + 30
 resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
 try:
     for number in range(4):
@@ -359,9 +452,9 @@ def test_a_disk_that_was_full_for_a_while_shifts_no_record(tmp_path: Path) -> No
     )
     assert (done.returncode, done.stdout) == (0, "refused True\n"), done.stderr
     found = read_steps(path)
-    numbers = list(found.steps["step"])
-    assert numbers == list(range(len(numbers)))
-    assert list(found.steps["step_ns"]) == [60 + number for number in numbers]
+    assert list(found.steps["step"]) == [0, 1, 2, 3]
+    assert list(found.steps["step_ns"]) == [60, 61, 62, 63]
+    assert found.torn_bytes == 0
 
 
 # Scanning
@@ -684,6 +777,78 @@ def test_samples_of_version_1_still_read() -> None:
     assert submission.job_id == "4711"
     assert submission.command[0] == "sbatch"
     assert read_submission(valid.folder) is None
+
+
+def write_watched_run(out: Path) -> RunFolder:
+    """The watched run of which a sample is kept: every file that watching leaves."""
+    (plan,) = run_factory.plans(points=(2,), repeats=1, series="watched")
+    clock = clock_line(0, "n0", wall_offset_ns=1_772_366_400 * 10**9)
+    watch = watch_result(
+        nodes=[node_watch(num_samples=20, clock=clock)], num_spans=4, window_ranks=[0], window_first_step=0
+    )
+    times = constant([4.321, 0, 30.123, 50.456, 9.876, 6.543], other=1.234)
+    folder = write_run(out, plan, times, Story(record={"watch": {**watch, "window_num_steps": 3}}))
+    for rank in range(2):
+        write_spans(folder, rank, SAVED_SPANS)
+    columns = ["gpu.0.power_w", "gpu.0.energy_j", "host.cpu.0.busy"]
+    failed = [{"failed": "gpu.0.energy_j", "time_ns": 10**9, "reason": "GPU is lost"}]
+    missing = {"host.energy": "the kernel offers no RAPL counters"}
+    write_samples(folder, 0, columns, SAVED_ROWS, unavailable=missing, failures=failed, end={"num_samples": 20})
+    write_json(folder.clock, {"format": "dlbench.clock", "version": 1, "address": "127.0.0.1", "port": 5, "token": "t"})
+    write_watch_cost(folder, plan.run_id, WatchOverhead.model_validate({**watch["overhead"], "num_pairs": 5}))
+    return folder
+
+
+SAVED_SPANS: list[dict[str, Any]] = [
+    {"lane": STAGE, "name": "measuring", "start_ns": 10**9, "end_ns": 4 * 10**9},
+    {"lane": COMPUTE, "name": "forward layer1", "start_ns": 10**9 + 5, "end_ns": 10**9 + 9, "step": 2},
+    {
+        "lane": EXCHANGE,
+        "name": "flat, 15 gradients",
+        "start_ns": 10**9 + 20,
+        "end_ns": 10**9 + 50,
+        "step": 2,
+        "track": 3,
+        "num_bytes": 9_000_000,
+        "queued_ns": 4,
+    },
+    {"lane": COMPUTE, "name": "forward layer1", "start_ns": 10**9 - 5, "end_ns": 10**9 - 1, "step": 1},
+]
+SAVED_ROWS = [(10**9 * n, 250.5 + n, 1e6 + 2.0**-10 * n, float("nan") if n % 10 else 0.5) for n in range(20)]
+
+
+def test_a_saved_watched_run_still_reads(tmp_path: Path) -> None:
+    """Steps of version 2, spans, samples: as they were written then, and as they are written now."""
+    (saved,) = (RunFolder(path) for path in (FORMATS / "watched" / "v1").iterdir())
+    for folder in (saved, write_watched_run(tmp_path)):
+        run = read_run(folder.path)
+        assert run.state == "valid"
+        assert run.record is not None
+        assert run.record.watch is not None
+        assert run.record.watch.nodes[0].clock.wall_offset_ns == 1_772_366_400 * 10**9
+        for rank in range(2):
+            head = json.loads(folder.steps(rank).read_bytes().partition(b"\n")[0])
+            assert (head["format"], head["version"], head["rank"]) == ("dlbench.steps", 2, rank)
+            steps = read_steps(folder.steps(rank))
+            assert list(steps.steps["step"]) == list(range(15))
+            assert list(steps.steps["warmup"]) == [1] * 3 + [0] * 12
+            assert set(steps.steps["forward_ns"]) == {30_123_000}
+            assert list(np.diff(steps.steps["start_ns"])) == [102_553_000] * 14
+            spans = SpanReader(path=folder.spans(rank))
+            (block,) = spans.blocks()
+            assert [spans.names[number] for number in block["name"]] == [span["name"] for span in SAVED_SPANS]
+            for key, default in (("start_ns", 0), ("lane", 0), ("step", -1), ("num_bytes", -1), ("track", 0)):
+                assert list(block[key]) == [span.get(key, default) for span in SAVED_SPANS]
+        samples = SampleReader(path=folder.samples(0))
+        rows = np.concatenate(list(samples.blocks()))
+        for number, name in enumerate(["time_ns", *samples.columns]):
+            assert np.array_equal(rows[name], [row[number] for row in SAVED_ROWS], equal_nan=True)
+        assert samples.columns == ["gpu.0.power_w", "gpu.0.energy_j", "host.cpu.0.busy"]
+        assert [note["reason"] for note in samples.failures] == ["GPU is lost"]
+        assert samples.end == {"num_samples": 20}
+        for path, name in ((folder.clock, "dlbench.clock"), (folder.watch_cost, "dlbench.watch-cost")):
+            content = json.loads(path.read_bytes())
+            assert (content["format"], content["version"]) == (name, 1)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"job_id": 5}', "null", "[" * 100_000, '{"version": 2}'])

@@ -712,6 +712,26 @@ def test_a_setting_that_acts_in_no_run_is_refused(key: str, value: AxisValue, re
     assert told.startswith(f"--sweep {key}: has no effect")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "more"),
+    [
+        ("watch.period_s", 2.0, {"watch.sampler": False}),
+        ("watch.window_ranks", 4, {"watch.window_steps": 0}),
+        ("watch.profiler", True, {"watch.window_steps": 0}),
+        ("watch.window_steps", 2, {"measure.warmup_steps": 0}),
+        ("watch.max_bytes", 1000, {"watch.sampler": False, "watch.window_steps": 0}),
+    ],
+)
+def test_a_setting_of_watching_that_watches_nothing_is_refused(
+    key: str, value: AxisValue, more: dict[str, AxisValue]
+) -> None:
+    assert refusal(overrides={**more, key: value}).startswith(f"--set {key}: has no effect")
+    (alone,) = plans(overrides={key: value})
+    assert alone.watch is not None
+    assert getattr(alone.watch, key.partition(".")[2]) == value
+    assert len(plans(overrides=more)) == 1
+
+
 def test_ranks_per_node_acts_only_where_there_are_nodes_to_fill() -> None:
     assert "--ranks-per-node" in refusal(ranks_per_node=2, points=(1, 2))
     (plan,) = plans(system="box", points=(4,), ranks_per_node=2)

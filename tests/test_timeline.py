@@ -22,6 +22,7 @@ from dlbench.node.sync.autotune import TuningWatch, parse_log, tuning_cost_s
 from dlbench.node.sync.ddp_hooks import WatchedHook, hook_for_ddp, require_sum, summarise
 from dlbench.node.sync.gradient_times import BackwardWatch, WatchedStep, covered, ring_bytes
 from dlbench.node.sync.horovod_window import TimelineWindow
+from dlbench.node.sync.message_spans import passage_spans
 from dlbench.node.sync.overflow import CheckedFp16, OverflowCount
 from dlbench.node.sync.timeline import parse_timeline
 from dlbench.specs.engine import HorovodSettings
@@ -182,8 +183,12 @@ def small_net() -> nn.Module:
 
 
 def summary_of(watch: BackwardWatch, shift_s: float = 0.0) -> Any:
+    return window_of(watch, shift_s).summary()
+
+
+def window_of(watch: BackwardWatch, shift_s: float = 0.0, *, on_gpu: bool = False) -> TimelineWindow:
     """A window whose Horovod exchanged biases from 0.3 to 0.4 s and weights from 0.5 to 0.8 s of each step."""
-    window = TimelineWindow(watch, on_gpu=False)
+    window = TimelineWindow(watch, on_gpu=on_gpu)
     window.initialised()
     offset_us = (time.time_ns() - time.monotonic_ns()) // 1000
     entries: list[dict[str, Any]] = [
@@ -204,7 +209,7 @@ def summary_of(watch: BackwardWatch, shift_s: float = 0.0) -> Any:
     window.open(library)
     window.close(library)
     assert not library.path.exists()
-    return window.summary()
+    return window
 
 
 def test_communication_has_an_exposed_and_a_hidden_part() -> None:
@@ -229,6 +234,25 @@ def test_clocks_that_do_not_agree_are_not_believed() -> None:
     assert seen.communication_s == pytest.approx(0.4)
     assert (seen.exposed_s, seen.hidden_s) == (None, None)
     assert "clocks do not agree" in seen.reason
+
+
+def test_horovods_messages_have_places_on_the_monotonic_clock() -> None:
+    watch = watched_steps(small_net(), 2)
+    spans = window_of(watch).spans()
+    assert [(span.step, span.number, span.num_tensors, span.num_bytes) for span in spans] == [
+        (step, number, 2, num_bytes) for step in (0, 1) for number, num_bytes in enumerate((32, 140))
+    ]
+    for span, (ready, start, end) in zip(spans, [(3, 3, 4), (3, 5, 8)] * 2, strict=True):
+        begin = watch.steps[span.step].begin
+        # The biases' last gradient is ready at 0.4 s, later than their exchange seems to begin: then with it.
+        assert span.ready_ns - begin == pytest.approx(ready * 1e8, abs=1e6)
+        assert span.start_ns - begin == pytest.approx(start * 1e8, abs=1e6)
+        assert span.end_ns - begin == pytest.approx(end * 1e8, abs=1e6)
+        assert span.method == "GLOO_ALLREDUCE"
+    assert window_of(watch, shift_s=3.0).spans() == []
+    # On a GPU the host runs ahead of the backward pass, and there is nothing to check against.
+    assert len(window_of(watch, shift_s=3.0, on_gpu=True).spans()) == 4
+    assert TimelineWindow(watch, on_gpu=False).spans() == []
 
 
 # --- sums of times and bytes
@@ -361,6 +385,15 @@ def train(wire: str, *, steps: int = 4, scale: float = 1.0, watch_from: int = 2)
 def test_every_bucket_of_ddp_is_noted(wire: str, share: float, alone: None) -> None:
     hook, watch = train(wire)
     seen = summarise(watch)
+    spans = passage_spans(watch.steps, watch.clock)
+    assert [(span.step, span.number) for span in spans] == [
+        (step, number) for step in range(2) for number in range(len(seen.messages))
+    ]
+    for step in range(2):
+        own = [span for span in spans if span.step == step]
+        assert sum(span.num_bytes for span in own) == sum(watch.gradient_bytes.values())
+        assert all(watch.steps[step].begin <= span.ready_ns == span.start_ns <= span.end_ns for span in own)
+        assert all(span.end_ns <= watch.steps[step].exchange_end for span in own)
     assert seen.num_steps == 2
     assert len(seen.messages) > 1
     total = sum(watch.gradient_bytes.values())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import time
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch
 
+from dlbench.node.sync.clocks import CudaClock
 from dlbench.node.training import phases
 from dlbench.node.training.phases import CpuTimer, CudaTimer
 from dlbench.records.steps import PHASES
@@ -117,6 +119,27 @@ def test_an_engine_may_mark_the_end_of_backward_early(stream: type[FakeStream]) 
     ((_, _, parts, _, _),) = timer.collect(wait=True)
     assert parts[phases.BACKWARD] == 10_000_000
     assert parts[phases.EXCHANGE] == 4_000_000
+
+
+def test_moments_of_a_gpu_stand_on_the_clock_of_the_host(
+    stream: type[FakeStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU's own clock begins anywhere; an event of an idle device ties it to the host's."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: setattr(stream, "done_ms", stream.queued_ms))
+    stream.queued_ms = 123_456.0
+    clock = CudaClock(torch.device("cuda", 0))
+    before = time.monotonic_ns()
+    clock.anchor()
+    after = time.monotonic_ns()
+    moments = []
+    for _ in range(3):
+        stream.queued_ms += 2.5
+        moments.append(clock.mark())
+    clock.settle()
+    first, *rest = (clock.monotonic_ns(moment) for moment in moments)
+    assert before <= first - 2_500_000 <= after
+    assert rest == [first + 2_500_000, first + 5_000_000]
 
 
 def test_cpu_steps_are_contiguous() -> None:

@@ -54,6 +54,24 @@ def test_epochs_end_where_their_last_step_does() -> None:
     assert course.epoch(5) == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize(
+    ("warmup", "window_steps", "window"),
+    [
+        (0, 3, []),
+        (1, 3, [0]),
+        (2, 3, [1]),
+        (3, 3, [1, 2]),
+        (4, 3, [1, 2, 3]),
+        (9, 3, [6, 7, 8]),
+        (9, 0, []),
+        (0, 0, []),
+    ],
+)
+def test_the_watched_window_leaves_the_first_step_out(warmup: int, window_steps: int, window: list[int]) -> None:
+    course = Course(first=7, end=100, warmup=warmup, global_batch=8, steps_per_epoch=None, window_steps=window_steps)
+    assert list(course.window) == window
+
+
 # --- the learning rate
 
 

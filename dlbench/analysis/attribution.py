@@ -7,11 +7,12 @@ of samples a rank. With T = sum of the parts (mean seconds a step), T_ideal like
 
 so the lost points sum to the loss exactly. First order: a part is charged with the time it holds,
 whatever its cause; a slow rank, for example, shows as exchange time of the ranks that wait for it.
+`dlbench.analysis.causes` splits the same step by causes instead, and uses the same arithmetic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     Matrix = npt.NDArray[np.float64]
 
 PartTimes = Mapping[RunKey, Mapping[str, float]]
-"""Seconds a step of each of `PARTS`, by run."""
+"""Seconds a step of each part, by run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Part:
     """One part of a step at one scaling point."""
 
     name: str
-    """One of `dlbench.analysis.measures.PARTS`."""
+    """One of `dlbench.analysis.measures.PARTS` or of `dlbench.analysis.causes.CAUSES`; `step` for the whole."""
     seconds: Estimate
     """Mean over runs of the run's mean seconds a step."""
     ideal_seconds: float
@@ -51,7 +52,9 @@ class Attribution:
     """The whole step: sum of the parts, lost share = sum of the lost shares = 1 - efficiency of means."""
 
 
-def attribute(own: PartTimes, baseline: PartTimes, *, work: float, is_baseline: bool = False) -> Attribution:
+def attribute(
+    own: PartTimes, baseline: PartTimes, *, work: float, is_baseline: bool = False, names: Sequence[str] = PARTS
+) -> Attribution:
     """The parts of a point against its baseline.
 
     Means over runs, not medians, because only means of parts sum to the mean of the whole.
@@ -63,8 +66,9 @@ def attribute(own: PartTimes, baseline: PartTimes, *, work: float, is_baseline: 
         baseline: those of the baseline's runs.
         work: samples a rank and step of this point / of the baseline (1 under weak scaling).
         is_baseline: nothing is lost by definition.
+        names: the parts, in order; together they are the whole step.
     """
-    a, b = _matrix(own), _matrix(baseline) * work
+    a, b = _matrix(own, names), _matrix(baseline, names) * work
     paired = are_paired(own, baseline)
     value, ideal = a.mean(axis=0), b.mean(axis=0)
     seconds = _estimates(value, a if len(a) < MIN_RUNS else resample_weights(len(a), stream=0) @ a, len(a))
@@ -76,16 +80,16 @@ def attribute(own: PartTimes, baseline: PartTimes, *, work: float, is_baseline: 
         lost = _estimates((value - ideal) / value[-1], spread, n)
     made = tuple(
         Part(name=name, seconds=seconds[i], ideal_seconds=float(ideal[i]), lost=lost[i])
-        for i, name in enumerate((*PARTS, "step"))
+        for i, name in enumerate((*names, "step"))
     )
     return Attribution(parts=made[:-1], whole=made[-1])
 
 
-def _matrix(times: PartTimes) -> Matrix:
-    """Runs in the order of their keys x `PARTS`, with the sum of the parts as last column."""
+def _matrix(times: PartTimes, names: Sequence[str]) -> Matrix:
+    """Runs in the order of their keys x parts, with the sum of the parts as last column."""
     import numpy as np
 
-    parts = np.array([[times[key][name] for name in PARTS] for key in sorted(times)], dtype=float)
+    parts = np.array([[times[key][name] for name in names] for key in sorted(times)], dtype=float)
     return np.column_stack([parts, parts.sum(axis=1)])
 
 

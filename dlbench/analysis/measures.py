@@ -50,8 +50,43 @@ class RunMeasures:
     """Part of `exchange`, not to be added: mean excess over the rank that waited least in each step."""
 
 
-def measure(run: Run) -> RunMeasures:
+@dataclass(frozen=True, kw_only=True)
+class RunSteps:
+    """Times of all measured steps of one run, nanoseconds; every array has shape (ranks, steps)."""
+
+    step_ns: npt.NDArray[np.int64]
+    phase_ns: dict[str, npt.NDArray[np.int64]]
+    """By phase, in the order of `PHASES`."""
+
+    @property
+    def other_ns(self) -> npt.NDArray[np.int64]:
+        """What no phase holds; it lies between the last phase of a step and the start of the next step."""
+        other = self.step_ns.copy()
+        for times in self.phase_ns.values():
+            other -= times
+        return other
+
+
+def load_steps(run: Run) -> RunSteps:
+    """Measured steps of all ranks of a run with a valid record, checked.
+
+    Raises:
+        IncompleteDataError: step files are missing, torn, or disagree with the record or each other.
+        ValueError: the run has no valid record and so no figures.
+    """
+    if run.record is None or run.state != "valid":
+        raise ValueError(f"{run.plan.run_id} is {run.state}: it has no figures")
+    steps = _all_ranks(run)
+    _refuse_impossible(run, steps.step_ns, steps.phase_ns)
+    return steps
+
+
+def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
     """The figures of a run with a valid record.
+
+    Args:
+        run: the run.
+        steps: what `load_steps` gave for it, if that is at hand; read otherwise.
 
     Raises:
         IncompleteDataError: step files are missing, torn, or disagree with the record or each other.
@@ -59,12 +94,9 @@ def measure(run: Run) -> RunMeasures:
     """
     import numpy as np
 
-    if run.record is None or run.state != "valid":
-        raise ValueError(f"{run.plan.run_id} is {run.state}: it has no figures")
-    measured = _all_ranks(run)
-    step_ns = np.stack([steps["step_ns"] for steps in measured])
-    phase_ns = {phase: np.stack([steps[f"{phase}_ns"] for steps in measured]) for phase in PHASES}
-    _refuse_impossible(run, step_ns, phase_ns)
+    loaded = steps or load_steps(run)
+    assert run.record is not None
+    step_ns, phase_ns = loaded.step_ns, loaded.phase_ns
     slowest_s = step_ns.max(axis=0) / 1e9
     samples = sum(rank.samples for rank in run.record.ranks)
     measured_s = max(rank.measured_s for rank in run.record.ranks)
@@ -94,15 +126,19 @@ def _parts(step_ns: npt.NDArray[np.int64], phase_ns: dict[str, npt.NDArray[np.in
     return parts
 
 
-def _all_ranks(run: Run) -> list[npt.NDArray[np.void]]:
+def _all_ranks(run: Run) -> RunSteps:
     """Measured steps of every rank, checked against the record."""
+    import numpy as np
+
     assert run.record is not None
     ranks = sorted(rank.rank for rank in run.record.ranks)
     if ranks != list(range(run.plan.layout.ranks)):
         raise IncompleteDataError(
             f"{run.folder.record}: holds {len(ranks)} ranks, the plan has {run.plan.layout.ranks}; no figure is made"
         )
-    result: list[npt.NDArray[np.void]] = []
+    # One file at a time, so that a run of many ranks is never held twice.
+    result: RunSteps | None = None
+    numbers: list[int] = []
     for entry in sorted(run.record.ranks, key=lambda rank: rank.rank):
         path = run.folder.steps(entry.rank)
         file = read_steps(path)
@@ -115,7 +151,7 @@ def _all_ranks(run: Run) -> list[npt.NDArray[np.void]]:
                 f"{path}: {len(file.steps)} steps, record.json says {run.record.steps}; no figure is made"
             )
         steps = file.measured
-        if len(steps) == 0 or (result and list(steps["step"]) != list(result[0]["step"])):
+        if len(steps) == 0 or (result is not None and steps["step"].tolist() != numbers):
             raise IncompleteDataError(f"{path}: {len(steps)} measured steps, not the same as on the other ranks")
         if int(steps["samples"].sum()) != entry.samples:
             raise IncompleteDataError(
@@ -127,7 +163,16 @@ def _all_ranks(run: Run) -> list[npt.NDArray[np.void]]:
                 f"{path}: {seconds:.6g} s of measured steps, record.json says {entry.measured_s:.6g} s for "
                 f"{entry.samples} samples; no figure is made"
             )
-        result.append(steps)
+        if result is None:
+            numbers = steps["step"].tolist()
+            shape = len(ranks), len(numbers)
+            result = RunSteps(
+                step_ns=np.empty(shape, np.int64), phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES}
+            )
+        result.step_ns[entry.rank] = steps["step_ns"]
+        for phase in PHASES:
+            result.phase_ns[phase][entry.rank] = steps[f"{phase}_ns"]
+    assert result is not None
     return result
 
 

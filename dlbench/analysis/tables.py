@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dlbench.analysis.causes import Causes, causes_of
 from dlbench.analysis.comparability import group_id
-from dlbench.analysis.measures import PARTS, RunMeasures, measure
+from dlbench.analysis.measures import PARTS, RunMeasures, load_steps, measure
 from dlbench.errors import IncompleteDataError
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run, Scan
@@ -38,10 +39,12 @@ class RunTable:
     without: tuple[WithoutFigures, ...]
     damaged: tuple[str, ...]
     """Damaged files, one line each; their runs yield no figure."""
+    causes: dict[str, Causes] = field(default_factory=dict)
+    """Of the runs with figures, by run id; empty unless they were asked for."""
 
 
-def tabulate(scan: Scan) -> RunTable:
-    """Figures of every valid run.
+def tabulate(scan: Scan, *, with_causes: bool = False) -> RunTable:
+    """Figures of every valid run, and if `with_causes` the causes of its step.
 
     Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then
     `run_id`, `group` (equal for comparable runs), `series`, `repeat`, `block` (series and swept
@@ -56,6 +59,7 @@ def tabulate(scan: Scan) -> RunTable:
     rows: list[dict[str, object]] = []
     parts: dict[str, dict[str, float]] = {}
     runs: dict[str, Run] = {}
+    causes: dict[str, Causes] = {}
     without: list[WithoutFigures] = []
     damaged = list(scan.problems)
     for run in scan.runs:
@@ -64,12 +68,16 @@ def tabulate(scan: Scan) -> RunTable:
             continue
         try:
             _refuse_copy(run, runs)
-            measures = measure(run)
+            steps = load_steps(run)
+            measures = measure(run, steps)
+            found = causes_of(run, steps) if with_causes else None
         except IncompleteDataError as error:
             damaged.append(str(error))
             without.append(WithoutFigures(run=run, state="damaged", why=str(error)))
             continue
         runs[run.plan.run_id] = run
+        if found is not None:
+            causes[run.plan.run_id] = found
         rows.append(_row(run, measures))
         parts[run.plan.run_id] = {**measures.parts, "exchange_wait": measures.exchange_wait_s}
     return RunTable(
@@ -78,6 +86,7 @@ def tabulate(scan: Scan) -> RunTable:
         runs=runs,
         without=tuple(without),
         damaged=tuple(damaged),
+        causes=causes,
     )
 
 

@@ -23,6 +23,13 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ("status", "status", "status", "Tell how far runs are, and why some failed."),
     ("comm", "comm", "comm", "Measure collectives message by message, fit and predict them."),
     ("report", "report", "report", "Turn runs into a scaling report."),
+    ("trace", "trace", "trace", "Write what a run did when as a file for Perfetto, or as tables."),
+    (
+        "diagnose",
+        "diagnose",
+        "diagnose",
+        "Say where the lost percent goes, which nodes are slow, and what to try next.",
+    ),
     ("estimate", "estimate", "estimate", "Time to train at a rate; tell whether a claimed time is possible."),
     ("export", "export", "export", "Write a run as MLPerf log lines or a system description."),
     ("box", "box", "box", "Start or stop a Slurm cluster in one box (root; for tests)."),

@@ -119,6 +119,8 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
         overrides=parse_set(options["overrides"]),
         sweep=parse_sweep(options["sweep"]),
         series=options["series"],
+        decompose=options.get("decompose", False),
+        watch_cost=options.get("watch_cost", False),
     )
 
 
@@ -190,7 +192,8 @@ def describe_plan(plan: LaunchPlan) -> str:
         return f"{plan.title}, {size}, {_repeat(plan)}"
     assert isinstance(plan, RunPlan)
     axes = "".join(f", {key}={value}" for key, value in plan.series.axes.items())
-    return f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}{axes}, {_repeat(plan)}"
+    variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
+    return f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}{axes}{variant}, {_repeat(plan)}"
 
 
 def _repeat(plan: RunPlan | CommPlan) -> str:

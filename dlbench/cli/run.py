@@ -14,18 +14,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
-from dlbench.errors import ExitCode, UserError
+from dlbench.errors import ExitCode, IncompleteDataError, UserError
 
 if TYPE_CHECKING:
     from dlbench.jobs.local import OnProgress, Outcome
-    from dlbench.specs.plan import LaunchPlan
+    from dlbench.records.scan import Scan
+    from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.system import SystemSpec
+
+INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
 
 
 @click.command()
 @shared.plan_options
 @click.option("--ranks", default="1", show_default=True, metavar="1,2,4", help="Rank counts.")
 @click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
+@click.option(
+    "--decompose",
+    is_flag=True,
+    help="Run everything also with synthetic input, and without exchange; tell what input and exchange cost.",
+)
+@click.option("--watch-cost", is_flag=True, help="Run everything also unwatched; tell and record what watching costs.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first run that fails.")
 @click.option("--no-progress", is_flag=True, help="Plain lines instead of a progress bar.")
 def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: Any) -> None:
@@ -36,20 +45,70 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
       dlbench run resnet50 --preset ci --ranks 1,2 --engine horovod --repeats 3 --data synthetic --out runs
       dlbench run bert --preset ci --ranks 2 --sweep engine.name=horovod,ddp
       dlbench run cosmoflow --preset ci --ranks 1,2 --data data/demo/density --to-quality
+      dlbench run cosmoflow --preset ci --ranks 2 --data data/demo/density --repeats 5 --decompose
     """
     from dlbench.specs.requests import parse_counts
+    from dlbench.specs.variants import left_out
 
     request = shared.request_from(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
     plans = shared.expand_request(request)
     require_here(plans[0].system)
     shared.require_data(plans)
+    for line in left_out(request, plans):
+        click.echo(line, err=True)
     if options["dry_run"]:
         print_commands(plans, options["out"])
         return
     shared.require_engines(plans)
     following = f"dlbench report {shown(options['out'])} -o report.html"
     code = run_all(plans, options["out"], following, fail_fast=fail_fast, bar=sys.stderr.isatty() and not no_progress)
+    if request.decompose or request.watch_cost:
+        _compare(plans, options["out"], is_watch_cost=request.watch_cost)
     sys.exit(int(code))
+
+
+def _compare(plans: Sequence[RunPlan], out: Path, *, is_watch_cost: bool) -> None:
+    """Tells what the variants of a series show; of the cost of watching every watched run keeps a file.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    import importlib.util
+
+    from dlbench.records.scan import Scan, read_run
+
+    if importlib.util.find_spec("numpy") is None:
+        click.echo(f"the runs are not compared: numpy is not installed; remedy: {INSTALL_ANALYSIS}", err=True)
+        return
+    found = Scan(root=out)
+    for folder in (out / plan.run_id for plan in plans):
+        if not folder.exists():  # --fail-fast, or a machine that lacks something
+            continue
+        try:
+            found.runs.append(read_run(folder))
+        except IncompleteDataError as error:
+            click.echo(str(error), err=True)
+    for line in _watch_cost(found) if is_watch_cost else _decomposition(found):
+        click.echo(line)
+
+
+def _decomposition(found: Scan) -> list[str]:
+    from dlbench.publish.decomposition_text import decomposition_lines
+
+    return decomposition_lines(found)
+
+
+def _watch_cost(found: Scan) -> list[str]:
+    from dlbench.analysis.watch_cost import watch_costs
+    from dlbench.publish.watch_cost_text import watch_cost_lines
+    from dlbench.records.watch_cost import write_watch_cost
+
+    costs = watch_costs(found.runs)
+    for cost in costs:
+        for run in cost.watched if cost.overhead is not None else ():
+            assert cost.overhead is not None
+            write_watch_cost(run.folder, run.plan.run_id, cost.overhead)
+    return watch_cost_lines(costs)
 
 
 def require_here(system: SystemSpec) -> None:

@@ -53,7 +53,7 @@ def submit(plan: LaunchPlan, folder: RunFolder, python: str, after: str | None) 
     write_atomic(folder.script, render_script(plan, folder, python))
     command = sbatch_arguments(folder, after)
     try:
-        done = _call(command)
+        done = call(command)
     except subprocess.TimeoutExpired:
         raise RunError(f"sbatch gave no answer within {CALL_TIMEOUT_S} s to {plan.run_id}; {_MAYBE_QUEUED}") from None
     if done.returncode != 0:
@@ -82,7 +82,13 @@ def read_submission(folder: RunFolder) -> Submission | None:
         raise IncompleteDataError(f"{folder.submission}: damaged; delete it or restore it from a copy") from None
 
 
-def _call(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def call(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Runs a program of Slurm and keeps what it says.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: no answer within `CALL_TIMEOUT_S`.
+    """
     return subprocess.run(
         command,
         capture_output=True,
@@ -112,7 +118,7 @@ def job_states(job_ids: list[str]) -> dict[str, str]:
 
 def _ask(*command: str) -> dict[str, str]:
     try:
-        done = _call(command)
+        done = call(command)
     except (OSError, subprocess.TimeoutExpired):
         return {}
     pairs = (line.strip().split("|", 1) for line in done.stdout.splitlines() if "|" in line)

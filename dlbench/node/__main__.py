@@ -20,9 +20,10 @@ STARTED = time.monotonic()
 from pydantic import ValidationError  # noqa: E402  (the clock must start first)
 
 from dlbench.errors import DlbenchError, ExitCode, UserError  # noqa: E402
-from dlbench.node.cores import CoreBinding, bind  # noqa: E402
+from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
+from dlbench.node.watching.agent import NodeSampler  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import RunFolder  # noqa: E402
 from dlbench.specs.comm import CommPlan  # noqa: E402
@@ -56,16 +57,18 @@ def main(arguments: list[str]) -> int:
     path = Path(arguments[0]).absolute()
     progress: Progress | None = None
     plan: RunPlan | CommPlan | None = None
+    sampler: NodeSampler | None = None
     try:
         plan = load_plan(path)
         place = detect(plan)
         if plan.system.launch.launcher == "local":
             _end_with_launcher()
+        sampler = _start_sampler(plan, RunFolder(path.parent), place)
         binding = bind(plan, place)
         progress = Progress(plan, RunFolder(path.parent), place)
         progress.enter("starting")
         if isinstance(plan, RunPlan):
-            valid = _train(plan, RunFolder(path.parent), place, binding, progress)
+            valid = _train(plan, RunFolder(path.parent), place, binding, progress, sampler)
         else:
             valid = _exchange(plan, RunFolder(path.parent), place, binding, progress)
     except DlbenchError as error:
@@ -80,6 +83,9 @@ def main(arguments: list[str]) -> int:
             traceback.print_exc()
             _leave(code)
         raise
+    finally:
+        if sampler is not None:
+            sampler.stop()
     progress.enter("done", exit_code=0)
     return int(ExitCode.OK if valid else ExitCode.RUN_FAILED)
 
@@ -87,6 +93,15 @@ def main(arguments: list[str]) -> int:
 def _end_with_launcher() -> None:
     """A killed launcher must not leave ranks computing on the cores of the next measurement (prctl(2))."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _start_sampler(plan: RunPlan | CommPlan, folder: RunFolder, place: RankPlace) -> NodeSampler | None:
+    """The sampler of this node, from its first rank; while this process may still use every core of the node."""
+    if not isinstance(plan, RunPlan) or plan.watch is None or not plan.watch.sampler or place.local_rank != 0:
+        return None
+    sampler = NodeSampler(plan, folder, place, by_physical_core(os.sched_getaffinity(0)))
+    sampler.start()
+    return sampler
 
 
 def _fail(progress: Progress | None, reason: str, code: ExitCode) -> int:
@@ -107,11 +122,19 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _train(plan: RunPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress) -> bool:
+def _train(
+    plan: RunPlan,
+    folder: RunFolder,
+    place: RankPlace,
+    binding: CoreBinding,
+    progress: Progress,
+    sampler: NodeSampler | None,
+) -> bool:
     from dlbench.node.sync.choose import build_engine
     from dlbench.node.training.prepare import device_for
     from dlbench.node.training.run import RankRun
     from dlbench.node.training.watchdog import Watchdog
+    from dlbench.node.training.watched import RankWatch
 
     device = device_for(plan, place)
     engine = build_engine(plan, folder, place, device)
@@ -121,25 +144,30 @@ def _train(plan: RunPlan, folder: RunFolder, place: RankPlace, binding: CoreBind
         progress.tick,
     )
     watchdog.start()
-    engine.start()
+    watch = RankWatch(plan, folder, place, sampler, started=STARTED)
 
     def on_step(step: int) -> None:
         watchdog.beat(f"the start of step {step}")
         progress.on_step(step)
 
-    run = RankRun(
-        plan,
-        folder,
-        place,
-        binding,
-        engine,
-        device,
-        on_step=on_step,
-        on_course=progress.expect,
-        beat=watchdog.beat,
-        started=STARTED,
-    )
-    record = run.run()
+    try:
+        engine.start()
+        run = RankRun(
+            plan,
+            folder,
+            place,
+            binding,
+            engine,
+            device,
+            watch,
+            on_step=on_step,
+            on_course=progress.expect,
+            beat=watchdog.beat,
+            started=STARTED,
+        )
+        record = run.run()
+    finally:
+        watch.close()
     progress.enter("finishing")
     engine.barrier()
     engine.stop()

@@ -1,37 +1,44 @@
 """Rows of fixed size in compressed blocks, appended while a run goes on; a torn tail is legal. Notes lie between them.
 
-Layout: one line of JSON (the header), then blocks. A block is its kind (1 byte: `R` rows, `N` a note), the length of
-its content and the CRC-32 of that (4 bytes each, little-endian), and its content, deflated. Rows are little-endian and
-turned, all first bytes, then all second bytes, and so on; columns named in the header's `delta` hold differences to
-the row before in the same block. A note is JSON.
+Layout: one line of JSON (the header), then blocks. A block is its head and its content, deflated (RFC 1951, without
+zlib's frame). The head is its kind (1 byte: `R` rows, `N` a note), the length of the deflated content, the CRC-32 of
+the header's line followed by that content, and the CRC-32 of these nine bytes (4 bytes each, little-endian): whoever
+reads can tell a block that is not whole yet from one that was damaged. Rows are little-endian and turned, all first
+bytes, then all second bytes, and so on; columns named in the header's `delta` hold differences to the row before in
+the same block, modulo their size. A note is JSON.
 
-Writing needs the standard library alone: samplers use it, and must be light.
+Writing needs the standard library alone: samplers use it, and must be light. `block_reader` reads.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-from dlbench.errors import IncompleteDataError
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Rows = npt.NDArray[np.void]
+from typing import Any
 
 Fields = Sequence[tuple[str, str]]
 """Name and type of each column, e.g. ("start_ns", "<i8")."""
 
-_CODES = {"<i8": "q", "<u8": "Q", "<i4": "i", "<u4": "I", "<u2": "H", "<f4": "f", "<f8": "d"}
-_HEAD = struct.Struct("<cII")
-_ROWS, _NOTE = b"R", b"N"
+CODES = {"<i8": "q", "<u8": "Q", "<i4": "i", "<u4": "I", "<u2": "H", "<f4": "f", "<f8": "d"}
+"""Types of columns, and what `struct` calls them."""
+MAX_CONTENT = 1 << 25
+"""Bytes of a block's content, before it is deflated: none is larger."""
+
+MAX_HEADER = 1 << 20
+"""Bytes of the header's line: it is no longer."""
+
+HEAD = struct.Struct("<cII")
+"""Kind, length, CRC-32 of the content."""
+CHECK = struct.Struct("<I")
+"""CRC-32 of those."""
+ROWS, NOTE = b"R", b"N"
+"""Kinds of blocks."""
+
 # Level 1 of deflate: measured rows are mostly noise, which no level shrinks.
 _LEVEL = 1
 
@@ -46,7 +53,7 @@ class BlockWriter:
         delta: integer columns that grow from row to row.
         rows_per_block: rows held in memory until they are written.
         max_bytes: size that the file does not exceed; None: no limit. Rows that do not fit are counted and left out;
-            notes always fit.
+            the header and notes always fit.
     """
 
     def __init__(
@@ -59,11 +66,13 @@ class BlockWriter:
         rows_per_block: int = 64,
         max_bytes: int | None = None,
     ) -> None:
-        self._row = struct.Struct("<" + "".join(_CODES[kind] for _, kind in fields))
+        self._kinds = [kind for _, kind in fields]
+        self._row = struct.Struct("<" + "".join(CODES[kind] for kind in self._kinds))
         self._delta = [n for n, (name, _) in enumerate(fields) if name in delta]
+        self._limits = [_limits(self._kinds[n]) for n in self._delta]
         self._last = [0] * len(self._delta)
         self._rows: list[bytes] = []
-        self._per_block = rows_per_block
+        self._per_block = max(1, min(rows_per_block, MAX_CONTENT // self._row.size))
         self._max_bytes = max_bytes
         self._notes = b""
         self._unwritten = b""
@@ -73,36 +82,64 @@ class BlockWriter:
         """Rows that were kept."""
         self.dropped = 0
         """Rows that were left out."""
-        self._file = path.open("xb", buffering=0)
         content = {**header, "fields": [list(field) for field in fields], "delta": list(delta)}
-        self._write((json.dumps(content, sort_keys=True) + "\n").encode())
+        line = (json.dumps(content, sort_keys=True) + "\n").encode()
+        if len(line) > MAX_HEADER:
+            raise ValueError(f"{path}: a header of {len(line)} bytes, {MAX_HEADER} at most can be read")
+        self._seed = zlib.crc32(line)
+        self._file = path.open("xb", buffering=0)
+        self._write(line)
 
     def append(self, row: Sequence[float]) -> None:
-        """Adds one row, in the order of the fields.
+        """Adds one row, in the order of the fields. What a 4-byte float cannot hold becomes infinite.
 
         Raises:
             OSError: the disk is full or gone.
-            struct.error: a value does not fit its column.
+            struct.error: a value does not fit its column; the row is left out.
         """
         if self._delta:
             values = list(row)
-            for place, column in enumerate(self._delta):
-                value = int(values[column])
-                values[column] = value - self._last[place]
-                self._last[place] = value
-            row = values
-        self._rows.append(self._row.pack(*row))
+            news = []
+            for column, (low, high), last in zip(self._delta, self._limits, self._last, strict=True):
+                new = int(values[column])
+                step = new - last
+                if not (low <= new <= high and low <= step <= high):
+                    step = _wrapped(new, step, low, high)
+                values[column] = step
+                news.append(new)
+            self._rows.append(self._packed(values))
+            self._last = news
+        else:
+            self._rows.append(self._packed(row))
         if len(self._rows) == self._per_block:
             self.flush()
 
+    def _packed(self, row: Sequence[float]) -> bytes:
+        try:
+            return self._row.pack(*row)
+        except OverflowError:
+            # What `struct` says of a 4-byte float, of which a diverging loss has one.
+            largest = 3.4028234663852886e38
+            return self._row.pack(
+                *(
+                    math.copysign(math.inf, value) if kind == "<f4" and abs(value) > largest else value
+                    for kind, value in zip(self._kinds, row, strict=True)
+                )
+            )
+
     def note(self, content: Mapping[str, Any], *, before_rows: bool = False) -> None:
-        """Writes what is held, then a note; or, `before_rows`, keeps the note and writes it before the rows held now.
+        """Writes what is held, then a note; or, `before_rows`, keeps the note and writes it with the rows held now.
+
+        What is kept comes before those rows or, where they do not fit, before the next that do.
 
         Raises:
             OSError: the disk is full or gone.
-            ValueError: a number is not finite.
+            ValueError: a number is not finite, or the note is too long.
         """
-        block = _block(_NOTE, json.dumps(content, allow_nan=False, sort_keys=True).encode())
+        data = json.dumps(content, allow_nan=False, sort_keys=True).encode()
+        if len(data) > MAX_CONTENT:
+            raise ValueError(f"a note of {len(data)} bytes, {MAX_CONTENT} at most can be read")
+        block = self._block(NOTE, data)
         if before_rows:
             self._notes += block
             return
@@ -115,21 +152,29 @@ class BlockWriter:
         Raises:
             OSError: the disk is full or gone; what was written of a block is not written again.
         """
-        if self._rows:
-            data = b"".join(self._rows)
-            size = self._row.size
-            block = self._notes + _block(_ROWS, b"".join(data[n::size] for n in range(size)))
-            if self._max_bytes is None or self.bytes_written + len(block) <= self._max_bytes:
-                self.num_rows += len(self._rows)
-                self._rows, self._notes = [], b""
-                self._last = [0] * len(self._delta)
-                self._write(block)
-                return
-            self.dropped += len(self._rows)
-            self._rows = []
-            self._last = [0] * len(self._delta)
-        notes, self._notes = self._notes, b""
-        self._write(notes)
+        if not self._rows:
+            self._write(b"")
+            return
+        rows, self._rows = self._rows, []
+        self._last = [0] * len(self._delta)
+        room = math.inf if self._max_bytes is None else self._max_bytes - self.bytes_written
+        if room <= len(self._notes) + HEAD.size + CHECK.size:
+            self.dropped += len(rows)
+            return
+        data, size = b"".join(rows), self._row.size
+        block = self._notes + self._block(ROWS, b"".join(data[n::size] for n in range(size)))
+        if len(block) > room:
+            self.dropped += len(rows)
+            return
+        self.num_rows += len(rows)
+        self._notes = b""
+        self._write(block)
+
+    def _block(self, kind: bytes, content: bytes) -> bytes:
+        engine = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+        packed = engine.compress(content) + engine.flush()
+        head = HEAD.pack(kind, len(packed), zlib.crc32(packed, self._seed))
+        return head + CHECK.pack(zlib.crc32(head)) + packed
 
     def _write(self, data: bytes) -> None:
         self._unwritten += data
@@ -155,63 +200,22 @@ class BlockWriter:
         self.close()
 
 
-def _block(kind: bytes, content: bytes) -> bytes:
-    packed = zlib.compress(content, _LEVEL)
-    return _HEAD.pack(kind, len(packed), zlib.crc32(packed)) + packed
+def _limits(kind: str) -> tuple[int, int]:
+    """Smallest and largest value of an integer column."""
+    bits = 8 * int(kind[2])
+    if kind[1] == "i":
+        return -(1 << bits - 1), (1 << bits - 1) - 1
+    if kind[1] == "u":
+        return 0, (1 << bits) - 1
+    raise ValueError(f"a column of type {kind} has no differences that would be exact")
 
 
-class BlockReader:
-    """Reads a file block by block, so that memory does not grow with it.
+def _wrapped(new: int, step: int, low: int, high: int) -> int:
+    """A difference that its column cannot hold, modulo the column's size.
 
     Raises:
-        IncompleteDataError: the file cannot be read, or is none of `format`.
+        struct.error: the value itself does not fit.
     """
-
-    def __init__(self, path: Path, format_name: str) -> None:
-        self.path = path
-        self.torn_bytes = 0
-        """Bytes behind the last whole block, known when all blocks were read: 0 unless a writer was killed."""
-        try:
-            with path.open("rb") as file:
-                head = file.readline(1 << 20)
-        except OSError as error:
-            raise IncompleteDataError(f"{path}: cannot be read: {error.strerror or error}") from None
-        try:
-            header = json.loads(head) if head.endswith(b"\n") else None
-        except (ValueError, RecursionError):
-            header = None
-        if not isinstance(header, dict) or header.get("format") != format_name:
-            raise IncompleteDataError(f"{path}: not a file of {format_name}, or damaged at its start")
-        self.header: dict[str, Any] = header
-        self._begin = len(head)
-
-    def blocks(self) -> Iterator[Rows | dict[str, Any]]:
-        """Arrays of rows (structured, by the header's fields) and notes, in the order in which they were written.
-
-        Raises:
-            IncompleteDataError: a block within the file is damaged.
-        """
-        with self.path.open("rb") as file:
-            file.seek(self._begin)
-            while head := file.read(_HEAD.size):
-                content = b""
-                if len(head) == _HEAD.size:
-                    kind, length, crc = _HEAD.unpack(head)
-                    content = file.read(length)
-                if len(head) < _HEAD.size or len(content) < length:
-                    self.torn_bytes = len(head) + len(content)
-                    return
-                if zlib.crc32(content) != crc or kind not in (_ROWS, _NOTE):
-                    raise IncompleteDataError(f"{self.path}: a block is damaged; restore the file from a copy")
-                plain = zlib.decompress(content)
-                yield self._rows(plain) if kind == _ROWS else json.loads(plain)
-
-    def _rows(self, content: bytes) -> Rows:
-        import numpy as np
-
-        dtype = np.dtype([(str(name), str(kind)) for name, kind in self.header["fields"]])
-        turned = np.frombuffer(content, dtype=np.uint8).reshape(dtype.itemsize, -1)
-        rows: Rows = np.ascontiguousarray(turned.T).view(dtype).reshape(-1)
-        for name in self.header["delta"]:
-            rows[name] = np.cumsum(rows[name])
-        return rows
+    if not low <= new <= high:
+        raise struct.error(f"{new} is not from {low} to {high}")
+    return (step - low) % (high - low + 1) + low

@@ -6,16 +6,23 @@ interpolated, which takes up a constant drift; outside of them the nearest line 
 
 from __future__ import annotations
 
-from pydantic import Field
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from dlbench.specs.base import Count, CountOrZero, Spec
+
+# What the 8 bytes of a clock hold; more would be no time.
+Nanoseconds = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class ClockPoint(Spec):
     """One estimate of the offset."""
 
-    local_ns: int = Field(description="When, by the node's own clock.")
-    offset_ns: int = Field(description="Clock of node 0 less the node's own.")
+    local_ns: Nanoseconds = Field(description="When, by the node's own clock.")
+    offset_ns: Nanoseconds = Field(description="Clock of node 0 less the node's own.")
     bound_ns: CountOrZero = Field(description="Largest possible error: half of the shortest round trip.")
     num_exchanges: Count = Field(description="Round trips it was chosen from.")
 
@@ -29,8 +36,17 @@ class ClockLine(Spec):
         (),
         description="Estimates in the order of time; none where nothing was exchanged. Node 0 has none and is exact.",
     )
-    wall_offset_ns: int = Field(description="Wall clock (since 1970) less the node's own clock, when it was read.")
+    wall_offset_ns: Nanoseconds = Field(
+        description="Wall clock (since 1970) less the node's own clock, when it was read."
+    )
     problem: str = Field("", description="Why there is no point, or only one; empty if all went well.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        times = [point.local_ns for point in self.points]
+        if any(one >= other for one, other in pairwise(times)):
+            raise ValueError("points: must be in the order of time, no two at the same")
+        return self
 
     @property
     def is_known(self) -> bool:

@@ -10,20 +10,31 @@ instead. The header's `unavailable` names what this node does not tell, each wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.blocks import BlockReader, BlockWriter
+from dlbench.records.block_reader import BlockReader
+from dlbench.records.blocks import BlockWriter
 
 if TYPE_CHECKING:
-    from dlbench.records.blocks import Rows
+    from dlbench.records.block_reader import Rows
 
 SAMPLES_FORMAT, SAMPLES_VERSION = "dlbench.samples", 1
 
 TIME_FIELDS: tuple[tuple[str, str], ...] = (("time_ns", "<i8"), ("late_ns", "<i8"))
+SAMPLE_TYPES = ("<f4", "<f8")
+"""Types of sampled fields; counters need 8 bytes."""
+
+_HEADER_KEYS: dict[str, type | tuple[type, ...]] = {
+    "node_rank": int,
+    "host": str,
+    "period_s": (int, float),
+    "unavailable": dict,
+}
 
 
 def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, str]], max_bytes: int) -> BlockWriter:
@@ -56,11 +67,19 @@ class SampleReader:
     """The sampler's own account; None until it was met, and where the sampler was killed."""
 
     def __post_init__(self) -> None:
-        self._reader = BlockReader(self.path, SAMPLES_FORMAT)
-        if self._reader.header.get("version") != SAMPLES_VERSION:
-            raise IncompleteDataError(
-                f"{self.path}: samples of an unknown version ({self._reader.header.get('version')!r})"
-            )
+        self._reader = BlockReader(self.path, SAMPLES_FORMAT, "samples")
+        header = self._reader.header
+        if header.get("version") != SAMPLES_VERSION:
+            raise IncompleteDataError(f"{self.path}: samples of an unknown version ({header.get('version')!r})")
+        wrong = [key for key, kind in _HEADER_KEYS.items() if not isinstance(header.get(key), kind)]
+        if not wrong and not 0 < header["period_s"] < math.inf:
+            wrong = ["period_s"]
+        if wrong:
+            raise IncompleteDataError(f"{self.path}: the header's `{wrong[0]}` is damaged")
+        columns = self._reader.columns()
+        kinds = {kind for _, kind in columns[len(TIME_FIELDS) :]}
+        if tuple(columns[: len(TIME_FIELDS)]) != TIME_FIELDS or not kinds <= set(SAMPLE_TYPES):
+            raise IncompleteDataError(f"{self.path}: the header's `fields` are damaged")
 
     @property
     def header(self) -> dict[str, Any]:
@@ -72,6 +91,11 @@ class SampleReader:
         """Names of the sampled fields."""
         return [str(name) for name, _ in self.header["fields"]][len(TIME_FIELDS) :]
 
+    @property
+    def torn_bytes(self) -> int:
+        """Bytes behind the last whole block, known when all was read: 0 unless the sampler was killed while writing."""
+        return self._reader.torn_bytes
+
     def blocks(self) -> Iterator[Rows]:
         """Structured arrays with the fields of the header.
 
@@ -79,10 +103,11 @@ class SampleReader:
             IncompleteDataError: a block is damaged.
         """
         self.failures.clear()
+        self.end = None
         for block in self._reader.blocks():
             if not isinstance(block, dict):
                 yield block
             elif "failed" in block:
                 self.failures.append(block)
-            elif "end" in block:
+            elif isinstance(block.get("end"), dict):
                 self.end = block["end"]

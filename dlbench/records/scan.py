@@ -16,6 +16,8 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import Record
 from dlbench.records.status import Failure, RankStatus, read_statuses
+from dlbench.records.watch import WatchOverhead
+from dlbench.records.watch_cost import WatchCost
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
@@ -95,6 +97,16 @@ class Run(LaunchedRun):
 
     plan: RunPlan
     record: Record | None
+    watch_cost: WatchCost | None = None
+    """What watching cost, where `dlbench run --watch-cost` measured it."""
+
+    @property
+    def watch_overhead(self) -> WatchOverhead | None:
+        """What watching cost: measured where that was done, else what the run itself accounts for."""
+        if self.watch_cost is not None:
+            return self.watch_cost.overhead
+        watch = None if self.record is None else self.record.watch
+        return None if watch is None else watch.overhead
 
     @property
     def recorded(self) -> Literal["valid", "invalid"] | None:
@@ -176,7 +188,17 @@ def _read(folder: RunFolder) -> Run:
     record = load_file(folder.record, Record)
     if record is not None and record.run_id != plan.run_id:
         raise IncompleteDataError(f"{folder.record}: belongs to run {record.run_id}, not to {plan.run_id}")
-    return Run(folder=folder, plan=plan, record=record, statuses=read_statuses(folder), failure=read_failure(folder))
+    watch_cost = load_file(folder.watch_cost, WatchCost)
+    if watch_cost is not None and watch_cost.run_id != plan.run_id:
+        raise IncompleteDataError(f"{folder.watch_cost}: belongs to run {watch_cost.run_id}, not to {plan.run_id}")
+    return Run(
+        folder=folder,
+        plan=plan,
+        record=record,
+        statuses=read_statuses(folder),
+        failure=read_failure(folder),
+        watch_cost=watch_cost,
+    )
 
 
 def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.blocks import BlockReader, BlockWriter
+from dlbench.records.block_reader import BlockReader
+from dlbench.records.blocks import BlockWriter
 
 if TYPE_CHECKING:
-    from dlbench.records.blocks import Rows
+    from dlbench.records.block_reader import Rows
 
 SPANS_FORMAT, SPANS_VERSION = "dlbench.spans", 1
 
@@ -37,6 +38,13 @@ SPAN_FIELDS: tuple[tuple[str, str], ...] = (
 )
 
 
+MAX_NAMES = 65_535
+"""Names that one file tells apart; spans of further names are called `OTHER_NAMES`."""
+OTHER_NAMES = "(further names)"
+
+_SPANS_PER_BLOCK = 256
+
+
 class SpanWriter:
     """Writes the spans of one rank.
 
@@ -48,10 +56,13 @@ class SpanWriter:
 
     def __init__(self, path: Path, header: dict[str, Any], max_bytes: int) -> None:
         content = {"format": SPANS_FORMAT, "version": SPANS_VERSION, "lanes": list(LANES), **header}
+        # Blocks end here and not in the block writer, so that the names of a block come before it in one note.
         self._blocks = BlockWriter(
-            path, content, SPAN_FIELDS, delta=("start_ns",), rows_per_block=256, max_bytes=max_bytes
+            path, content, SPAN_FIELDS, delta=("start_ns",), rows_per_block=_SPANS_PER_BLOCK + 1, max_bytes=max_bytes
         )
         self._names: dict[str, int] = {}
+        self._new_names: list[str] = []
+        self._held = 0
 
     def add(
         self,
@@ -65,16 +76,27 @@ class SpanWriter:
         num_bytes: int = -1,
         queued_ns: int = 0,
     ) -> None:
-        """One span, CLOCK_MONOTONIC nanoseconds of this machine; they may come in any order.
+        """One span, CLOCK_MONOTONIC nanoseconds of this machine; they may come in any order, but from one thread.
 
         Raises:
             OSError: the disk is full or gone.
         """
         number = self._names.get(name)
         if number is None:
-            number = self._names[name] = len(self._names)
-            self._blocks.note({"name": name[:200], "number": number}, before_rows=True)
+            number = self._named(name)
         self._blocks.append((start_ns, end_ns - start_ns, queued_ns, num_bytes, step, lane, track, number, 0))
+        self._held += 1
+        if self._held == _SPANS_PER_BLOCK:
+            self.flush()
+
+    def _named(self, name: str) -> int:
+        if len(self._names) >= MAX_NAMES:
+            name = OTHER_NAMES
+            if name in self._names:
+                return self._names[name]
+        number = self._names[name] = len(self._names)
+        self._new_names.append(name[:200])
+        return number
 
     @property
     def num_spans(self) -> int:
@@ -92,12 +114,24 @@ class SpanWriter:
         return self._blocks.bytes_written
 
     def flush(self) -> None:
-        """Writes what is held in memory."""
+        """Writes what is held in memory.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        if self._new_names:
+            names, self._new_names = self._new_names, []
+            first = len(self._names) - len(names)
+            self._blocks.note({"first": first, "names": names}, before_rows=True)
+        self._held = 0
         self._blocks.flush()
 
     def close(self) -> None:
         """Writes the rest and closes."""
-        self._blocks.close()
+        try:
+            self.flush()
+        finally:
+            self._blocks.close()
 
 
 @dataclass(kw_only=True)
@@ -113,19 +147,24 @@ class SpanReader:
     """Names met so far, by number; complete for the rows given so far."""
 
     def __post_init__(self) -> None:
-        self._reader = BlockReader(self.path, SPANS_FORMAT)
-        if self._reader.header.get("version") != SPANS_VERSION:
-            raise IncompleteDataError(
-                f"{self.path}: spans of an unknown version ({self._reader.header.get('version')!r})"
-            )
+        self._reader = BlockReader(self.path, SPANS_FORMAT, "spans")
+        header = self._reader.header
+        wanted = {"version": SPANS_VERSION, "fields": [list(f) for f in SPAN_FIELDS], "lanes": list(LANES)}
+        if any(header.get(key) != value for key, value in wanted.items()):
+            raise IncompleteDataError(f"{self.path}: spans of an unknown version ({header.get('version')!r})")
 
     @property
     def header(self) -> dict[str, Any]:
         """What the writer said of itself."""
         return self._reader.header
 
+    @property
+    def torn_bytes(self) -> int:
+        """Bytes behind the last whole block, known when all was read: 0 unless the rank was killed while writing."""
+        return self._reader.torn_bytes
+
     def blocks(self) -> Iterator[Rows]:
-        """Structured arrays with the fields of `SPAN_FIELDS`.
+        """Structured arrays with the fields of `SPAN_FIELDS`; lanes are in `LANES`, names in `names`.
 
         Raises:
             IncompleteDataError: a block is damaged.
@@ -133,6 +172,17 @@ class SpanReader:
         self.names.clear()
         for block in self._reader.blocks():
             if isinstance(block, dict):
-                self.names.append(str(block["name"]))
-            else:
+                self._take_names(block)
+            elif len(block):
+                if int(block["lane"].max()) >= len(LANES) or int(block["name"].max()) >= len(self.names):
+                    raise IncompleteDataError(f"{self.path}: spans of a lane or a name that there is not")
                 yield block
+
+    def _take_names(self, note: dict[str, Any]) -> None:
+        first, names = note.get("first"), note.get("names")
+        # Their numbers go on where those before ended; a gap would give spans a wrong name.
+        if type(first) is not int or not isinstance(names, list) or first != len(self.names):
+            raise IncompleteDataError(f"{self.path}: names of spans are damaged")
+        self.names.extend(str(name) for name in names)
+        if len(self.names) > MAX_NAMES + 1:
+            raise IncompleteDataError(f"{self.path}: more names of spans than a file holds")

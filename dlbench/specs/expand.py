@@ -1,9 +1,9 @@
-"""A request becomes the ordered list of runs: axes x points x repeats, repeats interleaved over points."""
+"""A request becomes the ordered list of runs: axes x points x repeats x variants, interleaved."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 
 from pydantic import ValidationError
@@ -12,139 +12,15 @@ import dlbench
 from dlbench.errors import UserError
 from dlbench.specs.choices import WorkloadFile, choose, choose_system
 from dlbench.specs.engine import EngineSpec
+from dlbench.specs.inert import INERT as INERT
+from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
 from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
 from dlbench.specs.points import Counts, interleaved, series_name
 from dlbench.specs.requests import Request
 from dlbench.specs.resolve import find
-from dlbench.specs.sync import GROUPED
 from dlbench.specs.system import SystemSpec
+from dlbench.specs.variants import apart_problem, arranged, option_of
 from dlbench.specs.workload import Workload
-
-
-def _by_mpi(plan: RunPlan) -> bool:
-    return plan.system.launch.launcher in ("mpirun", "srun-mpi")
-
-
-def _warms_up(plan: RunPlan) -> bool:
-    schedule = plan.workload.train.schedule
-    return bool(schedule.warmup_steps or schedule.warmup_epochs)
-
-
-def _counts_epochs(plan: RunPlan) -> bool:
-    quality = plan.workload.quality if plan.measure.until == "quality" else None
-    in_quality = quality is not None and (quality.evaluate_every_epochs or quality.max_epochs)
-    return bool(plan.workload.train.schedule.counts_epochs or plan.checkpoint.every_epochs or in_quality)
-
-
-def _exchanges(plan: RunPlan) -> bool:
-    return plan.engine.name != "single" and plan.layout.ranks > 1
-
-
-INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
-    (
-        "engine.horovod.",
-        lambda plan: plan.engine.name == "horovod" and plan.layout.ranks > 1,
-        "only engine horovod with two ranks or more reads it",
-    ),
-    (
-        "system.launch.interface",
-        lambda plan: plan.engine.name == "ddp" or (plan.engine.name == "horovod" and not _by_mpi(plan)),
-        "MPI chooses its own, and one rank alone needs none",
-    ),
-    ("system.launch.oversubscribe_yield", lambda plan: _by_mpi(plan), "only MPI launchers read it"),
-    (
-        "engine.horovod.fusion_threshold_bytes",
-        lambda plan: not plan.sync.is_own,
-        "dlbench's own exchange does not use Horovod's fusion",
-    ),
-    (
-        "engine.horovod.autotune_",
-        lambda plan: plan.engine.horovod.autotune,
-        "only engine.horovod.autotune reads it",
-    ),
-    ("engine.ddp.", lambda plan: plan.engine.name == "ddp", "only engine ddp reads it"),
-    (
-        "engine.ddp.bucket_cap_bytes",
-        lambda plan: not plan.sync.is_own,
-        "dlbench's own exchange does not use DDP's buckets",
-    ),
-    ("sync.", _exchanges, "one rank, or engine single, exchanges nothing"),
-    ("sync.topk_density", lambda plan: plan.sync.wire == "topk", "only sync.wire topk reads it"),
-    ("sync.powersgd_rank", lambda plan: plan.sync.wire == "powersgd", "only sync.wire powersgd reads it"),
-    (
-        "sync.hybrid_threshold_bytes",
-        lambda plan: plan.sync.exchange == "hybrid",
-        "only sync.exchange hybrid reads it",
-    ),
-    (
-        "sync.group_size",
-        lambda plan: plan.sync.exchange in GROUPED,
-        "only sync.exchange hierarchical, leader and hybrid have groups",
-    ),
-    (
-        "sync.network",
-        lambda plan: (
-            plan.sync.fusion == "mgwfbp"
-            or (plan.sync.exchange == "hybrid" and plan.sync.hybrid_threshold_bytes is None)
-        ),
-        "only sync.fusion mgwfbp, and hybrid without a threshold, read it",
-    ),
-    ("data.loader_workers", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
-    ("data.on_bad_sample", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
-    ("data.vocabulary", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no text"),
-    ("data.validation", lambda plan: plan.measure.until == "quality", "only measure.until quality evaluates"),
-    ("quality.", lambda plan: plan.measure.until == "quality", "only measure.until quality reads it"),
-    ("measure.measured_steps", lambda plan: plan.measure.until == "steps", "measure.until quality ends by its target"),
-    ("checkpoint.keep", lambda plan: plan.checkpoint.is_on, "no checkpoint is written: give checkpoint.every_steps"),
-    (
-        "train.allow_emulation",
-        lambda plan: plan.workload.train.precision != "fp32",
-        "only precisions bf16 and fp16 read it",
-    ),
-    ("train.initial_loss_scale", lambda plan: plan.workload.train.precision == "fp16", "only precision fp16 scales"),
-    ("train.loss_scale_growth", lambda plan: plan.workload.train.precision == "fp16", "only precision fp16 scales"),
-    (
-        "train.optimizer.reference_batch",
-        lambda plan: plan.workload.train.optimizer.learning_rate_scaling != "none",
-        "only learning_rate_scaling reads it",
-    ),
-    ("train.schedule.warmup_from", lambda plan: _warms_up(plan), "only a warm-up reads it"),
-    ("train.schedule.epoch_samples", lambda plan: _counts_epochs(plan), "nothing in this plan counts in epochs"),
-    ("system.slurm.", lambda plan: plan.system.scheduler == "slurm", "only scheduler slurm reads it"),
-    *(
-        (
-            key,
-            lambda plan, names=names: plan.workload.train.optimizer.name in names,
-            f"only {' and '.join(names)} read it",
-        )
-        for key, names in {
-            "train.optimizer.momentum": ("sgd", "lars"),
-            "train.optimizer.betas": ("lamb",),
-            "train.optimizer.epsilon": ("lars", "lamb"),
-            "train.optimizer.trust_coefficient": ("lars",),
-        }.items()
-    ),
-    *(
-        (
-            key,
-            lambda plan, forms=forms: plan.workload.train.schedule.decay in forms,
-            f"only decay {' and '.join(forms)} reads it",
-        )
-        for key, forms in {
-            "train.schedule.power": ("polynomial",),
-            "train.schedule.end_learning_rate": ("polynomial", "linear"),
-            "train.schedule.total_": ("polynomial", "linear"),
-            "train.schedule.step_": ("step",),
-            "train.schedule.epoch_boundaries": ("step",),
-        }.items()
-    ),
-    (
-        "system.launch.mpi_plugin",
-        lambda plan: plan.system.launch.launcher == "srun-mpi",
-        "only launcher srun-mpi reads it",
-    ),
-)
-"""Settings that act only under a condition: key or prefix, the condition, why not."""
 
 
 def expand(request: Request, *, machine_cores: int, now: datetime | None = None) -> list[RunPlan]:
@@ -159,6 +35,7 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
     Raises:
         UserError: anything wrong with the request, in one line.
     """
+    option_of(request)
     moment = now or datetime.now(timezone.utc)
     series = series_name(request.series, moment)
     file = WorkloadFile(find("workloads", request.workload))
@@ -175,8 +52,8 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
             axes=axes,
         )
         plans.append(_plan(request, file, place, (index, count), machine_cores, moment))
-    _refuse_inert(request, plans)
-    return plans
+    _refuse(request, plans)
+    return arranged(request, plans)
 
 
 def _counts(request: Request) -> Counts:
@@ -189,14 +66,13 @@ def _combinations(request: Request) -> Iterator[dict[str, AxisValue]]:
         yield dict(zip(keys, values, strict=True))
 
 
-def _refuse_inert(request: Request, plans: list[RunPlan]) -> None:
+def _refuse(request: Request, plans: list[RunPlan]) -> None:
     """A setting that acts in no run of the series is a mistake, not a wish."""
     _counts(request).refuse_without_effect(plans[0].system)
-    asked = [(key, "--set") for key in request.overrides] + [(key, "--sweep") for key in request.sweep]
-    for key, option in asked:
-        for prefix, acts, why in INERT:
-            if key.startswith(prefix) and not any(acts(plan) for plan in plans):
-                raise UserError(f"{option} {key}: has no effect in any run of this request: {why}")
+    refuse_inert([*((key, "--set") for key in request.overrides), *((key, "--sweep") for key in request.sweep)], plans)
+    refuse_absent_ranks(plans)
+    for problem in filter(None, map(apart_problem, plans)):
+        raise UserError(problem)
 
 
 def _plan(

@@ -34,6 +34,10 @@ class Request:
     overrides: dict[str, AxisValue] = field(default_factory=dict)
     sweep: dict[str, tuple[AxisValue, ...]] = field(default_factory=dict)
     series: str | None = None
+    decompose: bool = False
+    """Each run also with synthetic input, and without exchange."""
+    watch_cost: bool = False
+    """Each run also unwatched."""
 
 
 def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:

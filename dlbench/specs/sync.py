@@ -32,8 +32,8 @@ class SyncSpec(Spec):
         description="flat: one all-reduce over all ranks. hierarchical: reduce-scatter in the group, all-reduce across "
         "groups for each local rank, all-gather in the group. leader: reduce to the group's first rank, all-reduce "
         "among these, broadcast. hybrid: hierarchical below a message size, flat from it on. horovod-hierarchical and "
-        "horovod-torus: Horovod's own flags, which only its NCCL builds obey. none: gradients and ranks drift apart, "
-        "only to see what the exchange costs.",
+        "horovod-torus: Horovod's own flags, which only its NCCL builds obey. none: no gradient is exchanged and ranks "
+        "drift apart, only to see what the exchange costs.",
     )
     fusion: Annotated[str, Field(pattern=r"^(auto|engine|none|single|mgwfbp|size:[0-9A-Za-z. ]+)$")] = Field(
         "auto",
@@ -107,6 +107,8 @@ def layout_problem(sync: SyncSpec, *, engine: str, ranks: int, nodes: int) -> st
     """
     if ranks == 1:
         return None
+    if sync.exchange == "none":
+        return _apart_problem(sync)
     group = sync.group_size or ranks // nodes
     if sync.exchange in GROUPED or sync.group_size is not None:
         if (ranks // nodes) % group:
@@ -119,6 +121,13 @@ def layout_problem(sync: SyncSpec, *, engine: str, ranks: int, nodes: int) -> st
     if sync.inside == "shared-memory" and sync.exchange == "flat" and nodes > 1:
         return "sync.inside shared-memory: ranks of several nodes share no memory; use exchange hierarchical or leader"
     return _engine_problem(sync, engine)
+
+
+def _apart_problem(sync: SyncSpec) -> str | None:
+    for key in ("fusion", "wire", "inside", "group_size"):
+        if getattr(sync, key) != SyncSpec.model_fields[key].default:
+            return f"sync.exchange none: no gradient is exchanged, so that sync.{key} has no effect; leave it out"
+    return None
 
 
 def _engine_problem(sync: SyncSpec, engine: str) -> str | None:

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dlbench.errors import RunError, UserError
-from dlbench.node.data.reader import BatchReader, Fetched, SampleReader
+from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
 from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
 
 Batch = dict[str, torch.Tensor]
 _PREFETCH_BATCHES = 2
 """Batches that each loader process reads ahead."""
 _NAMED_CONVERSIONS = 20
+RECENT_READS = 64
+"""Batches of which is kept when they were read."""
 
 
 class _Batches(Dataset[Fetched]):
@@ -33,7 +36,11 @@ class _Batches(Dataset[Fetched]):
         self._reader = reader
 
     def __getitem__(self, keys: list[Key]) -> Fetched:
-        return self._reader[keys]
+        fetched = self._reader[keys]
+        info = get_worker_info()
+        if info is not None:
+            fetched.worker = info.id
+        return fetched
 
 
 class _Order(torch.utils.data.Sampler[list[Key]]):
@@ -107,13 +114,15 @@ class _Passes:
 
 
 class _Ledger:
-    """What went wrong while reading, and what was read in another form than it was stored in."""
+    """What went wrong while reading, what was read in another form than it was stored in, and when."""
 
     def __init__(self, loader_workers: int) -> None:
         self.failures: list[str] = []
         self.num_converted = 0
         self.converted: dict[str, None] = {}
         self._loader_workers = loader_workers
+        self._recent: deque[tuple[int, int, int, int]] = deque(maxlen=RECENT_READS)
+        self._taken = 0
 
     def take(self, fetched: Iterator[Fetched]) -> Batch | None:
         """The next batch; None at the end of the pass.
@@ -133,6 +142,8 @@ class _Ledger:
             raise RunError(f"a loader process of the rank ended: {reason}") from error
         if item is None:
             return None
+        self._recent.append((self._taken, item.worker, item.start_ns, item.end_ns))
+        self._taken += 1
         self.failures += item.failures
         self.num_converted += len(item.converted)
         for text in item.converted[: _NAMED_CONVERSIONS - len(self.converted)]:
@@ -140,6 +151,13 @@ class _Ledger:
         if item.error is not None:
             raise UserError(item.error)
         return item.batch
+
+    def recent_reads(self) -> list[ReadSpan]:
+        """When the last batches were read, in the order of handing out."""
+        return [
+            ReadSpan(number=number, worker=worker, start_ns=start_ns, end_ns=end_ns)
+            for number, worker, start_ns, end_ns in self._recent
+        ]
 
 
 def _end_workers(iterator: object) -> None:
@@ -189,6 +207,10 @@ class LoadedSource:
     def num_samples(self) -> int:
         """Samples in the data set, over all ranks."""
         return self._reader.num_samples
+
+    def recent_reads(self) -> list[ReadSpan]:
+        """When the last `RECENT_READS` batches were read."""
+        return self._ledger.recent_reads()
 
     def __iter__(self) -> Iterator[Batch]:
         return self

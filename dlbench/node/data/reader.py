@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -61,11 +62,28 @@ class Fetched:
     converted: list[str] = field(default_factory=list)
     error: str | None = None
     """Why the run must stop; exceptions cross processes badly."""
+    worker: int = 0
+    """The loader process that read it, from 0; 0 also where the training process reads itself."""
+    start_ns: int = 0
+    """CLOCK_MONOTONIC, which is one clock for all processes of a machine."""
+    end_ns: int = 0
 
     def pin_memory(self) -> Self:
         """Moves the batch to page-locked memory; torch calls it where that is asked for."""
         self.batch = {name: tensor.pin_memory() for name, tensor in self.batch.items()}
         return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadSpan:
+    """When a batch was read, nanoseconds of CLOCK_MONOTONIC."""
+
+    number: int
+    """Of the batch, from 0, in the order of handing out: the step of this run that trains with it."""
+    worker: int
+    """The loader process, from 0; 0 also where the training process reads itself."""
+    start_ns: int
+    end_ns: int
 
 
 class BatchReader:
@@ -85,7 +103,7 @@ class BatchReader:
         self._replace = replace
 
     def __getitem__(self, keys: list[Key]) -> Fetched:
-        fetched = Fetched()
+        fetched = Fetched(start_ns=time.monotonic_ns())
         samples = []
         for key in keys:
             sample = self._read(key, fetched)
@@ -95,6 +113,7 @@ class BatchReader:
                 samples.append(sample.arrays)
         if samples:
             fetched.batch = _stacked(samples)
+        fetched.end_ns = time.monotonic_ns()
         return fetched
 
     def _read(self, key: Key, fetched: Fetched) -> Sample | None:

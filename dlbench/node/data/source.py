@@ -11,7 +11,7 @@ import torch
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource
-from dlbench.node.data.reader import SampleReader
+from dlbench.node.data.reader import ReadSpan, SampleReader
 from dlbench.node.data.sharding import Position, ShardedOrder
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.specs.workload import (
@@ -43,6 +43,9 @@ class BatchSource(Protocol):
     @property
     def num_samples(self) -> int:
         """Samples in the data set, or in a synthetic pool."""
+
+    def recent_reads(self) -> list[ReadSpan]:
+        """When the last batches were read, some dozens at most; none where nothing is read."""
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Itself."""

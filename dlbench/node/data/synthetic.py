@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from dlbench.node.data.reader import ReadSpan
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.specs.workload import BertModel, DataSpec, ModelSpec, ResNetModel, TextData
 
@@ -60,6 +61,10 @@ class SyntheticSource:
     def num_samples(self) -> int:
         """Distinct samples of this rank."""
         return POOL_BATCHES * self._batch_size
+
+    def recent_reads(self) -> list[ReadSpan]:
+        """Nothing is read."""
+        return []
 
     def __iter__(self) -> Iterator[Batch]:
         return self

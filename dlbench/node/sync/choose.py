@@ -13,12 +13,17 @@ from dlbench.specs.plan import RunPlan
 def build_engine(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device) -> Engine:
     """The engine that the plan names; Horovod and torch.distributed are imported only where used.
 
-    Where the plan leaves the exchange of gradients to dlbench, the engine only carries its messages.
+    Where the plan leaves the exchange of gradients to dlbench, the engine only carries its messages; where no gradient
+    is exchanged, it only keeps the ranks in touch.
 
     Raises:
         UserError: the plan's exchange is not possible here.
     """
     engine = _library(plan, folder, place, device)
+    if plan.sync.exchange == "none" and place.size > 1:
+        from dlbench.node.sync.apart import ApartEngine
+
+        return ApartEngine(engine, plan.engine.name, device)
     if plan.sync.is_own and place.size > 1:
         from dlbench.node.sync.own import OwnExchange
 
@@ -47,6 +52,7 @@ def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.d
         )
     from dlbench.node.sync.horovod import HorovodEngine
 
+    is_watched = not plan.sync.is_own and plan.sync.exchange != "none"
     return HorovodEngine(
         plan.engine.horovod,
         place,
@@ -55,6 +61,6 @@ def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.d
         address_file=folder.rendezvous,
         interface=launch.interface,
         wire="fp32" if plan.wire == "topk" else plan.wire,
-        exchange="flat" if plan.sync.is_own else plan.sync.exchange,
-        is_watched=not plan.sync.is_own,
+        exchange=plan.sync.exchange if is_watched else "flat",
+        is_watched=is_watched,
     )

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+_ANCHOR_TRIES = 5
+
 
 class Clock(Protocol):
     """Moments, and the order between computing and exchanging."""
@@ -33,6 +35,12 @@ class Clock(Protocol):
 
     def between(self, first: Any, last: Any) -> float:
         """Seconds from one moment to another."""
+
+    def anchor(self) -> None:
+        """Notes how moments stand to CLOCK_MONOTONIC; waits for the device, so not within a step."""
+
+    def monotonic_ns(self, moment: Any) -> int:
+        """A moment as nanoseconds of CLOCK_MONOTONIC; after `anchor` and, behind the moment, `settle`."""
 
 
 class HostClock:
@@ -56,6 +64,12 @@ class HostClock:
     def between(self, first: int, last: int) -> float:
         return (last - first) / 1e9
 
+    def anchor(self) -> None:
+        pass
+
+    def monotonic_ns(self, moment: int) -> int:
+        return moment
+
 
 class CudaClock:
     """GPU: a stream of its own for exchanges."""
@@ -63,6 +77,7 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._anchor: tuple[torch.cuda.Event, int] | None = None
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._device)
@@ -84,6 +99,24 @@ class CudaClock:
 
     def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         return float(first.elapsed_time(last)) / 1e3
+
+    def anchor(self) -> None:
+        self.settle()
+        tries = []
+        for _ in range(_ANCHOR_TRIES):
+            before = time.monotonic_ns()
+            event = self.mark()
+            event.synchronize()
+            after = time.monotonic_ns()
+            tries.append((after - before, (before + after) // 2, event))
+        # An idle device is at the event at once: the middle of the shortest call is off by half of it at most.
+        _, host_ns, event = min(tries, key=lambda found: found[0])
+        self._anchor = event, host_ns
+
+    def monotonic_ns(self, moment: torch.cuda.Event) -> int:
+        assert self._anchor is not None
+        event, host_ns = self._anchor
+        return host_ns + round(self.between(event, moment) * 1e9)
 
 
 def clock_for(device: torch.device) -> Clock:

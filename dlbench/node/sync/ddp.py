@@ -23,7 +23,9 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.ddp_hooks import WatchedHook, hook_for_ddp, require_sum, summarise
+from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.gradient_times import BackwardWatch, ring_bytes
+from dlbench.node.sync.message_spans import passage_spans
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.specs.engine import DdpSettings
@@ -142,6 +144,10 @@ class DdpEngine:
             self._watch.open()
         else:
             self._watch.close()
+
+    def message_spans(self) -> list[MessageSpan]:
+        """Buckets from handing over to their return."""
+        return passage_spans(self._watch.steps, self._watch.clock)
 
     def exchange_result(self) -> ExchangeResult | None:
         """Buckets as the hook saw them; times are means over ranks of medians over steps."""

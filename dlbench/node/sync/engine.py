@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,25 @@ from torch import nn
 
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageSpan:
+    """One message on its way, in nanoseconds of this machine's CLOCK_MONOTONIC."""
+
+    step: int
+    """Of the watched steps, from 0."""
+    number: int
+    """Of the messages of its step, from 0, in the order of sending."""
+    ready_ns: int
+    """Its last gradient was there; the start, where the engine does not tell."""
+    start_ns: int
+    end_ns: int
+    num_bytes: int
+    """Of gradients, before any compression."""
+    num_tensors: int
+    method: str
+    """The operation, as in `dlbench.records.exchange.Message`."""
 
 
 class Engine(Protocol):
@@ -49,6 +69,9 @@ class Engine(Protocol):
 
     def watch(self, on: bool) -> None:
         """Begins or ends to watch the exchange closely; called by all ranks between two warm-up steps."""
+
+    def message_spans(self) -> list[MessageSpan]:
+        """Messages of the watched steps as this rank saw them; after `watch(False)`. Empty where it cannot tell."""
 
     def exchange_result(self) -> ExchangeResult | None:
         """What was exchanged and how; called once by all ranks after the last step, complete on rank 0."""

@@ -26,6 +26,8 @@ from dlbench.errors import RunError
 from dlbench.node.sync import buckets
 from dlbench.node.sync.account import Account
 from dlbench.node.sync.clocks import Clock
+from dlbench.node.sync.engine import MessageSpan
+from dlbench.node.sync.message_spans import SentStep, moment_spans
 from dlbench.node.sync.moments import Moments, StepMoments
 from dlbench.node.sync.route import Route
 from dlbench.node.sync.worker import ExchangeThread
@@ -60,6 +62,8 @@ class Exchanger:
         self._num_ranks = num_ranks
         self._steps = 0
         self._is_held = False
+        self._is_watched = False
+        self._watched: list[SentStep] = []
         self._now: StepMoments | None = None
         self._sequence: list[int] = []
         self._fusion = "single" if plan.sync.fusion == "mgwfbp" else plan.sync.fusion_in_force
@@ -114,6 +118,7 @@ class Exchanger:
             ready=[None] * count,
             start=[None] * count,
             end=[None] * count,
+            ways=[""] * count,
         )
         self._thread.begin(count)
 
@@ -147,7 +152,9 @@ class Exchanger:
         assert now is not None
         with self._clock.exchanging(now.ready[message]):
             now.start[message] = self._clock.mark()
-            self._ways[message][self.route.exchange(message, self._buckets[message].vector)] += 1
+            way = self.route.exchange(message, self._buckets[message].vector)
+            self._ways[message][way] += 1
+            now.ways[message] = way
             now.end[message] = self._clock.mark()
 
     def _describe(self, message: int) -> str:
@@ -170,8 +177,33 @@ class Exchanger:
         self._thread.wait()
         self._clock.join()
         self._moments.steps.append(now)
+        if self._is_watched:
+            self._keep(now)
         self._now = None
         self._steps += 1
+
+    def watch(self, on: bool) -> None:
+        """Between it on and off the messages of every step are kept one by one."""
+        self._is_watched = on
+        if on:
+            self._clock.anchor()
+        elif self._watched:
+            self._clock.settle()
+
+    def _keep(self, now: StepMoments) -> None:
+        messages = self._messages
+        self._watched.append(
+            SentStep(
+                moments=now,
+                num_bytes=tuple(sum(self._sizes[n] for n in one) for one in messages),
+                num_tensors=tuple(map(len, messages)),
+                methods=tuple(now.ways),
+            )
+        )
+
+    def message_spans(self) -> list[MessageSpan]:
+        """Messages of the watched steps; after `watch(False)`."""
+        return moment_spans(self._watched, self._clock)
 
     def arrange_anew(self) -> None:
         """After the update of a step: messages are arranged anew where enough has been seen, all in the warm-up."""

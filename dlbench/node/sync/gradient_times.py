@@ -76,6 +76,7 @@ class BackwardWatch:
         if self.is_open:
             return
         self.is_open = True
+        self.clock.anchor()
         for name, parameter in self._parameters:
             hook = parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
             self._hooks.append(hook)

@@ -23,6 +23,7 @@ from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.autotune import SEARCHED, TuningWatch, tuning_variables
+from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.gradient_times import BackwardWatch
 from dlbench.node.sync.horovod_account import exchange_result, refuted_by_fusion, settings_as_seen, settings_in_force
 from dlbench.node.sync.horovod_flags import base_variables, require_flag
@@ -214,6 +215,10 @@ class HorovodEngine:
             self._window.close(self._hvd)
         self._watch.close()
         self._summary = self._window.summary() if self._window is not None else None
+
+    def message_spans(self) -> list[MessageSpan]:
+        """Fused messages by Horovod's timeline, which rank 0 alone has."""
+        return self._window.spans() if self._window is not None else []
 
     def exchange_result(self) -> ExchangeResult | None:
         """Messages as Horovod's timeline has them, on rank 0; the other ranks tell of overflows only."""

@@ -14,11 +14,12 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.gradient_times import BackwardWatch, Interval, WatchedStep, covered, median
 from dlbench.node.sync.timeline import FusedMessage, Timeline, parse_timeline
 from dlbench.records.exchange import Message
@@ -31,6 +32,10 @@ _SPINS = 0.01
 """Least share of that time which it gets, however many others want the core."""
 _CLOCK_SLACK_S = 1e-3
 """How far an operation may seem to lie outside of its step before the clocks are not believed."""
+
+
+_Pair = tuple[WatchedStep, tuple[FusedMessage, ...]]
+"""A watched step and its messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +101,10 @@ class TimelineWindow:
 
     def summary(self) -> TimelineSummary | None:
         """What the window saw; None if it was never open."""
-        if self._timeline is None:
+        timeline = self._gradients()
+        if timeline is None:
             return None
-        watched, names = self._watch.steps, self._watch.gradient_bytes.keys()
-        # An evaluation between two watched steps exchanges, too.
-        gradients = tuple(message for message in self._timeline.messages if names >= set(message.tensors))
-        timeline = dataclasses.replace(self._timeline, messages=gradients)
-        if not watched or not timeline.messages:
-            return None
-        pairs = [(step, timeline.step(number)) for number, step in enumerate(watched) if timeline.step(number)]
+        pairs = [(step, messages) for _, step, messages in self._steps(timeline)]
         counts = [len(messages) for _, messages in pairs]
         typical = sorted(counts)[(len(counts) - 1) // 2]
         step, messages = [pair for pair in pairs if len(pair[1]) == typical][-1]
@@ -125,17 +125,68 @@ class TimelineWindow:
             reason=reason,
         )
 
-    def _origin_s(self, pairs: Sequence[tuple[WatchedStep, tuple[FusedMessage, ...]]]) -> tuple[float | None, str]:
-        """Where the timeline's times begin on the monotonic clock, seconds; or None and the reason."""
-        timeline = self._timeline
+    def spans(self) -> list[MessageSpan]:
+        """Messages of all watched steps; none where the timeline cannot be set beside the monotonic clock."""
+        timeline = self._gradients()
+        if timeline is None:
+            return []
+        steps = list(self._steps(timeline))
+        origin_s, _ = self._host_origin_s([(step, messages) for _, step, messages in steps])
+        if origin_s is None:
+            return []
+        return [
+            self._span(number, place, step, message, origin_s)
+            for number, step, messages in steps
+            for place, message in enumerate(messages)
+        ]
+
+    def _span(self, number: int, place: int, step: WatchedStep, message: FusedMessage, origin_s: float) -> MessageSpan:
+        sizes, clock = self._watch.gradient_bytes, self._watch.clock
+        start_ns = round(origin_s * 1e9 + message.begin_us * 1e3)
+        ready = [clock.monotonic_ns(step.ready[name]) for name in message.tensors if name in step.ready]
+        return MessageSpan(
+            step=number,
+            number=place,
+            ready_ns=min(start_ns, max(ready, default=start_ns)),
+            start_ns=start_ns,
+            end_ns=round(origin_s * 1e9 + message.end_us * 1e3),
+            num_bytes=sum(sizes[name] for name in message.tensors),
+            num_tensors=len(message.tensors),
+            method=message.method,
+        )
+
+    def _gradients(self) -> Timeline | None:
+        """The timeline without what else was exchanged (an evaluation between two watched steps); None of nothing."""
+        if self._timeline is None:
+            return None
+        names = self._watch.gradient_bytes.keys()
+        gradients = tuple(message for message in self._timeline.messages if names >= set(message.tensors))
+        if not self._watch.steps or not gradients:
+            return None
+        return dataclasses.replace(self._timeline, messages=gradients)
+
+    def _steps(self, timeline: Timeline) -> Iterator[tuple[int, WatchedStep, tuple[FusedMessage, ...]]]:
+        """Each watched step with its messages, where it has some; and its number."""
+        for number, step in enumerate(self._watch.steps):
+            if messages := timeline.step(number):
+                yield number, step, messages
+
+    def _origin_s(self, pairs: Sequence[_Pair]) -> tuple[float | None, str]:
+        """Where the timeline's times begin on the clock of the backward pass, seconds; or None and the reason."""
         if self._on_gpu:
             return None, "Horovod's times are the host's, those of the backward pass the GPU's"
+        return self._host_origin_s(pairs)
+
+    def _host_origin_s(self, pairs: Sequence[_Pair]) -> tuple[float | None, str]:
+        """Where the timeline's times begin on the monotonic clock, seconds; or None and the reason."""
+        timeline = self._timeline
         if timeline is None or timeline.epoch_us is None:
             return None, "the timeline does not say when its times begin"
         if self._offset_ns is None:
             return None, "the wall clock was set while Horovod started"
         origin_s = timeline.epoch_us / 1e6 - self._offset_ns / 1e9
-        for step, messages in pairs:
+        # A GPU's host runs ahead of it, so nothing can be checked there.
+        for step, messages in () if self._on_gpu else pairs:
             begin_s, end_s = step.begin / 1e9, step.exchange_end / 1e9
             for message in messages:
                 first, last = origin_s + message.begin_us / 1e6, origin_s + message.end_us / 1e6

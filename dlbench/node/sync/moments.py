@@ -25,6 +25,8 @@ class StepMoments:
     """Last gradient of each message, by message; in the order of sending, as all that follows."""
     start: list[Any]
     end: list[Any]
+    ways: list[str] = field(default_factory=list)
+    """How each message went."""
     backward_end: Any = None
     """Last gradient of all."""
 

@@ -15,7 +15,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync import buckets
 from dlbench.node.sync.account import exchange_settings
 from dlbench.node.sync.clocks import clock_for
-from dlbench.node.sync.engine import Engine
+from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.exchanger import Exchanger
 from dlbench.node.sync.groups import Communicators
 from dlbench.node.sync.route import RouteBuilder
@@ -103,7 +103,11 @@ class OwnExchange:
         self._exchanger.begin()
 
     def watch(self, on: bool) -> None:
-        """Every step is watched anyway."""
+        """Every step is watched anyway; those in between are kept one by one."""
+        self._exchanger.watch(on)
+
+    def message_spans(self) -> list[MessageSpan]:
+        return self._exchanger.message_spans()
 
     def finish_exchange(self) -> None:
         self._exchanger.finish()

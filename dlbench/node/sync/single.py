@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dlbench.node.sync.engine import MessageSpan
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 
@@ -45,6 +46,10 @@ class SingleEngine:
 
     def watch(self, on: bool) -> None:
         """Nothing to watch."""
+
+    def message_spans(self) -> list[MessageSpan]:
+        """There are no messages."""
+        return []
 
     def exchange_result(self) -> ExchangeResult | None:
         """Nothing is exchanged."""

@@ -30,6 +30,8 @@ class Course:
     evaluate_every: float | None = None
     """Steps; None: never."""
     checkpoint_every: float | None = None
+    window_steps: int = 0
+    """Last warm-up steps in which layers, messages and reading are watched one by one, as far as there are so many."""
 
     @property
     def steps(self) -> int:
@@ -40,6 +42,15 @@ class Course:
     def watch_from(self) -> int:
         """The step of this run, from 0, from which the exchange is watched; `warmup` where there is no warm-up."""
         return max(0, self.warmup - WATCHED_STEPS)
+
+    @property
+    def window(self) -> range:
+        """Steps of this run, from 0, that are watched one by one.
+
+        The first step of all, which sets things up, is left out unless it is the only one.
+        """
+        first = max(min(1, self.warmup - 1), self.warmup - self.window_steps)
+        return range(max(0, first), self.warmup)
 
     def epoch(self, done: int) -> float:
         """Epochs trained after `done` steps; 0 where epochs are unknown."""
@@ -100,6 +111,7 @@ def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None) -> 
         steps_per_epoch=steps_per_epoch,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
+        window_steps=plan.watch.window_steps if plan.watch is not None else 0,
     )
 
 

@@ -18,9 +18,11 @@ from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
 from dlbench.node.training.course import Course
+from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.phases import PhaseTimer, StepTimes
 from dlbench.node.training.precision import Precision
+from dlbench.node.training.watched import RankWatch
 from dlbench.records.steps import StepWriter
 from dlbench.specs.training import TrainSpec
 
@@ -45,6 +47,7 @@ class Trainee:
     precision: Precision
     rank: int = 0
     noise: NoiseProbe | None = None
+    fault: PlantedFault | None = None
 
 
 @dataclass(kw_only=True)
@@ -72,14 +75,20 @@ class TrainingLoop:
         course: Course,
         on_step: Callable[[int], None],
         pause: Pause | None = None,
+        watch: RankWatch | None = None,
     ) -> None:
-        """`on_step` is told each step's number in this run before it begins (progress, watchdog)."""
+        """`on_step` is told each step's number in this run before it begins (progress, watchdog).
+
+        `watch` is told of every place where its window begins or ends; measured steps carry nothing of it.
+        """
         self._trainee = trainee
         self._timer = timer
         self._writer = writer
         self._course = course
         self._on_step = on_step
         self._pause = pause
+        self._watch = watch
+        self._is_measuring = False
         self._result = LoopResult()
 
     def run(self) -> LoopResult:
@@ -88,10 +97,8 @@ class TrainingLoop:
         for step in range(course.steps):
             # Files first, then the barrier, directly before the clock: a slow file system must not stagger the ranks.
             self._on_step(step)
-            if step == course.watch_from and step < course.warmup:
-                self._watch(True)
-            if step == course.warmup:
-                self._enter_measurement()
+            if step <= course.warmup:
+                self._before_warmup(step)
             # Dropout that depends on nothing but seed, rank and step: a resumed run draws the same.
             torch.manual_seed(_step_seed(self._trainee.train.seed, self._trainee.rank, course.first + step))
             timer.begin()
@@ -101,16 +108,40 @@ class TrainingLoop:
             if self._ends_after(course.first + step + 1):
                 break
         self._drain()
+        if not self._is_measuring:  # the target was met in the warm-up
+            self._close_windows()
+        if self._watch is not None:
+            self._watch.end_training()
         return self._result
 
-    def _watch(self, on: bool) -> None:
-        """The engine begins or ends to watch its exchange; outside of any step's time."""
-        self._drain()
-        self._trainee.engine.watch(on)
+    def _before_warmup(self, step: int) -> None:
+        """Before a step of the warm-up, and before the first measured one: windows open and close outside of steps."""
+        course, watch = self._course, self._watch
+        if step == course.warmup:
+            self._enter_measurement()
+            return
+        if step in (course.watch_from, course.window.start):
+            self._drain()
+        if step == course.watch_from:
+            self._trainee.engine.watch(True)
+        if watch is not None:
+            watch.before_warmup(step)
+
+    def _close_windows(self) -> None:
+        """The engine no longer watches its exchange, and nothing watches layers."""
+        self._trainee.engine.watch(False)
+        if self._watch is not None:
+            self._watch.close_window()
 
     def _enter_measurement(self) -> None:
         """All ranks begin the measured steps together, and none of them watches any more."""
-        self._watch(False)
+        self._drain()
+        self._close_windows()
+        self._is_measuring = True
+        if self._trainee.fault is not None:
+            self._trainee.fault.measuring()
+        if self._watch is not None:
+            self._watch.begin_measuring()
         self._trainee.engine.barrier()
 
     def _drain(self) -> None:
@@ -126,6 +157,8 @@ class TrainingLoop:
             return False
         if stops:  # the end of an epoch is only noted; the device need not be waited for
             self._drain()
+            if self._watch is not None:
+                self._watch.leave_step()
         ends = self._pause(done, self._result.spent_ns / 1e9)
         if stops:
             self._trainee.engine.barrier()
@@ -142,6 +175,8 @@ class TrainingLoop:
         timer.mark(phases.EXCHANGE)
         self._update(step)
         timer.mark(phases.OPTIMIZER)
+        if trainee.fault is not None:
+            trainee.fault.end_step()
         return len(next(iter(batch.values()))), loss
 
     def _gradients(self, batch: Batch) -> torch.Tensor:

@@ -16,6 +16,7 @@ from dlbench.node.sync.engine import Engine
 from dlbench.node.training.checkpoint import Progress, prune, write_checkpoint
 from dlbench.node.training.events import Events
 from dlbench.node.training.prepare import Prepared, data_identity, trained_identity
+from dlbench.node.training.watched import RankWatch
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import Evaluation, QualityResult, meets
 from dlbench.specs.plan import RunPlan
@@ -63,6 +64,7 @@ class Pauses:
         events: where moments are noted.
         folder: where checkpoints go.
         source: the validation data; None where nothing is evaluated.
+        watch: told of each pause.
         is_first: whether this is rank 0, which writes.
         beat: told what moved, for the watchdog.
     """
@@ -75,12 +77,14 @@ class Pauses:
         events: Events,
         folder: RunFolder,
         source: EvaluationSource | None,
+        watch: RankWatch,
         *,
         is_first: bool,
         beat: Callable[[str], None],
     ) -> None:
         self._plan, self._ready, self._engine, self._events = plan, ready, engine, events
         self._folder, self._source, self._is_first, self._beat = folder, source, is_first, beat
+        self._watch = watch
         self._meter = meter_for(plan.workload.model)
         self.evaluations: list[Evaluation] = []
         self._trained_before_s = 0.0
@@ -105,9 +109,11 @@ class Pauses:
             if done < course.end:
                 self._events.add("epoch_start", epoch=epoch + 1, step=done, samples=done * course.global_batch)
         if course.evaluates(done):
-            ends = self._look(done, self._trained_before_s + spent_s)
+            with self._watch.pause("evaluation"):
+                ends = self._look(done, self._trained_before_s + spent_s)
         if course.saves(done) or (ends and course.checkpoint_every is not None):
-            self._save(done, self._trained_before_s + spent_s)
+            with self._watch.pause("checkpoint"):
+                self._save(done, self._trained_before_s + spent_s)
         return ends
 
     def _look(self, done: int, train_s: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,15 @@ import torch
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.source import BatchSource, build_source
-from dlbench.node.models.build import build_model, loss_for
+from dlbench.node.models.build import Batch, Loss, build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
-from dlbench.node.training import phases
+from dlbench.node.training import phases, sanity
 from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint
 from dlbench.node.training.course import Course, plan_course
+from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.loop import Trainee
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.phases import PhaseTimer
@@ -121,21 +122,34 @@ def prepare(
     except BaseException:
         source.close()
         raise
+    loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
+    loss, batches, fault = _planted(plan, place, loss, iter(source))
     trainee = Trainee(
         model=wrapped,
         optimizer=optimizer,
-        loss=loss_for(workload.model, label_smoothing=train.label_smoothing),
+        loss=loss,
         engine=engine,
-        batches=iter(source),
+        batches=batches,
         device=device,
         train=train,
         rate=rate,
         precision=precision,
         rank=place.rank,
         noise=noise,
+        fault=fault,
     )
-    warnings = (*precision.warnings, *_told_of_resume(plan, resumed, first))
+    warnings = (*precision.warnings, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
     return Prepared(trainee=trainee, model=model, source=source, course=course, resumed=resumed, warnings=warnings)
+
+
+def _planted(
+    plan: RunPlan, place: RankPlace, loss: Loss, batches: Iterator[Batch]
+) -> tuple[Loss, Iterator[Batch], PlantedFault | None]:
+    """Loss and batches with the plan's fault in them."""
+    if plan.fault is None:
+        return loss, batches, None
+    fault = PlantedFault(plan.fault, place.rank)
+    return fault.slowed(loss), fault.delayed(batches), fault
 
 
 def trained_identity(plan: RunPlan) -> dict[str, Any]:

@@ -14,19 +14,18 @@ from dlbench.errors import UserError
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
-from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.autotune import with_tuning_cost
 from dlbench.node.sync.engine import Engine
-from dlbench.node.training import noise_scale, phases, sanity
+from dlbench.node.training import phases, sanity
 from dlbench.node.training.events import Events
+from dlbench.node.training.gathering import make_record
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.prepare import Prepared, prepare
-from dlbench.records.exchange import ExchangeResult
+from dlbench.node.training.watched import RankWatch
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
-from dlbench.records.record import NoiseScale, RankResult, Record
+from dlbench.records.record import RankResult, Record
 from dlbench.records.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from dlbench.trace import environment
@@ -44,6 +43,7 @@ class RankRun:
         binding: CoreBinding,
         engine: Engine,
         device: torch.device,
+        watch: RankWatch,
         *,
         on_step: Callable[[int], None],
         on_course: Callable[[int], None],
@@ -59,6 +59,7 @@ class RankRun:
             binding: its cores.
             engine: started already.
             device: where this rank computes.
+            watch: what watches it; closed by the caller.
             on_step: told each step's number before it begins.
             on_course: told how many steps there will be at most.
             beat: told what moved between steps.
@@ -70,6 +71,7 @@ class RankRun:
         self._binding = binding
         self._engine = engine
         self._device = device
+        self._watch = watch
         self._on_step = on_step
         self._on_course = on_course
         self._beat = beat
@@ -81,6 +83,7 @@ class RankRun:
     def run(self) -> Record | None:
         """Trains, measures and writes; returns the record on rank 0, None elsewhere."""
         plan, place = self._plan, self._place
+        self._watch.stage("building")
         torch.set_num_threads(self._binding.threads)
         timer = phases.timer_for(self._device, synchronise=plan.measure.phases == "synchronised")
         ready = prepare(plan, place, self._engine, self._device, timer, self._start_run)
@@ -93,6 +96,7 @@ class RankRun:
             self._warnings += ready.warnings
             self._on_course(ready.course.steps)
             initial = sanity.parameters_digest(ready.model)
+            self._watch.attach(ready.model, self._engine, ready.source, ready.course)
             startup_s = time.monotonic() - self._started
             pauses = Pauses(
                 plan,
@@ -101,6 +105,7 @@ class RankRun:
                 self._events,
                 self._folder,
                 validation,
+                self._watch,
                 is_first=place.rank == 0,
                 beat=self._beat,
             )
@@ -149,7 +154,7 @@ class RankRun:
         place = self._place
         header = {"rank": place.rank, "clock": timer.clock, "device": self._device.type, "run_id": self._plan.run_id}
         with StepWriter(self._folder.steps(place.rank), header) as writer:
-            return TrainingLoop(ready.trainee, timer, writer, ready.course, self._on_step, pauses).run()
+            return TrainingLoop(ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch).run()
 
     def _result(
         self,
@@ -181,6 +186,7 @@ class RankRun:
             startup_s=startup_s,
             bad_samples=tuple(failures[:20]),
             bad_sample_count=len(failures),
+            planted_s=ready.trainee.fault.planted_s if ready.trainee.fault is not None else 0.0,
         )
         return {
             "result": result.model_dump(mode="json"),
@@ -193,99 +199,25 @@ class RankRun:
         self, own: dict[str, Any], ready: Prepared, pauses: Pauses, seen: LoopResult, clock: str
     ) -> Record | None:
         exchange = self._engine.exchange_result()
-        everyone = self._engine.gather(own)
+        everyone = self._engine.gather({**own, "watch": self._watch.told()})
         settings = self._engine.settings()
         if self._place.rank != 0:
             return None
-        plan = self._plan
-        ranks = [RankResult.model_validate(item["result"]) for item in everyone]
-        precision = ready.trainee.precision
-        checks = sanity.check(
-            plan,
-            ranks,
-            measured_steps=seen.steps - ready.course.warmup,
+        record = make_record(
+            self._plan,
+            everyone,
+            ready=ready,
+            seen=seen,
+            pauses=pauses,
             exchange=exchange,
-            is_scaled=precision.is_scaled,
-        )
-        layers = forward_macs(plan.workload.model, plan.workload.data)
-        reference = everyone[0]["environment"]
-        record = Record.model_validate(
-            {
-                "run_id": plan.run_id,
-                "configuration": plan.configuration_digest(),
-                "state": "valid" if all(c.passed for c in checks) else "invalid",
-                "started": self._started_utc,
-                "finished": utc_now(),
-                "clock": clock,
-                "phases": plan.measure.phases,
-                "num_parameters": sum(p.numel() for p in ready.model.parameters()),
-                "gradient_bytes": sum(
-                    p.numel() * p.element_size() for p in ready.model.parameters() if p.requires_grad
-                ),
-                "ranks": ranks,
-                "checks": checks,
-                "settings": settings,
-                "exchange": with_tuning_cost(exchange, seen.step_s),
-                "inert": sanity.inert(settings, ranks=self._place.size),
-                "warnings": self._all_warnings(everyone, exchange, ranks, is_scaled=precision.is_scaled),
-                "data": ready.source.describe(),
-                "steps": seen.steps,
-                "first_step": ready.course.first,
-                "resumed_from": str(ready.resumed.path) if ready.resumed else None,
-                "checkpoints": pauses.checkpoints(),
-                "precision": precision.text,
-                "overflow_steps": precision.overflow_steps if precision.is_scaled else None,
-                "final_loss_scale": precision.scale if precision.is_scaled else None,
-                "layers": layers,
-                "training_flops_per_sample": training_flops_per_sample(layers),
-                "quality": pauses.result(),
-                "noise_scale": self._noise_scale([item["norms"] for item in everyone]),
-                "events": self._events.all,
-                "environment": reference,
-                "environment_differences": _environment_differences(everyone, reference),
-            }
+            settings=settings,
+            started=self._started_utc,
+            clock=clock,
+            device=self._device,
+            events=self._events,
         )
         write_json(self._folder.record, record.model_dump(mode="json"))
         return record
-
-    def _noise_scale(self, norms: list[list[list[float]]]) -> NoiseScale | None:
-        if not self._plan.measure.noise_scale:
-            return None
-        train = self._plan.workload.train
-        return noise_scale.estimate(
-            norms,
-            small_batch=train.batch_per_rank // train.gradient_accumulation,
-            large_batch=self._plan.global_batch,
-        )
-
-    def _all_warnings(
-        self,
-        everyone: list[dict[str, Any]],
-        exchange: ExchangeResult | None,
-        ranks: list[RankResult],
-        *,
-        is_scaled: bool,
-    ) -> tuple[str, ...]:
-        found = list(dict.fromkeys(text for item in everyone for text in item["warnings"]))
-        plan = self._plan
-        if len({r.threads for r in ranks}) > 1 or ranks[0].threads != plan.layout.cores_per_rank:
-            found.append(
-                f"ranks computed with {sorted({r.threads for r in ranks})} threads, the plan says "
-                f"{plan.layout.cores_per_rank} cores a rank"
-            )
-        if plan.measure.phases == "synchronised" and self._device.type == "cpu":
-            found.append("measure.phases synchronised has no effect on a CPU: its phases are exact anyway")
-        found += sanity.exchange_doubts(exchange, is_scaled=is_scaled)
-        return tuple(found)
-
-
-def _environment_differences(everyone: list[dict[str, Any]], reference: dict[str, str]) -> tuple[str, ...]:
-    own = ("variable.CUDA_VISIBLE_DEVICES", "variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME")
-    return tuple(
-        f"rank {rank}: {text}"
-        for rank, item in enumerate(everyone)
-        for text in environment.differences(item["environment"], reference, ignore=own)
-    )
 
 
 def _finite(loss: float) -> float | None:

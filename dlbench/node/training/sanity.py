@@ -9,6 +9,7 @@ from torch import nn
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Check, RankResult, Setting
 from dlbench.specs.plan import RunPlan
+from dlbench.units import format_seconds
 
 
 def parameters_digest(model: nn.Module) -> str:
@@ -37,10 +38,36 @@ def check(
         is_scaled: whether losses were scaled, so that steps whose gradients overflowed were left out.
     """
     work = _equal_work(plan, ranks, measured_steps)
-    found = [_finite(ranks), _same_start(ranks), _same_end(ranks), _trained(ranks), work]
+    end = _apart_end(ranks) if trains_apart(plan) else _same_end(ranks)
+    found = [_finite(ranks), _same_start(ranks), end, _trained(ranks), work]
     wire = wire_check(exchange, is_scaled=is_scaled)
     if wire is not None:
         found.append(wire)
+    return found
+
+
+def trains_apart(plan: RunPlan) -> bool:
+    """Whether the plan has ranks that exchange no gradient."""
+    return plan.sync.exchange == "none" and plan.layout.ranks > 1
+
+
+def planned_doubts(plan: RunPlan) -> list[str]:
+    """What the plan itself has that figures must not be read without, a sentence each; the same on every rank."""
+    found = []
+    if trains_apart(plan):
+        found.append("gradients are not exchanged: figures show what training costs without exchange")
+    fault = plan.fault
+    if fault is not None:
+        acting = [rank for rank in range(plan.layout.ranks) if fault.acts_on(rank)]
+        parts = []
+        if fault.compute_factor != 1.0:
+            parts.append(f"forward and backward pass take {fault.compute_factor:g} times as long")
+        if fault.input_delay_s:
+            parts.append(f"each batch comes {format_seconds(fault.input_delay_s)} later")
+        if fault.step_delay_s:
+            parts.append(f"each step ends {format_seconds(fault.step_delay_s)} later")
+        where = f"on ranks {_some(acting)}" if acting else "on none of the ranks of this run"
+        found.append(f"a fault is planted {where}: {', '.join(parts)}; figures show it on purpose")
     return found
 
 
@@ -95,6 +122,17 @@ def _same_start(ranks: list[RankResult]) -> Check:
 
 def _same_end(ranks: list[RankResult]) -> Check:
     return _same("identical parameters", [r.final_parameters_sha256 for r in ranks], "after the last step")
+
+
+def _apart_end(ranks: list[RankResult]) -> Check:
+    """The opposite of `_same_end`: ranks see different samples, so equal parameters would mean that they exchanged."""
+    digests = {r.final_parameters_sha256 for r in ranks}
+    detail = (
+        f"after the last step, {len(digests)} different parameters on {len(ranks)} ranks, which train apart as planned"
+        if len(digests) > 1
+        else "after the last step, all ranks have the same parameters, though none were to be exchanged"
+    )
+    return Check(name="parameters apart", passed=len(digests) > 1, detail=detail)
 
 
 def _same(name: str, digests: list[str], when: str) -> Check:

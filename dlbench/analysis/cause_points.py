@@ -1,0 +1,98 @@
+"""The causes of every scaling point against its baseline: what is lost to which cause, and who was waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dlbench.analysis.attribution import Part, attribute
+from dlbench.analysis.causes import CAUSES, Causes
+from dlbench.analysis.scaling import Group, Point
+from dlbench.analysis.statistics import RunKey
+from dlbench.analysis.stragglers import Late, Waited, ranking
+from dlbench.analysis.tables import RunTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausePoint:
+    """One scaling point."""
+
+    point: Point
+    is_baseline: bool
+    parts: tuple[Part, ...]
+    """By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency of means."""
+    whole: Part
+    not_measured: dict[str, tuple[str, ...]]
+    """Causes of which some runs do not tell, with each reason once."""
+    silent: frozenset[str]
+    """Causes of which no run tells."""
+    throttling_evidence: tuple[str, ...]
+    """How lowered clocks are known, each once."""
+    ranks: tuple[Late, ...]
+    """Ranks that were waited for, longest first."""
+    hosts: tuple[Late, ...]
+    """The same by host."""
+
+    def part(self, name: str) -> Part:
+        """One of `CAUSES`."""
+        return self.parts[CAUSES.index(name)]
+
+    @property
+    def main_straggler(self) -> Late | None:
+        """The rank for which most of the waiting was; None where ranks take turns.
+
+        With p ranks it must hold a share of (1 + 1/p) / 2 of it: half-way from an even share to all.
+        """
+        first = self.ranks[0] if self.ranks else None
+        return first if first is not None and first.waited_share >= (1 + 1 / self.point.ranks) / 2 else None
+
+
+def cause_points(group: Group, table: RunTable) -> tuple[CausePoint, ...]:
+    """The points of a group, baseline first.
+
+    Args:
+        group: comparable runs.
+        table: made `with_causes`, of the same runs.
+    """
+    keys = _keys(table)
+    baseline = group.baseline
+    return tuple(_point(point, table.causes, keys, baseline, is_baseline=point is baseline) for point in group.points)
+
+
+def _point(
+    point: Point, causes: Mapping[str, Causes], keys: Mapping[str, RunKey], baseline: Point, *, is_baseline: bool
+) -> CausePoint:
+    own = [causes[run_id] for run_id in point.run_ids]
+    account = attribute(
+        {keys[run_id]: causes[run_id].seconds for run_id in point.run_ids},
+        {keys[run_id]: causes[run_id].seconds for run_id in baseline.run_ids},
+        work=point.batch / baseline.batch,
+        is_baseline=is_baseline,
+        names=CAUSES,
+    )
+    ranks, hosts = ranking([Waited(waiting=one.waiting, hosts=one.hosts, steps=one.steps) for one in own])
+    return CausePoint(
+        point=point,
+        is_baseline=is_baseline,
+        parts=account.parts,
+        whole=account.whole,
+        not_measured=_reasons(own),
+        silent=frozenset(name for name in CAUSES if all(name in one.not_measured for one in own)),
+        throttling_evidence=tuple(dict.fromkeys(one.throttling_evidence for one in own if one.throttling_evidence)),
+        ranks=ranks,
+        hosts=hosts,
+    )
+
+
+def _keys(table: RunTable) -> dict[str, RunKey]:
+    """Block and repeat of each run, by run id."""
+    rows = zip(table.figures["run_id"], table.figures["block"], table.figures["repeat"], strict=True)
+    return {str(run_id): (str(block), int(repeat)) for run_id, block, repeat in rows}
+
+
+def _reasons(causes: Sequence[Causes]) -> dict[str, tuple[str, ...]]:
+    return {
+        name: reasons
+        for name in CAUSES
+        if (reasons := tuple(dict.fromkeys(one.not_measured[name] for one in causes if name in one.not_measured)))
+    }

@@ -1,0 +1,160 @@
+"""A quantity from irregular samples over any interval: a counter, or a rate integrated over real time stamps.
+
+Between two neighbouring samples a counter is interpolated linearly, and a rate too (trapezoidal rule). What lies before
+the first sample, behind the last one, or in a gap is not known: it adds nothing, and is told as missing. So the amounts
+of the parts of an interval sum to that of the whole, however it is cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Times = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float64]
+    Flags = npt.NDArray[np.bool_]
+
+MAX_GAP_PERIODS = 5
+"""Samples further apart than so many of their own periods are not joined."""
+
+_NEIGHBOURS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amount:
+    """What an interval holds."""
+
+    value: float
+    """Of the part that is known, in the unit of the counter (joules)."""
+    known_ns: int
+    """How much of the interval is known."""
+    length_ns: int
+    """The whole interval."""
+
+    @property
+    def coverage(self) -> float:
+        """Known share of the interval (1); 1 where it has no length."""
+        return self.known_ns / self.length_ns if self.length_ns else 1.0
+
+    @property
+    def rate(self) -> float | None:
+        """Mean over the known part, a second (watts); None where nothing is known."""
+        return self.value / self.known_ns * 1e9 if self.known_ns else None
+
+    def __add__(self, other: Amount) -> Amount:
+        """Two intervals that do not overlap, or two sources over the same one."""
+        return Amount(
+            value=self.value + other.value,
+            known_ns=self.known_ns + other.known_ns,
+            length_ns=self.length_ns + other.length_ns,
+        )
+
+
+NOTHING = Amount(value=0.0, known_ns=0, length_ns=0)
+"""An interval of no length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A rate over time, linear between neighbouring samples."""
+
+    time_ns: Times
+    """When samples were taken, growing; shape (n,)."""
+    begin_rate: Floats
+    """Rate (a second) at the begin of each piece between two samples; shape (n - 1,), or (0,) without samples."""
+    end_rate: Floats
+    """The same at its end."""
+    known: Flags
+    """Whether the piece is known."""
+    resets: int = 0
+    """How often the counter fell."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that hold a value."""
+        return len(self.time_ns)
+
+    def over(self, begin_ns: int, end_ns: int) -> Amount:
+        """The interval from `begin_ns` to `end_ns`, on the samples' clock; empty where it ends before it begins."""
+        import numpy as np
+
+        length_ns = max(0, end_ns - begin_ns)
+        start, stop = self.time_ns[:-1], self.time_ns[1:]
+        first, last = np.maximum(start, begin_ns), np.minimum(stop, end_ns)
+        inside = self.known & (last > first)
+        start, stop, first, last = start[inside], stop[inside], first[inside], last[inside]
+        low, slope = self.begin_rate[inside], (self.end_rate - self.begin_rate)[inside]
+        # The mean of a line is its value in the middle.
+        middle = ((first - start) + (last - start)) / 2 / (stop - start)
+        lengths = last - first
+        value = float(np.sum((low + slope * middle) * (lengths / 1e9)))
+        return Amount(value=value, known_ns=int(lengths.sum()), length_ns=length_ns)
+
+    def num_within(self, begin_ns: int, end_ns: int) -> int:
+        """Samples in an interval, its ends included."""
+        return int(((self.time_ns >= begin_ns) & (self.time_ns <= end_ns)).sum())
+
+
+def counter_curve(time_ns: Times, values: Floats) -> Curve:
+    """A counter that runs from anywhere, NaN where it was not read.
+
+    A gap between two values is bridged, because the counter went on counting. Where it falls it was reset (a driver
+    was reloaded): that piece is unknown.
+
+    Args:
+        time_ns: when each value was read, shape (n,).
+        values: e.g. joules, shape (n,).
+    """
+    import numpy as np
+
+    times, read = _readable(time_ns, values)
+    grown = np.diff(read)
+    known = grown >= 0
+    rate = np.where(known, grown, 0.0) / np.diff(times) * 1e9
+    return Curve(time_ns=times, begin_rate=rate, end_rate=rate, known=known, resets=int((~known).sum()))
+
+
+def rate_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
+    """A rate such as power, NaN where it was not read; gaps longer than five periods are not bridged.
+
+    The period is that of the neighbouring samples, because a sampler that runs out of room doubles its own.
+
+    Args:
+        time_ns: when each value was read, shape (n,).
+        values: e.g. watts, shape (n,).
+        period_s: longest period at which the field was read, seconds.
+    """
+    times, read = _readable(time_ns, values)
+    return Curve(time_ns=times, begin_rate=read[:-1], end_rate=read[1:], known=joined(times, period_s))
+
+
+def joined(times: Times, period_s: float) -> Flags:
+    """Which neighbouring samples are near enough to be joined, shape (n - 1,).
+
+    The local period is the lower median of up to five gaps on either side, and at most `period_s`.
+    """
+    import numpy as np
+
+    gaps = np.diff(times)
+    padded = np.pad(gaps.astype(np.float64), _NEIGHBOURS, constant_values=np.nan)
+    if not len(gaps):
+        return np.zeros(0, dtype=np.bool_)
+    windows = np.sort(np.lib.stride_tricks.sliding_window_view(padded, 2 * _NEIGHBOURS + 1), axis=1)
+    count = np.isfinite(windows).sum(axis=1)
+    local = windows[np.arange(len(gaps)), (count - 1) // 2]
+    near: Flags = gaps <= MAX_GAP_PERIODS * np.minimum(local, period_s * 1e9)
+    return near
+
+
+def _readable(time_ns: Times, values: Floats) -> tuple[Times, Floats]:
+    """Samples that hold a value, each later than the one before."""
+    import numpy as np
+
+    held = np.isfinite(values)
+    times, read = time_ns[held], values[held].astype(np.float64)
+    later = np.concatenate([np.ones(min(1, len(times)), dtype=bool), np.diff(times) > 0])
+    return times[later], read[later]

@@ -1,0 +1,217 @@
+"""What lowered clocks and used-up CPU quota cost the measured steps, from the samples of a run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlbench.analysis.energy_integral import counter_curve, joined
+from dlbench.analysis.gpu_use import computes_on_gpu, gpus_of_ranks
+from dlbench.analysis.node_samples import (
+    Interval,
+    NodeSamples,
+    measured_window,
+    node_ranks,
+    nodes_of,
+    read_node,
+    why_not_sampled,
+)
+from dlbench.records.clock_reasons import THROTTLING_MASK, throttling_names
+from dlbench.records.scan import Run
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Times = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float64]
+
+_FIELDS = re.compile(r"gpu\.\d+\.(sm_clock_hz|sm_clock_max_hz|clock_reasons)")
+_QUOTA = "host.cpu.throttled_s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throttled:
+    """What throttling cost one GPU, or the ranks of one node."""
+
+    where: str
+    """`gpu.0 of n0`, `n0`."""
+    share: float
+    """Of the computing in the measured window (1)."""
+    coverage: float
+    """Sampled share of the window (1)."""
+    evidence: str
+
+
+def throttled_share(run: Run) -> tuple[float | None, str]:
+    """Share of the measured window's computing that was lost to throttling (1), and how it is known.
+
+    On GPUs: in a sample whose clock reasons hold a throttling bit, 1 - clock / reference is lost, else nothing; the
+    mean over the window (each sample stands for the time that is nearest to it) and over the GPUs that ranks used. The
+    reference is the GPU's highest clock in the window without such a bit, else its maximum. First order: what waits for
+    memory loses less. On CPUs: time for which the kernel held back the cgroup's processes because its quota was used
+    up, summed over CPUs, over the window times the CPUs the ranks could keep busy; the mean over nodes. Their clocks
+    are not attributed.
+
+    Returns:
+        The share, or None where nothing tells; and the evidence, or the reason.
+
+    Raises:
+        IncompleteDataError: samples or steps are damaged.
+        ValueError: the run has no record.
+    """
+    if run.record is None:
+        raise ValueError(f"{run.plan.run_id} has no record: nothing tells of its clocks")
+    nodes = nodes_of(run)
+    on_gpu = [node for node in nodes if computes_on_gpu(run, node)]
+    found: list[Throttled] = []
+    why: list[str] = []
+    silent = 0
+    for node in on_gpu or nodes:
+        told = list(_node(run, node, why, on_gpu=bool(on_gpu)))
+        silent += not told
+        found += told
+    if not found:
+        return None, why[0]
+    share = sum(one.share for one in found) / len(found)
+    worst = max(found, key=lambda one: one.share)
+    missing = 1 - sum(one.coverage for one in found) / len(found)
+    parts = [f"mean of {len(found)} {_plural('GPU' if on_gpu else 'node', len(found))}"]
+    if worst.share > 0:
+        parts.append(f"most at {worst.where}, {worst.share:.1%}")
+    parts.append(worst.evidence)
+    if missing > 0.01:
+        parts.append(f"{missing:.0%} of the window was not sampled")
+    if silent:
+        parts.append(f"{silent} {_plural('node', silent)} did not tell: {why[0]}")
+    return share, "; ".join(parts)
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _node(run: Run, node: int, why: list[str], *, on_gpu: bool) -> Iterator[Throttled]:
+    """What the GPUs of a node, or the node, lost; adds to `why` where it does not tell."""
+    reason = why_not_sampled(run, node)
+    if reason:
+        why.append(reason)
+        return
+    samples = read_node(run, node, lambda name: name == _QUOTA or _FIELDS.fullmatch(name) is not None)
+    window = measured_window(run, node)
+    if not on_gpu:
+        told = _quota(run, samples, window)
+        if isinstance(told, str):
+            why.append(told)
+        else:
+            yield told
+        return
+    use = gpus_of_ranks(run, samples)
+    if not use.gpus:
+        why.append(use.how)
+    for gpu in use.gpus:
+        lost = _gpu(samples, f"gpu.{gpu}", window)
+        if isinstance(lost, str):
+            why.append(lost)
+        else:
+            yield lost
+
+
+def _gpu(samples: NodeSamples, name: str, window: Interval) -> Throttled | str:
+    """What one GPU lost, or why that cannot be told."""
+    import numpy as np
+
+    where = f"{name} of {samples.host}"
+    for field in ("clock_reasons", "sm_clock_hz"):
+        if f"{name}.{field}" not in samples.columns:
+            return f"{where}: {samples.why_not(f'{name}.{field}')}"
+    reasons, clock = samples.columns[f"{name}.clock_reasons"], samples.columns[f"{name}.sm_clock_hz"]
+    held = np.isfinite(reasons) & np.isfinite(clock)
+    masks, clock = reasons[held].astype(np.int64), clock[held]
+    weight = nearest_time(samples.time_ns[held], window, samples.period_of(f"{name}.sm_clock_hz"))
+    if not weight.sum():
+        return f"{where}: no sample of its clock in the measured window"
+    throttled = (masks & THROTTLING_MASK) != 0
+    reference = _reference(samples, name, clock[(weight > 0) & ~throttled])
+    if reference is None:
+        return f"{where}: throttled in every sample, and its highest clock is not known"
+    lost = np.where(throttled, np.maximum(0.0, 1 - clock / reference), 0.0)
+    inside = int(np.bitwise_or.reduce(masks[(weight > 0) & throttled])) if (throttled & (weight > 0)).any() else 0
+    time_share = float(weight[throttled].sum() / weight.sum())
+    names = ", ".join(throttling_names(inside))
+    return Throttled(
+        where=where,
+        share=float((lost * weight).sum() / weight.sum()),
+        coverage=float(weight.sum() / (window[1] - window[0])),
+        evidence=f"throttled {time_share:.0%} of the time ({names})" if inside else "no sample was throttled",
+    )
+
+
+def _reference(samples: NodeSamples, name: str, unthrottled: Floats) -> float | None:
+    """The clock without throttling, Hz: as seen in the window, else the GPU's maximum."""
+    import numpy as np
+
+    if len(unthrottled) and unthrottled.max() > 0:
+        return float(unthrottled.max())
+    limits = samples.columns.get(f"{name}.sm_clock_max_hz", np.zeros(0))
+    limits = limits[np.isfinite(limits)]
+    if len(limits) and limits.max() > 0:
+        return float(limits.max())
+    try:
+        told = float(samples.facts.get(f"{name}.sm_clock_max_hz", ""))
+    except ValueError:
+        return None
+    return told if math.isfinite(told) and told > 0 else None
+
+
+def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Floats:
+    """How much of the window each sample stands for, nanoseconds: what is nearer to it than to any other sample.
+
+    Times in gaps between samples, before the first and behind the last belong to none.
+
+    Args:
+        time_ns: when samples were taken, growing, shape (n,).
+        window: begin and end.
+        period_s: longest period of the samples, seconds.
+    """
+    import numpy as np
+
+    weight = np.zeros(len(time_ns))
+    start, stop = time_ns[:-1], time_ns[1:]
+    # Half a nanosecond is less than any clock tells.
+    middle = start + (stop - start) // 2
+    near = joined(time_ns, period_s)
+    weight[:-1] += np.where(near, _overlap(start, middle, window), 0)
+    weight[1:] += np.where(near, _overlap(middle, stop, window), 0)
+    return weight
+
+
+def _overlap(start: Times, stop: Times, window: Interval) -> Times:
+    import numpy as np
+
+    length: Times = np.maximum(0, np.minimum(stop, window[1]) - np.maximum(start, window[0]))
+    return length
+
+
+def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
+    """What the ranks of a node lost to a used-up CPU quota, or why that cannot be told."""
+    if _QUOTA not in samples.columns:
+        return f"no GPU and no CPU quota, clocks of CPUs are not attributed: {samples.why_not(_QUOTA)}"
+    held_back = counter_curve(samples.time_ns, samples.columns[_QUOTA]).over(*window)
+    if not held_back.known_ns:
+        return f"no sample of {_QUOTA} in the measured window of {samples.host}"
+    ranks = node_ranks(run, samples.node_rank)
+    # Threads beyond the cores wait for each other and are not held back by the quota.
+    cpus = min(len({core for rank in ranks for core in rank.cores}), sum(rank.threads for rank in ranks))
+    seconds = held_back.value
+    share = seconds / (held_back.known_ns / 1e9 * max(1, cpus))
+    return Throttled(
+        where=samples.host,
+        share=min(1.0, share),
+        coverage=held_back.coverage,
+        evidence=f"the CPU quota held processes of {samples.host} back for {seconds:.3g} s in all; clocks of CPUs are "
+        "not attributed",
+    )

@@ -1,0 +1,114 @@
+"""`dlbench diagnose`: where the lost percent goes, who waits for whom, and what to try next."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from dlbench.cli.options import write_output
+from dlbench.cli.report import check_writable, require_modules
+from dlbench.errors import ExitCode, UserError, nearest
+
+if TYPE_CHECKING:
+    from dlbench.publish.diagnosis_model import Diagnosis
+    from dlbench.records.scan import Scan
+
+FormatName = Literal["text", "json"]
+
+SUFFIXES: dict[str, FormatName] = {".json": "json", ".txt": "text"}
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path))
+@click.option(
+    "--network",
+    metavar="FILE.network.json",
+    type=click.Path(path_type=Path),
+    help="Fitted costs of the network (dlbench comm fit), for forecasts of other exchanges.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output).")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(["text", "json"]),
+    help="Default: what the name of the output file says, else text.",
+)
+def diagnose(runs: Path, network: Path | None, output: Path | None, format_name: FormatName | None) -> None:
+    """Tell where the lost percent of the runs in folder RUNS goes, who waits for whom, and what to try next.
+
+    \b
+    For every group of comparable runs and every rank count:
+      one line with the diagnosis and the next experiment;
+      the mean step and the lost share by cause, with intervals: exchange, waiting for late ranks, input,
+      host, throttled clocks, compute, the rest; they sum to the whole;
+      the ranks for which the others waited, and why these were late.
+    Over all runs: nodes that are slow, as an --exclude list for sbatch; energy; decompositions.
+
+    Ends with 4 if a file is damaged or no run has figures; what can be told is told all the same.
+
+    \b
+    Examples:
+      dlbench diagnose runs
+      dlbench diagnose runs --network box.network.json
+      dlbench diagnose runs -o diagnosis.json
+    """
+    if output is not None:
+        check_writable(output)
+    chosen = _format_of(output, format_name)
+    require_modules("diagnose", "numpy", "pandas")
+    from dlbench.publish.diagnosis_assemble import assemble
+    from dlbench.records.network import read_network
+    from dlbench.records.scan import scan
+
+    costs = None if network is None else read_network(network)
+    scanned = scan(runs)
+    found = assemble(scanned, costs)
+    _emit(found, scanned, chosen, output)
+    for line in found.damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    if not found.has_figures:
+        click.echo(f"dlbench: {runs}: no run has figures; the diagnosis says why", err=True)
+    if found.damaged or not found.has_figures:
+        sys.exit(int(ExitCode.INCOMPLETE))
+
+
+def _format_of(output: Path | None, asked: FormatName | None) -> FormatName:
+    """The format that was asked for, or that the name of the output file tells.
+
+    Raises:
+        UserError: the name tells none.
+    """
+    if asked is not None or output is None:
+        return asked or "text"
+    suffix = output.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(
+            f"-o {output}: --format is missing and the suffix {suffix!r} tells none; {nearest(suffix, SUFFIXES)}"
+        )
+    return SUFFIXES[suffix]
+
+
+def _emit(found: Diagnosis, scanned: Scan, chosen: FormatName, output: Path | None) -> None:
+    """Writes the diagnosis where it belongs."""
+    if chosen == "json":
+        from dlbench.publish.decomposition_text import decomposition_json
+        from dlbench.publish.diagnosis_json import to_json
+        from dlbench.publish.energy_text import energy_json
+
+        further = {"energy": energy_json(scanned), "decomposition": decomposition_json(scanned)}
+        write_output(to_json(found, further).encode("utf-8"), output)
+        return
+    from dlbench.publish.decomposition_text import decomposition_lines
+    from dlbench.publish.diagnosis_text import show, to_text
+    from dlbench.publish.energy_text import energy_lines
+
+    lines = (("Energy", energy_lines(scanned)), ("Decomposition", decomposition_lines(scanned)))
+    if output is None and sys.stdout.isatty():
+        from rich.console import Console
+
+        show(found, Console(), lines)
+        return
+    write_output(to_text(found, lines).encode("utf-8"), output)

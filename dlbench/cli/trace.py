@@ -1,0 +1,142 @@
+"""`dlbench trace`: one run as a file for Perfetto, or as tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import click
+
+from dlbench.cli.report import check_writable
+from dlbench.errors import EnvironmentLacksError, ExitCode, UserError
+
+if TYPE_CHECKING:
+    from dlbench.publish.trace_notes import Notes
+    from dlbench.records.scan import Run
+
+FormatName = Literal["perfetto", "parquet"]
+
+SUFFIXES: dict[str, FormatName] = {".json": "perfetto", ".json.gz": "perfetto", ".parquet": "parquet"}
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="File to write: .json, .json.gz (smaller) or .parquet.",
+)
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(get_args(FormatName)),
+    help="Default: what the name of the output file says, else perfetto.",
+)
+@click.option("--ranks", metavar="LIST", help="Only these ranks and their nodes, e.g. 0,1,8-15 (default: all).")
+@click.option("--steps", metavar="A-B", help="Only these steps and what happened meanwhile (default: all).")
+@click.option("--cores", is_flag=True, help="A counter for every core, not only for their mean.")
+def trace(
+    run: Path, output: Path, format_name: FormatName | None, ranks: str | None, steps: str | None, cores: bool
+) -> None:
+    """Write what the run in folder RUN did when: every phase of every step, and what was sampled meanwhile.
+
+    Open the file in ui.perfetto.dev (it stays on your machine) or chrome://tracing. Every rank is a process; its
+    threads are stages, compute, exchange, input. Every node is a process with counters: power, clocks, utilisation,
+    memory, network. Clocks of all nodes are set to node 0's; what is known of the error stands in the trace.
+
+    --format parquet writes two tables: FILE.parquet (steps, phases, spans) and FILE.counters.parquet (samples as read).
+
+    Ends with 4 if the run is incomplete or a file is missing or damaged; what there is, is written all the same.
+
+    \b
+    Examples:
+      dlbench trace runs/resnet50-n8-r0 -o trace.json.gz
+      dlbench trace runs/resnet50-n8-r0 -o trace.json.gz --ranks 0,8-15 --steps 100-120
+      dlbench trace runs/resnet50-n8-r0 -o trace.parquet
+    """
+    chosen = _format_of(output, format_name)
+    check_writable(output)
+    if cores and chosen == "parquet":
+        raise UserError("--cores: has no effect on --format parquet, which holds every field that was sampled")
+    from dlbench.publish.trace_selection import Selection, parse_ranks, parse_steps
+
+    step_range = parse_steps(steps)
+    found = _read(run)
+    selection = Selection(ranks=parse_ranks(ranks, found.plan.layout.ranks), steps=step_range, cores=cores)
+    _require(chosen)
+    from dlbench.publish.trace_notes import Notes
+    from dlbench.publish.trace_run import read_trace_run
+
+    notes = Notes()
+    made, facts = read_trace_run(found, selection, notes)
+    if found.record is None:
+        notes.problem(f"the run is {found.state}: {found.story}")
+    if chosen == "parquet":
+        from dlbench.publish.trace_parquet import counters_beside, write_parquet
+
+        write_parquet(made, facts, notes, output)
+        written = f"{output}, {counters_beside(output)}: {notes.num_events} rows"
+    else:
+        from dlbench.publish.trace_export import write_perfetto
+
+        write_perfetto(made, facts, notes, output)
+        written = f"{output}: {notes.num_events} events"
+    _tell(found, written, facts["clocks_unknown"], notes)
+    if notes.problems:
+        sys.exit(int(ExitCode.INCOMPLETE))
+
+
+def _tell(found: Run, written: str, clocks_unknown: list[str], notes: Notes) -> None:
+    """What was written, and what a reader must know, on standard error."""
+    click.echo(f"{written}; open it in ui.perfetto.dev" if "events" in written else written, err=True)
+    if found.recorded == "invalid":
+        click.echo(f"dlbench: a sanity check of the run failed: {found.objection}", err=True)
+    if clocks_unknown:
+        click.echo(
+            f"dlbench: clocks not compared, times may be off against other nodes: {', '.join(clocks_unknown)}", err=True
+        )
+    for sentence in notes.sentences:
+        click.echo(f"dlbench: {sentence}", err=True)
+    for problem in notes.problems:
+        click.echo(f"dlbench: incomplete: {problem}", err=True)
+
+
+def _format_of(output: Path, asked: FormatName | None) -> FormatName:
+    """The format that was asked for, or that the name of the output file tells.
+
+    Raises:
+        UserError: the name tells none, or another one.
+    """
+    name = output.name.lower()
+    told = next((chosen for suffix, chosen in SUFFIXES.items() if name.endswith(suffix)), None)
+    if told is None and asked is None:
+        raise UserError(f"-o {output}: the name tells no format; end it in {', '.join(SUFFIXES)}, or give --format")
+    if told is not None and asked is not None and told != asked:
+        raise UserError(f"-o {output}: --format {asked} and the name's ending exclude each other")
+    return told or asked or "perfetto"
+
+
+def _require(chosen: FormatName) -> None:
+    needed = {"numpy": "analysis"} | ({"pyarrow": "parquet"} if chosen == "parquet" else {})
+    for name, extra in needed.items():
+        if importlib.util.find_spec(name) is None:
+            raise EnvironmentLacksError(
+                f"trace: {name} is not installed in {sys.prefix}; remedy: pip install 'dlbench[{extra}]'"
+            )
+
+
+def _read(path: Path) -> Run:
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder of a run")
+    from dlbench.records.folder import RunFolder
+    from dlbench.records.scan import read_run
+
+    if not RunFolder(path).plan.exists():
+        inside = sorted(folder.parent.name for folder in path.glob("*/plan.json"))
+        if inside:
+            raise UserError(f"{path}: holds {len(inside)} runs; name one of them, e.g. {path / inside[0]}")
+    return read_run(path)

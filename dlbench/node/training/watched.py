@@ -1,0 +1,260 @@
+"""All that watches one rank while it trains, behind one object; and what rank 0 puts into the record of it.
+
+What the plan does not ask for is not made. Nothing here acts within a measured step: windows lie in the warm-up, and
+the sampler is a process of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from dlbench.node.data.source import BatchSource
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.clocks import clock_for
+from dlbench.node.sync.engine import Engine, MessageSpan
+from dlbench.node.training.course import Course
+from dlbench.node.watching.agent import NodeSampler
+from dlbench.node.watching.layers import LayerWatch
+from dlbench.node.watching.profiler import ProfileWindow
+from dlbench.node.watching.rank_spans import RankSpans
+from dlbench.node.watching.shares import window_ranks
+from dlbench.records.folder import RunFolder
+from dlbench.records.record import RankResult
+from dlbench.records.spans import EXCHANGE, INPUT
+from dlbench.records.watch import NodeWatch, WatchOverhead, WatchResult
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.watch import WINDOW_STEPS, WatchSpec
+
+
+class RankWatch:
+    """Stages, the window, and on the first rank of a node the sampler.
+
+    Args:
+        plan: the run.
+        folder: where it is recorded.
+        place: this rank.
+        sampler: of this rank's node, started already; None on other ranks, and where the plan has none.
+        started: monotonic time at which the process began, seconds.
+    """
+
+    def __init__(
+        self, plan: RunPlan, folder: RunFolder, place: RankPlace, sampler: NodeSampler | None, *, started: float
+    ) -> None:
+        self._plan, self._folder, self._place, self._sampler = plan, folder, place, sampler
+        self._spans = None if plan.watch is None else RankSpans(plan, folder, place, start_ns=round(started * 1e9))
+        self._layers: LayerWatch | None = None
+        self._profile: ProfileWindow | None = None
+        self._is_open = self._is_measuring = False
+        self._opened_ns = 0
+
+    def attach(self, model: nn.Module, engine: Engine, source: BatchSource, course: Course) -> None:
+        """What the window will look at.
+
+        Raises:
+            EnvironmentLacksError: the plan asks for a profile and this torch has no profiler.
+        """
+        self._engine, self._source, self._course = engine, source, course
+        watch, spans = self._plan.watch, self._spans
+        if watch is None or spans is None or not course.window or self._place.rank not in window_ranks(self._plan):
+            return
+        device = next(model.parameters()).device
+        self._layers = LayerWatch(model, clock_for(device), spans.add)
+        if watch.profiler and self._place.rank == 0:
+            self._profile = ProfileWindow(self._folder.profile(0), device, spans.add)
+
+    def stage(self, name: str) -> None:
+        """A stage of the run begins."""
+        if self._spans is not None:
+            self._spans.stage(name)
+
+    @contextmanager
+    def pause(self, name: str) -> Iterator[None]:
+        """Surrounds what interrupts training between two steps; nothing in it counts as measured."""
+        was_measuring = self._is_measuring
+        if was_measuring:
+            self._tell_sampler(measuring=False)
+        if self._spans is None:
+            yield
+        else:
+            with self._spans.pause(name):
+                yield
+        if was_measuring:
+            self._tell_sampler(measuring=True)
+
+    def before_warmup(self, step: int) -> None:
+        """A step of the warm-up comes next; the first of the window opens it, with the device idle."""
+        if step == 0:
+            self.stage("warm-up")
+        if self._layers is None or step not in self._course.window:
+            return
+        if not self._is_open:
+            self._is_open = True
+            self._layers.open()
+            if self._profile is not None:
+                self._profile.open()
+            self._opened_ns = time.monotonic_ns()
+        self._layers.enter(step)
+
+    def leave_step(self) -> None:
+        """What comes now is no step, and not watched."""
+        if self._layers is not None:
+            self._layers.leave()
+
+    def close_window(self) -> None:
+        """The warm-up is over, the device idle, and the engine has closed its own window; twice does no harm."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        assert self._layers is not None
+        assert self._spans is not None
+        if self._profile is not None:
+            self._profile.close()
+        self._layers.close()
+        for message in self._engine.message_spans():
+            self._add_message(message)
+        for read in self._source.recent_reads():
+            if read.number in self._course.window or read.end_ns >= self._opened_ns:
+                self._spans.add(
+                    INPUT, "read batch", read.start_ns, read.end_ns, step=read.number, track=read.worker + 1
+                )
+
+    def _add_message(self, message: MessageSpan) -> None:
+        step = self._course.watch_from + message.step
+        if step not in self._course.window or self._spans is None:
+            return
+        gradients = "gradient" if message.num_tensors == 1 else "gradients"
+        self._spans.add(
+            EXCHANGE,
+            f"{message.method}, {message.num_tensors} {gradients}",
+            message.start_ns,
+            message.end_ns,
+            step=step,
+            track=message.number,
+            num_bytes=message.num_bytes,
+            queued_ns=message.start_ns - message.ready_ns,
+        )
+
+    def begin_measuring(self) -> None:
+        """The measured steps come next."""
+        self.stage("measuring")
+        self._tell_sampler(measuring=True)
+
+    def end_training(self) -> None:
+        """The last step is done."""
+        if self._is_measuring:
+            self._tell_sampler(measuring=False)
+        self.stage("finishing")
+
+    def _tell_sampler(self, *, measuring: bool) -> None:
+        self._is_measuring = measuring
+        if self._sampler is not None:
+            self._sampler.measuring(measuring)
+
+    def told(self) -> dict[str, Any]:
+        """What rank 0 needs of this rank, plain Python; ends sampling and the file of spans."""
+        node = self._sampler.finish() if self._sampler is not None else None
+        samples = self._folder.samples(self._place.node_rank)
+        problems = [self._profile.problem] if self._profile is not None else []
+        if self._sampler is not None:
+            problems.append(self._sampler.problem)
+        spans = None
+        if self._spans is not None:
+            totals = self._spans.close()
+            spans = {"num": totals.num_spans, "dropped": totals.dropped, "bytes": totals.num_bytes}
+            problems.append(self._spans.problem and f"rank {self._place.rank}: {self._spans.problem}")
+        return {
+            "node": None if node is None else node.model_dump(mode="json"),
+            "spans": spans,
+            "sample_bytes": samples.stat().st_size if node is not None and samples.exists() else 0,
+            "problems": [text for text in problems if text],
+        }
+
+    def close(self) -> None:
+        """Keeps what is known, however the run ended; the sampler is its starter's to stop."""
+        # Moments of a window that is still open are lost: a device that failed could not tell them.
+        if self._spans is not None:
+            self._spans.close()
+
+
+def watch_result(
+    plan: RunPlan, course: Course, told: Sequence[Mapping[str, Any]], ranks: Sequence[RankResult]
+) -> WatchResult | None:
+    """What the record says of watching; None where nothing was.
+
+    Args:
+        plan: the run.
+        course: as it was planned on every rank.
+        told: `RankWatch.told` of every rank.
+        ranks: results of every rank.
+    """
+    if plan.watch is None:
+        return None
+    nodes = sorted(
+        (NodeWatch.model_validate(item["node"]) for item in told if item["node"] is not None),
+        key=lambda node: node.node_rank,
+    )
+    spans = [item["spans"] for item in told if item["spans"] is not None]
+    has_window = bool(course.window)
+    return WatchResult(
+        nodes=tuple(nodes),
+        window_ranks=window_ranks(plan) if has_window else (),
+        window_first_step=course.window.start if has_window else None,
+        window_num_steps=len(course.window),
+        num_spans=sum(each["num"] for each in spans),
+        dropped_spans=sum(each["dropped"] for each in spans),
+        trace_bytes=sum(each["bytes"] for each in spans) + sum(item["sample_bytes"] for item in told),
+        overhead=accounted_overhead(plan.watch, nodes, ranks),
+    )
+
+
+def accounted_overhead(
+    watch: WatchSpec, nodes: Sequence[NodeWatch], ranks: Sequence[RankResult]
+) -> WatchOverhead | None:
+    """An upper limit of what watching cost, from what the kernel counted; None where nothing was watched or told.
+
+    On each node the samplers' CPU time within the measured steps over the time of these steps, as if the slowest rank
+    had stood still for all of it; the worst node counts, and stands for the value too. The lower end is 0: a sampler
+    on a core that nobody needs costs nothing.
+    """
+    if not (watch.sampler or watch.window_steps):
+        return None
+    if not watch.sampler:
+        evidence = "no sampler ran, and measured steps carry no hook: the window lies in the warm-up"
+        return WatchOverhead(value=0.0, low=0.0, high=0.0, num_pairs=0, method="accounted", evidence=evidence)
+    shares: dict[int, float] = {}
+    for node in nodes:
+        measured_s = min((rank.measured_s for rank in ranks if rank.node_rank == node.node_rank), default=0.0)
+        if node.measured_cpu_s is not None and measured_s > 0:
+            shares[node.node_rank] = node.measured_cpu_s / measured_s
+    if not shares:
+        return None
+    worst = max(shares, key=lambda number: shares[number])
+    evidence = (
+        f"CPU time of the samplers' processes within the measured steps; of {len({r.node_rank for r in ranks})} nodes "
+        f"{len(shares)} told theirs, node {worst} has the largest share"
+    )
+    return WatchOverhead(
+        value=shares[worst], low=0.0, high=shares[worst], num_pairs=0, method="accounted", evidence=evidence
+    )
+
+
+def watch_doubts(plan: RunPlan, course: Course, told: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What went wrong with watching, and what was asked for and could not be watched, a sentence each."""
+    watch = plan.watch
+    found = list(dict.fromkeys(text for item in told for text in item["problems"]))
+    if watch is None:
+        return found
+    steps = len(course.window)
+    if steps < watch.window_steps != WINDOW_STEPS:
+        found.append(
+            f"watch.window_steps {watch.window_steps}: only {steps} steps could be watched, as the warm-up has "
+            f"{course.warmup} and its first is left out; set measure.warmup_steps to {watch.window_steps + 1}"
+        )
+    if watch.profiler and watch.window_steps and not steps:
+        found.append("watch.profiler: nothing was profiled, as there is no warm-up; set measure.warmup_steps to 2")
+    return found

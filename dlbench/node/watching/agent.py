@@ -1,0 +1,199 @@
+"""The sampler of a node, as seen from the rank that starts it: local rank 0.
+
+Nothing in it fails a run: what goes wrong is in `problem`, and the run has one thing less to tell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from pydantic import ValidationError
+
+from dlbench.node.ranks import RankPlace
+from dlbench.node.watching.order import SamplerOrder
+from dlbench.node.watching.shares import sample_bytes
+from dlbench.records.folder import RunFolder
+from dlbench.records.watch import NodeWatch
+from dlbench.specs.plan import RunPlan
+
+COMMAND = (sys.executable, "-m", "dlbench.node.watching.sampler")
+
+FINISH_S = 10.0
+"""How long the sampler may take for its account; the last comparison of clocks is within."""
+
+_STOP_S = 2.0
+
+
+def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores: Sequence[int]) -> SamplerOrder:
+    """What the sampler of this rank's node is told.
+
+    Args:
+        plan: the run; with `watch`.
+        folder: of the run.
+        place: of the rank.
+        allowed_cores: cores of this process before it was bound, in the order in which ranks take theirs
+            (`node.cores.by_physical_core`).
+
+    Raises:
+        ValueError: the plan has no sampler.
+    """
+    if plan.watch is None or not plan.watch.sampler:
+        raise ValueError("this plan has no sampler")
+    spare = allowed_cores[plan.layout.cores_per_rank * place.local_size :] if plan.system.launch.pin else []
+    return SamplerOrder(
+        run_id=plan.run_id,
+        samples=str(folder.samples(place.node_rank)),
+        clock=str(folder.clock),
+        node_rank=place.node_rank,
+        num_nodes=place.num_nodes,
+        host=place.host,
+        token=place.token,
+        period_s=plan.watch.period_s,
+        max_bytes=sample_bytes(plan),
+        cores=tuple(spare or allowed_cores),
+        interface=plan.system.launch.interface,
+        parent=os.getpid(),
+    )
+
+
+class SamplerProcess:
+    """A sampler and the two pipes to it.
+
+    Args:
+        order: what it is told.
+        command: how it is started; for tests.
+    """
+
+    def __init__(self, order: SamplerOrder, command: Sequence[str] = COMMAND) -> None:
+        self._order = order
+        self._command = tuple(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.problem = ""
+        """Why this node was not sampled, or not to the end, one sentence; empty if all went well."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process number while it runs."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Starts it; does not wait for it.
+
+        The thread that calls this must live as long as the sampler may: the kernel ends the sampler with it
+        (PR_SET_PDEATHSIG, prctl(2)).
+        """
+        try:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=dict(os.environ)
+            )
+        except OSError as error:
+            self._fail(f"was not started: {error.strerror or error}")
+            return
+        self._send(self._order.to_line())
+
+    def measuring(self, on: bool) -> None:
+        """Says that the measured steps begin or end now."""
+        self._tell({"measuring": on})
+
+    def finish(self, timeout_s: float = FINISH_S) -> NodeWatch | None:
+        """Takes the last sample and gives the sampler's account; None, and `problem` says why, if it has none.
+
+        The sampler lives on until `stop`: node 0's answers the clocks of nodes that finish later.
+        """
+        process = self._process
+        if process is None or self.problem:
+            return None
+        self._tell({"finish": True})
+        line = b"" if self.problem else self._answer(process, timeout_s)
+        if not line:
+            return None
+        try:
+            return NodeWatch.model_validate_json(line)
+        except ValidationError as error:
+            self._fail(f"gave an account that cannot be read: {error.errors()[0]['msg']}")
+            return None
+
+    def stop(self) -> None:
+        """Ends it; what it holds is written. May be called at any time, and more than once."""
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(OSError, ValueError):  # it ended before, or its pipe is closed already
+            # Said, not only shown by the end of the pipe: processes that this rank forked hold the pipe too.
+            process.stdin.write(b'{"stop": true}\n')
+        process.stdin.close()
+        try:
+            process.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def _answer(self, process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+        assert process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        said = b""
+        while not said.endswith(b"\n"):
+            ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self._fail(f"gave no account within {timeout_s:g} s and was ended")
+                process.kill()
+                return b""
+            more = os.read(process.stdout.fileno(), 65536)
+            if not more:
+                self._ended(process)
+                return b""
+            said += more
+        return said
+
+    def _tell(self, command: dict[str, Any]) -> None:
+        if self._process is not None and not self.problem:
+            self._send(json.dumps(command).encode() + b"\n")
+
+    def _send(self, line: bytes) -> None:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        try:
+            process.stdin.write(line)
+        except OSError:  # a closed pipe
+            self._ended(process)
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            code = process.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        self._fail(f"ended {how} before its account; the rank's log has what it said")
+
+    def _fail(self, what: str) -> None:
+        self.problem = self.problem or f"sampler of {self._order.host}: {what}"
+
+
+class NodeSampler(SamplerProcess):
+    """The sampler of this rank's node, as the plan says; for local rank 0.
+
+    Args:
+        plan: the run; with `watch.sampler`.
+        folder: of the run.
+        place: of the rank.
+        allowed_cores: as `order_for`.
+
+    Raises:
+        ValueError: the plan has no sampler.
+    """
+
+    def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores: Sequence[int]) -> None:
+        super().__init__(order_for(plan, folder, place, allowed_cores))

@@ -1,0 +1,298 @@
+"""``python -m dlbench.node.watching.sampler``: the sampler of one node, a process beside its ranks.
+
+It reads its order from standard input (`SamplerOrder`, one line) and then commands, a line of JSON each:
+`{"measuring": true}` and `false` at the edges of the measured steps, `{"finish": true}` for its account (one line on
+standard output, `records.watch.NodeWatch`), `{"stop": true}` or the end of the input to end. After its account it
+samples no longer, but node 0's goes on answering about its clock.
+
+It loads neither torch nor numpy nor pandas, nor the plan: it shares memory and cores with what is measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from dlbench.errors import DlbenchError, ExitCode
+from dlbench.node.watching.clock_exchange import ClockServer
+from dlbench.node.watching.clock_follower import ClockFollower, answering_address, publish
+from dlbench.node.watching.order import SamplerOrder
+from dlbench.node.watching.sampling import Sampling
+from dlbench.trace.sampling import open_sources
+
+NICENESS = 5
+"""Where cores are shared, ranks go first; how late samples are because of it is in each of them."""
+
+_PR_SET_PDEATHSIG = 1
+_MAX_LINE = 1 << 20
+_OPENING_S = 3.0
+
+
+class Sampler:
+    """Everything of one node's sampler.
+
+    Nothing that fails here ends it: sampling ends with a reason, and it goes on answering.
+    """
+
+    def __init__(self, order: SamplerOrder) -> None:
+        self._order = order
+        self._began_ns = time.monotonic_ns()
+        self._failures: list[str] = []
+        self._sampling: Sampling | None = None
+        self._is_sampling = True
+        self._server: ClockServer | None = None
+        self._opening: threading.Thread | None = None
+        self._follower: ClockFollower | None = None
+        self._measuring_since: float | None = None
+        self._measured_cpu_s: float | None = None
+        self._told: dict[str, Any] | None = None
+
+    def is_orphan(self) -> bool:
+        """Whether the rank ended before the kernel was asked to tell."""
+        return self._order.parent not in (0, os.getppid())
+
+    def start(self) -> None:
+        """Takes its cores, opens the sources, begins to compare clocks."""
+        if self._order.cores:
+            try:
+                os.sched_setaffinity(0, self._order.cores)
+            except OSError as error:
+                self._failures.append(f"cores {list(self._order.cores)}: the sampler was not bound: {error.strerror}")
+        os.nice(NICENESS)
+        try:
+            self._sampling = Sampling(self._order, open_sources())
+            self._sampling.take_due()
+        except Exception as error:
+            self._give_up(error)
+        # Last: what computes in Python beside a comparison makes each answer wait for the interpreter, up to 5 ms.
+        self._start_clocks()
+
+    def _start_clocks(self) -> None:
+        order = self._order
+        if order.num_nodes == 1:
+            return
+        path = Path(order.clock)
+        if order.node_rank != 0:
+            self._follower = ClockFollower(path, order.token)
+            self._follower.start()
+        else:
+            # On a thread, as a name server may take seconds to tell this node's address.
+            self._opening = threading.Thread(
+                target=self._answer_clocks, args=(path,), name="clock address", daemon=True
+            )
+            self._opening.start()
+
+    def _answer_clocks(self, path: Path) -> None:
+        order = self._order
+        try:
+            self._server = ClockServer(answering_address(order.interface), order.token)
+            self._server.start()
+            publish(path, self._server, order.token)
+        except (DlbenchError, OSError) as error:
+            self._failures.append(f"no node can compare its clock with this one: {error}")
+
+    @property
+    def due_ns(self) -> int | None:
+        """When the next sample is due; None if there will be none."""
+        return self._sampling.due_ns if self._sampling is not None and self._is_sampling else None
+
+    def sample(self) -> None:
+        """Takes the sample that is due."""
+        if self._sampling is not None and self._is_sampling:
+            try:
+                self._sampling.take_due()
+            except Exception as error:
+                self._give_up(error)
+
+    def measuring(self, on: bool) -> None:
+        """The measured steps begin or end now."""
+        if on and self._measuring_since is None:
+            self._measuring_since = _cpu_s()
+        elif not on and self._measuring_since is not None:
+            self._measured_cpu_s = (self._measured_cpu_s or 0.0) + _cpu_s() - self._measuring_since
+            self._measuring_since = None
+        self._sample_now()
+
+    def finish(self) -> dict[str, Any]:
+        """The last sample, the last comparison of clocks, and the account: content of a `NodeWatch`."""
+        if self._told is None:
+            if self._measuring_since is not None:
+                self.measuring(False)
+            self._sample_now(is_last=True)
+            self._told = self._account()
+            self.close()
+        return self._told
+
+    def close(self) -> None:
+        """Writes what is held, and the account if there is one."""
+        sampling, self._sampling = self._sampling, None
+        if sampling is not None:
+            try:
+                if self._told is not None:
+                    sampling.end(self._told)
+                sampling.close()
+            except Exception as error:
+                self._give_up(error)
+
+    def _sample_now(self, *, is_last: bool = False) -> None:
+        if self._sampling is not None and self._is_sampling:
+            try:
+                self._sampling.take_now(is_last=is_last)
+            except Exception as error:
+                self._give_up(error)
+
+    def _account(self) -> dict[str, Any]:
+        order = self._order
+        if self._opening is not None:
+            self._opening.join(_OPENING_S)
+        points, problem = self._follower.finish() if self._follower is not None else ((), "")
+        seen: dict[str, Any] = {
+            "num_samples": 0,
+            "period_s": order.period_s,
+            "late_median_s": 0.0,
+            "late_max_s": 0.0,
+        }
+        if self._sampling is not None:
+            try:
+                self._sampling.flush()
+            except OSError as error:
+                self._give_up(error)
+            seen = self._sampling.account()
+            self._failures += self._sampling.failures
+        if self._server is not None and self._server.problem:
+            self._failures.append(self._server.problem)
+        return {
+            **seen,
+            "node_rank": order.node_rank,
+            "host": order.host,
+            "cpu_s": _cpu_s(),
+            "measured_cpu_s": self._measured_cpu_s,
+            "wall_s": (time.monotonic_ns() - self._began_ns) / 1e9,
+            "failures": self._failures,
+            "clock": {
+                "node_rank": order.node_rank,
+                "host": order.host,
+                "points": [
+                    {
+                        "local_ns": one.local_ns,
+                        "offset_ns": one.offset_ns,
+                        "bound_ns": one.bound_ns,
+                        "num_exchanges": one.num_exchanges,
+                    }
+                    for one in points
+                ],
+                "wall_offset_ns": _wall_offset_ns(),
+                "problem": problem,
+            },
+        }
+
+    def _give_up(self, error: Exception) -> None:
+        """Sampling ends: the disk is full, a source broke in a way of its own. The run goes on."""
+        if not self._is_sampling:
+            return
+        reason = str(error) if isinstance(error, DlbenchError | OSError) else f"{type(error).__name__}: {error}"
+        self._failures.append(f"sampling ended: {' '.join(reason.split())}")
+        self._is_sampling = False
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _wall_offset_ns() -> int:
+    """Wall clock less CLOCK_MONOTONIC, of the fastest of some readings: between two of one clock lies the other's."""
+    readings = []
+    for _ in range(5):
+        before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        readings.append((after - before, wall - (before + after) // 2))
+    return min(readings)[1]
+
+
+class _Input:
+    """Lines of a pipe, without a thread that would wake for each."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+
+    def line(self, wait_s: float | None) -> bytes | None:
+        """The next line, after waiting so long for it at most (None: without end); None if there is none yet.
+
+        Raises:
+            EOFError: the writer is gone.
+        """
+        if b"\n" not in self._rest:
+            ready, _, _ = select.select([self._descriptor], [], [], wait_s)
+            if not ready:
+                return None
+            more = os.read(self._descriptor, 65536)
+            if not more or len(self._rest) > _MAX_LINE:
+                raise EOFError
+            self._rest += more
+        line, newline, rest = self._rest.partition(b"\n")
+        if not newline:
+            return None
+        self._rest = rest
+        return line
+
+
+def _follow(sampler: Sampler, commands: _Input, output: int) -> None:
+    """Samples and obeys until it is told to stop, or the writer of the commands is gone."""
+    while True:
+        due = sampler.due_ns
+        line = commands.line(None if due is None else max(0.0, (due - time.monotonic_ns()) / 1e9))
+        if line is not None:
+            command = json.loads(line)
+            if "stop" in command:
+                return
+            if "measuring" in command:
+                sampler.measuring(bool(command["measuring"]))
+            elif "finish" in command:
+                os.write(output, json.dumps(sampler.finish()).encode() + b"\n")
+        due = sampler.due_ns
+        if due is not None and time.monotonic_ns() >= due:
+            sampler.sample()
+
+
+def main() -> int:
+    """The process; returns its exit code."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # Ctrl-C reaches all processes of a terminal; the rank decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    # Standard output is the answer's alone, whatever libraries print.
+    output = os.dup(1)
+    os.dup2(2, 1)
+    commands = _Input(0)
+    sampler: Sampler | None = None
+    try:
+        order = None
+        while order is None:
+            order = commands.line(None)
+        sampler = Sampler(SamplerOrder.from_line(order))
+        if not sampler.is_orphan():
+            sampler.start()
+            _follow(sampler, commands, output)
+    except EOFError:
+        pass
+    except ValueError as error:
+        print(f"dlbench: error: sampler: {error}", file=sys.stderr, flush=True)
+        return int(ExitCode.USAGE)
+    finally:
+        if sampler is not None:
+            sampler.close()
+    return int(ExitCode.OK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""Samples of one node, each at its time, in a file of limited size."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dlbench.node.watching.order import SamplerOrder
+from dlbench.records.samples import TIME_FIELDS, sample_writer
+from dlbench.trace.source import Source
+
+SLOW_EVERY = 10
+"""Of so many samples one reads the slow sources too."""
+
+SPARE_ROWS = 3
+"""Rows for which room is kept to the end: where measuring begins, where it ends, and the last sample."""
+
+_BLOCK_BYTES = 64
+"""More than a block needs beside its rows."""
+
+
+class Sampling:
+    """Reads a source at `start + k * period` of the clock, so that lateness does not add up.
+
+    As the file passes 1/2, 3/4, 7/8, ... of its limit the period doubles.
+
+    Args:
+        order: file, period, limit, and what the header says.
+        source: what is read; closed by `close`.
+        clock: nanoseconds, CLOCK_MONOTONIC.
+
+    Raises:
+        OSError: the file exists, or cannot be written.
+    """
+
+    def __init__(self, order: SamplerOrder, source: Source, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._source = source
+        self._clock = clock
+        self._max_bytes = order.max_bytes
+        self._base_ns = round(order.period_s * 1e9)
+        header = {
+            "node_rank": order.node_rank,
+            "host": order.host,
+            "run_id": order.run_id,
+            "period_s": order.period_s,
+            "unavailable": dict(source.unavailable),
+            "facts": source.describe(),
+        }
+        columns = [(field.name, str(field.kind)) for field in source.fields]
+        self._row_bytes = sum(int(kind[-1]) for _, kind in (*TIME_FIELDS, *columns))
+        self._writer = sample_writer(Path(order.samples), header, columns, order.max_bytes)
+        self._start_ns = clock()
+        self._next = 0
+        self._stride = 1
+        self._taken = 0
+        self._held = 0
+        self._left_out = 0
+        self._skipped = 0
+        self._late = array("q")
+        self.failures: list[str] = []
+        """What failed on the way, each a sentence."""
+
+    @property
+    def due_ns(self) -> int:
+        """When the next sample is due."""
+        return self._start_ns + self._next * self._base_ns
+
+    @property
+    def period_s(self) -> float:
+        """The period in force."""
+        return self._stride * self._base_ns / 1e9
+
+    def take_due(self) -> None:
+        """The sample that is due now, or the newest of several that are; those before it are skipped.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        behind = max(0, self._clock() - self.due_ns) // (self._stride * self._base_ns)
+        self._skipped += behind
+        self._next += behind * self._stride
+        due = self.due_ns
+        begin, fits = self._read_and_write(due, kept_bytes=SPARE_ROWS * (self._row_bytes + _BLOCK_BYTES))
+        self._late.append(begin - due)
+        self._next += self._stride
+        free = self._max_bytes - self._writer.bytes_written
+        while not fits or 0 < 2 * free * self._stride < self._max_bytes:
+            fits = True
+            self._stride *= 2
+            self._next += -self._next % self._stride
+
+    def take_now(self, *, is_last: bool = False) -> None:
+        """A sample out of turn, of all sources: at the edges of what is measured, and at the end.
+
+        Args:
+            is_last: it may take the room that is kept for the last one.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        self._taken = 0
+        self._read_and_write(None, kept_bytes=0 if is_last else self._row_bytes + _BLOCK_BYTES)
+
+    def _read_and_write(self, due: int | None, *, kept_bytes: int) -> tuple[int, bool]:
+        """When the reading began, and whether there was room for it beside what is kept."""
+        begin = self._clock()
+        values = self._source.read(slow=self._taken % SLOW_EVERY == 0)
+        self._taken += 1
+        for name, reason in self._source.drain_failures():
+            self.failures.append(f"{name}: {reason}")
+            self._writer.note({"failed": name, "time_ns": begin, "reason": reason})
+            self._held = 0
+        if not self._has_room(kept_bytes):
+            self.flush()
+        fits = self._has_room(kept_bytes)
+        if fits:
+            written = self._writer.bytes_written
+            self._writer.append((begin, 0 if due is None else begin - due, *values))
+            self._held = self._held + 1 if self._writer.bytes_written == written else 0
+        else:
+            self._left_out += 1
+        return begin, fits
+
+    def _has_room(self, kept_bytes: int) -> bool:
+        """Whether one more row fits even if the block does not shrink when it is deflated."""
+        block = (self._held + 1) * self._row_bytes + _BLOCK_BYTES
+        return self._writer.bytes_written + block + kept_bytes <= self._max_bytes
+
+    def flush(self) -> None:
+        """Writes what is held.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        self._writer.flush()
+        self._held = 0
+
+    def account(self) -> dict[str, Any]:
+        """Its part of `records.watch.NodeWatch`, of what is written by now; to be asked for once."""
+        late = sorted(self._late) or [0]
+        if self._skipped:
+            self.failures.append(f"{self._skipped} samples were skipped: those before them took longer than the period")
+        return {
+            "num_samples": self._writer.num_rows,
+            "dropped_samples": self._left_out + self._writer.dropped,
+            "period_s": self.period_s,
+            "late_median_s": (late[(len(late) - 1) // 2] + late[len(late) // 2]) / 2e9,
+            "late_max_s": late[-1] / 1e9,
+            "sources": [field.name for field in self._source.fields],
+            "unavailable": dict(self._source.unavailable),
+        }
+
+    def end(self, account: dict[str, Any]) -> None:
+        """Writes the sampler's account behind the samples.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        self._writer.note({"end": account})
+
+    def close(self) -> None:
+        """Closes file and source.
+
+        Raises:
+            OSError: the disk is full or gone.
+        """
+        try:
+            self._source.close()
+        finally:
+            self._writer.close()

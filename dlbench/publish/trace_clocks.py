@@ -1,0 +1,133 @@
+"""The clocks of all nodes on one axis: nanoseconds since the earliest thing the run's files tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+from dlbench.errors import IncompleteDataError
+from dlbench.records.clocks import ClockLine
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Times = npt.NDArray[np.int64]
+
+Basis = Literal["reference", "exchanges", "wall clock", "own start"]
+"""How a node's times came onto the axis: they are node 0's; by comparing clocks during the run; by the two nodes' wall
+clocks, whose error nobody knows; not at all, the node's own beginning was put at zero."""
+
+LARGEST_NS = 1 << 60
+"""A time or a length that is as large (36 years) is damage."""
+_LARGEST_DRIFT = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeClock:
+    """One node's clock; can be sent to other processes."""
+
+    node: int
+    host: str
+    basis: Basis
+    points: tuple[tuple[int, int], ...] = ()
+    """Local time and what to add there to have node 0's, nanoseconds."""
+    shift_ns: int = 0
+    """What to add everywhere, beyond the points."""
+    bound_ns: int | None = None
+    """Largest possible error; None where it is unknown."""
+    problem: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether clocks were compared, so that the error is bounded."""
+        return self.basis in ("reference", "exchanges")
+
+    def align(self, local_ns: Times) -> Times:
+        """Times of CLOCK_MONOTONIC of this node on the axis; the order of times is kept.
+
+        The same numbers as `ClockLine.offset_at`, for arrays of any shape.
+        """
+        import numpy as np
+
+        if len(self.points) < 2:
+            offset = self.points[0][1] if self.points else 0
+            return local_ns + (offset + self.shift_ns)
+        at = np.array([point[0] for point in self.points], dtype=np.int64)
+        offsets = np.array([point[1] for point in self.points], dtype=np.int64)
+        part = np.searchsorted(at[1:-1], local_ns, side="right")
+        slopes = np.diff(offsets) / np.diff(at)
+        turned = np.rint(slopes[part] * (local_ns - at[part])).astype(np.int64)
+        aligned: Times = local_ns + offsets[part] + turned + self.shift_ns
+        return aligned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """All clocks, and where zero is."""
+
+    clocks: tuple[NodeClock, ...]
+    """By node."""
+    zero_ns: int
+    """Zero on node 0's CLOCK_MONOTONIC."""
+    wall_zero_ns: int | None
+    """Zero on node 0's wall clock, nanoseconds since 1970; None where it was not told."""
+
+
+def make_axis(lines: Mapping[int, ClockLine], hosts: Mapping[int, str], earliest: Mapping[int, int]) -> Axis:
+    """The axis on which every time is zero or more.
+
+    Args:
+        lines: what is known of clocks, by node.
+        hosts: of all nodes.
+        earliest: first time in the files of a node, on its own clock; nodes without any are missing.
+
+    Raises:
+        IncompleteDataError: a clock drifts as none does, or there is no time at all.
+    """
+    import numpy as np
+
+    if not earliest:
+        raise IncompleteDataError("no rank left step times or spans, and no node samples")
+    clocks = {node: _node_clock(node, host, lines) for node, host in hosts.items()}
+    firsts = {node: int(clocks[node].align(np.array([time]))[0]) for node, time in earliest.items()}
+    placed = [first for node, first in firsts.items() if clocks[node].basis != "own start"]
+    zero = min(placed or firsts.values())
+    done = []
+    for node, clock in sorted(clocks.items()):
+        begin = firsts.get(node, zero) if clock.basis == "own start" else zero
+        done.append(replace(clock, shift_ns=clock.shift_ns - begin))
+    wall = lines[0].wall_offset_ns if 0 in lines else 0
+    return Axis(clocks=tuple(done), zero_ns=zero, wall_zero_ns=wall + zero if wall else None)
+
+
+def _node_clock(node: int, host: str, lines: Mapping[int, ClockLine]) -> NodeClock:
+    line = lines.get(node)
+    problem = line.problem if line is not None else "the run's record tells nothing of this node's clock"
+    if node == 0:
+        return NodeClock(node=node, host=host, basis="reference", bound_ns=0)
+    if line is not None and line.points:
+        points = tuple((point.local_ns, point.offset_ns) for point in line.points)
+        _check(node, points)
+        return NodeClock(
+            node=node, host=host, basis="exchanges", points=points, bound_ns=line.bound_ns, problem=problem
+        )
+    # Wall clocks start at 1970; a zero means that nobody read one.
+    walls = (line.wall_offset_ns, lines[0].wall_offset_ns) if line is not None and 0 in lines else (0, 0)
+    if line is not None and all(walls):
+        shift = walls[0] - walls[1]
+        _check(node, ((0, shift),))
+        return NodeClock(node=node, host=host, basis="wall clock", shift_ns=shift, problem=problem)
+    return NodeClock(node=node, host=host, basis="own start", problem=problem)
+
+
+def _check(node: int, points: tuple[tuple[int, int], ...]) -> None:
+    if any(abs(offset) >= LARGEST_NS for _, offset in points):
+        raise IncompleteDataError(f"record.json: damaged: watch.nodes: the clock of node {node} has an offset of years")
+    for (one, first), (other, second) in pairwise(points):
+        if abs(second - first) > _LARGEST_DRIFT * (other - one):
+            raise IncompleteDataError(
+                f"record.json: damaged: watch.nodes: the clock of node {node} drifts as no clock does"
+            )

@@ -1,0 +1,236 @@
+"""A run as a trace needs it: who ran where, all clocks on one axis, and the time of the steps that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import dlbench
+from dlbench.errors import IncompleteDataError, UserError
+from dlbench.publish.trace_clocks import LARGEST_NS, Axis, NodeClock, make_axis
+from dlbench.publish.trace_notes import Notes
+from dlbench.publish.trace_selection import Selection
+from dlbench.publish.trace_steps import step_rows
+from dlbench.records.folder import RunFolder
+from dlbench.records.samples import SampleReader
+from dlbench.records.spans import SpanReader
+
+if TYPE_CHECKING:
+    from dlbench.records.scan import Run
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceRun:
+    """What reading the files of a run takes; can be sent to other processes."""
+
+    folder: RunFolder
+    selection: Selection
+    node_of: tuple[int, ...]
+    """Node of each rank."""
+    clocks: tuple[NodeClock, ...]
+    """By node."""
+    window: tuple[int, int] | None
+    """First and last nanosecond of the chosen steps; None where all are shown."""
+    parts: int
+    """Forward and backward passes of a step."""
+    has_spans: bool
+    """Whether every rank is to have spans."""
+    sampled_nodes: tuple[int, ...]
+    """Nodes that are to have samples."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the run, whether shown or not."""
+        return len(self.node_of)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Nodes of the chosen ranks."""
+        return tuple(sorted({self.node_of[rank] for rank in self.selection.ranks}))
+
+    def clock_of(self, rank: int) -> NodeClock:
+        """The clock of a rank's node."""
+        return self.clocks[self.node_of[rank]]
+
+
+def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceRun, dict[str, Any]]:
+    """Looks once over the run's files; what is damaged goes to the notes.
+
+    Returns:
+        The run, and what a trace says of itself (without what is met later).
+
+    Raises:
+        UserError: no chosen rank has a chosen step.
+        IncompleteDataError: there is nothing to show.
+    """
+    node_of = _nodes(run)
+    watch = run.record.watch if run.record is not None else None
+    lines = {} if watch is None else {node.node_rank: node.clock for node in watch.nodes}
+    sampled = () if watch is None else tuple(node.node_rank for node in watch.nodes)
+    earliest = _earliest(run, node_of, notes)
+    try:
+        axis = make_axis(lines, _hosts(run, node_of), earliest)
+    except IncompleteDataError as error:
+        raise IncompleteDataError(f"{run.folder.path}: {error}") from None
+    window = None
+    if selection.steps is not None:
+        window = _window(run.folder, selection, node_of, axis.clocks)
+    made = TraceRun(
+        folder=run.folder,
+        selection=selection,
+        node_of=node_of,
+        clocks=axis.clocks,
+        window=window,
+        parts=run.plan.workload.train.gradient_accumulation,
+        has_spans=run.plan.watch is not None,
+        sampled_nodes=sampled,
+    )
+    return made, _facts(run, selection, axis)
+
+
+def _nodes(run: Run) -> tuple[int, ...]:
+    layout = run.plan.layout
+    told = {} if run.record is None else {rank.rank: rank.node_rank for rank in run.record.ranks}
+    nodes = tuple(told.get(rank, rank // layout.ranks_per_node) for rank in range(layout.ranks))
+    if max(nodes) >= layout.nodes:
+        raise IncompleteDataError(
+            f"{run.folder.record}: damaged: a rank is on node {max(nodes)}, the plan has {layout.nodes} nodes"
+        )
+    return nodes
+
+
+def _hosts(run: Run, node_of: tuple[int, ...]) -> dict[int, str]:
+    hosts = {node: f"node {node}" for node in range(run.plan.layout.nodes)}
+    hosts |= {node_of[status.rank]: status.host for status in run.statuses if status.rank < len(node_of)}
+    if run.record is not None:
+        hosts |= {rank.node_rank: rank.host for rank in run.record.ranks}
+    return hosts
+
+
+def _earliest(run: Run, node_of: tuple[int, ...], notes: Notes) -> dict[int, int]:
+    """First time in the files of each node, on its own clock; of the whole run, whatever is chosen."""
+    firsts: dict[int, int] = {}
+
+    def seen(node: int, time: int) -> None:
+        firsts[node] = min(time, firsts.get(node, time))
+
+    for rank, node in enumerate(node_of):
+        if run.folder.steps(rank).exists():
+            rows = next(notes.guarded(step_rows(run.folder.steps(rank), Notes())), None)
+            if rows is not None:
+                seen(node, int(rows.edges[0, 0]))
+        if run.folder.spans(rank).exists():
+            for time in notes.guarded(_span_beginnings(run.folder, rank)):
+                seen(node, time)
+    for node in range(run.plan.layout.nodes):
+        if run.folder.samples(node).exists():
+            for time in notes.guarded(_first_sample(run.folder, node)):
+                seen(node, time)
+    return firsts
+
+
+def _span_beginnings(folder: RunFolder, rank: int) -> Iterator[int]:
+    """The earliest beginning of each block of spans."""
+    for rows in SpanReader(path=folder.spans(rank)).blocks():
+        begin = rows["start_ns"] - rows["queued_ns"]
+        good = (begin >= 0) & (rows["start_ns"] < LARGEST_NS)
+        for name in ("duration_ns", "queued_ns"):
+            good &= (rows[name] >= 0) & (rows[name] < LARGEST_NS)
+        if good.any():
+            yield int(begin[good].min())
+
+
+def _first_sample(folder: RunFolder, node: int) -> Iterator[int]:
+    for rows in SampleReader(path=folder.samples(node)).blocks():
+        good = (rows["time_ns"] >= 0) & (rows["time_ns"] < LARGEST_NS)
+        if good.any():
+            yield int(rows["time_ns"][good].min())
+            return
+
+
+def _window(
+    folder: RunFolder, selection: Selection, node_of: tuple[int, ...], clocks: tuple[NodeClock, ...]
+) -> tuple[int, int]:
+    """First and last nanosecond of the chosen steps of the chosen ranks.
+
+    Raises:
+        UserError: there are none.
+    """
+    steps = selection.steps
+    assert steps is not None
+    begins, ends, last = [], [], -1
+    for rank in selection.ranks:
+        # Damage is noted when the rank is shown.
+        for rows in Notes().guarded(step_rows(folder.steps(rank), Notes())):
+            last = max(last, int(rows.steps.max()))
+            chosen = rows.chosen(steps).aligned(clocks[node_of[rank]])
+            if len(chosen.steps):
+                begins.append(int(chosen.edges[:, 0].min()))
+                ends.append(int(chosen.edges[:, -1].max()))
+            if last > steps[1]:
+                break
+    if not begins:
+        there = f"they have steps 0 to {last}" if last >= 0 else "they left no steps"
+        raise UserError(f"--steps {steps[0]}-{steps[1]}: the chosen ranks have none of them; {there}")
+    return min(begins), max(ends)
+
+
+def _facts(run: Run, selection: Selection, axis: Axis) -> dict[str, Any]:
+    plan, record = run.plan, run.record
+    watch = None if record is None else record.watch
+    wall = None
+    if axis.wall_zero_ns is not None:
+        wall = (_EPOCH + timedelta(microseconds=axis.wall_zero_ns // 1000)).isoformat()
+    return {
+        "format": "dlbench.trace",
+        "version": 1,
+        "dlbench": dlbench.__version__,
+        "run_id": plan.run_id,
+        "state": run.state,
+        "workload": plan.title,
+        "plan_made_by": plan.dlbench_version,
+        "ranks": plan.layout.ranks,
+        "nodes": plan.layout.nodes,
+        "shown_ranks": _ranges(selection.ranks),
+        "shown_steps": "all" if selection.steps is None else f"{selection.steps[0]}-{selection.steps[1]}",
+        "zero_wall_clock": wall,
+        "zero_monotonic_ns": axis.zero_ns,
+        "step_clock": None if record is None else record.clock,
+        "phases": plan.measure.phases if record is None else record.phases,
+        "parts_per_step": plan.workload.train.gradient_accumulation,
+        "window": None
+        if watch is None
+        else {
+            "first_step": watch.window_first_step,
+            "num_steps": watch.window_num_steps,
+            "ranks": _ranges(watch.window_ranks),
+        },
+        "spans": None if watch is None else {"written": watch.num_spans, "left_out": watch.dropped_spans},
+        "clocks": [_clock_facts(clock) for clock in axis.clocks],
+        "clocks_unknown": [f"node {clock.node} ({clock.host})" for clock in axis.clocks if not clock.is_known],
+    }
+
+
+def _clock_facts(clock: NodeClock) -> Mapping[str, Any]:
+    return {
+        "node": clock.node,
+        "host": clock.host,
+        "basis": clock.basis,
+        "error_bound_ns": clock.bound_ns,
+        "problem": clock.problem,
+    }
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """Numbers in order as a short text: 0,1,8-15."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(one) if one == other else f"{one}-{other}" for one, other in parts)

@@ -1,0 +1,69 @@
+"""Why a GPU's clock is below its maximum: the bits of NVML's clocks event reasons (once called throttle reasons).
+
+Source: nvml.h, `nvmlClocksEventReasons` (NVIDIA driver API). Samples keep the mask as an 8-byte float, which holds
+whole numbers up to 2^53; NVML uses the lowest eleven bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockReason:
+    """One bit of the mask."""
+
+    bit: int
+    """The bit's value: 1, 2, 4, ..."""
+    name: str
+    """NVML's name in lower case."""
+    is_throttling: bool
+    """Whether work gets slower because of power, heat or a fault. The others are a choice, or there is no work."""
+    about: str
+    """What holds the clock, in a few words."""
+
+
+CLOCK_REASONS = (
+    ClockReason(bit=0x1, name="gpu_idle", is_throttling=False, about="nothing runs"),
+    ClockReason(bit=0x2, name="applications_clocks_setting", is_throttling=False, about="clocks that somebody has set"),
+    ClockReason(bit=0x4, name="sw_power_cap", is_throttling=True, about="the power limit"),
+    ClockReason(
+        bit=0x8, name="hw_slowdown", is_throttling=True, about="hardware halves the clock: heat or power supply"
+    ),
+    ClockReason(bit=0x10, name="sync_boost", is_throttling=False, about="clocks held equal with other GPUs"),
+    ClockReason(bit=0x20, name="sw_thermal_slowdown", is_throttling=True, about="too hot, the driver slows down"),
+    ClockReason(bit=0x40, name="hw_thermal_slowdown", is_throttling=True, about="too hot, hardware halves the clock"),
+    ClockReason(bit=0x80, name="hw_power_brake_slowdown", is_throttling=True, about="the power supply asks for less"),
+    ClockReason(bit=0x100, name="display_clock_setting", is_throttling=False, about="the clock of a display"),
+    ClockReason(bit=0x200, name="board_limit", is_throttling=False, about="a limit of the board"),
+    ClockReason(bit=0x400, name="reliability", is_throttling=False, about="the highest voltage that is safe"),
+)
+"""All bits that NVML documents, lowest first."""
+
+THROTTLING_MASK = sum(reason.bit for reason in CLOCK_REASONS if reason.is_throttling)
+"""The bits of the reasons that are throttling, together."""
+
+
+def clock_reason_names(mask: int) -> tuple[str, ...]:
+    """Names of the bits that are set, lowest first; a bit that nobody knows is `bit_0x...`, and none is dropped.
+
+    Args:
+        mask: NVML's bit mask, as sampled.
+
+    Raises:
+        ValueError: the mask is below zero.
+    """
+    if mask < 0:
+        raise ValueError(f"a mask of clock reasons cannot be below zero: {mask}")
+    names = {reason.bit: reason.name for reason in CLOCK_REASONS}
+    bits = (1 << number for number in range(mask.bit_length()))
+    return tuple(names.get(bit, f"bit_0x{bit:x}") for bit in bits if mask & bit)
+
+
+def throttling_names(mask: int) -> tuple[str, ...]:
+    """Names of the reasons in the mask that are throttling, lowest bit first.
+
+    Raises:
+        ValueError: the mask is below zero.
+    """
+    return clock_reason_names(mask & THROTTLING_MASK) if mask >= 0 else clock_reason_names(mask)

@@ -1,0 +1,198 @@
+"""Settings that act only under a condition: what is asked for and acts in no run of a request is a mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from dlbench.errors import UserError
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.sync import GROUPED
+
+
+def _by_mpi(plan: RunPlan) -> bool:
+    return plan.system.launch.launcher in ("mpirun", "srun-mpi")
+
+
+def _warms_up(plan: RunPlan) -> bool:
+    schedule = plan.workload.train.schedule
+    return bool(schedule.warmup_steps or schedule.warmup_epochs)
+
+
+def _counts_epochs(plan: RunPlan) -> bool:
+    quality = plan.workload.quality if plan.measure.until == "quality" else None
+    in_quality = quality is not None and (quality.evaluate_every_epochs or quality.max_epochs)
+    return bool(plan.workload.train.schedule.counts_epochs or plan.checkpoint.every_epochs or in_quality)
+
+
+def _exchanges(plan: RunPlan) -> bool:
+    return plan.engine.name != "single" and plan.layout.ranks > 1
+
+
+def _hands_over(plan: RunPlan) -> bool:
+    return plan.sync.exchange != "none"
+
+
+def _has_window(plan: RunPlan) -> bool:
+    return plan.watch is not None and plan.watch.window_steps > 0
+
+
+def _samples(plan: RunPlan) -> bool:
+    return plan.watch is not None and plan.watch.sampler
+
+
+INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
+    (
+        "engine.horovod.",
+        lambda plan: plan.engine.name == "horovod" and plan.layout.ranks > 1,
+        "only engine horovod with two ranks or more reads it",
+    ),
+    (
+        "system.launch.interface",
+        lambda plan: plan.engine.name == "ddp" or (plan.engine.name == "horovod" and not _by_mpi(plan)),
+        "MPI chooses its own, and one rank alone needs none",
+    ),
+    ("system.launch.oversubscribe_yield", lambda plan: _by_mpi(plan), "only MPI launchers read it"),
+    (
+        "engine.horovod.fusion_threshold_bytes",
+        lambda plan: not plan.sync.is_own,
+        "dlbench's own exchange does not use Horovod's fusion",
+    ),
+    (
+        "engine.horovod.autotune_",
+        lambda plan: plan.engine.horovod.autotune,
+        "only engine.horovod.autotune reads it",
+    ),
+    ("engine.ddp.", lambda plan: plan.engine.name == "ddp", "only engine ddp reads it"),
+    (
+        "engine.ddp.bucket_cap_bytes",
+        lambda plan: not plan.sync.is_own,
+        "dlbench's own exchange does not use DDP's buckets",
+    ),
+    ("sync.", _exchanges, "one rank, or engine single, exchanges nothing"),
+    *(
+        (key, _hands_over, "with sync.exchange none no gradient is exchanged")
+        for key in ("sync.fusion", "sync.wire", "sync.inside", "engine.horovod.", "engine.ddp.bucket_cap_bytes")
+    ),
+    ("sync.topk_density", lambda plan: plan.sync.wire == "topk", "only sync.wire topk reads it"),
+    ("sync.powersgd_rank", lambda plan: plan.sync.wire == "powersgd", "only sync.wire powersgd reads it"),
+    (
+        "sync.hybrid_threshold_bytes",
+        lambda plan: plan.sync.exchange == "hybrid",
+        "only sync.exchange hybrid reads it",
+    ),
+    (
+        "sync.group_size",
+        lambda plan: plan.sync.exchange in GROUPED,
+        "only sync.exchange hierarchical, leader and hybrid have groups",
+    ),
+    (
+        "sync.network",
+        lambda plan: (
+            plan.sync.fusion == "mgwfbp"
+            or (plan.sync.exchange == "hybrid" and plan.sync.hybrid_threshold_bytes is None)
+        ),
+        "only sync.fusion mgwfbp, and hybrid without a threshold, read it",
+    ),
+    ("data.loader_workers", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
+    ("data.on_bad_sample", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
+    ("data.vocabulary", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no text"),
+    ("data.validation", lambda plan: plan.measure.until == "quality", "only measure.until quality evaluates"),
+    ("quality.", lambda plan: plan.measure.until == "quality", "only measure.until quality reads it"),
+    ("measure.measured_steps", lambda plan: plan.measure.until == "steps", "measure.until quality ends by its target"),
+    ("checkpoint.keep", lambda plan: plan.checkpoint.is_on, "no checkpoint is written: give checkpoint.every_steps"),
+    (
+        "train.allow_emulation",
+        lambda plan: plan.workload.train.precision != "fp32",
+        "only precisions bf16 and fp16 read it",
+    ),
+    ("train.initial_loss_scale", lambda plan: plan.workload.train.precision == "fp16", "only precision fp16 scales"),
+    ("train.loss_scale_growth", lambda plan: plan.workload.train.precision == "fp16", "only precision fp16 scales"),
+    (
+        "train.optimizer.reference_batch",
+        lambda plan: plan.workload.train.optimizer.learning_rate_scaling != "none",
+        "only learning_rate_scaling reads it",
+    ),
+    ("train.schedule.warmup_from", lambda plan: _warms_up(plan), "only a warm-up reads it"),
+    ("train.schedule.epoch_samples", lambda plan: _counts_epochs(plan), "nothing in this plan counts in epochs"),
+    ("watch.period_s", _samples, "watch.sampler is off, and nothing else has a period"),
+    *(
+        (key, _has_window, "watch.window_steps is 0: no step is watched closely")
+        for key in ("watch.window_ranks", "watch.profiler")
+    ),
+    (
+        "watch.window_steps",
+        lambda plan: plan.measure.warmup_steps > 0 or not _has_window(plan),
+        "the window lies in the warm-up, and measure.warmup_steps is 0",
+    ),
+    (
+        "watch.max_bytes",
+        lambda plan: _samples(plan) or _has_window(plan),
+        "nothing is watched: watch.sampler is off and watch.window_steps is 0",
+    ),
+    ("system.slurm.", lambda plan: plan.system.scheduler == "slurm", "only scheduler slurm reads it"),
+    *(
+        (
+            key,
+            lambda plan, names=names: plan.workload.train.optimizer.name in names,
+            f"only {' and '.join(names)} read it",
+        )
+        for key, names in {
+            "train.optimizer.momentum": ("sgd", "lars"),
+            "train.optimizer.betas": ("lamb",),
+            "train.optimizer.epsilon": ("lars", "lamb"),
+            "train.optimizer.trust_coefficient": ("lars",),
+        }.items()
+    ),
+    *(
+        (
+            key,
+            lambda plan, forms=forms: plan.workload.train.schedule.decay in forms,
+            f"only decay {' and '.join(forms)} reads it",
+        )
+        for key, forms in {
+            "train.schedule.power": ("polynomial",),
+            "train.schedule.end_learning_rate": ("polynomial", "linear"),
+            "train.schedule.total_": ("polynomial", "linear"),
+            "train.schedule.step_": ("step",),
+            "train.schedule.epoch_boundaries": ("step",),
+        }.items()
+    ),
+    (
+        "system.launch.mpi_plugin",
+        lambda plan: plan.system.launch.launcher == "srun-mpi",
+        "only launcher srun-mpi reads it",
+    ),
+)
+"""Settings that act only under a condition: key or prefix, the condition, why not."""
+
+
+def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> None:
+    """Refuses keys that act in no run.
+
+    Args:
+        asked: keys and the options that they were given to.
+        plans: all runs of the request.
+
+    Raises:
+        UserError: one of them acts in none of the plans.
+    """
+    for key, option in asked:
+        for prefix, acts, why in INERT:
+            if key.startswith(prefix) and not any(acts(plan) for plan in plans):
+                raise UserError(f"{option} {key}: has no effect in any run of this request: {why}")
+
+
+def refuse_absent_ranks(plans: Sequence[RunPlan]) -> None:
+    """Refuses a planted fault on a rank that no run has.
+
+    Raises:
+        UserError: some fault names such a rank.
+    """
+    for fault in [plan.fault for plan in plans if plan.fault is not None]:
+        largest = max(plan.layout.ranks for plan in plans if plan.fault == fault)
+        absent = [rank for rank in fault.ranks or () if rank >= largest]
+        if absent:
+            raise UserError(
+                f"fault.ranks: rank {absent[0]} is in no run of this request: ranks count from 0, and the largest run "
+                f"has {largest}"
+            )

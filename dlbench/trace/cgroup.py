@@ -1,0 +1,179 @@
+"""What the job's cgroup allows and takes: limits of processors and memory, throttled time, memory in use.
+
+Sources: Linux, Documentation/admin-guide/cgroup-v2.rst; for version 1 Documentation/scheduler/sched-bwc.rst and
+Documentation/admin-guide/cgroup-v1/memory.rst. A limit acts on all groups below the one that has it, so that all groups
+from the process's own upwards are looked at, and the tightest is the one that is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from dlbench.trace.readings import Reading, ReadingFailedError, Values, number_in, read_line, read_number
+from dlbench.trace.source import DOUBLE, Field, fact
+
+_UNLIMITED = 2**62
+"""Version 1 says `none` by a number near 2^63."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """The process's own group of one controller."""
+
+    version: int
+    top: Path
+    """Where the hierarchy is mounted."""
+    own: Path
+
+    def upwards(self) -> Iterator[Path]:
+        """The own group's folder, then those above it that can be seen."""
+        folder = self.own
+        while True:
+            yield folder
+            if folder == self.top:
+                return
+            folder = folder.parent
+
+    def shown(self, folder: Path) -> str:
+        """The group's name within its hierarchy, as a fact."""
+        return fact("/" + str(folder.relative_to(self.top)).removeprefix("."))
+
+
+def cgroup_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
+    """Throttled time and memory of the group whose limit is the tightest; of the own group where nothing is limited.
+
+    Args:
+        root: where `proc` and the mounted hierarchies are.
+        unavailable: gets the fields of a controller that has no group here.
+        facts: gets the limits, and which groups they belong to.
+    """
+    plan = (
+        ("cpu", "host.cpu.throttled_s", "host.cgroup.cpu_limit_cores", _cpu_limit, _throttled),
+        ("memory", "host.cgroup.memory_bytes", "host.cgroup.memory_limit_bytes", _memory_limit, _memory),
+    )
+    readings = []
+    for controller, name, limit_name, limit_of, reader in plan:
+        try:
+            group = _own_group(root, controller)
+        except ReadingFailedError as error:
+            unavailable[name] = error.reason
+            facts[limit_name] = f"unknown: {error.reason}"
+            continue
+        folder, limit = _tightest(group, limit_of)
+        facts[limit_name] = limit
+        facts[f"host.cgroup.{controller}_group"] = f"{group.shown(folder)} (version {group.version})"
+        readings.append(Reading(fields=(Field(name=name, kind=DOUBLE),), call=reader(group, folder)))
+    return readings
+
+
+def _own_group(root: Path, controller: str) -> _Group:
+    paths: dict[str, str] = {}
+    for line in _lines(root / "proc/self/cgroup"):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        paths |= dict.fromkeys(controllers.split(","), path)  # version 2 has an empty name
+    mounts = list(_mounts(root))
+    for version, key in ((1, controller), (2, "")):
+        for mount_root, point, kind, options in mounts:
+            is_it = kind == "cgroup2" if version == 2 else kind == "cgroup" and controller in options
+            if is_it and key in paths:
+                top = root / point.lstrip("/")
+                return _Group(version=version, top=top, own=_below(top, paths[key], mount_root))
+    raise ReadingFailedError(f"no cgroup of the controller {controller} is mounted")
+
+
+def _below(top: Path, path: str, mount_root: str) -> Path:
+    """Where a group of /proc/self/cgroup is, in a hierarchy of which `mount_root` is mounted at `top`."""
+    inside = PurePosixPath(path)
+    if ".." in inside.parts:
+        raise ReadingFailedError(f"the cgroup {fact(path)} is outside of what is mounted here")
+    try:
+        folder = top / inside.relative_to(mount_root)
+    except ValueError as error:
+        raise ReadingFailedError(
+            f"the cgroup {fact(path)} is not below {fact(mount_root)}, which is mounted"
+        ) from error
+    if not folder.is_dir():
+        raise ReadingFailedError(f"the cgroup {fact(path)} is not below {top}")
+    return folder
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise ReadingFailedError(f"{path}: {error.strerror or error}") from error
+
+
+def _mounts(root: Path) -> Iterator[tuple[str, str, str, list[str]]]:
+    """Root, mount point, type and options of each cgroup hierarchy (proc(5), /proc/pid/mountinfo)."""
+    for line in _lines(root / "proc/self/mountinfo"):
+        before, separator, after = line.partition(" - ")
+        left, right = before.split(" "), after.split(" ")
+        if separator and len(left) > 5 and len(right) > 2 and right[0] in ("cgroup", "cgroup2"):
+            yield _unescaped(left[3]), _unescaped(left[4]), right[0], right[2].split(",")
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-3][0-7]{2})", lambda found: chr(int(found[1], 8)), text)
+
+
+def _tightest(group: _Group, limit_of: Callable[[_Group, Path], float | None]) -> tuple[Path, str]:
+    """The group with the lowest limit, and that limit as a fact; the own group and `none` without any."""
+    best: tuple[float, Path] | None = None
+    for folder in group.upwards():
+        try:
+            limit = limit_of(group, folder)
+        except ReadingFailedError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                continue  # the root of a hierarchy has no limits, nor has a group without the controller
+            return group.own, f"unknown: {error.reason}"
+        if limit is not None and (best is None or limit < best[0]):
+            best = limit, folder
+    return (group.own, "none") if best is None else (best[1], f"{best[0]:.15g}")
+
+
+def _cpu_limit(group: _Group, folder: Path) -> float | None:
+    """Cores' worth of time that the group may use."""
+    if group.version == 1:
+        quota = read_line(folder / "cpu.cfs_quota_us")
+        period = read_line(folder / "cpu.cfs_period_us")
+    else:
+        quota, _, period = read_line(folder / "cpu.max").partition(" ")
+    if quota in ("max", "-1"):
+        return None
+    length = number_in(period, folder)
+    if length == 0:
+        raise ReadingFailedError(f"{folder}: a period of 0 microseconds")
+    return number_in(quota, folder) / length
+
+
+def _memory_limit(group: _Group, folder: Path) -> float | None:
+    name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
+    text = read_line(folder / name)
+    if text == "max":
+        return None
+    limit = number_in(text, folder / name)
+    return None if limit >= _UNLIMITED else float(limit)
+
+
+def _throttled(group: _Group, folder: Path) -> Callable[[], Values]:
+    key, factor = ("throttled_time", 1e-9) if group.version == 1 else ("throttled_usec", 1e-6)
+    path = folder / "cpu.stat"
+
+    def call() -> Values:
+        for line in _lines(path):
+            name, _, value = line.partition(" ")
+            if name == key:
+                return [number_in(value.strip(), path) * factor]
+        raise ReadingFailedError(f"{path}: no line {key}; a group without a limit of time has none")
+
+    return call
+
+
+def _memory(group: _Group, folder: Path) -> Callable[[], Values]:
+    name = "memory.usage_in_bytes" if group.version == 1 else "memory.current"
+    return lambda: [float(read_number(folder / name))]

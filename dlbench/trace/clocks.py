@@ -1,0 +1,118 @@
+"""How far a clock stands from another, from messages there and back; and a bound on the error that holds always.
+
+Cristian, Probabilistic Clock Synchronization, Distributed Computing 3, 1989; four time stamps as in RFC 5905, section
+8. The request leaves at t0 (own clock), comes at t1 (the other's); the answer leaves at t2 (the other's), comes at t3
+(own). Neither message goes back in time, so the other clock less the own lies between t2 - t3 and t1 - t0, however
+unlike the two ways are. The middle is the estimate, half the width its bound, and the exchange with the shortest
+round trip the best of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_DRIFT_PPM = 500
+"""How much faster or slower than another a clock may run, millionths: MAXFREQ, RFC 5905, appendix A.1.1.
+
+The clock moves on while a message travels. Allowing for it adds a thousandth to the bound, and makes it hold.
+"""
+
+WIDE = 10
+"""A point of the line whose bound is so many times the narrowest one makes the line worse, not better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """One message there and back; nanoseconds of two clocks.
+
+    Raises:
+        ValueError: a clock went backwards, or the two run at rates further apart than `MAX_DRIFT_PPM`.
+    """
+
+    sent_ns: int
+    """t0, own clock."""
+    received_ns: int
+    """t1, the other's clock."""
+    answered_ns: int
+    """t2, the other's clock."""
+    returned_ns: int
+    """t3, own clock."""
+
+    def __post_init__(self) -> None:
+        if self.returned_ns < self.sent_ns or self.answered_ns < self.received_ns or self.bound_ns < 0:
+            raise ValueError(f"no possible exchange: {self}; a clock was set while messages were under way")
+
+    @property
+    def offset_ns(self) -> int:
+        """The other clock less the own: ((t1 - t0) + (t2 - t3)) / 2."""
+        return ((self.received_ns - self.sent_ns) + (self.answered_ns - self.returned_ns)) // 2
+
+    @property
+    def round_trip_ns(self) -> int:
+        """(t3 - t0) - (t2 - t1): time under way, without the other side's work."""
+        return (self.returned_ns - self.sent_ns) - (self.answered_ns - self.received_ns)
+
+    @property
+    def bound_ns(self) -> int:
+        """Largest possible error of `offset_ns`, at any moment between sending and the answer.
+
+        Half of the round trip; what two clocks may drift apart in the meantime; and 1, as clocks give whole numbers.
+        """
+        drift = _rounded_up((self.returned_ns - self.sent_ns) * MAX_DRIFT_PPM, 1_000_000)
+        return _rounded_up(self.round_trip_ns, 2) + drift + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffsetEstimate:
+    """How far the other clock was ahead at one moment."""
+
+    local_ns: int
+    """When, by the own clock."""
+    offset_ns: int
+    """The other clock less the own."""
+    bound_ns: int
+    """Largest possible error."""
+    num_exchanges: int
+    """Exchanges it was chosen from."""
+
+
+def estimate(exchanges: Sequence[Exchange]) -> OffsetEstimate:
+    """The estimate of the exchange with the narrowest bound, which is the one with the shortest round trip.
+
+    Raises:
+        ValueError: no exchange.
+    """
+    if not exchanges:
+        raise ValueError("no exchange to estimate an offset from")
+    best = min(exchanges, key=lambda exchange: exchange.bound_ns)
+    return OffsetEstimate(
+        local_ns=(best.sent_ns + best.returned_ns) // 2,
+        offset_ns=best.offset_ns,
+        bound_ns=best.bound_ns,
+        num_exchanges=len(exchanges),
+    )
+
+
+def worth_keeping(estimates: Sequence[OffsetEstimate]) -> tuple[OffsetEstimate, ...]:
+    """Those of which a line through time is made: the first, the last, and the narrow ones between.
+
+    Between two good estimates a straight line is off by the change of drift alone; an estimate made while the network
+    was busy is off by more.
+    """
+    if len(estimates) < 3:
+        return tuple(estimates)
+    limit = WIDE * min(one.bound_ns for one in estimates)
+    return (estimates[0], *(one for one in estimates[1:-1] if one.bound_ns <= limit), estimates[-1])
+
+
+def every_second(estimates: Sequence[OffsetEstimate]) -> list[OffsetEstimate]:
+    """Half of them, the first and the last among those kept."""
+    kept = list(estimates[::2])
+    if len(estimates) % 2 == 0:
+        kept.extend(estimates[-1:])
+    return kept
+
+
+def _rounded_up(number: int, divisor: int) -> int:
+    return -(-number // divisor)

@@ -1,0 +1,101 @@
+"""What watching costs, and whether what it says is true: planted faults, clocks that differ, runs of 1,024 ranks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dlbench.node.watching.rank_spans import RankSpans
+from dlbench.records.scan import scan
+from dlbench.records.spans import COMPUTE, SPAN_FIELDS
+from tests.bench import overhead, planted
+from tests.bench.figures import Figure, median_interval
+from tests.run_factory import plans
+from tests.skewed_clocks import lacking as no_skewed_clocks
+from tests.skewed_clocks import measure as skewed_clocks
+from tests.watch_factory import large_run
+
+LARGE_RANKS, LARGE_STEPS = 1024, 1000
+CLOCK_ROUNDS = 20
+
+
+def figures() -> Iterator[Figure]:
+    """All figures of the area."""
+    yield from span_cost()
+    yield from clock_error()
+    yield from large()
+    yield from overhead.figures()
+    yield from planted.figures()
+
+
+def span_cost() -> Iterator[Figure]:
+    """Time and bytes of one span."""
+    count, rounds = 20_000, 11
+    (plan,) = plans(points=(1,), repeats=1)
+    spent, sizes = [], []
+    with tempfile.TemporaryDirectory() as temporary:
+        for number in range(rounds):
+            spans = RankSpans.at(Path(temporary) / f"{number}.spans", plan.run_id, rank=0, max_bytes=1 << 30)
+            moment = time.monotonic_ns()
+            for span in range(count):
+                spans.add(COMPUTE, f"forward layer{span % 100}", moment + span * 1000, moment + span * 1000 + 700, step=3)
+            spent.append((time.monotonic_ns() - moment) / count)
+            spans.close()
+            sizes.append((Path(temporary) / f"{number}.spans").stat().st_size / count)
+    value, low, high = median_interval(spent[1:])
+    yield Figure(name="one span", value=value, low=low, high=high, n=rounds - 1, unit="ns", goal="measured")
+    yield Figure(name=f"one span on disk ({len(SPAN_FIELDS)} columns)", value=sizes[-1], unit="bytes", goal="measured")
+
+
+def clock_error() -> Iterator[Figure]:
+    """Error of the offset between two nodes whose clocks differ by a known number of seconds."""
+    about = {"name": "error of the clocks' offset, two namespaces", "unit": "us", "goal": "below 100"}
+    if reason := no_skewed_clocks():
+        yield Figure(**about, value=None, reason=reason)
+        return
+    found = skewed_clocks(CLOCK_ROUNDS)
+    errors = [abs(error) / 1e3 for error, _ in found]
+    value, low, high = median_interval(errors)
+    bound = max(bound for _, bound in found) / 1e3
+    yield Figure(
+        **about, value=value, low=low, high=high, n=len(found), met=max(errors) < 100,
+        reason=f"largest {max(errors):.3g} us, largest error bound {bound:.3g} us",
+    )  # fmt: skip
+
+
+def large() -> Iterator[Figure]:
+    """Export and attribution of a large run, each in a process of its own."""
+    size = f"{LARGE_RANKS:,} ranks x {LARGE_STEPS:,} steps"
+    with tempfile.TemporaryDirectory() as temporary:
+        runs = Path(temporary) / "runs"
+        large_run(runs, ranks=8, steps=LARGE_STEPS)
+        folder = large_run(runs, ranks=LARGE_RANKS, steps=LARGE_STEPS)
+        whole = sum(path.stat().st_size for path in folder.path.iterdir()) / 1e6
+        yield Figure(name=f"folder of {size}", value=whole, unit="MB", goal="below 50", met=whole < 50)
+        export = ("trace", str(folder.path), "-o", str(Path(temporary) / "trace.json.gz"))
+        for name, command in {"export": export, "attribution": ("diagnose", str(runs))}.items():
+            seconds, peak = _timed(*command)
+            yield Figure(
+                name=f"{name} of {size}", value=seconds, unit="s", goal="below 60 s and 1 GB",
+                met=seconds < 60 and peak < 1e9, reason=f"peak memory {peak / 1e6:.0f} MB, of the largest process",
+            )  # fmt: skip
+
+
+def _timed(*arguments: str) -> tuple[float, float]:
+    """Seconds and peak bytes of `dlbench ARGUMENTS`, its children included one by one."""
+    code = (
+        "import resource, subprocess, sys\n"
+        "done = subprocess.run([sys.executable, '-m', 'dlbench', *sys.argv[1:]], stdout=subprocess.DEVNULL)\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
+        "sys.exit(done.returncode)\n"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    return time.monotonic() - start, float(done.stdout.split()[-1]) * 1024

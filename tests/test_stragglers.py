@@ -1,0 +1,233 @@
+"""Who waits for whom: against a plain reading of the definition, and on nodes of known slowness."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlbench.analysis.measures import RunSteps
+from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
+from dlbench.analysis.stragglers import WORK, LateRank, Waited, Waiting, ranking, waiting
+from dlbench.analysis.tables import tabulate
+from dlbench.records.scan import scan
+from dlbench.records.steps import PHASES
+from dlbench.specs.fault import FaultSpec
+from tests.run_factory import MS, Story, plans, write_run
+
+Row = Sequence[int]
+"""Nanoseconds of each phase and of the rest of one step of one rank."""
+
+
+def run_steps(rows: Sequence[Sequence[Row]]) -> RunSteps:
+    """Rows by rank and step."""
+    table = np.array(rows, dtype=np.int64)
+    phases = {name: table[:, :, i].copy() for i, name in enumerate(PHASES)}
+    return RunSteps(step_ns=table.sum(axis=2), phase_ns=phases)
+
+
+def by_definition(rows: Sequence[Sequence[Row]]) -> tuple[int, float, list[int]]:
+    """Waiting in the exchange, what is moved of the last ranks' own work, and the last rank of each step."""
+    ranks, waited, moved, lasts = len(rows), 0, 0.0, []
+    for step in range(len(rows[0])):
+        exchange = [rows[r][step][4] for r in range(ranks)]
+        work = []
+        for r in range(ranks):
+            now = rows[r][step]
+            before = rows[r][step - 1] if step else [0] * 7
+            work.append((now[0] + now[1], now[2] + now[3] + before[5], before[6]))
+        least = min(exchange)
+        last = max((r for r in range(ranks) if exchange[r] == least), key=lambda r: (sum(work[r]), -r))
+        mean_wait = sum(x - least for x in exchange) / (ranks - 1)
+        excess = 0.0
+        for part in range(3):
+            others = sum(work[r][part] for r in range(ranks) if r != last) / (ranks - 1)
+            excess += max(0.0, work[last][part] - others)
+        waited += sum(x - least for x in exchange)
+        moved += min(excess, mean_wait)
+        lasts.append(last)
+    return waited, moved, lasts
+
+
+row = st.lists(st.integers(0, 2_000_000_000), min_size=7, max_size=7)
+
+
+@st.composite
+def some_rows(draw: st.DrawFn) -> list[list[list[int]]]:
+    ranks, steps = draw(st.integers(2, 5)), draw(st.integers(1, 4))
+    return [[draw(row) for _ in range(steps)] for _ in range(ranks)]
+
+
+@given(some_rows())
+@settings(max_examples=150, deadline=None)
+def test_waiting_is_what_the_definition_says(rows: list[list[list[int]]]) -> None:
+    found = waiting(run_steps(rows))
+    waited, moved, lasts = by_definition(rows)
+    assert found.waited_ns == waited
+    # Whole nanoseconds: means of the others and scaled excesses are rounded down or up by less than one each.
+    assert sum(found.moved_ns.values()) == pytest.approx(moved, abs=8 * len(lasts))
+    assert sum(one.waited_ns for one in found.ranks) == waited
+    for name in WORK:
+        assert sum(one.late_ns[name] for one in found.ranks) == found.moved_ns[name]
+        assert found.moved_ns[name] >= 0
+    assert {one.rank for one in found.ranks} <= set(lasts)
+    assert [one.waited_ns for one in found.ranks] == sorted((one.waited_ns for one in found.ranks), reverse=True)
+
+
+@given(some_rows(), st.randoms(use_true_random=False))
+@settings(max_examples=50, deadline=None)
+def test_other_numbers_of_ranks_wait_as_long(rows: list[list[list[int]]], rng: random.Random) -> None:
+    order = list(range(len(rows)))
+    rng.shuffle(order)
+    one, other = waiting(run_steps(rows)), waiting(run_steps([rows[r] for r in order]))
+    assert one.waited_ns == other.waited_ns
+    exchanges = list(zip(*[[step[4] for step in steps] for steps in rows], strict=True))
+    if all(exchange.count(min(exchange)) == 1 for exchange in exchanges):
+        assert one.moved_ns == other.moved_ns
+        renamed = {order.index(late.rank): late.late_ns for late in one.ranks}
+        assert {late.rank: late.late_ns for late in other.ranks} == renamed
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    assert waiting(run_steps([[[1, 2, 3, 4, 500, 6, 7]]])) == Waiting()
+    assert Waiting().total_ns == 0
+
+
+def test_lateness_of_seconds_does_not_overflow() -> None:
+    """Two excesses of 40 s of which half shows as waiting: their product does not fit into 64 bits."""
+    second = 1_000_000_000
+    late = [40 * second, 0, 40 * second, 0, 0, 0, 0]
+    other = [0, 0, 0, 0, 40 * second, 0, 0]
+    found = waiting(run_steps([[late], [other]]))
+    assert found.waited_ns == 40 * second
+    assert found.moved_ns == {"input": 20 * second, "compute": 20 * second, "host": 0}
+
+
+def test_waiting_that_no_work_explains_stays_unexplained() -> None:
+    """Rank 1 waits least although it did the same: its link, not its work."""
+    found = waiting(run_steps([[[5, 0, 30, 50, 20, 10, 5]], [[5, 0, 30, 50, 8, 10, 5]]]))
+    assert found.waited_ns == 12
+    assert sum(found.moved_ns.values()) == 0
+    ranks, _ = ranking([Waited(waiting=found, hosts=("a", "b"), steps=1)])
+    assert [(late.rank, late.host, late.main_cause) for late in ranks] == [(1, "b", None)]
+
+
+def test_what_holds_a_rank_up_after_an_exchange_makes_it_late_for_the_next() -> None:
+    """Rank 0 is held up once, behind the first step; the others wait in the second."""
+    rows = [
+        [[0, 0, 30, 50, 10, 5, 40], [0, 0, 30, 50, 10, 5, 0]],
+        [[0, 0, 30, 50, 10, 5, 0], [0, 0, 30, 50, 50, 5, 0]],
+        [[0, 0, 30, 50, 10, 5, 0], [0, 0, 30, 50, 50, 5, 0]],
+    ]
+    found = waiting(run_steps(rows))
+    assert found.waited_ns == 80
+    assert found.moved_ns == {"input": 0, "compute": 0, "host": 40}
+    assert found.ranks == (
+        LateRank(rank=0, steps_last=1, waited_ns=80, late_ns={"input": 0, "compute": 0, "host": 40}),
+    )
+
+
+def test_ranking_over_runs_tells_hosts_apart() -> None:
+    def late(rank: int, waited_ns: int) -> Waiting:
+        one = LateRank(rank=rank, steps_last=1, waited_ns=waited_ns, late_ns={"input": 7, "compute": 1, "host": 0})
+        return Waiting(waited_ns=waited_ns, ranks=(one,))
+
+    runs = [
+        Waited(waiting=late(1, 600), hosts=("a", "b"), steps=2),
+        Waited(waiting=late(1, 300), hosts=("b", "a"), steps=2),
+        Waited(waiting=late(0, 100), hosts=("b", "a"), steps=2),
+    ]
+    ranks, hosts = ranking(runs)
+    assert [(one.rank, one.host, one.waited_share) for one in ranks] == [(1, "b", 0.6), (1, "a", 0.3), (0, "b", 0.1)]
+    assert [(one.rank, one.host) for one in hosts] == [(None, "b"), (None, "a")]
+    assert [one.waited_share for one in hosts] == pytest.approx([0.7, 0.3])
+    assert ranks[0].waited_s == pytest.approx(600 / 2 / 6 / 1e9)
+    assert ranks[0].last_share == pytest.approx(1 / 6)
+    assert ranks[0].main_cause == "input"
+
+
+# Slow nodes
+
+
+def write_history(
+    out: Path,
+    *,
+    runs: int = 6,
+    slow: dict[str, float] | None = None,
+    noise: float = 0.01,
+    hosts: Sequence[str] = ("n0", "n1", "n2", "n3"),
+    fault: FaultSpec | None = None,
+) -> SlowNodes:
+    """Runs of four ranks on two of the hosts, which change from run to run; each run as a whole drifts by half."""
+    rng = random.Random(5)
+    for plan in plans(points=(4,), repeats=runs):
+        changed = plan.model_copy(update={"fault": fault})
+        first = plan.series.repeat % len(hosts)
+        pair = hosts[first], hosts[(first + 1) % len(hosts)]
+        drift = 1 + 0.5 * rng.random()
+
+        def times(
+            rank: int, step: int, pair: tuple[str, str] = pair, drift: float = drift
+        ) -> tuple[Sequence[int], int]:
+            factor = drift * (slow or {}).get(pair[rank // 2], 1.0) * (1 + noise * rng.random())
+            return [round(x * MS * factor) for x in (5, 0, 30, 50)] + [10 * MS, round(10 * MS * factor)], 0
+
+        write_run(out, changed, times, Story(host=lambda rank, pair=pair: pair[rank // 2]))
+    return slow_nodes(tabulate(scan(out), with_causes=True))
+
+
+def test_a_slow_host_is_found_wherever_its_ranks_are(tmp_path: Path) -> None:
+    found = write_history(tmp_path, runs=12, slow={"n2": 1.1})
+    assert found.exclude == ("n2",)
+    assert found.hosts[0].host == "n2"
+    assert found.hosts[0].verdict == "slow"
+    assert found.hosts[0].ratio.value == pytest.approx(1.1, abs=0.02)
+    assert found.hosts[0].ratio.n == 6
+    assert {one.verdict for one in found.hosts[1:]} == {"not shown to be slow"}
+    assert found.num_runs == 12
+
+
+def test_equal_hosts_are_not_accused(tmp_path: Path) -> None:
+    found = write_history(tmp_path, runs=12, noise=0.1)
+    assert found.exclude == ()
+    assert {one.verdict for one in found.hosts} == {"not shown to be slow"}
+
+
+def test_few_runs_make_a_suspect_at_most(tmp_path: Path) -> None:
+    found = write_history(tmp_path, runs=6, slow={"n2": 1.1})
+    assert found.exclude == ()
+    assert (found.hosts[0].host, found.hosts[0].verdict, found.hosts[0].ratio.n) == ("n2", "suspected", 3)
+
+
+def test_one_slow_rank_makes_its_host_slow(tmp_path: Path) -> None:
+    """One of two devices of a node: all others wait for it no less than for both."""
+    for plan in plans(points=(4,), repeats=6):
+
+        def times(rank: int, step: int) -> tuple[Sequence[int], int]:
+            return [0, 0, 30 * MS, (60 if rank == 3 else 50) * MS, 10 * MS, 10 * MS], 0
+
+        write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}"))
+    found = slow_nodes(tabulate(scan(tmp_path), with_causes=True))
+    assert found.exclude == ("n1",)
+    assert found.hosts[0].ratio.value == pytest.approx(100 / 90)
+
+
+def test_planted_faults_accuse_no_host(tmp_path: Path) -> None:
+    found = write_history(tmp_path, runs=12, slow={"n2": 1.1}, fault=FaultSpec(ranks=(2,), compute_factor=1.1))
+    assert (found.hosts, found.num_runs, found.num_faulty) == ((), 0, 12)
+
+
+def test_names_that_are_no_words_for_an_option_are_left_out(tmp_path: Path) -> None:
+    found = write_history(tmp_path, runs=12, slow={"n2;reboot": 1.2, "n0": 1.2}, hosts=("n0", "n1", "n2;reboot", "n3"))
+    assert found.exclude == ("n0",)
+    assert found.unsafe == ("n2;reboot",)
+
+
+def test_one_host_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    found = write_history(tmp_path, hosts=("n0",))
+    assert (found.hosts, found.num_runs, found.num_single_host) == ((), 0, 6)
