@@ -24,11 +24,15 @@ from dlbench.datasets import image_shards, journal, manifest, text_corpus
 from dlbench.jobs import box_state
 from dlbench.jobs.slurm import Submission
 from dlbench.node import rendezvous
+from dlbench.node.watching import clock_follower
 from dlbench.publish import model as report_model
 from dlbench.records.comm import CommRecord
 from dlbench.records.record import Record
+from dlbench.records.samples import SAMPLES_FORMAT, SAMPLES_VERSION
+from dlbench.records.spans import SPANS_FORMAT, SPANS_VERSION
 from dlbench.records.status import Failure, RankStatus
 from dlbench.records.steps import FIELDS, STEPS_VERSION, step_dtype
+from dlbench.records.watch_cost import WatchCost
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
@@ -274,6 +278,10 @@ def format_versions() -> str:
         ("`record.json`", *stamped(Record)),
         ("`comm.json`", *stamped(CommRecord)),
         ("`rank-NNNN.steps` (header)", "dlbench.steps", STEPS_VERSION),
+        ("`rank-NNNN.spans` (header)", SPANS_FORMAT, SPANS_VERSION),
+        ("`node-NNNN.samples` (header)", SAMPLES_FORMAT, SAMPLES_VERSION),
+        ("`clock.json`", clock_follower.FORMAT, clock_follower.VERSION),
+        ("`watch-cost.json`", *stamped(WatchCost)),
         ("`rank-NNNN.status.json`", *stamped(RankStatus)),
         ("`submission.json`", *stamped(Submission)),
         ("`rendezvous.json`", rendezvous.FORMAT, rendezvous.VERSION),

@@ -11,7 +11,7 @@ from dlbench.analysis.statistics import Estimate, median_estimate
 from dlbench.records.exchange import AutotuneResult
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
-from dlbench.specs.expand import INERT
+from dlbench.specs.inert import INERT
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.sync import SyncSpec
 

@@ -29,6 +29,9 @@ SUFFIXES: dict[str, FormatName] = {".json": "json", ".txt": "text"}
     type=click.Path(path_type=Path),
     help="Fitted costs of the network (dlbench comm fit), for forecasts of other exchanges.",
 )
+@click.option(
+    "--slurm", is_flag=True, help="Ask Slurm's accounting (sacct) what the jobs consumed, beside the samples."
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output).")
 @click.option(
     "--format",
@@ -36,7 +39,9 @@ SUFFIXES: dict[str, FormatName] = {".json": "json", ".txt": "text"}
     type=click.Choice(["text", "json"]),
     help="Default: what the name of the output file says, else text.",
 )
-def diagnose(runs: Path, network: Path | None, output: Path | None, format_name: FormatName | None) -> None:
+def diagnose(
+    runs: Path, network: Path | None, slurm: bool, output: Path | None, format_name: FormatName | None
+) -> None:
     """Tell where the lost percent of the runs in folder RUNS goes, who waits for whom, and what to try next.
 
     \b
@@ -45,7 +50,7 @@ def diagnose(runs: Path, network: Path | None, output: Path | None, format_name:
       the mean step and the lost share by cause, with intervals: exchange, waiting for late ranks, input,
       host, throttled clocks, compute, the rest; they sum to the whole;
       the ranks for which the others waited, and why these were late.
-    Over all runs: nodes that are slow, as an --exclude list for sbatch; energy; decompositions.
+    Over all runs: nodes that are slow, as an --exclude list for sbatch; telemetry; energy; decompositions.
 
     Ends with 4 if a file is damaged or no run has figures; what can be told is told all the same.
 
@@ -66,7 +71,7 @@ def diagnose(runs: Path, network: Path | None, output: Path | None, format_name:
     costs = None if network is None else read_network(network)
     scanned = scan(runs)
     found = assemble(scanned, costs)
-    _emit(found, scanned, chosen, output)
+    _emit(found, scanned, chosen, output, _asked_of_slurm(scanned) if slurm else None)
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if not found.has_figures:
@@ -91,21 +96,47 @@ def _format_of(output: Path | None, asked: FormatName | None) -> FormatName:
     return SUFFIXES[suffix]
 
 
-def _emit(found: Diagnosis, scanned: Scan, chosen: FormatName, output: Path | None) -> None:
+def _asked_of_slurm(scanned: Scan) -> dict[str, float]:
+    """Joules of the runs' jobs, by run id; says on standard error of which there are none, and why."""
+    from dlbench.jobs.slurm_energy import job_energies
+
+    told, why = job_energies(scanned.runs)
+    for reason in dict.fromkeys(why.values()):
+        names = [name for name, text in why.items() if text == reason]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        click.echo(f"dlbench: Slurm tells no energy of {names[0]}{more}: {reason}", err=True)
+    if not told and not why:
+        click.echo("dlbench: --slurm: none of these runs was submitted to Slurm", err=True)
+    return told
+
+
+def _emit(
+    found: Diagnosis, scanned: Scan, chosen: FormatName, output: Path | None, slurm: dict[str, float] | None
+) -> None:
     """Writes the diagnosis where it belongs."""
     if chosen == "json":
         from dlbench.publish.decomposition_text import decomposition_json
         from dlbench.publish.diagnosis_json import to_json
         from dlbench.publish.energy_text import energy_json
+        from dlbench.publish.telemetry_text import telemetry_json
 
-        further = {"energy": energy_json(scanned), "decomposition": decomposition_json(scanned)}
+        further = {
+            "telemetry": telemetry_json(scanned),
+            "energy": energy_json(scanned, slurm),
+            "decomposition": decomposition_json(scanned),
+        }
         write_output(to_json(found, further).encode("utf-8"), output)
         return
     from dlbench.publish.decomposition_text import decomposition_lines
     from dlbench.publish.diagnosis_text import show, to_text
     from dlbench.publish.energy_text import energy_lines
+    from dlbench.publish.telemetry_text import telemetry_lines
 
-    lines = (("Energy", energy_lines(scanned)), ("Decomposition", decomposition_lines(scanned)))
+    lines = (
+        ("Telemetry: means over the measured steps", telemetry_lines(scanned)),
+        ("Energy", energy_lines(scanned, slurm)),
+        ("Decomposition", decomposition_lines(scanned)),
+    )
     if output is None and sys.stdout.isatty():
         from rich.console import Console
 

@@ -140,7 +140,11 @@ METHODS: tuple[tuple[str, str], ...] = (
 def not_shown(groups: tuple[Group, ...]) -> tuple[tuple[str, str], ...]:
     """What a reader may look for and not find, and what would produce it."""
     found = [
-        ("Energy and GPU telemetry", "not measured: these runs hold no NVML trace."),
+        (
+            "Energy and telemetry",
+            "sampled on every node where the plan says so, but not drawn here: dlbench diagnose tells them, and "
+            "dlbench trace draws them over time.",
+        ),
         (
             "Collective bandwidth",
             "not measured by training runs: dlbench comm run measures every algorithm and library on the same ranks.",

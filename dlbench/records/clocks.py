@@ -23,7 +23,9 @@ class ClockPoint(Spec):
 
     local_ns: Nanoseconds = Field(description="When, by the node's own clock.")
     offset_ns: Nanoseconds = Field(description="Clock of node 0 less the node's own.")
-    bound_ns: CountOrZero = Field(description="Largest possible error: half of the shortest round trip.")
+    bound_ns: CountOrZero = Field(
+        description="Largest possible error: half of the shortest round trip, and what clocks may drift apart in it."
+    )
     num_exchanges: Count = Field(description="Round trips it was chosen from.")
 
 

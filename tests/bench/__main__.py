@@ -6,13 +6,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-from tests.bench import communication, spine, workloads
+from tests.bench import communication, spine, watching, workloads
 from tests.bench.figures import Figure, save
 
 AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "spine": spine.measure,
     "workloads": workloads.figures,
     "communication": communication.figures,
+    "watching": watching.figures,
 }
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
-import secrets
 import subprocess
 import sys
 import tempfile
@@ -12,8 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
+from dlbench.node.ranks import RankPlace
 from dlbench.node.watching.rank_spans import RankSpans
-from dlbench.records.scan import scan
+from dlbench.records.folder import create, prepare_output
 from dlbench.records.spans import COMPUTE, SPAN_FIELDS
 from tests.bench import overhead, planted
 from tests.bench.figures import Figure, median_interval
@@ -38,17 +38,24 @@ def figures() -> Iterator[Figure]:
 def span_cost() -> Iterator[Figure]:
     """Time and bytes of one span."""
     count, rounds = 20_000, 11
-    (plan,) = plans(points=(1,), repeats=1)
+    (plan,) = plans(points=(1,), repeats=1, overrides={"watch.max_bytes": 1 << 30})
+    place = RankPlace(
+        rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="n0", token="bench"
+    )  # fmt: skip
     spent, sizes = [], []
     with tempfile.TemporaryDirectory() as temporary:
         for number in range(rounds):
-            spans = RankSpans.at(Path(temporary) / f"{number}.spans", plan.run_id, rank=0, max_bytes=1 << 30)
+            folder = create(prepare_output(Path(temporary) / str(number)), plan)
+            spans = RankSpans(plan, folder, place)
+            # Times that scatter as real ones do: regular ones would shrink to nothing on disk.
+            times = np.cumsum(np.random.default_rng(number).lognormal(11, 0.3, count)).astype(int).tolist()
+            names = [f"forward layer{span % 100}" for span in range(count)]
             moment = time.monotonic_ns()
-            for span in range(count):
-                spans.add(COMPUTE, f"forward layer{span % 100}", moment + span * 1000, moment + span * 1000 + 700, step=3)
+            for span, start in enumerate(times):
+                spans.add(COMPUTE, names[span], start, start + (start & 0xFFFF), step=3)
             spent.append((time.monotonic_ns() - moment) / count)
-            spans.close()
-            sizes.append((Path(temporary) / f"{number}.spans").stat().st_size / count)
+            totals = spans.close()
+            sizes.append(totals.num_bytes / totals.num_spans)
     value, low, high = median_interval(spent[1:])
     yield Figure(name="one span", value=value, low=low, high=high, n=rounds - 1, unit="ns", goal="measured")
     yield Figure(name=f"one span on disk ({len(SPAN_FIELDS)} columns)", value=sizes[-1], unit="bytes", goal="measured")
