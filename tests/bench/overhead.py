@@ -28,7 +28,7 @@ WORKLOADS = ("resnet50", "bert", "cosmoflow")
 BLOCK_S = 5.0
 BLOCKS = 48
 """Half of them watched."""
-PAIRS = 8
+PAIRS = 5
 """Pairs of runs of `--watch-cost`."""
 
 Block = tuple[bool, int, int]
