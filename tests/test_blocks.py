@@ -13,6 +13,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -447,6 +448,27 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(path: Path) -> None:
     assert content_of(path) == [*((n,) for n in range(20)), {"end": 1}]
 
 
+def test_rows_that_a_full_disk_refused_are_counted(path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer = BlockWriter(path, {"format": "dlbench.test"}, [("a", "<i8")], rows_per_block=4)
+    for number in range(4):
+        writer.append((number,))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, before[1]))
+    try:
+        for number in range(4, 12):
+            with suppress(OSError):
+                writer.append((number,))
+        assert (writer.num_rows, writer.dropped) == (4, 0)
+        with pytest.raises(OSError, match="large"):
+            writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (writer.num_rows, writer.dropped) == (4, 8)
+    assert writer.bytes_written == path.stat().st_size
+    reader = BlockReader(path, "dlbench.test")
+    assert [len(block) for block in reader.blocks()] == [4]
+
+
 # Spans
 
 SPAN = st.fixed_dictionaries(
@@ -693,12 +715,14 @@ def line(*points: dict[str, int], node_rank: int = 1) -> ClockLine:
 
 
 def test_a_clock_between_its_points_and_outside_of_them() -> None:
-    clock = line(point(1000, 50), point(2000, 70), point(4000, 10, bound_ns=25))
-    assert [clock.offset_at(t) for t in (1000, 1500, 2000, 3000, 4000)] == [50, 60, 70, 40, 10]
+    clock = line(point(10**9, 50_000), point(2 * 10**9, 70_000), point(4 * 10**9, 10_000, bound_ns=25))
+    seconds = (1, 1.5, 2, 3, 4)
+    assert [clock.offset_at(round(t * 1e9)) for t in seconds] == [50_000, 60_000, 70_000, 40_000, 10_000]
     # Outside, the nearest of the two lines goes on.
-    assert [clock.offset_at(t) for t in (0, 5000)] == [30, -20]
-    assert clock.drift == pytest.approx(-40 / 3000)
+    assert [clock.offset_at(t) for t in (0, 5 * 10**9)] == [30_000, -20_000]
+    assert clock.drift == pytest.approx(-40_000 / 3e9)
     assert clock.bound_ns == 25
+    assert [clock.bound_at(t) for t in (0, 15 * 10**8, 3 * 10**9, 5 * 10**9)] == [500_011, 11, 26, 500_026]
     assert clock.is_known
 
 

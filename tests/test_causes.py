@@ -89,25 +89,33 @@ PLANTS = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("ranks", "num_late"),
+    [(2, 1), (4, 1), (4, 2), (4, 3), (8, 1), (8, 2), (8, 4), (8, 7), (16, 1), (16, 2), (16, 8), (16, 15)],
+)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.phase)
-def test_a_rank_that_is_late_costs_what_it_is_late(tmp_path: Path, ranks: int, plant: Plant) -> None:
+def test_ranks_that_are_late_cost_what_they_are_late(tmp_path: Path, ranks: int, num_late: int, plant: Plant) -> None:
+    """One, two, half, all but one: the others wait as long."""
     late = 25.0
-    who = ranks - 1
+    who = range(ranks - num_late, ranks)
 
     def work(rank: int, step: int) -> dict[str, float]:
-        return {plant.phase: PLAIN[plant.phase] + late} if rank == who else {}
+        return {plant.phase: PLAIN[plant.phase] + late} if rank in who else {}
 
     found = one_run(tmp_path, ranks, work)
     share = plant.steps / 12
-    # The last step's delay, if any, makes nobody wait: it stays where it was, and lengthens that rank's run.
+    # The last step's delay, if any, makes nobody wait: it stays where it was, and lengthens these ranks' run.
     left = late * (1 - share)
-    changes = {"straggler": late * share, "rest": left * (1 - 1 / ranks)}
-    expect(found, changes | {plant.cause: EXPECTED[plant.cause] + left / ranks})
-    first = found.waiting.ranks[0]
-    assert (first.rank, first.steps_last) == (who, plant.steps)
-    assert first.waited_ns == round(late * MS) * plant.steps * (ranks - 1)
-    assert first.late_ns == {"input": 0, "compute": 0, "host": 0} | {plant.late_in: round(late * MS) * plant.steps}
+    changes = {"straggler": late * share, "rest": left * (1 - num_late / ranks)}
+    expect(found, changes | {plant.cause: EXPECTED[plant.cause] + left * num_late / ranks})
+    assert sorted(one.rank for one in found.waiting.ranks) == list(who)
+    # The one that is called last, of equal ones, is always the same.
+    assert sorted(one.steps_last for one in found.waiting.ranks) == [0] * (num_late - 1) + [plant.steps]
+    waited_ns = round(late * MS) * plant.steps * (ranks - num_late)
+    assert sum(one.waited_ns for one in found.waiting.ranks) == waited_ns
+    for one in found.waiting.ranks:
+        assert one.waited_ns == pytest.approx(waited_ns / num_late, abs=plant.steps)
+        assert one.late_ns == {"input": 0, "compute": 0, "host": 0} | {plant.late_in: round(late * MS) * plant.steps}
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -265,6 +273,40 @@ def test_ranks_that_take_turns_are_no_main_straggler(tmp_path: Path) -> None:
     assert points_of(tmp_path)[1].main_straggler is None
 
 
+def write_on_hosts(folder: Path, work: Work, *, ranks: int = 4, hosts: int = 2) -> CausePoint:
+    for plan in plans(points=(1, ranks), repeats=1):
+        write_run(folder, plan, simulate(plan, work), Story(host=lambda rank: f"n{rank * hosts // ranks}"))
+    return points_of(folder)[1]
+
+
+@pytest.mark.parametrize(("ranks", "hosts"), [(4, 2), (16, 2), (16, 4)])
+def test_a_late_host_is_named_where_none_of_its_ranks_stands_out(tmp_path: Path, ranks: int, hosts: int) -> None:
+    point = write_on_hosts(
+        tmp_path, lambda rank, step: {"forward": 55.0} if rank * hosts // ranks == 1 else {}, ranks=ranks, hosts=hosts
+    )
+    assert point.main_straggler is None
+    late = point.main_host
+    assert late is not None
+    assert (late.rank, late.host, late.main_cause, late.waited_share) == (None, "n1", "compute", 1.0)
+    assert late.waited_s == pytest.approx(0.025 * (1 - 1 / hosts))
+    # As late as its ranks are, not their sum.
+    assert late.late_s["compute"] == pytest.approx(0.025)
+    assert point.num_hosts == hosts
+    assert point.part("straggler").seconds.value == pytest.approx(0.025)
+
+
+def test_hosts_that_take_turns_are_no_main_host(tmp_path: Path) -> None:
+    point = write_on_hosts(tmp_path, lambda rank, step: {"forward": 55.0} if rank // 2 == step % 2 else {})
+    assert (point.main_straggler, point.main_host, point.num_hosts) == (None, None, 2)
+    assert point.part("straggler").seconds.value == pytest.approx(0.025)
+
+
+def test_the_only_host_is_no_main_host(tmp_path: Path) -> None:
+    point = write_on_hosts(tmp_path, lambda rank, step: {"forward": 55.0} if rank == 3 else {}, hosts=1)
+    assert point.main_straggler is not None
+    assert (point.main_host, point.num_hosts) == (None, 1)
+
+
 # Throttled clocks
 
 
@@ -274,19 +316,49 @@ def test_throttling_that_nobody_measured_is_said_and_not_zero(tmp_path: Path) ->
     assert "node 0 has no samples" in found.not_measured["throttling"]
 
 
+def write_throttled(out: Path, plan: RunPlan) -> Path:
+    """The kernel held the processes of a rank back in 10 % of the time; so much of its computing is lost."""
+    folder = write_run(out, plan, simulate(plan, plain), Story(record={"watch": watch_result()}))
+    rows = [(second * 1_000_000_000, 0.1 * plan.layout.ranks * second) for second in range(14)]
+    write_samples(folder, 0, ("host.cpu.throttled_s",), rows)
+    return folder.path
+
+
+@pytest.mark.parametrize("untold", [[(1, 0), (1, 1)], [(2, 0), (2, 1)], [(1, 1)], [(2, 0)]])
+def test_throttling_that_some_run_does_not_tell_is_computing_in_all(
+    tmp_path: Path, untold: list[tuple[int, int]]
+) -> None:
+    """Ranks and repeats of runs without samples: what they cannot tell is no loss to computing, nor a gain."""
+    for plan in plans(points=(1, 2), repeats=2, overrides={"measure.measured_steps": 100}):
+        if (plan.layout.ranks, plan.series.repeat) in untold:
+            write_run(tmp_path, plan, simulate(plan, plain))
+        else:
+            write_throttled(tmp_path, plan)
+    baseline, point = points_of(tmp_path)
+    for name in ("throttling", "compute"):
+        assert point.part(name).lost.value == pytest.approx(0, abs=1e-9)
+    assert point.part("throttling").seconds.value == point.part("throttling").ideal_seconds == 0
+    assert point.part("compute").seconds.value == pytest.approx(0.090)
+    (why,) = point.not_measured["throttling"]
+    assert "node 0 has no samples" in why
+    assert sum(part.seconds.value for part in point.parts) == pytest.approx(point.whole.seconds.value, rel=1e-12)
+    # The baseline's own line tells what the baseline's runs tell.
+    is_told = all(ranks != 1 for ranks, _ in untold)
+    assert baseline.part("throttling").seconds.value == pytest.approx(0.009 if is_told else 0)
+    assert bool(baseline.not_measured) is not is_told
+
+
+def test_throttling_that_all_runs_tell_is_compared(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2), repeats=2, overrides={"measure.measured_steps": 100}):
+        write_throttled(tmp_path, plan)
+    _, point = points_of(tmp_path)
+    assert point.not_measured == {}
+    assert point.part("throttling").seconds.value == pytest.approx(0.009)
+
+
 def test_throttled_clocks_are_taken_out_of_the_computing(tmp_path: Path) -> None:
-    """The kernel held the ranks' processes back in 10 % of the time; so much of the computing is lost."""
     plan = plans(points=(1,), repeats=1, overrides={"measure.measured_steps": 100})[0]
-    story = Story(record={"watch": watch_result()})
-    folder = write_run(tmp_path, plan, simulate(plan, plain), story)
-    start, held = 0, [0.1 * second for second in range(14)]
-    write_samples(
-        folder,
-        0,
-        ("host.cpu.throttled_s",),
-        [(start + second * 1_000_000_000, value) for second, value in enumerate(held)],
-    )
-    found = causes_of(read_run(folder.path))
+    found = causes_of(read_run(write_throttled(tmp_path, plan)))
     assert found.not_measured == {}
     assert "the CPU quota held processes of n0 back" in found.throttling_evidence
     expect(found, {"exchange": 0.0, "throttling": 9.0, "compute": 81.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -11,13 +12,16 @@ from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlbench.node.watching import clock_exchange
 from dlbench.node.watching.clock_exchange import ClockServer, compare, greeting
 from dlbench.node.watching.clock_follower import ClockFollower, answering_address, publish
+from dlbench.publish.trace_clocks import make_axis
+from dlbench.records import clocks as records_clocks
 from dlbench.records.clocks import ClockLine, ClockPoint
 from dlbench.trace.clocks import (
     MAX_DRIFT_PPM,
@@ -140,6 +144,74 @@ def test_a_line_through_points_before_and_after_takes_up_the_drift(
     assert abs(found.drift - float(true)) <= spread * 1.001 + 1e-12
     for moment in range(first.local_ns, last.local_ns, 7 * SECOND):
         assert abs(found.offset_at(moment) - other.offset(moment)) <= (found.bound_ns or 0) + 1
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.fractions(-100, 100, max_denominator=100),
+    st.integers(-(10**17), 10**17),
+    st.lists(
+        st.tuples(st.integers(0, 10**14), st.integers(0, 10**8), st.fractions(-1, 1, max_denominator=20)),
+        min_size=1,
+        max_size=6,
+        unique_by=lambda item: item[0],
+    ),
+    st.lists(st.integers(-(10**14), 2 * 10**14), min_size=1, max_size=4),
+)
+@example(Fraction(0), 0, [(60 * SECOND, 90_000, Fraction(1)), (62 * SECOND, 90_000, Fraction(-1))], [0, 3600 * SECOND])
+@example(Fraction(100), 7, [(0, 10**8, Fraction(-1)), (1, 20, Fraction(1)), (10**13, 10**8, Fraction(1))], [5, 10**14])
+def test_no_points_make_a_line_worse_than_it_says(
+    ppm: Fraction, offset: int, points: list[tuple[int, int, Fraction]], moments: list[int]
+) -> None:
+    other = OtherClock(offset, ppm)
+    told = []
+    for local, bound, share in sorted(points):
+        error = math.floor(abs(share) * bound) * (1 if share > 0 else -1)
+        # The nearest whole number is within the bound wherever the bound leaves room for it.
+        seen = math.floor(other.offset(local) + error) if error > 0 else math.ceil(other.offset(local) + error)
+        told.append(ClockPoint(local_ns=local, offset_ns=seen, bound_ns=bound + 1, num_exchanges=1))
+    found = ClockLine(node_rank=1, host="n1", points=tuple(told), wall_offset_ns=0)
+    axis = make_axis({1: found}, {0: "n0", 1: "n1"}, {0: 0, 1: moments[0]})
+    clock = axis.clocks[1]
+    for moment in (*moments, *(point.local_ns for point in told)):
+        bound_ns = found.bound_at(moment)
+        assert bound_ns is not None
+        assert abs(found.offset_at(moment) - other.offset(moment)) <= bound_ns
+        aligned = int(clock.align(np.array([moment]))[0]) + axis.zero_ns
+        assert abs(aligned - moment - found.offset_at(moment)) <= 1
+        if moment == moments[0] or found.used_points[0].local_ns <= moment <= found.used_points[-1].local_ns:
+            assert clock.bound_ns is not None
+            assert bound_ns <= clock.bound_ns
+
+
+def test_two_close_points_make_no_slope() -> None:
+    """At 60 and 62 s, each off by 90 us: the slope between them, drawn back to 0, would be 5.5 ms wrong."""
+    points = [
+        ClockPoint(local_ns=60 * SECOND, offset_ns=90_000, bound_ns=95_000, num_exchanges=200),
+        ClockPoint(local_ns=60 * SECOND + 100_000_000, offset_ns=-90_000, bound_ns=90_000, num_exchanges=200),
+    ]
+    found = ClockLine(node_rank=1, host="n1", points=tuple(points), wall_offset_ns=0)
+    assert found.used_points == (points[1],)
+    assert [found.offset_at(moment) for moment in (0, 60 * SECOND, 10**15)] == [-90_000] * 3
+    assert (found.drift, found.bound_ns) == (None, 90_000)
+    assert found.bound_at(0) == 90_000 + 30_050_000 + 1
+    make_axis({1: found}, {0: "n0", 1: "n1"}, {0: 0})  # not refused as damaged
+    nothing = ClockLine(node_rank=1, host="n1", wall_offset_ns=0)
+    first = ClockLine(node_rank=0, host="n0", wall_offset_ns=0)
+    assert (nothing.bound_at(5), first.bound_at(5)) == (None, 0)
+    assert records_clocks.MAX_DRIFT_PPM == MAX_DRIFT_PPM
+
+
+def test_a_run_of_one_comparison_has_one_point(serve: Serve, tmp_path: Path) -> None:
+    """`clock.json` came when the run ended: a second burst directly behind the first would tell nothing."""
+    path = tmp_path / "clock.json"
+    publish(path, serve(), "t")
+    follower = ClockFollower(path, "t")
+    follower._ending.set()
+    follower.start()
+    points, problem = follower.finish()
+    assert len(points) == 1
+    assert problem == "clocks were compared once only"
 
 
 def test_points_made_in_a_busy_network_are_left_out() -> None:

@@ -281,6 +281,20 @@ def test_only_repeats_with_both_runs_count_and_the_rest_is_told(tmp_path: Path) 
     assert all("out of memory" in line for line in point.missing)
 
 
+def test_a_copied_folder_is_no_repeat(tmp_path: Path) -> None:
+    """The second copy says something else, so that it would show."""
+    made = decomposed(repeats=2)
+    write_series(tmp_path, made)
+    before = only_point(tmp_path)
+    copied = next(p for p in made if p.series.variant == "plain")
+    write_series(tmp_path / "other", [copied], lambda plan: {phase: 9 * REAL[phase] for phase in PHASES})
+    (tmp_path / "other" / copied.run_id).rename(tmp_path / "zz-copy")
+    (tmp_path / "other").rmdir()
+    after = only_point(tmp_path)
+    assert [run.folder.path.name for run in scan(tmp_path).runs].count("zz-copy") == 1
+    assert (after.step_s, after.differences, after.missing) == (before.step_s, before.differences, ())
+
+
 def test_variants_without_a_plain_run_are_told_and_not_compared(tmp_path: Path) -> None:
     made = decomposed(repeats=2)
     write_series(tmp_path, [p for p in made if p.series.variant != "plain"])

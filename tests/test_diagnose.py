@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from dlbench.analysis.comparability import planned_id
 from dlbench.analysis.forecast import AS_IT_RAN, Forecast, Way, forecast, upper_bound
 from dlbench.cli import cli
 from dlbench.costs.collectives import Layout
@@ -20,13 +22,16 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.publish.diagnosis_assemble import assemble
 from dlbench.publish.diagnosis_text import show, to_text
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.scan import scan
+from dlbench.records.folder import RunFolder
+from dlbench.records.scan import Run, scan
+from dlbench.records.watch import WatchOverhead
+from dlbench.records.watch_cost import write_watch_cost
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.network import Level, NetworkModel, Piece
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
 from tests.run_factory import NOW, Story, constant, edit_json, exchange_result, plans, write_run, write_unfinished
-from tests.watch_factory import watch_result
+from tests.watch_factory import watch_result, write_samples
 
 BASE = (5.0, 0.0, 30.0, 50.0, 0.0, 10.0)
 """Milliseconds of the phases at one rank; with 5 ms between steps 100 in all."""
@@ -138,6 +143,54 @@ def test_a_late_rank_is_named_with_what_holds_it_up(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def write_late_host(out: Path, ranks: int = 8) -> None:
+    """The second half of the ranks, on n1, computes 25 ms longer."""
+    for plan in plans(points=(1, ranks), repeats=5):
+
+        def times(rank: int, step: int, plan: RunPlan = plan) -> tuple[list[int], int]:
+            phases = [round(value * 1e6) for value in BASE]
+            if plan.layout.ranks > 1:
+                phases[4] = 8_000_000 if rank >= ranks // 2 else 33_000_000
+                phases[3] += 25_000_000 if rank >= ranks // 2 else 0
+            return phases, 5_000_000
+
+        write_run(out, plan, times, Story(host=lambda rank: f"n{rank * 2 // ranks}"))
+
+
+def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> None:
+    write_late_host(tmp_path)
+    text = diagnose(tmp_path)
+    words = " ".join(text.split())
+    assert (
+        "8 ranks: straggler-bound: 18.8 % [18.8, 18.8] of the ideal is lost in waiting for late ranks: 100 % of the "
+        "wait is for the ranks of n1, late by their computing"
+    ) in words
+    assert "now for one, now for another" not in words
+    found = verdict(tmp_path)
+    assert [one["text"] for one in found["experiments"]] == [
+        "a run without the slow nodes (--exclude=n1)",
+        "a look at n1: its ranks' computing (clocks, temperature, other work on its cores)",
+    ]
+    # Beside the ranks their host: half of them wait 25 ms, and each of its ranks is late by 25 ms.
+    assert "The same by host" in text
+    assert "  n1    100 %        12.5 ms           100 %  compute 25 ms\n" in text
+    (group,) = as_json(tmp_path)["groups"]
+    assert [host["host"] for host in group["points"][-1]["waiting_hosts"]] == ["n1"]
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_one_host_has_no_table_of_hosts(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2), repeats=1):
+
+        def times(rank: int, step: int) -> tuple[list[int], int]:
+            return [0, 0, 30_000_000, 50_000_000 + 9_000_000 * rank, 20_000_000 - 9_000_000 * rank, 0], 0
+
+        write_run(tmp_path, plan, times)
+    text = diagnose(tmp_path)
+    assert "Waiting for whom, at 2 ranks" in text
+    assert "by host" not in text
+
+
 def test_text_and_json_hold_the_same_numbers(tmp_path: Path) -> None:
     write_series(tmp_path, {"exchange": 25.0})
     found, text = as_json(tmp_path), diagnose(tmp_path)
@@ -163,6 +216,39 @@ def test_many_rank_counts_fit_eighty_columns(tmp_path: Path) -> None:
     text = diagnose(tmp_path)
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("exposed exchange  ") == text.count("input stall  ") >= 4
+
+
+def test_every_kind_of_interval_is_named(tmp_path: Path) -> None:
+    for ranks, repeats, exchange in ((1, 6, 0.0), (2, 5, 20.0), (3, 3, 25.0), (4, 3, 25.0)):
+        for plan in plans(points=(ranks,), repeats=repeats, series=f"s{ranks}"):
+            write_run(tmp_path, plan, constant([*BASE[:4], exchange, BASE[5]], other=5.0))
+    words = " ".join(diagnose(tmp_path).split())
+    assert (
+        "Mean step by cause; intervals: 95 % bootstrap, 6 runs (1 rank); 95 % bootstrap, 5 runs (2 ranks); "
+        "range of 3 runs (3 ranks, 4 ranks)."
+    ) in words
+    assert (
+        "Share of the ideal that is lost, by cause; intervals: 95 % bootstrap, 5 runs (2 ranks); range of 3 runs "
+        "(3 ranks, 4 ranks)."
+    ) in words
+
+
+def test_throttling_is_called_not_measured_where_some_run_does_not_tell(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2, 3), repeats=2):
+        folder = write_run(tmp_path, plan, constant(BASE, other=5.0), Story(record={"watch": watch_result()}))
+        if (plan.layout.ranks, plan.series.repeat) != (2, 1):
+            write_samples(folder, 0, ("host.cpu.throttled_s",), [(s * 10**9, 0.0) for s in range(6)])
+    text = diagnose(tmp_path)
+    words = " ".join(text.split())
+    assert (
+        "- clock throttling: not measured at 2 ranks: n0 has no samples: the file is gone; compute includes it."
+        in words
+    )
+    (row, lost) = [line.split() for line in text.splitlines() if line.strip().startswith("clock throttling")]
+    assert row == ["clock", "throttling", "0", "s", "not", "measured", "0", "s"]
+    assert lost == ["clock", "throttling", "not", "measured", "0.0", "points"]
+    (group,) = as_json(tmp_path)["groups"]
+    assert [point["causes"][4]["is_measured"] for point in group["points"]] == [True, False, True]
 
 
 # Doubt
@@ -241,6 +327,20 @@ def test_on_one_node_there_is_no_hierarchy(tmp_path: Path) -> None:
     assert texts[0].startswith("messages merged by their costs (--set sync.fusion=mgwfbp")
     assert "--set measure.warmup_steps=4" in texts[0]
     assert texts[1] == "one message (--set sync.fusion=single)"
+
+
+@pytest.mark.parametrize("phase", ["exchange", "other"])
+def test_a_larger_batch_is_no_advice_where_the_batch_of_all_ranks_is_fixed(tmp_path: Path, phase: str) -> None:
+    for scaling in ("weak", "strong"):
+        # Half the samples a rank: half of every phase, and what is lost beside.
+        times = {1: [*BASE, 5.0], 2: [value / (2 if scaling == "strong" else 1) for value in (*BASE, 5.0)]}
+        times[2][4 if phase == "exchange" else 6] += 25.0
+        for plan in plans(scaling=scaling, repeats=5):
+            own = times[plan.layout.ranks]
+            write_run(tmp_path / scaling, plan, constant(own[:6], other=own[6]))
+    assert any("a larger batch" in text for text in experiments(tmp_path / "weak"))
+    assert verdict(tmp_path / "strong")["finding"] == "found"
+    assert not any("a larger batch" in text for text in experiments(tmp_path / "strong"))
 
 
 def test_half_the_bytes_are_worth_a_try_where_the_carrier_adds_them_fast(tmp_path: Path) -> None:
@@ -423,8 +523,37 @@ def test_planted_faults_and_the_cost_of_watching_are_told(tmp_path: Path) -> Non
     text = diagnose(tmp_path)
     assert "! A fault was planted on purpose: input_delay_s=0.025.\n" in text
     assert "- Planted at 2 ranks: rank 0 25 ms, rank 1 25 ms a step.\n" in text
-    assert "- Watching (period_s=2.0) cost 0.40 % [0.10 %, 0.70 %] of a step (measured).\n" in text
+    assert "- Watching (period_s=2.0) cost 0.40 % [0.10 %, 0.70 %] of a step (measured at 2 ranks)." in " ".join(
+        text.split()
+    )
     assert "10 runs with a planted fault left out.\n" in text
+
+
+def overhead(value: float, method: str, num_pairs: int = 0) -> dict[str, Any]:
+    return {"value": value, "low": 0.0, "high": 0.05, "num_pairs": num_pairs, "method": method, "evidence": "so"}
+
+
+def test_what_watching_cost_is_measured_before_accounted_and_the_newest(tmp_path: Path) -> None:
+    """Methods are never mixed: an older series measured, a newer one measured too, most runs accounted only."""
+    for number, cost in enumerate((0.03, 0.01, None)):
+        now = NOW + timedelta(days=number)
+        for plan in plans(points=(1, 2), repeats=2, series=f"s{number}"):
+            plan = plan.model_copy(update={"created": now.isoformat()})
+            accounted = overhead(0.002 * (1 + plan.series.repeat), "accounted")
+            folder = write_run(
+                tmp_path, plan, constant(BASE, other=5.0), Story(record={"watch": watch_result(overhead=accounted)})
+            )
+            if cost is not None:
+                measured = WatchOverhead.model_validate(overhead(cost * plan.layout.ranks, "measured", num_pairs=2))
+                write_watch_cost(folder, plan.run_id, measured)
+    words = " ".join(diagnose(tmp_path).split())
+    assert "- Watching (default) cost 2.00 % [0.00 %, 5.00 %] of a step (measured at 2 ranks)." in words
+    (group,) = as_json(tmp_path)["groups"]
+    assert (group["watch_cost"]["method"], group["watch_cost"]["num_runs"]) == ("measured", 2)
+    for path in tmp_path.glob("*/watch-cost.json"):
+        path.unlink()
+    words = " ".join(diagnose(tmp_path).split())
+    assert "- Watching (default) cost 0.30 % [0.00 %, 5.00 %] of a step (accounted, 12 runs)." in words
 
 
 def test_watched_and_unwatched_runs_are_groups_of_their_own(tmp_path: Path) -> None:
@@ -444,6 +573,36 @@ def test_variants_of_a_decomposition_are_not_diagnosed_by_themselves(tmp_path: P
     found = as_json(tmp_path)
     assert len(found["groups"]) == 1
     assert found["num_variants"] == 1
+
+
+def test_twins_are_no_repeats_of_plain_runs_with_their_settings(tmp_path: Path) -> None:
+    """Synthetic twins of runs on real data, and a plain series on synthetic data later."""
+    for plan in plans(points=(1, 2), repeats=2, data="/data/pictures", decompose=True):
+        is_twin = plan.series.variant != "plain"
+        write_run(tmp_path, plan, constant([1.0 if is_twin else 9.0, *BASE[1:]], other=5.0))
+    for plan in plans(points=(1, 2), repeats=2, series="later"):
+        write_run(tmp_path, plan, constant(BASE, other=5.0))
+    found = as_json(tmp_path)
+    told = {
+        (len(point["run_ids"]), round(1e3 * point["causes"][2]["seconds"]["value"], 3))
+        for group in found["groups"]
+        for point in group["points"]
+    }
+    # Means of the input stall: no twin is among them.
+    assert len(found["groups"]) == 2
+    assert told == {(2, 9.0), (2, 5.0)}
+    assert found["num_variants"] == 2
+    assert [one["ranks"] for one in found["decomposition"]] == [1, 2]
+
+
+def test_a_twin_has_an_id_of_its_own() -> None:
+    plan = plans(points=(2,), repeats=1)[0]
+    twin = plan.model_copy(update={"series": plan.series.model_copy(update={"variant": "synthetic-input"})})
+    ids = []
+    for one in (plan, twin):
+        run = Run(folder=RunFolder(Path("x")), plan=one, statuses=[], record=None)
+        ids.append(planned_id(run))
+    assert len(set(ids)) == 2
 
 
 # The command

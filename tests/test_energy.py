@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dlbench.analysis.energy import RunEnergy, run_energy
 from dlbench.analysis.energy_integral import Curve, counter_curve, rate_curve
-from dlbench.analysis.energy_points import check_slurm, energy_points
+from dlbench.analysis.energy_points import KINDS, check_slurm, energy_points
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.slurm import Submission
 from dlbench.jobs.slurm_energy import consumed_energy, job_energies
@@ -137,7 +137,7 @@ def test_outside_of_the_samples_nothing_is_known() -> None:
 def test_fewer_than_two_samples_tell_nothing(count: int) -> None:
     for curve in (
         rate_curve(np.arange(count) * S, np.ones(count), 1.0),
-        counter_curve(np.arange(count) * S, np.ones(count)),
+        counter_curve(np.arange(count) * S, np.ones(count), 1.0),
     ):
         amount = curve.over(-S, 5 * S)
         assert (amount.value, amount.known_ns, amount.rate) == (0.0, 0, None)
@@ -148,9 +148,27 @@ def test_long_gaps_of_power_are_missing_and_of_a_counter_are_not() -> None:
     power = rate_curve(times, np.full(7, 50.0), 1.0)
     assert power.over(0, 11 * S).value == pytest.approx(250.0)
     assert power.over(0, 11 * S).known_ns == 5 * S
-    counter = counter_curve(times, 50.0 * times / S)
+    counter = counter_curve(times, 50.0 * times / S, 1.0)
     assert counter.over(0, 11 * S).value == pytest.approx(550.0)
     assert counter.over(0, 11 * S).coverage == 1
+
+
+def test_a_long_gap_of_a_counter_counts_only_where_it_lies_whole() -> None:
+    times = np.array([0, 1, 2, 100, 101]) * S
+    curve = counter_curve(times, 50.0 * times / S, 1.0)
+    for begin, end, known in (
+        (40, 60, 0),
+        (0, 60, 2),
+        (40, 101, 1),
+        (0, 99, 2),
+        (3, 101, 1),
+        (2, 100, 98),
+        (0, 101, 101),
+    ):
+        amount = curve.over(begin * S, end * S)
+        assert (amount.known_ns, amount.value) == (known * S, pytest.approx(50.0 * known)), (begin, end)
+        assert amount.length_ns == (end - begin) * S
+    assert curve.over(40 * S, 60 * S).rate is None
 
 
 def test_a_gap_of_five_periods_is_bridged() -> None:
@@ -176,7 +194,7 @@ def test_nan_is_no_zero() -> None:
 
 def test_a_counter_reset_splits() -> None:
     times = np.arange(6) * S
-    curve = counter_curve(times, np.array([1000.0, 1010, 1020, 5, 15, 25]))
+    curve = counter_curve(times, np.array([1000.0, 1010, 1020, 5, 15, 25]), 1.0)
     assert curve.resets == 1
     amount = curve.over(0, 5 * S)
     assert amount.value == pytest.approx(40.0)
@@ -187,7 +205,7 @@ def curves() -> st.SearchStrategy[Curve]:
     def build(parts: list[tuple[int, float, bool]], counter: bool) -> Curve:
         times = np.cumsum([gap for gap, _, _ in parts]).astype(np.int64)
         values = np.array([math.nan if lost else value for _, value, lost in parts])
-        return counter_curve(times, values) if counter else rate_curve(times, values, 1.0)
+        return counter_curve(times, values, 1.0) if counter else rate_curve(times, values, 1.0)
 
     part = st.tuples(st.integers(1, 12 * S), st.floats(0, 1e4), st.booleans())
     return st.builds(build, st.lists(part, min_size=1, max_size=30), st.booleans())
@@ -198,9 +216,16 @@ def test_parts_of_an_interval_sum_to_it(curve: Curve, edges: list[int]) -> None:
     edges = sorted(edges)
     whole = curve.over(edges[0], edges[-1])
     parts = [curve.over(begin, end) for begin, end in pairwise(edges)]
-    assert sum(part.known_ns for part in parts) == whole.known_ns
+    # A long gap of a counter that an edge cuts is in the whole, and in none of its parts.
+    cut_ns, cut = 0, 0.0
+    for start, stop, rate, is_bridge in zip(
+        curve.time_ns[:-1].tolist(), curve.time_ns[1:].tolist(), curve.begin_rate, curve.bridged, strict=True
+    ):
+        if is_bridge and edges[0] <= start and stop <= edges[-1] and any(start < edge < stop for edge in edges):
+            cut_ns, cut = cut_ns + stop - start, cut + rate * (stop - start) / 1e9
+    assert sum(part.known_ns for part in parts) + cut_ns == whole.known_ns
     assert sum(part.length_ns for part in parts) == whole.length_ns
-    assert sum(part.value for part in parts) == pytest.approx(whole.value, rel=1e-9, abs=1e-6)
+    assert sum(part.value for part in parts) + cut == pytest.approx(whole.value, rel=1e-9, abs=1e-6)
     assert 0 <= whole.coverage <= 1
 
 
@@ -211,7 +236,8 @@ def test_an_integral_is_that_of_many_small_steps(curve: Curve, one: int, other: 
     for n in range(len(curve.known)):
         start, stop = int(curve.time_ns[n]), int(curve.time_ns[n + 1])
         first, last = max(start, begin), min(stop, end)
-        if curve.known[n] and last > first:
+        is_cut = curve.bridged[n] and (first, last) != (start, stop)
+        if curve.known[n] and last > first and not is_cut:
             grid = np.linspace(first, last, 50)
             share = (grid - start) / (stop - start)
             rate = curve.begin_rate[n] * (1 - share) + curve.end_rate[n] * share
@@ -312,7 +338,10 @@ def test_too_little_sampled_makes_no_figure(tmp_path: Path) -> None:
     (told,) = [point.kinds["gpu"] for point in energy_points(scan(tmp_path).runs)]
     assert told.joules_per_sample is None
     assert told.coverage == pytest.approx(8 / 12)
-    assert any("too little of the measured steps was sampled" in line for line in energy_lines(scan(tmp_path)))
+    assert any(
+        "too little of the measured steps was sampled" in line
+        for line in energy_lines(energy_points(scan(tmp_path).runs))
+    )
 
 
 def test_rapl_is_apart_and_told_as_the_whole_node(tmp_path: Path) -> None:
@@ -323,6 +352,49 @@ def test_rapl_is_apart_and_told_as_the_whole_node(tmp_path: Path) -> None:
     assert joules(energy, "measured", kind="host") == pytest.approx(150 * 12)
     assert joules(energy, "measured") == pytest.approx(300 * 12)
     assert any("whole node" in note for note in energy.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("host.energy.package-1_j", "energy_uj: Permission denied"), ("host.energy.intel-rapl_2_j", "name: I/O error")],
+)
+def test_a_rapl_zone_that_cannot_be_read_leaves_no_sum(tmp_path: Path, name: str, reason: str) -> None:
+    run = make_run(
+        tmp_path, ["host.energy.package-0_j"], rows_of(every(0.5), lambda t: 90 * t), unavailable={name: reason}
+    )
+    energy = run_energy(run)
+    assert energy.of("host") == ()
+    assert energy.stage("host") is None
+    assert energy.why["host"] == f"{name.split('.')[2].removesuffix('_j')} is not read: {reason} (n0)"
+
+
+def test_a_rapl_zone_that_never_tells_leaves_no_sum(tmp_path: Path) -> None:
+    columns = ["host.energy.package-0_j", "host.energy.package-1_j"]
+    rows = rows_of(every(0.5), lambda t: 90 * t, lambda t: 7.0 if t == 3 else math.nan)
+    energy = run_energy(make_run(tmp_path, columns, rows))
+    assert energy.stage("host") is None
+    assert energy.why["host"] == "package-1 was never read twice in a stage of the run (n0)"
+
+
+def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
+    """Samples are missing from second 2 to 12; the measured steps begin at second 4."""
+    times = [t for t in every(0.5) if not 2 < t < 12]
+    columns = ["gpu.0.energy_j", "host.energy.package-0_j"]
+    energy = run_energy(make_run(tmp_path, columns, rows_of(times, lambda t: 300 * t, lambda t: 80 * t)))
+    for kind in KINDS:
+        measured = energy.stage(kind, "measured")
+        assert measured is not None
+        assert measured.coverage == pytest.approx(4 / 12)
+        assert energy.joules_per_sample(kind) is None
+    assert joules(energy, "measured") == pytest.approx(300 * 4)
+    assert any("only 33% of the measured window was sampled" in text for text in energy.doubts)
+
+
+def test_a_counter_read_twice_gives_way_to_power(tmp_path: Path) -> None:
+    rows = rows_of(every(1.0), lambda t: 150.0, lambda t: 150 * t if t in (-3, 17) else math.nan)
+    energy = run_energy(make_run(tmp_path, ["gpu.0.power_w", "gpu.0.energy_j"], rows))
+    assert energy.methods("gpu") == ("power over time stamps",)
+    assert joules(energy, "measured") == pytest.approx(150 * 12)
 
 
 def with_pause(folder: RunFolder, spans: Iterable[Mapping[str, Any]]) -> Run:
@@ -395,6 +467,20 @@ def test_a_node_that_does_not_tell_leaves_no_sum(tmp_path: Path) -> None:
     assert energy.why["gpu"] == "NVML Shared Library Not Found (n1)"
     assert energy.stage("gpu") is None
     assert joules(energy, kind="host") == pytest.approx(2 * 80 * 20)
+
+
+def test_the_gpu_that_does_not_tell_is_the_reason(tmp_path: Path) -> None:
+    plan = one_node(2)
+    folder = write_run(tmp_path / "named", plan, step_times(), Story(device="cuda:0 (NVIDIA A100)"))
+    columns = ["gpu.0.energy_j", "gpu.1.sm_clock_hz"]
+    gone = {"gpu.1.energy_j": "Unknown Error", "gpu.1.power_w": "Unknown Error"}
+    write_samples(folder, 0, columns, rows_of(every(1.0), lambda t: 300 * t, lambda t: 1e9), unavailable=gone)
+    assert run_energy(read_run(folder.path)).why["gpu"] == "Unknown Error (n0)"
+    folder = write_run(tmp_path / "silent", plan, step_times(), Story(device="cuda:0 (NVIDIA A100)"))
+    columns[1] = "gpu.1.power_w"
+    write_samples(folder, 0, columns, rows_of(every(1.0), lambda t: 300 * t, lambda t: math.nan))
+    energy = run_energy(read_run(folder.path))
+    assert energy.why["gpu"] == "energy of a GPU was never read twice in a stage of the run (n0)"
 
 
 # Which GPUs
@@ -497,7 +583,7 @@ def test_five_runs_have_a_bootstrap_interval(tmp_path: Path) -> None:
 
 def test_lines_say_figure_method_coverage_and_what_is_missing(tmp_path: Path) -> None:
     plan, *_ = write_series(tmp_path, [300, 320])
-    lines = energy_lines(scan(tmp_path), {plan.run_id: 12_400.0})
+    lines = energy_lines(energy_points(scan(tmp_path).runs), {plan.run_id: 12_400.0})
     text = " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= 80
     assert "77.50 [75.00, 80.00] J/sample" in text
@@ -512,7 +598,9 @@ def test_lines_say_figure_method_coverage_and_what_is_missing(tmp_path: Path) ->
 
 def test_json_is_finite_and_has_the_runs(tmp_path: Path) -> None:
     plan, *_ = write_series(tmp_path, [300, 320])
-    (entry,) = json.loads(json.dumps(energy_json(scan(tmp_path), {plan.run_id: 6000.0}), allow_nan=False))
+    (entry,) = json.loads(
+        json.dumps(energy_json(energy_points(scan(tmp_path).runs), {plan.run_id: 6000.0}), allow_nan=False)
+    )
     assert entry["gpu"]["joules_per_sample"]["value"] == pytest.approx(77.5)
     assert entry["host"] is None
     assert entry["why_not"] == {"host": ["this node did not sample it (n0)"]}
@@ -532,16 +620,18 @@ def test_where_nothing_tells_one_sentence_says_why(tmp_path: Path) -> None:
         unavailable=reasons,
         story=Story(record={"watch": watch_result(nodes=[node_watch(unavailable=reasons)])}),
     )
-    text = " ".join(energy_lines(scan(tmp_path)))
+    text = " ".join(energy_lines(energy_points(scan(tmp_path).runs)))
     assert text.startswith("energy: not measured here: GPU: no rank of the node computes on a GPU")
     assert "host: only root may read it" in text
 
 
 def test_runs_without_a_sampler_say_so(tmp_path: Path) -> None:
     write_run(tmp_path, one_node(overrides={"watch.sampler": False}), step_times(), Story())
-    assert energy_lines(scan(tmp_path)) == ["energy: not measured here: the run was not sampled (watch.sampler)"]
+    assert energy_lines(energy_points(scan(tmp_path).runs)) == [
+        "energy: not measured here: the run was not sampled (watch.sampler)"
+    ]
     (tmp_path / "empty").mkdir()
-    assert energy_lines(scan(tmp_path / "empty")) == ["energy: there is no valid run"]
+    assert energy_lines(energy_points(scan(tmp_path / "empty").runs)) == ["energy: no run has figures"]
 
 
 def test_damaged_samples_are_named_and_hide_no_other_run(tmp_path: Path) -> None:
@@ -554,7 +644,7 @@ def test_damaged_samples_are_named_and_hide_no_other_run(tmp_path: Path) -> None
         run_energy(read_run(tmp_path / first.run_id))
     (point,) = energy_points(scan(tmp_path).runs)
     assert [energy.run_id for energy in point.runs] == [second.run_id]
-    assert any("damaged" in line for line in energy_lines(scan(tmp_path)))
+    assert any("damaged" in line for line in energy_lines(energy_points(scan(tmp_path).runs)))
 
 
 def test_samples_of_another_run_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -475,6 +476,68 @@ def test_readings_that_raise_name_each_field_once() -> None:
     assert source.drain_failures() == []
     assert len(calls) == 3
     assert source.unavailable == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (TypeError("an integer is required"), "TypeError: an integer is required"),
+        (AttributeError("c_nvmlMemory_t has no\nused"), "AttributeError: c_nvmlMemory_t has no used"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "UnicodeDecodeError: "),
+        (ValueError("no number"), "ValueError: no number"),
+        ([None], "TypeError: float() argument"),
+        (["x"], "ValueError: could not convert"),
+        ([10**400], "OverflowError: int too large"),
+        ([], "ValueError: 0 values instead of 1"),
+        (None, "TypeError: object of type 'NoneType' has no len()"),
+    ],
+)
+def test_what_a_library_did_not_expect_ends_its_field_alone(answer: Any, why: str) -> None:
+    def call() -> Any:
+        calls.append(1)
+        if len(calls) < 2:
+            return [1.0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    calls: list[int] = []
+    good = Reading(fields=(Field(name="good"),), call=lambda: [7])
+    source = Readings([Reading(fields=(Field(name="bad"),), call=call), good])
+    assert [field.name for field in source.fields] == ["bad", "good"]
+    for _ in range(2):
+        bad, fine = source.read(slow=True)
+        assert math.isnan(bad)
+        assert fine == 7
+    ((name, reason),) = source.drain_failures()
+    assert name == "bad"
+    assert reason.startswith(why)
+    calls.append(1)
+    never = Readings([Reading(fields=(Field(name="bad"),), call=call), good])
+    assert list(never.unavailable) == ["bad"]
+    assert [field.name for field in never.fields] == ["good"]
+
+
+def test_counters_that_start_again_are_kept_up_with(tree: Write) -> None:
+    """Three times around between two samples, and looked at in time."""
+    root = rapl(tree, "intel-rapl:0", "package-0", 900)
+    source = open_host(root)
+    assert source.keep_up_s == 60
+    for energy in (100, 800, 300, 900, 200):
+        rapl(tree, "intel-rapl:0", "package-0", energy)
+        source.keep_up()
+    assert read(source)["host.energy.package-0_j"] == pytest.approx(3200e-6)
+    tree("sys/class/powercap/intel-rapl:0/energy_uj", "lost\n")
+    source.keep_up()
+    assert [name for name, _ in source.drain_failures()] == ["host.energy.package-0_j"]
+    assert source.keep_up_s == math.inf
+
+
+def test_without_such_counters_nothing_is_kept_up_with(tree: Write) -> None:
+    source = open_host(tree("proc/loadavg", ""))
+    assert source.keep_up_s == math.inf
+    source.keep_up()
+    assert source.drain_failures() == []
 
 
 @given(st.lists(st.integers(min_value=0, max_value=2**63), min_size=1), st.none() | st.integers(2**63, 2**64))

@@ -242,6 +242,20 @@ def test_a_gpu_that_is_lost_while_it_is_opened_is_unavailable(library: Path, tmp
 
 
 @needs_library
+def test_what_the_package_did_not_expect_ends_one_field(library: Path) -> None:
+    """As with a driver and a package that do not fit: an error that is not NVML's own."""
+    broken = (
+        "import pynvml\n"
+        "def broken(device):\n    raise AttributeError('no such member')\n"
+        "pynvml.nvmlDeviceGetName = pynvml.nvmlDeviceGetPowerUsage = broken\n"
+    )
+    told = ask(library, code=broken + READER)
+    assert told["facts"]["gpu.0.name"] == "unknown: AttributeError: no such member"
+    assert told["unavailable"]["gpu.0.power_w"] == "AttributeError: no such member"
+    assert "gpu.0.energy_j" in [name for name, *_ in told["fields"]]
+
+
+@needs_library
 def test_an_energy_counter_that_starts_again_is_told_as_it_is(library: Path) -> None:
     told = ask(library, reads=(False,) * 5, gpus=1, energy_reset=3)
     energy = [values(told, n)["gpu.0.energy_j"] for n in range(5)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import resource
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,6 +29,7 @@ from dlbench.node.watching import layers
 from dlbench.node.watching.layers import LayerWatch
 from dlbench.node.watching.profiler import ANCHOR, ProfileWindow
 from dlbench.node.watching.rank_spans import RankSpans
+from dlbench.node.watching.shares import span_bytes
 from dlbench.records.folder import RunFolder
 from dlbench.records.spans import COMPUTE, EXCHANGE, LANES, STAGE, SpanReader
 from dlbench.specs.plan import RunPlan
@@ -128,13 +131,61 @@ def test_spans_that_cannot_be_written_end_no_run(tmp_path: Path) -> None:
     spans.add(STAGE, "more", 0, 1)
     totals = spans.close()
     assert spans.problem == "spans could not be written: No such file or directory"
-    assert (totals.num_spans, totals.num_bytes) == (0, 0)
+    assert (totals.num_spans, totals.dropped, totals.num_bytes) == (0, 3, 0)
+    assert spans.close() == totals
     existing = RunFolder(tmp_path)
     existing.spans(0).write_bytes(b"of another run")
     other = RankSpans(plan_of(), existing, PLACE)
-    other.close()
+    assert other.close().dropped == 1
     assert "File exists" in other.problem
     assert existing.spans(0).read_bytes() == b"of another run"
+
+
+def test_a_disk_that_gets_full_is_told_with_what_it_cost(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    folder = RunFolder(tmp_path)
+    spans = RankSpans(plan_of(), folder, PLACE)
+    spans.stage("building")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (folder.spans(0).stat().st_size + 20, before[1]))
+    try:
+        for name in ("warm-up", "measuring", "finishing"):
+            spans.stage(name)
+        totals = spans.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert spans.problem == "spans could not be written: File too large"
+    assert (totals.num_spans, totals.dropped) == (1, 4)
+    assert totals.num_bytes == folder.spans(0).stat().st_size
+    assert [span.name for span in read_spans(folder.spans(0))] == ["starting"]
+
+
+@pytest.mark.parametrize("pauses", [3, 30, 127, 128, 400, 3000])
+@pytest.mark.parametrize(
+    ("ranks", "rank", "max_bytes", "least"), [(2, 1, 20_000_000, 10), (100, 99, 200_000, 0), (1, 0, 5_000, 20)]
+)
+def test_pauses_leave_room_for_the_last_stages(
+    tmp_path: Path, ranks: int, rank: int, max_bytes: int, least: int, pauses: int
+) -> None:
+    overrides = {"watch.window_ranks": 1, "watch.max_bytes": max_bytes}
+    engine = "single" if ranks == 1 else "ddp"
+    plan = plans(points=(ranks,), repeats=1, engine=engine, overrides=overrides)[0]
+    folder = RunFolder(tmp_path)
+    spans = RankSpans(plan, folder, dataclasses.replace(PLACE, rank=rank, size=ranks))
+    for name in ("building", "warm-up", "measuring"):
+        spans.stage(name)
+    for _ in range(pauses):
+        with spans.pause("evaluation"):
+            pass
+    spans.stage("finishing")
+    totals = spans.close()
+    seen = read_spans(folder.spans(rank))
+    names = [span.name for span in seen]
+    kept = names.count("evaluation")
+    assert names == ["starting", "building", "warm-up", *["measuring", "evaluation"] * kept, "measuring", "finishing"]
+    assert all(one.end_ns == other.start_ns for one, other in itertools.pairwise(seen))
+    assert kept == pauses or kept > least
+    assert (totals.num_spans, totals.dropped) == (len(seen), 2 * (pauses - kept))
+    assert folder.spans(rank).stat().st_size == totals.num_bytes <= span_bytes(plan, rank)
 
 
 # --- layers
@@ -391,6 +442,55 @@ def test_a_profile_can_be_set_on_the_clock_of_the_host(profiled: tuple[Path, lis
 
 def test_a_profile_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     window = ProfileWindow(tmp_path / "gone" / "x.json", torch.device("cpu"), lambda *_, **__: None)
+    window.open()
+    window.close()
+    assert window.problem.startswith("the profile could not be written")
+
+
+@pytest.mark.parametrize(("call", "what"), [("start", "could not be started"), ("stop", "could not be ended")])
+def test_a_profiler_that_fails_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, what: str
+) -> None:
+    path = tmp_path / "x.json"
+    window = ProfileWindow(path, torch.device("cpu"), lambda *_, **__: None)
+    whole = getattr(window._profile, call)
+
+    def failing() -> None:
+        if call == "stop":
+            whole()
+        raise RuntimeError("no memory\nfor events")
+
+    monkeypatch.setattr(window._profile, call, failing)
+    window.open()
+    window.stop()
+    window.close()
+    assert window.problem == f"the profile {what}: no memory for events"
+    assert not path.exists()
+
+
+def test_a_profile_is_written_after_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    window = ProfileWindow(path, torch.device("cpu"), lambda *_, **__: None)
+    window.open()
+    torch.ones(3).sum()
+    window.stop()
+    assert not path.exists()
+    torch.randn(4, 4) @ torch.randn(4, 4)
+    window.close()
+    names = {entry.get("name") for entry in json.loads(path.read_text())["traceEvents"]}
+    assert "aten::sum" in names
+    assert "aten::mm" not in names
+
+
+def test_what_cannot_be_removed_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    path.mkdir()  # no file can take its place
+    window = ProfileWindow(path, torch.device("cpu"), lambda *_, **__: None)
+
+    def refused(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(self)
+
+    monkeypatch.setattr(Path, "unlink", refused)
     window.open()
     window.close()
     assert window.problem.startswith("the profile could not be written")

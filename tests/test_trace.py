@@ -351,7 +351,7 @@ def test_what_is_sent_comes_before_it_is_received(tmp_path: Path) -> None:
     assert min(delays) > 0
     assert max(abs(delay - 50_000) for delay in delays) <= 2
     assert found.about["clocks"][1]["basis"] == "exchanges"
-    assert found.about["clocks"][1]["error_bound_ns"] == 20_000
+    assert found.about["clocks"][1]["error_bound_ns"] == 20_001
     assert found.processes()[2] == "rank 1 on n1"
 
 
@@ -510,7 +510,9 @@ def test_the_whole_run_passes_the_checker(large: RunFolder) -> None:
     assert len([s for s in found.slices("compute") if s.get("cat") == "step"]) == 8 * 40
     assert found.about["spans"]["left_out"] == 0
     assert found.about["window"]["num_steps"] == 3
-    assert {c["error_bound_ns"] for c in found.about["clocks"]} == {0, 15_000}
+    # The first stage begins 2 s before clocks were compared; a clock may drift by 500 millionths.
+    bounds = [c["error_bound_ns"] for c in found.about["clocks"]]
+    assert bounds == [0, *[pytest.approx(15_001 + 1_000_000, abs=500)] * 3]
     assert min(nanoseconds(e["ts"]) for e in found.events if e["ph"] in "XbC") == 0
     # On the axis of all nodes every step begins within microseconds on all ranks, though their clocks are days apart.
     starts = [

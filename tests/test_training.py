@@ -16,15 +16,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.node.data.loader import RECENT_READS
 from dlbench.node.data.sharding import Position, ShardedOrder, evaluation_batches
 from dlbench.node.models.metrics import MaskedLmAccuracy, MeanAbsoluteError, Top1
 from dlbench.node.models.optimizers import Lamb
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.training import checkpoint, noise_scale, precision
 from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune, write_checkpoint
-from dlbench.node.training.course import Course
+from dlbench.node.training.course import WATCHED_STEPS, Course, plan_course
 from dlbench.records.record import Evaluation
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
+from tests.run_factory import plans
 
 # --- the course of a run
 
@@ -62,7 +64,11 @@ def test_epochs_end_where_their_last_step_does() -> None:
         (2, 3, [1]),
         (3, 3, [1, 2]),
         (4, 3, [1, 2, 3]),
-        (9, 3, [6, 7, 8]),
+        (6, 3, [3, 4, 5]),
+        (7, 3, [1, 2, 3]),
+        (9, 3, [3, 4, 5]),
+        (5, 1, [1]),
+        (4, 1, [3]),
         (9, 0, []),
         (0, 0, []),
     ],
@@ -70,6 +76,64 @@ def test_epochs_end_where_their_last_step_does() -> None:
 def test_the_watched_window_leaves_the_first_step_out(warmup: int, window_steps: int, window: list[int]) -> None:
     course = Course(first=7, end=100, warmup=warmup, global_batch=8, steps_per_epoch=None, window_steps=window_steps)
     assert list(course.window) == window
+
+
+@given(warmup=st.integers(0, 40), window_steps=st.integers(0, 64), deciding=st.sampled_from([0, 4, 12]))
+def test_layers_are_watched_where_they_disturb_no_figure(warmup: int, window_steps: int, deciding: int) -> None:
+    course = Course(
+        first=0,
+        end=100,
+        warmup=warmup,
+        global_batch=8,
+        steps_per_epoch=None,
+        window_steps=window_steps,
+        deciding_steps=deciding,
+    )
+    window, exchange = set(course.window), set(range(course.watch_from, warmup))
+    assert window <= set(range(warmup))
+    assert len(window) <= window_steps
+    assert course.shares_window == bool(window & exchange)
+    if deciding:
+        assert not window & (exchange | set(range(deciding)))
+    if warmup >= max(1, deciding) + window_steps + WATCHED_STEPS:
+        assert len(window) == window_steps
+        assert not window & exchange
+    elif not deciding:
+        assert bool(window) == bool(warmup and window_steps)
+    # Messages and reading: from the layers on, without a gap, to the end.
+    assert bool(course.traced) == bool(warmup and window_steps)
+    assert course.traced.stop == warmup
+    assert window <= set(course.traced)
+    assert len(course.traced) <= RECENT_READS
+
+
+@pytest.mark.parametrize(
+    ("ranks", "engine", "settings", "window"),
+    [
+        (2, "ddp", {}, [4, 5, 6]),
+        (2, "ddp", {"sync.fusion": "mgwfbp"}, [4, 5, 6]),
+        (2, "ddp", {"sync.fusion": "mgwfbp", "measure.warmup_steps": 8}, [4]),
+        (2, "ddp", {"sync.fusion": "mgwfbp", "measure.warmup_steps": 4}, []),
+        (2, "horovod", {"engine.horovod.autotune": True, "measure.warmup_steps": 2000}, [1994, 1995, 1996]),
+        (1, "single", {"measure.warmup_steps": 4}, [1, 2, 3]),
+    ],
+)
+def test_no_layer_is_watched_while_the_exchange_is_decided(
+    ranks: int, engine: str, settings: dict[str, Any], window: list[int]
+) -> None:
+    overrides = {"measure.warmup_steps": 10, **settings}
+    plan = plans(points=(ranks,), repeats=1, engine=engine, overrides=overrides)[0]
+    assert list(plan_course(plan, first=0, batches_per_epoch=None).window) == window
+
+
+def test_no_layer_is_watched_while_horovod_tunes() -> None:
+    overrides = {"measure.warmup_steps": 2000, "engine.horovod.autotune": True}
+    plan = plans(points=(2,), repeats=1, engine="horovod", overrides=overrides)[0]
+    steps = plan.engine.horovod.autotune_steps
+    for spare, window in ((0, []), (3, []), (5, [steps, steps + 1]), (6, [steps, steps + 1, steps + 2])):
+        measure = plan.measure.model_copy(update={"warmup_steps": steps + spare})
+        course = plan_course(plan.model_copy(update={"measure": measure}), first=0, batches_per_epoch=None)
+        assert list(course.window) == window
 
 
 # --- the learning rate

@@ -67,7 +67,9 @@ def test_each_run_has_an_unwatched_twin_and_every_second_repeat_goes_backwards()
     assert len({p.run_id for p in made}) == 8
     watched, unwatched = made[:2]
     assert unwatched.watch is not None
-    assert (unwatched.watch.sampler, unwatched.watch.window_steps) == (False, 0)
+    assert (unwatched.watch.sampler, unwatched.watch.window_steps, unwatched.watch.is_on) == (False, 0, False)
+    assert watched.watch is not None
+    assert watched.watch.is_on
     changed = {"run_id", "series", "watch"}
     assert unwatched.model_dump(exclude=changed) == watched.model_dump(exclude=changed)
     assert unwatched.run_id == f"{watched.run_id}-unwatched"

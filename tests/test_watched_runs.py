@@ -20,20 +20,25 @@ from dlbench.datasets.demo import prepare_demo_data
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.single import SingleEngine
+from dlbench.node.training.course import plan_course
+from dlbench.node.training.gathering import watch_doubts, with_layers_told
 from dlbench.node.training.run import RankRun
 from dlbench.node.training.watched import RankWatch, accounted_overhead
+from dlbench.node.watching.agent import NodeSampler
 from dlbench.node.watching.profiler import ANCHOR
+from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import RankResult, Record
+from dlbench.records.registry import watching
 from dlbench.records.samples import SampleReader
 from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.steps import PHASES, read_steps
 from dlbench.records.watch import NodeWatch, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
-from tests.run_factory import plans
+from tests.run_factory import Story, constant, plans, write_run
 from tests.test_spans import Seen, read_spans
-from tests.watch_factory import node_watch
+from tests.watch_factory import node_watch, watch_result
 
 STAGES = ["starting", "building", "warm-up", "measuring", "finishing"]
 SMALL: dict[str, Any] = {"conv_channels": (2, 3, 4, 5, 6), "dense_sizes": (8, 4), "dropout": 0.1}
@@ -57,6 +62,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def density(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_demo_data(tmp_path_factory.mktemp("data")).density
 
 
 def trained(out: Path, series: str, data: Path | None = None, **overrides: Any) -> Run:
@@ -167,14 +177,29 @@ def test_training_is_the_same_to_the_bit_watched_or_not(tmp_path: Path) -> None:
     losses = [read_steps(run.folder.steps(0)).steps["loss"].tolist() for run in runs]
     assert len(set(ends)) == 1
     assert losses[0] == losses[1] == losses[2]
-    layers = [len(lane(read_spans(run.folder.spans(0)), "compute")) for run in runs]
-    # Without the window nothing; two parts a batch, 3 steps (the first is left out), and the profile's anchor.
-    assert layers[0] == 0
-    assert layers[1] == layers[2] - 1 > 0
-    assert watch_of(runs[0]).window_first_step is None
-    assert (watch_of(runs[0]).window_ranks, watch_of(runs[0]).overhead) == ((), None)
+    layers = [len(lane(read_spans(run.folder.spans(0)), "compute")) for run in runs[1:]]
+    # Two parts a batch, 3 steps (the first is left out), and the profile's anchor.
+    assert layers[0] == layers[1] - 1 > 0
     (doubt,) = record_of(runs[2]).warnings
-    assert doubt.startswith("watch.window_steps 4: only 3 steps could be watched")
+    assert doubt == (
+        "watch.window_steps 4: layers could be watched in 3 steps only, as the warm-up has 4 and its first is left "
+        "out; set measure.warmup_steps to 8"
+    )
+
+
+def test_a_long_warm_up_keeps_layers_and_exchange_apart(tmp_path: Path, density: Path) -> None:
+    run = trained(tmp_path, "apart", density, **{"measure.warmup_steps": 8, "watch.profiler": True})
+    spans = read_spans(run.folder.spans(0))
+    assert {span.step for span in lane(spans, "compute") if span.name != ANCHOR} == {2, 3, 4}
+    # From the first layer on to the end of the warm-up.
+    assert [span.step for span in lane(spans, "input")] == [2, 3, 4, 5, 6, 7]
+    found = watch_of(run)
+    assert (found.window_ranks, found.window_first_step, found.window_num_steps) == ((0,), 2, 3)
+    assert record_of(run).warnings == ()
+    content = json.loads(run.folder.profile(0).read_text())
+    convolutions = [e for e in content["traceEvents"] if e.get("cat") == "cpu_op" and e["name"] == "aten::conv3d"]
+    # The profile ended with the layers' steps.
+    assert len(convolutions) == 3 * len(SMALL["conv_channels"])
 
 
 def test_a_profile_stands_beside_the_spans(tmp_path: Path) -> None:
@@ -208,6 +233,47 @@ def test_plans_that_watch_nothing_leave_nothing(tmp_path: Path) -> None:
     assert [path.name for path in folder.path.iterdir()] == ["plan.json"]
 
 
+def test_runs_with_everything_switched_off_leave_nothing(tmp_path: Path) -> None:
+    run = trained(tmp_path, "off", **{"watch.window_steps": 0})
+    assert record_of(run).watch is None
+    assert not run.folder.spans(0).exists()
+    assert watching(run) == "none"
+
+
+class Clumsy(NodeSampler):
+    """A sampler that wrote samples and died before its account."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.problem = "sampler of here: ended by signal 9"
+        folder.samples(0).write_bytes(b"12345")
+
+    def finish(self, timeout_s: float = 0) -> None:
+        return None
+
+
+def test_samples_of_a_sampler_that_died_count_as_bytes(tmp_path: Path) -> None:
+    plan = plan_of("died")
+    folder = create(tmp_path, plan)
+    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
+    watch = RankWatch(plan, folder, place, Clumsy(folder), started=time.monotonic())
+    told = watch.told()
+    assert (told["node"], told["sample_bytes"]) == (None, 5)
+    assert told["problems"] == ["sampler of here: ended by signal 9"]
+
+
+def test_runs_with_nodes_that_were_not_sampled_stand_apart(tmp_path: Path) -> None:
+    plan = plan_of("nodes")
+    values = []
+    for number, (sampler, nodes) in enumerate([(True, [node_watch()]), (True, []), (False, [])]):
+        assert plan.watch is not None
+        watch = plan.watch.model_copy(update={"sampler": sampler})
+        one = plan.model_copy(update={"run_id": f"{plan.run_id}-{number}", "watch": watch})
+        story = Story(record={"watch": watch_result(nodes=nodes)})
+        write_run(tmp_path, one, constant((0, 0, 1, 2, 0, 1)), story)
+        values.append(watching(read_run(tmp_path / one.run_id)))
+    assert values == ["default", "default, not sampled on 1 of 1 node", "sampler=False"]
+
+
 def test_a_run_without_warm_up_has_no_window(tmp_path: Path) -> None:
     run = trained(tmp_path, "cold", **{"measure.warmup_steps": 0, "watch.profiler": True, "watch.window_steps": 5})
     spans = read_spans(run.folder.spans(0))
@@ -215,12 +281,8 @@ def test_a_run_without_warm_up_has_no_window(tmp_path: Path) -> None:
     found = watch_of(run)
     assert (found.window_ranks, found.window_first_step, found.window_num_steps) == ((), None, 0)
     assert [text.split(":")[0] for text in record_of(run).warnings] == ["watch.window_steps 5", "watch.profiler"]
+    assert record_of(run).warnings[1].endswith("set measure.warmup_steps to 9")
     assert not run.folder.profile(0).exists()
-
-
-@pytest.fixture(scope="module")
-def density(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare_demo_data(tmp_path_factory.mktemp("data")).density
 
 
 def test_reading_and_pauses_have_spans(tmp_path: Path, density: Path) -> None:
@@ -241,6 +303,68 @@ def test_reading_and_pauses_have_spans(tmp_path: Path, density: Path) -> None:
     for pause in (span for span in stages if span.name == "checkpoint"):
         for row in steps:
             assert not row["start_ns"] < pause.start_ns < row["start_ns"] + row["step_ns"]
+
+
+# --- what the record says of the exchange
+
+
+def exchange(**changes: Any) -> ExchangeResult:
+    plain = {
+        "carrier": "gloo",
+        "by": "engine",
+        "exchange": "flat",
+        "fusion": "engine",
+        "wire": "fp32",
+        "group_size": 1,
+        "num_groups": 2,
+        "window_steps": 3,
+        "evidence": "seen",
+    }
+    return ExchangeResult.model_validate({**plain, **changes})
+
+
+@pytest.mark.parametrize(
+    ("warmup", "settings", "changes", "is_mixed"),
+    [
+        (4, {}, {}, True),
+        (6, {}, {}, True),
+        (7, {}, {}, False),
+        (4, {"watch.window_steps": 0}, {}, False),
+        (4, {}, {"by": "dlbench"}, False),
+        (4, {}, {"window_steps": 0}, False),
+        (4, {"sync.fusion": "mgwfbp"}, {}, False),
+    ],
+)
+@pytest.mark.parametrize("profiler", [False, True])
+def test_times_of_the_exchange_tell_what_lengthened_them(
+    warmup: int, settings: dict[str, Any], changes: dict[str, Any], is_mixed: bool, profiler: bool
+) -> None:
+    plan = plans(points=(2,), repeats=1, engine="ddp", overrides={"measure.warmup_steps": warmup, **settings})[0]
+    assert plan.watch is not None
+    plan = plan.model_copy(update={"watch": plan.watch.model_copy(update={"profiler": profiler})})
+    course = plan_course(plan, first=0, batches_per_epoch=None)
+    result = with_layers_told(plan, course, exchange(**changes))
+    assert result is not None
+    assert (result.evidence != "seen") == is_mixed
+    doubts = [text for text in watch_doubts(plan, course, [], result) if "lengthens them" in text]
+    assert len(doubts) == int(is_mixed and profiler)
+    assert all(text.endswith("set measure.warmup_steps to 7") for text in doubts)
+
+
+def test_layers_that_would_disturb_a_decision_are_told_only_if_asked_for() -> None:
+    overrides = {"measure.warmup_steps": 4, "sync.fusion": "mgwfbp"}
+    told = []
+    for more in ({}, {"watch.window_steps": 3}):
+        plan = plans(points=(2,), repeats=1, engine="ddp", overrides={**overrides, **more})[0]
+        course = plan_course(plan, first=0, batches_per_epoch=None)
+        told.append(watch_doubts(plan, course, [], None))
+    assert told == [
+        [],
+        [
+            "watch.window_steps 3: layers could be watched in 0 steps only, as the warm-up has 4 and its first 4 "
+            "decide on the exchange, its last 3 time it; set measure.warmup_steps to 10"
+        ],
+    ]
 
 
 # --- what the record says watching cost
@@ -291,7 +415,10 @@ ENGINES: dict[str, tuple[str, ...]] = {
     "ddp": ("--engine", "ddp", "--set", "engine.ddp.bucket_cap_bytes=65536"),
     "horovod": ("--engine", "horovod", "--set", "engine.horovod.cycle_time_ms=5.0"),
     "own": ("--engine", "ddp", "--set", "sync.fusion=size:100kB"),
+    "long": ("--engine", "ddp"),
 }
+WARMUP = {"long": 8}
+"""Warm-up steps, where they are not 4."""
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +433,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
                 [
                     *(sys.executable, "-m", "dlbench", "run", "cosmoflow", "--preset", "ci", "--data", "synthetic"),
                     *("--ranks", "2", "--series", name, "--out", str(out), "--set", "train.batch_per_rank=1"),
-                    *("--set", "measure.warmup_steps=4", "--set", "measure.measured_steps=4"),
+                    *("--set", f"measure.warmup_steps={WARMUP.get(name, 4)}", "--set", "measure.measured_steps=4"),
                     *("--set", "watch.period_s=0.1", *ENGINES[name]),
                 ],
                 env={k: v for k, v in os.environ.items() if k not in ("DLBENCH_PATH", "COLUMNS")},
@@ -361,6 +488,19 @@ def test_messages_of_the_window_are_all_gradients_once(runs: Runs, engine: str, 
             for span in messages
         ]
         within_steps(run, rank, ready, ("backward", "exchange"), slack_ns=SLACK_NS)
+
+
+@pytest.mark.slow
+def test_messages_follow_the_layers_of_a_long_warm_up(runs: Runs) -> None:
+    run = runs("long")
+    for rank in range(2):
+        spans = read_spans(run.folder.spans(rank))
+        assert {span.step for span in lane(spans, "compute")} == {2, 3, 4}
+        assert {span.step for span in lane(spans, "exchange")} == {5, 6, 7}
+    found = record_of(run).exchange
+    assert found is not None
+    assert found.window_steps == 3
+    assert "layers were watched" not in found.evidence
 
 
 @ENGINE

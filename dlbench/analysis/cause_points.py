@@ -23,15 +23,21 @@ class CausePoint:
     """By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency of means."""
     whole: Part
     not_measured: dict[str, tuple[str, ...]]
-    """Causes of which some runs do not tell, with each reason once."""
-    silent: frozenset[str]
-    """Causes of which no run tells."""
+    """Causes of which some of its runs or of the baseline's do not tell, with each reason once. In all these runs their
+    time is part of `compute`: seconds that some tell and others hide in `compute` can be compared by nobody."""
     throttling_evidence: tuple[str, ...]
     """How lowered clocks are known, each once."""
     ranks: tuple[Late, ...]
     """Ranks that were waited for, longest first."""
     hosts: tuple[Late, ...]
     """The same by host."""
+    num_hosts: int
+    """Hosts of a run, the most of any."""
+    main_host: Late | None
+    """The host for whose ranks most of the waiting was, of several; None where hosts take turns.
+
+    If s of the ranks are on it, it must hold a share of (1 + s) / 2 of the waiting: half-way from an even share to all.
+    """
 
     def part(self, name: str) -> Part:
         """One of `CAUSES`."""
@@ -63,9 +69,10 @@ def _point(
     point: Point, causes: Mapping[str, Causes], keys: Mapping[str, RunKey], baseline: Point, *, is_baseline: bool
 ) -> CausePoint:
     own = [causes[run_id] for run_id in point.run_ids]
+    not_measured = _reasons([*own, *(causes[run_id] for run_id in baseline.run_ids)])
     account = attribute(
-        {keys[run_id]: causes[run_id].seconds for run_id in point.run_ids},
-        {keys[run_id]: causes[run_id].seconds for run_id in baseline.run_ids},
+        {keys[run_id]: causes[run_id].seconds_without(not_measured) for run_id in point.run_ids},
+        {keys[run_id]: causes[run_id].seconds_without(not_measured) for run_id in baseline.run_ids},
         work=point.batch / baseline.batch,
         is_baseline=is_baseline,
         names=CAUSES,
@@ -76,12 +83,21 @@ def _point(
         is_baseline=is_baseline,
         parts=account.parts,
         whole=account.whole,
-        not_measured=_reasons(own),
-        silent=frozenset(name for name in CAUSES if all(name in one.not_measured for one in own)),
+        not_measured=not_measured,
         throttling_evidence=tuple(dict.fromkeys(one.throttling_evidence for one in own if one.throttling_evidence)),
         ranks=ranks,
         hosts=hosts,
+        num_hosts=max(len(set(one.hosts)) for one in own),
+        main_host=_main_host(hosts, own),
     )
+
+
+def _main_host(hosts: Sequence[Late], runs: Sequence[Causes]) -> Late | None:
+    if not hosts or all(len(set(run.hosts)) == 1 for run in runs):
+        return None
+    first = hosts[0]
+    even = sum(run.hosts.count(first.host) / run.ranks for run in runs) / len(runs)
+    return first if first.waited_share >= (1 + even) / 2 else None
 
 
 def _keys(table: RunTable) -> dict[str, RunKey]:

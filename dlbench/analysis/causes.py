@@ -16,7 +16,7 @@ From the phases to the causes seconds are only moved, never estimated anew, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,7 +56,15 @@ class Causes:
     @property
     def seconds(self) -> dict[str, float]:
         """Mean seconds a step, by `CAUSES`; they sum to the longest measured time of any rank / steps."""
-        return {name: value / (self.ranks * self.steps) / 1e9 for name, value in self.sums_ns.items()}
+        return self.seconds_without(())
+
+    def seconds_without(self, names: Collection[str]) -> dict[str, float]:
+        """The same as if this run did not tell of these causes: 0, and their time is part of `compute`."""
+        sums = dict(self.sums_ns)
+        for name in names:
+            sums["compute"] += sums[name]
+            sums[name] = 0
+        return {name: value / (self.ranks * self.steps) / 1e9 for name, value in sums.items()}
 
 
 def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:

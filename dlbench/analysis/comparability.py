@@ -2,7 +2,8 @@
 
 The registry (`dlbench.records.registry`) names what a reader must see. Two runs can agree there and
 still differ in something `--set` changed (a learning rate, an image size); such runs are kept apart
-by a digest of everything in the plan that decides what is computed and how ranks are started.
+by a digest of everything in the plan that decides what is computed and how ranks are started. So are
+runs from which something was taken away on purpose to compare others with them.
 """
 
 from __future__ import annotations
@@ -50,12 +51,16 @@ def _content(run: Run) -> dict[str, Any]:
         del measure["measured_steps"]
     else:
         del workload["quality"], workload["data"]["validation"]
-    return {
+    content: dict[str, Any] = {
         "registered": comparable_values(run),
         "workload": workload,
         "measure": measure,
         "launch": plan.system.launch.model_dump(mode="json"),
     }
+    # A twin is no repeat of a plain run that happens to have its settings: it ran to be subtracted.
+    if plan.series.variant != "plain":
+        content["variant"] = plan.series.variant
+    return content
 
 
 def _digest(content: dict[str, Any]) -> str:

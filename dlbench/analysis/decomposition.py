@@ -80,7 +80,7 @@ Key = tuple[str, str, str, int, int]
 def decompositions(runs: Sequence[Run]) -> list[Decomposition]:
     """Every scaling point whose series has variants of `dlbench run --decompose`, in order of series, ranks, nodes.
 
-    Only repeats count of which both the plain run and the variant have figures.
+    Only repeats count of which both the plain run and the variant have figures. A copy is no repeat.
     """
     points: dict[Key, list[Run]] = {}
     for run in runs:
@@ -109,12 +109,15 @@ def _point(runs: Sequence[Run]) -> Decomposition:
     measured: dict[Variant, dict[int, Parts]] = {}
     missing: list[str] = []
     for run in runs:
+        series = run.plan.series
+        known = measured.setdefault(series.variant, {})
+        if series.repeat in known:  # a copied folder
+            continue
         found, why = measured_or_why(run)
         if found is None:
             missing.append(why)
             continue
-        series = run.plan.series
-        measured.setdefault(series.variant, {})[series.repeat] = {name: found.parts[name] for name in OWN_PARTS}
+        known[series.repeat] = {name: found.parts[name] for name in OWN_PARTS}
     plain = measured.get("plain", {})
     planned = {run.plan.series.variant for run in runs}
     differences = []

@@ -128,13 +128,16 @@ def run_energy(run: Run) -> RunEnergy:
         samples = read_node(run, node, lambda name: ENERGY_FIELDS.fullmatch(name) is not None)
         course = node_course(run, node)
         use = gpus_of_ranks(run, samples)
-        found = [*gpu_sources(samples, course, use), *host_sources(samples, course)]
+        found = tuple(gpu_sources(samples, course, use))
+        host = host_sources(samples, course)
         sources += found
         # A node that does no work on a GPU takes nothing from the figures of those that do.
-        if not any(source.kind == "gpu" for source in found) and (computes_on_gpu(run, node) or not _has_gpu(run)):
+        if not found and (computes_on_gpu(run, node) or not _has_gpu(run)):
             why.setdefault("gpu", _on(samples, use.how if not use.gpus else _why_no_gpu(samples, use)))
-        if not any(source.kind == "host" for source in found):
-            why.setdefault("host", _on(samples, samples.why_not("host.energy")))
+        if isinstance(host, str):
+            why.setdefault("host", _on(samples, host))
+        else:
+            sources += host
         if not use.is_certain:
             doubts.append(use.how)
         doubts += _course_doubts(samples, course)
@@ -161,8 +164,11 @@ def _on(samples: NodeSamples, text: str) -> str:
 
 
 def _why_no_gpu(samples: NodeSamples, use: GpuUse) -> str:
-    gpu = f"gpu.{use.gpus[0]}"
-    return samples.why_not(f"{gpu}.energy_j", f"{gpu}.power_w")
+    for gpu in use.gpus:
+        fields = f"gpu.{gpu}.energy_j", f"gpu.{gpu}.power_w"
+        if not samples.columns.keys() & set(fields):
+            return samples.why_not(*fields)
+    return "energy of a GPU was never read twice in a stage of the run"
 
 
 def _course_doubts(samples: NodeSamples, course: NodeCourse) -> Iterator[str]:

@@ -1,8 +1,10 @@
 """A quantity from irregular samples over any interval: a counter, or a rate integrated over real time stamps.
 
 Between two neighbouring samples a counter is interpolated linearly, and a rate too (trapezoidal rule). What lies before
-the first sample, behind the last one, or in a gap is not known: it adds nothing, and is told as missing. So the amounts
-of the parts of an interval sum to that of the whole, however it is cut.
+the first sample, behind the last one, or in a gap is not known: it adds nothing, and is told as missing. A gap is a
+piece longer than five periods. A counter went on counting in it: its difference is right for the whole piece, and for
+no part of it. So an interval that holds all of such a piece knows it, and one whose border cuts it does not. But for
+such cuts the amounts of the parts of an interval sum to that of the whole.
 """
 
 from __future__ import annotations
@@ -70,6 +72,8 @@ class Curve:
     """The same at its end."""
     known: Flags
     """Whether the piece is known."""
+    bridged: Flags
+    """Whether it is known as a whole only: a gap over which a counter went on."""
     resets: int = 0
     """How often the counter fell."""
 
@@ -85,7 +89,7 @@ class Curve:
         length_ns = max(0, end_ns - begin_ns)
         start, stop = self.time_ns[:-1], self.time_ns[1:]
         first, last = np.maximum(start, begin_ns), np.minimum(stop, end_ns)
-        inside = self.known & (last > first)
+        inside = self.known_within(begin_ns, end_ns)
         start, stop, first, last = start[inside], stop[inside], first[inside], last[inside]
         low, slope = self.begin_rate[inside], (self.end_rate - self.begin_rate)[inside]
         # The mean of a line is its value in the middle.
@@ -94,20 +98,28 @@ class Curve:
         value = float(np.sum((low + slope * middle) * (lengths / 1e9)))
         return Amount(value=value, known_ns=int(lengths.sum()), length_ns=length_ns)
 
+    def known_within(self, begin_ns: int, end_ns: int) -> Flags:
+        """Which pieces are known in an interval and lie in it at least in part, shape (n - 1,)."""
+        start, stop = self.time_ns[:-1], self.time_ns[1:]
+        is_whole = (start >= begin_ns) & (stop <= end_ns)
+        found: Flags = self.known & (start < end_ns) & (stop > begin_ns) & (is_whole | ~self.bridged)
+        return found
+
     def num_within(self, begin_ns: int, end_ns: int) -> int:
         """Samples in an interval, its ends included."""
         return int(((self.time_ns >= begin_ns) & (self.time_ns <= end_ns)).sum())
 
 
-def counter_curve(time_ns: Times, values: Floats) -> Curve:
+def counter_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
     """A counter that runs from anywhere, NaN where it was not read.
 
-    A gap between two values is bridged, because the counter went on counting. Where it falls it was reset (a driver
-    was reloaded): that piece is unknown.
+    A gap longer than five periods is known as a whole, because the counter went on counting, and not in part. Where the
+    counter falls it was reset (a driver was reloaded): that piece is unknown.
 
     Args:
         time_ns: when each value was read, shape (n,).
         values: e.g. joules, shape (n,).
+        period_s: longest period at which the field was read, seconds.
     """
     import numpy as np
 
@@ -115,7 +127,14 @@ def counter_curve(time_ns: Times, values: Floats) -> Curve:
     grown = np.diff(read)
     known = grown >= 0
     rate = np.where(known, grown, 0.0) / np.diff(times) * 1e9
-    return Curve(time_ns=times, begin_rate=rate, end_rate=rate, known=known, resets=int((~known).sum()))
+    return Curve(
+        time_ns=times,
+        begin_rate=rate,
+        end_rate=rate,
+        known=known,
+        bridged=~joined(times, period_s),
+        resets=int((~known).sum()),
+    )
 
 
 def rate_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
@@ -128,8 +147,13 @@ def rate_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
         values: e.g. watts, shape (n,).
         period_s: longest period at which the field was read, seconds.
     """
+    import numpy as np
+
     times, read = _readable(time_ns, values)
-    return Curve(time_ns=times, begin_rate=read[:-1], end_rate=read[1:], known=joined(times, period_s))
+    near = joined(times, period_s)
+    return Curve(
+        time_ns=times, begin_rate=read[:-1], end_rate=read[1:], known=near, bridged=np.zeros(len(near), dtype=np.bool_)
+    )
 
 
 def joined(times: Times, period_s: float) -> Flags:

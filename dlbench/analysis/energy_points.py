@@ -61,13 +61,16 @@ class EnergyPoint:
 
 
 def energy_points(runs: Iterable[Run]) -> list[EnergyPoint]:
-    """The energy of every group of comparable valid runs and rank count, in the order in which they are first met."""
+    """The energy of every group of comparable runs and rank count, in the order in which they are first met.
+
+    Args:
+        runs: those with figures, each once: `dlbench.analysis.tables.RunTable.runs`.
+    """
     found: dict[tuple[str, str, int, int], list[Run]] = {}
     for run in runs:
-        if run.state == "valid":
-            layout = run.plan.layout
-            key = (group_id(run), run.plan.series.variant, layout.ranks, layout.nodes)
-            found.setdefault(key, []).append(run)
+        layout = run.plan.layout
+        key = (group_id(run), run.plan.series.variant, layout.ranks, layout.nodes)
+        found.setdefault(key, []).append(run)
     order = {group: number for number, group in enumerate(dict.fromkeys(key[0] for key in found))}
     keys = sorted(found, key=lambda key: (order[key[0]], key[1] != "plain", *key[1:]))
     return [_point(key, found[key]) for key in keys]

@@ -29,6 +29,8 @@ MIN_WINDOW_S = 10.0
 CHECK_TOLERANCE = 0.1
 """Counter and power further apart than this are doubtful."""
 
+_HOST_FIELD = re.compile(r"host\.energy\.(.+)_j")
+
 ENERGY_FIELDS = re.compile(r"gpu\.\d+\.(power_w|energy_j)|host\.energy\..+_j")
 """Fields that energy is made of."""
 
@@ -66,14 +68,16 @@ def gpu_sources(samples: NodeSamples, course: NodeCourse, use: GpuUse) -> Iterat
 def _gpu_source(samples: NodeSamples, course: NodeCourse, name: str) -> SourceEnergy | None:
     columns = samples.columns
     energy, power = columns.get(f"{name}.energy_j"), columns.get(f"{name}.power_w")
-    counter = counter_curve(samples.time_ns, energy) if energy is not None else None
-    rate = rate_curve(samples.time_ns, power, samples.period_of(f"{name}.power_w")) if power is not None else None
-    told = [curve for curve in (counter, rate) if curve is not None and curve.over(*course.whole).known_ns]
+    counter = None
+    if energy is not None:
+        counter = counter_curve(samples.time_ns, energy, samples.period_s)
+    rate = rate_curve(samples.time_ns, power, samples.period_s) if power is not None else None
+    told = [curve for curve in (counter, rate) if curve is not None and _total(curve, course).known_ns]
     if not told:
         return None
     curve = told[0]
     if len(told) == 2:
-        covered, other = (curve.over(*course.whole).coverage for curve in told)
+        covered, other = (_total(curve, course).coverage for curve in told)
         # A counter that failed half-way tells less than power that went on.
         curve = told[1] if covered < MIN_COVERAGE and other > covered else told[0]
     if curve is rate:
@@ -91,16 +95,30 @@ def _check(counter: Curve | None, rate: Curve | None, course: NodeCourse) -> flo
     return one / other if one is not None and other else None
 
 
-def host_sources(samples: NodeSamples, course: NodeCourse) -> Iterator[SourceEnergy]:
-    """The processor packages of a node and their memory, by RAPL; no two of its fields overlap."""
-    for field, values in samples.columns.items():
-        match = re.fullmatch(r"host\.energy\.(.+)_j", field)
-        if match is None:
-            continue
-        curve = counter_curve(samples.time_ns, values)
-        if curve.over(*course.whole).known_ns:
-            method: Method = "energy counter with reset" if curve.resets else "energy counter"
-            yield _source(samples, course, match[1], "host", curve, method, None)
+def host_sources(samples: NodeSamples, course: NodeCourse) -> tuple[SourceEnergy, ...] | str:
+    """The processor packages of a node and their memory, by RAPL; no two of its fields overlap.
+
+    All of them, or why not: a sum over some of them is not the energy of the node.
+    """
+    columns = {match[1]: values for name, values in samples.columns.items() if (match := _HOST_FIELD.fullmatch(name))}
+    if not columns:
+        return samples.why_not("host.energy")
+    for name, reason in samples.unavailable.items():
+        if match := _HOST_FIELD.fullmatch(name):
+            return f"{match[1]} is not read: {reason}"
+    found = []
+    for name, values in columns.items():
+        curve = counter_curve(samples.time_ns, values, samples.period_s)
+        if not _total(curve, course).known_ns:
+            return f"{name} was never read twice in a stage of the run"
+        method: Method = "energy counter with reset" if curve.resets else "energy counter"
+        found.append(_source(samples, course, name, "host", curve, method, None))
+    return tuple(found)
+
+
+def _total(curve: Curve, course: NodeCourse) -> Amount:
+    """All stages together: a gap that the border of a stage cuts is not known."""
+    return reduce(add, (curve.over(begin, end) for _, begin, end in course.pieces), NOTHING)
 
 
 def _source(

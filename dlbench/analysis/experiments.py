@@ -110,9 +110,17 @@ def _is_wide_wire(case: Case) -> bool:
 
 
 def _straggler_text(case: Case) -> str:
-    late = case.point.main_straggler
+    late = case.point.main_straggler or case.point.main_host
     if late is None:
         return "a look for jitter: ranks take turns at being last (other work on the cores, uneven samples)"
+    if late.rank is None:
+        where = {
+            "input": "its ranks' input (storage of that node, loader workers)",
+            "compute": "its ranks' computing (clocks, temperature, other work on its cores)",
+            "host": "the host between the steps (other processes, logging)",
+            None: "its network link, because nothing of its ranks' own work explains it",
+        }
+        return f"a look at {late.host}: {where[late.main_cause]}"
     where = {
         "input": "its input (storage of that node, loader workers)",
         "compute": "its computing (clocks, temperature, other work on its cores)",
@@ -150,6 +158,11 @@ def _packed_text(case: Case) -> str:
     return "" if record is None else f"the data prepared once ({_PACKED_BY[str(record.data.get('kind'))]})"
 
 
+def _is_weak(case: Case) -> bool:
+    """Under strong scaling all points share the batch of all ranks; another one is another question."""
+    return case.run.plan.series.scaling == "weak"
+
+
 def _larger_batch(case: Case) -> str:
     return f"a larger batch a rank (--set train.batch_per_rank={2 * case.batch}): fewer steps for the same samples"
 
@@ -179,7 +192,7 @@ RULES: Mapping[str, Rule] = {
                 when=_is_wide_wire,
                 way=lambda case: _way(case, wire="fp16"),
             ),
-            Experiment(text=_larger_batch),
+            Experiment(text=_larger_batch, when=_is_weak),
         ),
     ),
     "straggler": Rule(
@@ -206,7 +219,7 @@ RULES: Mapping[str, Rule] = {
     "host": Rule(
         name="host-bound",
         told="the host between phases",
-        experiments=(Experiment(text=_larger_batch),),
+        experiments=(Experiment(text=_larger_batch, when=_is_weak),),
     ),
     "throttling": Rule(
         name="throttled",

@@ -50,7 +50,7 @@ class Telemetry:
     missing: float
     """Share of the window in such gaps, before the first and behind the last sample (1)."""
     fields: dict[str, FieldSummary]
-    """By name; `host.cpu.busy` is the mean of all cores. Fields never read in the window are not in it."""
+    """By name; `host.cpu.busy` is the mean of all cores. Fields that the window knows nothing of are not in it."""
     clock_reasons: dict[str, dict[str, float]]
     """For each GPU (`gpu.0`) the share of the sampled time in which a reason held its clock, by reason (1)."""
     unavailable: dict[str, str]
@@ -101,14 +101,13 @@ def _node(samples: NodeSamples, window: Interval) -> Telemetry:
 
 
 def _summary(samples: NodeSamples, name: str, values: Floats, window: Interval) -> FieldSummary | None:
-    """None where the field was never read in the window."""
+    """None where nothing of the field is known in the window."""
     import numpy as np
 
     is_rate = _COUNTERS.fullmatch(name) is not None
     if is_rate:
-        curve = counter_curve(samples.time_ns, values)
-        overlaps = curve.known & (curve.time_ns[1:] > window[0]) & (curve.time_ns[:-1] < window[1])
-        told, mean = curve.begin_rate[overlaps], curve.over(*window).rate
+        curve = counter_curve(samples.time_ns, values, samples.period_of(name))
+        told, mean = curve.begin_rate[curve.known_within(*window)], curve.over(*window).rate
     else:
         inside = (samples.time_ns >= window[0]) & (samples.time_ns <= window[1]) & np.isfinite(values)
         told, mean = values[inside], None

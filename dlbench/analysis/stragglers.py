@@ -1,21 +1,32 @@
-"""Waiting for late ranks: how much of the exchange it is, whose it is, and why that rank was late.
+"""Waiting for late ranks: how much of the exchange it is, whose it is, and why those ranks were late.
 
-A synchronous exchange ends when the last rank has brought its gradients, so the rank that comes last waits least.
-With x[r] the exposed exchange of rank r in one step and p ranks, the last rank is l = argmin x (of equal ones the
-rank with most work), and the others wait
+A synchronous exchange ends when the last rank has brought its gradients, so a rank that comes late waits less. With
+x[r] the exposed exchange of rank r in one step and p ranks, rank r waits
 
-    W = mean over r != l of (x[r] - x[l]) .
+    wait[r] = x[r] - min x .
 
-The step is W longer than if l had come with the others. Of that, (p - 1)/p W lies in the mean exchange. The rest,
-W/p, is the last rank's own work: it is taken out of the causes in which that rank exceeds the mean of the others in
-this step, in proportion to these excesses and up to their sum. So a rank that is D late is charged with D, whatever
-the number of ranks, and nothing is counted twice; what no excess explains stays in the cause where it was.
+It is *in time* if wait[r] >= max(wait)/2, else *late*; where max(wait) = 0 nobody is late. The step is
+
+    W = mean of wait over the ranks in time
+
+longer than if the late ranks had come with the others, and a late rank is L[r] = W - wait[r] late. Of W, mean(wait)
+over all ranks lies in the mean exchange. The rest, (sum of L)/p, is the late ranks' own work: it is taken out of the
+causes in which a late rank exceeds the mean of the ranks in time in this step, in proportion to these excesses and up
+to L[r]. So ranks that are D late are charged with D, however many ranks there are and however many of them are late,
+and nothing is counted twice; what no excess explains stays in the cause where it was.
+
+All waiting of a step is owed by its late ranks, in proportion to L[r]. One of them came *last*: the rank that waited
+least, of equal ones the one with most work.
 
 The work before an exchange is: optimiser and *other* of the step before, then input wait, copy, forward and backward.
 (*Other* lies at the end of a step; before the first measured step all ranks wait for each other.)
 
-Limits: x tells who came last only if all ranks leave an exchange together. Exchanges with leaders, and engines that
-let ranks go one by one, blur W by as much as ranks leave apart. On a GPU x is time of the training stream.
+All times are whole nanoseconds: W and the means of the ranks in time are rounded down, and waiting is shared out so
+that its sum stays.
+
+Limits: x tells who came late only if all ranks leave an exchange together. Exchanges with leaders, and engines that
+let ranks go one by one, blur W by as much as ranks leave apart. Jitter of which no rank is the cause is waiting too:
+about half of the ranks are late then, now these, now those. On a GPU x is time of the training stream.
 """
 
 from __future__ import annotations
@@ -31,6 +42,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Times = npt.NDArray[np.int64]
+    Flags = npt.NDArray[np.bool_]
 
 WORK = ("input", "compute", "host")
 """In what a rank can be late: input wait and copy; forward, backward and optimiser; what lies between steps."""
@@ -38,15 +50,15 @@ WORK = ("input", "compute", "host")
 
 @dataclass(frozen=True, kw_only=True)
 class LateRank:
-    """How often the others waited for one rank, and what held it up; sums over the measured steps, nanoseconds."""
+    """How often one rank was late, who waited for it, and what held it up; sums over the measured steps."""
 
     rank: int
     steps_last: int
     """Steps in which it came last and another rank waited."""
     waited_ns: int
-    """Waiting of all other ranks in these steps."""
+    """Its share of all ranks' waiting in the steps in which it was late, nanoseconds."""
     late_ns: dict[str, int]
-    """Its own time beyond the mean of the others in these steps, as charged to it, by `WORK`."""
+    """Its own time beyond the mean of the ranks in time in these steps, as charged to it, by `WORK`, nanoseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +68,9 @@ class Waiting:
     waited_ns: int = 0
     """In the exchange."""
     moved_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))
-    """Of the last ranks' own work, by `WORK`."""
+    """Of the late ranks' own work, by `WORK`."""
     ranks: tuple[LateRank, ...] = ()
-    """Ranks that came last at least once, the one that was waited for longest first."""
+    """Ranks that were late at least once, the one that was waited for longest first."""
 
     @property
     def total_ns(self) -> int:
@@ -69,19 +81,28 @@ class Waiting:
 def waiting(steps: RunSteps) -> Waiting:
     """Who waited for whom in the measured steps of one run; nobody at one rank."""
     exchange = steps.phase_ns["exchange"]
-    ranks = len(exchange)
-    if ranks == 1:
+    if len(exchange) == 1:
         return Waiting()
-    least = exchange.min(axis=0)
-    waited = exchange.sum(axis=0) - ranks * least
+    wait: Times = exchange - exchange.min(axis=0)
+    in_time = 2 * wait >= wait.max(axis=0)
+    late = _lateness(wait, in_time)
     work = _work_before_exchange(steps)
-    last = _last(exchange == least, work)
-    moved = _moved(waited // (ranks - 1), {name: _excess(times, last) for name, times in work.items()})
-    return Waiting(
-        waited_ns=int(waited.sum()),
-        moved_ns={name: int(times.sum()) for name, times in moved.items()},
-        ranks=_by_rank(last, waited, moved, ranks),
+    moved = _moved(late, {name: _excess(times, in_time) for name, times in work.items()})
+    found = _by_rank(
+        last=_steps_last(wait, work), waited=_shared_out(wait.sum(axis=0), late).sum(axis=1), moved=moved, late=late
     )
+    return Waiting(
+        waited_ns=int(wait.sum()),
+        moved_ns={name: int(times.sum()) for name, times in moved.items()},
+        ranks=found,
+    )
+
+
+def _lateness(wait: Times, in_time: Flags) -> Times:
+    """L of the late ranks, at least 1; 0 for those in time; shape (ranks, steps)."""
+    late: Times = wait.sum(axis=0, where=in_time) // in_time.sum(axis=0) - wait
+    late[in_time] = 0
+    return late
 
 
 def _work_before_exchange(steps: RunSteps) -> dict[str, Times]:
@@ -102,57 +123,71 @@ def _of_step_before(times: Times) -> Times:
     return shifted
 
 
-def _last(is_least: npt.NDArray[np.bool_], work: Mapping[str, Times]) -> Times:
-    """The rank that came last in each step, shape (steps,): of those that waited least the one with most work."""
+def _steps_last(wait: Times, work: Mapping[str, Times]) -> Times:
+    """Steps in which each rank came last and another waited, shape (ranks,).
+
+    Last is of those that waited least the one with most work.
+    """
     import numpy as np
 
     total = np.add(work["input"], work["compute"])
     total += work["host"]
-    total[~is_least] = np.iinfo(np.int64).min
-    return np.asarray(total.argmax(axis=0), dtype=np.int64)
+    total[wait > 0] = np.iinfo(np.int64).min
+    last = total.argmax(axis=0)[wait.max(axis=0) > 0]
+    return np.bincount(last, minlength=len(wait)).astype(np.int64)
 
 
-def _excess(times: Times, last: Times) -> Times:
-    """How far the last rank exceeds the mean of the others in each step, 0 where it does not; shape (steps,)."""
+def _excess(times: Times, in_time: Flags) -> Times:
+    """How far each rank exceeds the mean of the ranks in time in each step, 0 where it does not."""
     import numpy as np
 
-    own = np.take_along_axis(times, last[None, :], axis=0)[0]
-    excess: Times = np.maximum(own - (times.sum(axis=0) - own) // (len(times) - 1), 0)
-    return excess
+    excess: Times = times - times.sum(axis=0, where=in_time) // in_time.sum(axis=0)
+    return np.maximum(excess, 0, out=excess)
 
 
-def _moved(limit: Times, excess: Mapping[str, Times]) -> dict[str, Times]:
-    """The excesses, scaled down in proportion where together they exceed the waiting of one rank."""
+def _moved(late: Times, excess: Mapping[str, Times]) -> dict[str, Times]:
+    """What is charged to each rank, by `WORK`, shape (ranks,): its excesses where it is late.
+
+    They are scaled down in proportion where together they exceed its lateness.
+    """
     import numpy as np
 
-    found: Times = sum(excess.values(), np.zeros_like(limit))
+    found: Times = np.zeros_like(late)
+    for times in excess.values():
+        found += times
     # In floating point, because the product of two times in nanoseconds need not fit into 64 bits.
-    share = np.minimum(1.0, limit / np.maximum(found, 1))
+    share = late / np.maximum(found, 1)
+    fits = found <= late
     return {
-        name: np.where(found <= limit, times, np.floor(times * share).astype(np.int64))
+        name: np.where(fits, times, np.floor(times * share).astype(np.int64)).sum(axis=1, where=late > 0)
         for name, times in excess.items()
     }
 
 
-def _by_rank(last: Times, waited: Times, moved: Mapping[str, Times], ranks: int) -> tuple[LateRank, ...]:
+def _shared_out(waited: Times, late: Times) -> Times:
+    """The waiting of each step, shape (steps,), among its late ranks in proportion to their lateness; sums stay."""
     import numpy as np
 
-    def summed(times: Times) -> Times:
-        sums = np.zeros(ranks, dtype=np.int64)
-        np.add.at(sums, last, times)
-        return sums
+    reached = np.cumsum(late, axis=0)
+    whole = np.maximum(reached[-1], 1)
+    # Floors of the running sum lose nothing; in floating point for the reason above, so the end is set.
+    upto: Times = np.minimum(np.floor(waited * (reached / whole)).astype(np.int64), waited)
+    upto = np.where(reached == whole, waited, upto)
+    upto[1:] -= upto[:-1].copy()
+    return upto
 
-    steps_last, waits = summed((waited > 0).astype(np.int64)), summed(waited)
-    late = {name: summed(times) for name, times in moved.items()}
+
+def _by_rank(*, last: Times, waited: Times, moved: Mapping[str, Times], late: Times) -> tuple[LateRank, ...]:
+    import numpy as np
+
     found = [
         LateRank(
             rank=rank,
-            steps_last=int(steps_last[rank]),
-            waited_ns=int(waits[rank]),
-            late_ns={name: int(times[rank]) for name, times in late.items()},
+            steps_last=int(last[rank]),
+            waited_ns=int(waited[rank]),
+            late_ns={name: int(times[rank]) for name, times in moved.items()},
         )
-        for rank in range(ranks)
-        if waits[rank] > 0
+        for rank in np.flatnonzero(late.max(axis=1)).tolist()
     ]
     return tuple(sorted(found, key=lambda one: (-one.waited_ns, one.rank)))
 
@@ -167,11 +202,12 @@ class Late:
     last_share: float
     """Share of the steps in which it came last (1)."""
     waited_s: float
-    """Waiting for it, mean over all ranks."""
+    """Waiting that it owes, mean over all ranks."""
     waited_share: float
     """The same as a share of all waiting (1)."""
     late_s: dict[str, float]
-    """Its own time beyond the mean of the others where it was last, by `WORK`, spread over all steps."""
+    """Its own time beyond the mean of the ranks in time where it was late, by `WORK`, spread over all steps; of a host
+    the mean over its ranks."""
 
     @property
     def main_cause(self) -> str | None:
@@ -197,27 +233,29 @@ def ranking(runs: Sequence[Waited]) -> tuple[tuple[Late, ...], tuple[Late, ...]]
     """
     total = sum(run.waiting.waited_ns for run in runs)
     steps = sum(run.steps for run in runs)
-    by_rank: dict[tuple[int | None, str], list[tuple[LateRank, int]]] = {}
-    by_host: dict[tuple[int | None, str], list[tuple[LateRank, int]]] = {}
+    by_rank: dict[tuple[int | None, str], list[_Part]] = {}
+    by_host: dict[tuple[int | None, str], list[_Part]] = {}
     for run in runs:
         for one in run.waiting.ranks:
             host = run.hosts[one.rank]
-            by_rank.setdefault((one.rank, host), []).append((one, len(run.hosts)))
-            by_host.setdefault((None, host), []).append((one, len(run.hosts)))
+            by_rank.setdefault((one.rank, host), []).append((one, len(run.hosts), 1))
+            by_host.setdefault((None, host), []).append((one, len(run.hosts), run.hosts.count(host)))
     return _ranked(by_rank, total, steps), _ranked(by_host, total, steps)
 
 
-def _ranked(
-    found: Mapping[tuple[int | None, str], Sequence[tuple[LateRank, int]]], total_ns: int, steps: int
-) -> tuple[Late, ...]:
+_Part = tuple[LateRank, int, int]
+"""A late rank of one run, ranks of that run, and over how many of them its own time is a mean."""
+
+
+def _ranked(found: Mapping[tuple[int | None, str], Sequence[_Part]], total_ns: int, steps: int) -> tuple[Late, ...]:
     made = [
         Late(
             rank=rank,
             host=host,
-            last_share=sum(one.steps_last for one, _ in ones) / steps,
-            waited_s=sum(one.waited_ns / ranks for one, ranks in ones) / steps / 1e9,
-            waited_share=sum(one.waited_ns for one, _ in ones) / total_ns,
-            late_s={name: sum(one.late_ns[name] for one, _ in ones) / steps / 1e9 for name in WORK},
+            last_share=sum(one.steps_last for one, *_ in ones) / steps,
+            waited_s=sum(one.waited_ns / ranks for one, ranks, _ in ones) / steps / 1e9,
+            waited_share=sum(one.waited_ns for one, *_ in ones) / total_ns,
+            late_s={name: sum(one.late_ns[name] / over for one, _, over in ones) / steps / 1e9 for name in WORK},
         )
         for (rank, host), ones in found.items()
     ]

@@ -200,7 +200,7 @@ def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
     """What the ranks of a node lost to a used-up CPU quota, or why that cannot be told."""
     if _QUOTA not in samples.columns:
         return f"no GPU and no CPU quota, clocks of CPUs are not attributed: {samples.why_not(_QUOTA)}"
-    held_back = counter_curve(samples.time_ns, samples.columns[_QUOTA]).over(*window)
+    held_back = counter_curve(samples.time_ns, samples.columns[_QUOTA], samples.period_s).over(*window)
     if not held_back.known_ns:
         return f"no sample of {_QUOTA} in the measured window of {samples.host}"
     ranks = node_ranks(run, samples.node_rank)

@@ -38,7 +38,7 @@ class MeasuredCost:
 def watch_costs(runs: Sequence[Run]) -> list[MeasuredCost]:
     """The cost of watching at each scaling point that has unwatched twins, in order of series, ranks and nodes.
 
-    Runs without figures, and twins whose partner has none, are left out and counted.
+    Runs without figures, and twins whose partner has none, are left out and counted. A copy is no repeat.
     """
     points: dict[PointKey, list[Run]] = {}
     for run in runs:
@@ -59,7 +59,7 @@ def _cost(key: PointKey, runs: Sequence[Run]) -> MeasuredCost:
     sides = {"plain": watched, "unwatched": unwatched}
     for run in runs:
         side = sides.get(run.plan.series.variant)
-        if side is None:
+        if side is None or run.plan.series.repeat in side:  # a copied folder
             continue
         found, reason = measured_or_why(run)
         if found is None:

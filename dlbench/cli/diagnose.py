@@ -13,8 +13,9 @@ from dlbench.cli.report import check_writable, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
+    from dlbench.analysis.energy_points import EnergyPoint
     from dlbench.publish.diagnosis_model import Diagnosis
-    from dlbench.records.scan import Scan
+    from dlbench.records.scan import Run, Scan
 
 FormatName = Literal["text", "json"]
 
@@ -71,12 +72,12 @@ def diagnose(
     costs = None if network is None else read_network(network)
     scanned = scan(runs)
     found = assemble(scanned, costs)
-    _emit(found, scanned, chosen, output, _asked_of_slurm(scanned) if slurm else None)
-    for line in found.damaged:
+    damaged = _emit(found, scanned, chosen, output, _asked_of_slurm(scanned) if slurm else None)
+    for line in damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if not found.has_figures:
         click.echo(f"dlbench: {runs}: no run has figures; the diagnosis says why", err=True)
-    if found.damaged or not found.has_figures:
+    if damaged or not found.has_figures:
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
@@ -99,21 +100,58 @@ def _format_of(output: Path | None, asked: FormatName | None) -> FormatName:
 def _asked_of_slurm(scanned: Scan) -> dict[str, float]:
     """Joules of the runs' jobs, by run id; says on standard error of which there are none, and why."""
     from dlbench.jobs.slurm_energy import job_energies
+    from dlbench.publish.wording import clean
 
     told, why = job_energies(scanned.runs)
     for reason in dict.fromkeys(why.values()):
         names = [name for name, text in why.items() if text == reason]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        click.echo(f"dlbench: Slurm tells no energy of {names[0]}{more}: {reason}", err=True)
+        click.echo(f"dlbench: Slurm tells no energy of {clean(names[0])}{more}: {clean(reason)}", err=True)
     if not told and not why:
         click.echo("dlbench: --slurm: none of these runs was submitted to Slurm", err=True)
     return told
 
 
+def _with_figures(found: Diagnosis, scanned: Scan) -> list[Run]:
+    """The runs that the diagnosis took: valid ones whose files are not damaged, each once."""
+    from dlbench.publish.wording import clean
+
+    runs: dict[str, Run] = {}
+    for run in scanned.runs:
+        path = clean(str(run.folder.path))
+        # Every line names its file or folder first; a file stands below the folder.
+        if run.state == "valid" and not any(line.startswith((f"{path}:", f"{path}/")) for line in found.damaged):
+            runs.setdefault(run.plan.run_id, run)
+    return list(runs.values())
+
+
 def _emit(
     found: Diagnosis, scanned: Scan, chosen: FormatName, output: Path | None, slurm: dict[str, float] | None
+) -> list[str]:
+    """Writes the diagnosis where it belongs.
+
+    Returns:
+        Damaged files, one line each: samples are read here only.
+    """
+    from dlbench.analysis.energy_points import energy_points
+    from dlbench.publish.wording import clean
+
+    runs = _with_figures(found, scanned)
+    # Telemetry reads the same files as energy.
+    energy = energy_points(runs)
+    _write(found, scanned, runs, energy, chosen, output, slurm)
+    return list(dict.fromkeys([*found.damaged, *(clean(line) for point in energy for line in point.damaged)]))
+
+
+def _write(
+    found: Diagnosis,
+    scanned: Scan,
+    runs: list[Run],
+    energy: list[EnergyPoint],
+    chosen: FormatName,
+    output: Path | None,
+    slurm: dict[str, float] | None,
 ) -> None:
-    """Writes the diagnosis where it belongs."""
     if chosen == "json":
         from dlbench.publish.decomposition_text import decomposition_json
         from dlbench.publish.diagnosis_json import to_json
@@ -121,8 +159,8 @@ def _emit(
         from dlbench.publish.telemetry_text import telemetry_json
 
         further = {
-            "telemetry": telemetry_json(scanned),
-            "energy": energy_json(scanned, slurm),
+            "telemetry": telemetry_json(runs),
+            "energy": energy_json(energy, slurm),
             "decomposition": decomposition_json(scanned),
         }
         write_output(to_json(found, further).encode("utf-8"), output)
@@ -133,8 +171,8 @@ def _emit(
     from dlbench.publish.telemetry_text import telemetry_lines
 
     lines = (
-        ("Telemetry: means over the measured steps", telemetry_lines(scanned)),
-        ("Energy", energy_lines(scanned, slurm)),
+        ("Telemetry: means over the measured steps", telemetry_lines(runs)),
+        ("Energy", energy_lines(energy, slurm)),
         ("Decomposition", decomposition_lines(scanned)),
     )
     if output is None and sys.stdout.isatty():

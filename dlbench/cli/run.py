@@ -80,6 +80,8 @@ def _compare(plans: Sequence[RunPlan], out: Path, *, is_watch_cost: bool) -> Non
     if importlib.util.find_spec("numpy") is None:
         click.echo(f"the runs are not compared: numpy is not installed; remedy: {INSTALL_ANALYSIS}", err=True)
         return
+    from dlbench.publish.wording import clean
+
     found = Scan(root=out)
     for folder in (out / plan.run_id for plan in plans):
         if not folder.exists():  # --fail-fast, or a machine that lacks something
@@ -87,7 +89,7 @@ def _compare(plans: Sequence[RunPlan], out: Path, *, is_watch_cost: bool) -> Non
         try:
             found.runs.append(read_run(folder))
         except IncompleteDataError as error:
-            click.echo(str(error), err=True)
+            click.echo(clean(str(error)), err=True)
     for line in _watch_cost(found) if is_watch_cost else _decomposition(found):
         click.echo(line)
 

@@ -84,7 +84,7 @@ def trace(
         from dlbench.publish.trace_export import write_perfetto
 
         write_perfetto(made, facts, notes, output)
-        written = f"{output}: {notes.num_events} events"
+        written = f"{output}: {notes.num_events} events; open it in ui.perfetto.dev"
     _tell(found, written, facts["clocks_unknown"], notes)
     if notes.problems:
         sys.exit(int(ExitCode.INCOMPLETE))
@@ -92,17 +92,19 @@ def trace(
 
 def _tell(found: Run, written: str, clocks_unknown: list[str], notes: Notes) -> None:
     """What was written, and what a reader must know, on standard error."""
-    click.echo(f"{written}; open it in ui.perfetto.dev" if "events" in written else written, err=True)
+    from dlbench.publish.wording import clean
+
+    lines = []
     if found.recorded == "invalid":
-        click.echo(f"dlbench: a sanity check of the run failed: {found.objection}", err=True)
+        lines.append(f"a sanity check of the run failed: {found.objection}")
     if clocks_unknown:
-        click.echo(
-            f"dlbench: clocks not compared, times may be off against other nodes: {', '.join(clocks_unknown)}", err=True
-        )
-    for sentence in notes.sentences:
-        click.echo(f"dlbench: {sentence}", err=True)
-    for problem in notes.problems:
-        click.echo(f"dlbench: incomplete: {problem}", err=True)
+        lines.append(f"clocks not compared, times may be off against other nodes: {', '.join(clocks_unknown)}")
+    lines += notes.sentences
+    lines += [f"incomplete: {problem}" for problem in notes.problems]
+    click.echo(written, err=True)
+    for line in lines:
+        # Names of hosts and reasons come from files.
+        click.echo(f"dlbench: {clean(line)}", err=True)
 
 
 def _format_of(output: Path, asked: FormatName | None) -> FormatName:

@@ -85,7 +85,10 @@ def main(arguments: list[str]) -> int:
         raise
     finally:
         if sampler is not None:
+            told = sampler.problem
             sampler.stop()
+            if sampler.problem and sampler.problem != told:  # too late for the record
+                print(f"dlbench: {sampler.problem}", file=sys.stderr, flush=True)
     progress.enter("done", exit_code=0)
     return int(ExitCode.OK if valid else ExitCode.RUN_FAILED)
 

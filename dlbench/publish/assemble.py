@@ -120,7 +120,8 @@ def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     plan = group.sample.plan
     engine = ENGINE_TITLES[plan.engine.name]
     shown = "".join(f", {key}={value}" for key, value in settings)
-    return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{shown}"
+    variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
+    return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{shown}{variant}"
 
 
 def _batch_text(group: scaling.Group) -> str:

@@ -107,6 +107,7 @@ def _point(
         whole=_share(found.whole, found),
         waiting_ranks=tuple(map(_straggler, found.ranks)),
         waiting_hosts=tuple(map(_straggler, found.hosts)),
+        num_hosts=found.num_hosts,
         planted=_planted(own, table),
     )
 
@@ -125,7 +126,8 @@ def _share(part: Part, point: CausePoint) -> model.CauseShare:
         seconds=figure_of(part.seconds, "s"),
         ideal_seconds=part.ideal_seconds,
         lost=figure_of(part.lost, "fraction"),
-        is_measured=part.name not in point.silent,
+        is_measured=part.name not in point.not_measured,
+        not_measured=tuple(map(clean, point.not_measured.get(part.name, ()))),
         notes=cause_notes(part.name, point),
     )
 
@@ -157,16 +159,29 @@ def _planted(runs: list[Run], table: RunTable) -> tuple[tuple[int, float], ...]:
 
 
 def _watch_cost(runs: tuple[Run, ...]) -> model.WatchCost | None:
-    watched = [run.record.watch for run in runs if run.record is not None and run.record.watch is not None]
-    found = [watch.overhead for watch in watched if watch.overhead is not None]
-    if not found:
+    """Measured, if that was done for any run; all runs of a series and rank count carry the same figure then."""
+    found = [(run.plan, run.watch_overhead) for run in runs]
+    measured = [(plan, one) for plan, one in found if one is not None and one.method == "measured"]
+    if measured:
+        plan, newest = max(measured, key=lambda pair: (pair[0].created, pair[0].layout.ranks, pair[0].series.position))
+        return model.WatchCost(
+            value=newest.value,
+            low=newest.low,
+            high=newest.high,
+            method="measured",
+            ranks=plan.layout.ranks,
+            num_runs=newest.num_pairs,
+        )
+    accounted = [one for _, one in found if one is not None]
+    if not accounted:
         return None
     return model.WatchCost(
-        value=statistics.median(one.value for one in found),
-        low=min(one.low for one in found),
-        high=max(one.high for one in found),
-        methods=tuple(dict.fromkeys(one.method for one in found)),
-        num_runs=len(found),
+        value=statistics.median(one.value for one in accounted),
+        low=min(one.low for one in accounted),
+        high=max(one.high for one in accounted),
+        method="accounted",
+        ranks=None,
+        num_runs=len(accounted),
     )
 
 

@@ -22,9 +22,12 @@ class CauseShare:
     lost: Figure
     """Share of the ideal lost to it (fraction); causes sum to 1 - efficiency of means."""
     is_measured: bool
-    """Whether any run tells of it; if not, its time is part of `compute`, and its 0 seconds here mean nothing."""
+    """Whether all runs of the point and of the baseline tell of it; if not, its time is part of `compute`, and its 0
+    seconds here mean nothing."""
+    not_measured: tuple[str, ...]
+    """Why some of these runs do not tell of it, each reason once."""
     notes: tuple[str, ...]
-    """Why some runs do not tell of it, how others know it, or why it is 0."""
+    """How runs know it, or why it is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,8 @@ class Straggler:
     waited_share: float
     """The same as a share of all waiting."""
     input_s: float
-    """Its own time beyond the others' in input wait and copy, in the steps in which it was last, seconds a step."""
+    """Its own time beyond that of the ranks in time in input wait and copy, in the steps in which it was late, seconds
+    a step; of a host the mean over its ranks."""
     compute_s: float
     host_s: float
     late_by: str
@@ -89,6 +93,8 @@ class DiagnosedPoint:
     whole: CauseShare
     waiting_ranks: tuple[Straggler, ...]
     waiting_hosts: tuple[Straggler, ...]
+    num_hosts: int
+    """Hosts of a run, the most of any."""
     planted: tuple[tuple[int, float], ...]
     """Ranks slowed on purpose, and what that added, seconds a step, mean over runs."""
 
@@ -98,13 +104,18 @@ class WatchCost:
     """What watching cost in the runs of a group."""
 
     value: float
-    """Share of the step time, median over runs."""
+    """Share of the step time. Measured: of the newest series that was, at its largest rank count. Accounted: median
+    over runs."""
     low: float
-    """Least low end of any run."""
+    """Accounted: least low end of any run."""
     high: float
-    """Largest high end of any run."""
-    methods: tuple[str, ...]
+    """Accounted: largest high end of any run."""
+    method: str
+    """`measured` if that was done for any run, else `accounted`."""
+    ranks: int | None
+    """Where it was measured; None if accounted, over all rank counts."""
     num_runs: int
+    """Runs behind it: pairs of watched and unwatched ones if measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

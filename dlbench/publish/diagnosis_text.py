@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlbench.publish.diagnosis_model import CauseShare, DiagnosedGroup, DiagnosedPoint, Diagnosis, NodeHistory
+from dlbench.publish.diagnosis_model import (
+    CauseShare,
+    DiagnosedGroup,
+    DiagnosedPoint,
+    Diagnosis,
+    NodeHistory,
+    Straggler,
+)
 from dlbench.publish.diagnosis_words import CAUSE_TITLES, bound_text, gain_text
 from dlbench.publish.figure import Figure
 from dlbench.publish.tabular import Table, aligned
@@ -19,6 +26,7 @@ from dlbench.publish.wording import (
     number_text,
     percent,
     place_text,
+    ranks_text,
     runs_text,
 )
 
@@ -137,19 +145,32 @@ def _group(group: DiagnosedGroup, width: int) -> Iterator[Block]:
         told.append(f"! A fault was planted on purpose: {group.fault}.")
     told += [f"{_place(point)}: {point.verdict.line}." for point in group.points]
     yield Block(words=tuple(told))
-    first = group.points[-1].whole.seconds
-    yield Block(words=("", f"Mean step by cause; intervals: {basis_text(first)}."), rows=_seconds(group))
+    step = _bases([(point, point.whole.seconds) for point in group.points])
+    yield Block(words=("", f"Mean step by cause; intervals: {step}."), rows=_seconds(group))
     if len(group.points) == 1:
         yield Block(words=("", "Shares of the ideal need a second rank count."))
     else:
-        yield Block(words=("", "Share of the ideal that is lost, by cause."), rows=_lost(group))
+        lost = _bases([(point, point.whole.lost) for point in group.points[1:]])
+        yield Block(words=("", f"Share of the ideal that is lost, by cause; intervals: {lost}."), rows=_lost(group))
     yield Block(words=("", *_remarks(group)))
     largest = group.points[-1]
     if largest.waiting_ranks:
         text = f"Waiting for whom, at {_place(largest)} (means over {runs_text(len(largest.run_ids))}):"
         yield Block(words=("", text), rows=_stragglers(largest))
+        if largest.num_hosts > 1:
+            yield Block(words=("", "The same by host; late by: mean over its ranks."), rows=_late_hosts(largest))
     if largest.verdict.experiments:
         yield Block(words=("", f"To try at {_place(largest)}:", *_experiments(largest)))
+
+
+def _bases(figures: Iterable[tuple[DiagnosedPoint, Figure]]) -> str:
+    """What the intervals of a table are, each kind once, with the places where they are not all alike."""
+    places: dict[str, list[str]] = {}
+    for point, figure in figures:
+        places.setdefault(basis_text(figure), []).append(_place(point))
+    if len(places) == 1:
+        return next(iter(places))
+    return "; ".join(f"{basis} ({', '.join(where)})" for basis, where in places.items())
 
 
 def _place(point: DiagnosedPoint) -> str:
@@ -183,11 +204,15 @@ def _lost(group: DiagnosedGroup) -> Table:
 
 def _remarks(group: DiagnosedGroup) -> Iterator[str]:
     for index, cause in enumerate(group.points[0].causes):
-        notes = list(dict.fromkeys(note for point in group.points for note in point.causes[index].notes))
+        title = CAUSE_TITLES[cause.name]
+        silent = [point for point in group.points if not point.causes[index].is_measured]
+        if silent:
+            where = "" if len(silent) == len(group.points) else f" at {', '.join(map(_place, silent))}"
+            reasons = _first(reason for point in silent for reason in point.causes[index].not_measured)
+            yield f"- {title}: not measured{where}: {reasons}; compute includes it."
+        notes = [note for point in group.points for note in point.causes[index].notes]
         if notes:
-            more = f" (other runs tell {len(notes) - 1} more)" if len(notes) > 1 else ""
-            part = "; compute includes it" if notes[0].startswith("not measured") else ""
-            yield f"- {CAUSE_TITLES[cause.name]}: {notes[0]}{more}{part}."
+            yield f"- {title}: {_first(notes)}."
     for point in group.points:
         if point.planted:
             added = ", ".join(f"rank {rank} {number_text(seconds, 's')}" for rank, seconds in point.planted[:8])
@@ -195,28 +220,42 @@ def _remarks(group: DiagnosedGroup) -> Iterator[str]:
             yield f"- Planted at {_place(point)}: {added}{more} a step."
     if (cost := group.watch_cost) is not None:
         share = f"{percent(cost.value, 2)} [{percent(cost.low, 2)}, {percent(cost.high, 2)}]"
-        yield f"- Watching ({group.watching}) cost {share} of a step ({', '.join(cost.methods)})."
+        where = f" at {ranks_text(cost.ranks)}" if cost.ranks is not None else f", {runs_text(cost.num_runs)}"
+        yield f"- Watching ({group.watching}) cost {share} of a step ({cost.method}{where})."
     else:
         yield f"- Watching: {group.watching}."
     yield from (f"- {text}" for text in group.limits)
 
 
+def _first(texts: Iterable[str]) -> str:
+    """The first of several texts, and how many others there are."""
+    found = list(dict.fromkeys(texts))
+    return found[0] + (f" (other runs tell {len(found) - 1} more)" if len(found) > 1 else "")
+
+
 def _stragglers(point: DiagnosedPoint) -> Table:
-    rows: Table = [("rank", "host", "last in", "waited a step", "of all waiting", "late by")]
-    for late in point.waiting_ranks[:MOST_STRAGGLERS]:
-        seconds = {"input": late.input_s, "compute": late.compute_s, "host": late.host_s}
-        own = f"{late.late_by} {number_text(seconds[late.late_by], 's')}" if late.late_by in seconds else late.late_by
-        rows.append(
-            (
-                str(late.rank),
-                shorten(late.host, 20),
-                percent(late.last_share, 0),
-                number_text(late.waited_s, "s"),
-                percent(late.waited_share, 0),
-                own,
-            )
-        )
+    rows: Table = [("rank", "host", *_STRAGGLER_TITLES)]
+    rows += [(str(late.rank), *_straggler(late)) for late in point.waiting_ranks[:MOST_STRAGGLERS]]
     return rows
+
+
+def _late_hosts(point: DiagnosedPoint) -> Table:
+    return [("host", *_STRAGGLER_TITLES), *map(_straggler, point.waiting_hosts[:MOST_STRAGGLERS])]
+
+
+_STRAGGLER_TITLES = ("last in", "waited a step", "of all waiting", "late by")
+
+
+def _straggler(late: Straggler) -> tuple[str, ...]:
+    seconds = {"input": late.input_s, "compute": late.compute_s, "host": late.host_s}
+    own = f"{late.late_by} {number_text(seconds[late.late_by], 's')}" if late.late_by in seconds else late.late_by
+    return (
+        shorten(late.host, 20),
+        percent(late.last_share, 0),
+        number_text(late.waited_s, "s"),
+        percent(late.waited_share, 0),
+        own,
+    )
 
 
 def _experiments(point: DiagnosedPoint) -> Iterator[str]:

@@ -23,15 +23,19 @@ CAUSE_TITLES = {
 }
 """What the causes are called in tables, in order."""
 
-LATE_TITLES = {"input": "late by its input", "compute": "late by its computing", "host": "late between its steps"}
+_LATE_TITLES = {
+    "input": "late by {} input",
+    "compute": "late by {} computing",
+    "host": "late between {} steps",
+    None: "late by nothing of {} own",
+}
 
 
 def cause_notes(name: str, point: CausePoint) -> tuple[str, ...]:
-    """What must be known of a cause at a point, beside its figures."""
+    """How the runs of a point know a cause, or why it is 0."""
     if name == "memory":
         return ("nothing recomputes or swaps in these runs",)
-    known = tuple(map(clean, point.throttling_evidence)) if name == "throttling" else ()
-    return (*(f"not measured: {clean(why)}" for why in point.not_measured.get(name, ())), *known)
+    return tuple(map(clean, point.throttling_evidence)) if name == "throttling" else ()
 
 
 def finding_line(point: CausePoint, found: Diagnosis) -> str:
@@ -80,15 +84,16 @@ def _found_line(point: CausePoint, found: Diagnosis, largest: Part) -> str:
 
 
 def _late(point: CausePoint, largest: Part) -> str:
-    """For whom ranks wait, where it is mostly one."""
+    """For whom ranks wait, where it is mostly one, or the ranks of one host."""
     if largest.name != "straggler" or not point.ranks:
         return ""
-    first = point.main_straggler
+    first = point.main_straggler or point.main_host
     if first is None:
         return ", now for one, now for another"
-    cause = first.main_cause
-    why = LATE_TITLES[cause] if cause is not None else "late by nothing of its own"
-    return f": {percent(first.waited_share, 0)} of the wait is for rank {first.rank} on {clean(first.host, 64)}, {why}"
+    host = clean(first.host, 64)
+    who, whose = (f"the ranks of {host}", "their") if first.rank is None else (f"rank {first.rank} on {host}", "its")
+    why = _LATE_TITLES[first.main_cause].format(whose)
+    return f": {percent(first.waited_share, 0)} of the wait is for {who}, {why}"
 
 
 def forecast_text(advice: Advice) -> str:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from dlbench.analysis.energy import RunEnergy
-from dlbench.analysis.energy_points import KINDS, EnergyPoint, KindEnergy, check_slurm, energy_points
+from dlbench.analysis.energy_points import KINDS, EnergyPoint, KindEnergy, check_slurm
 from dlbench.analysis.energy_sources import Kind
 from dlbench.analysis.node_samples import STAGES
 from dlbench.analysis.statistics import Estimate
 from dlbench.publish.figure import figure_of
 from dlbench.publish.tabular import aligned
 from dlbench.publish.wording import DASH, ENGINE_TITLES, basis_text, clean, percent, place_text
-from dlbench.records.scan import Scan
 from dlbench.units import format_number
 
 WIDTH = 80
@@ -23,16 +22,15 @@ WIDTH = 80
 _TITLES: dict[Kind, str] = {"gpu": "GPU", "host": "host"}
 
 
-def energy_lines(scan: Scan, slurm: Mapping[str, float] | None = None) -> list[str]:
-    """Energy of every group of comparable valid runs and rank count, in lines of at most 80 columns.
+def energy_lines(points: Sequence[EnergyPoint], slurm: Mapping[str, float] | None = None) -> list[str]:
+    """Energy of every group of comparable runs and rank count, in lines of at most 80 columns.
 
     Args:
-        scan: the runs.
+        points: groups and rank counts.
         slurm: joules that Slurm counted for the job of each run, by run id; None: it was not asked.
     """
-    points = energy_points(scan.runs)
     if not points:
-        return ["energy: there is no valid run"]
+        return ["energy: no run has figures"]
     if not any(point.kinds for point in points):
         return [*_wrapped(f"energy: not measured here: {_why_none(points)}"), *_slurm(points, slurm or {})]
     lines: list[str] = []
@@ -46,16 +44,16 @@ def energy_lines(scan: Scan, slurm: Mapping[str, float] | None = None) -> list[s
     return [*lines, *_slurm(points, slurm or {})]
 
 
-def energy_json(scan: Scan, slurm: Mapping[str, float] | None = None) -> list[dict[str, Any]]:
+def energy_json(points: Sequence[EnergyPoint], slurm: Mapping[str, float] | None = None) -> list[dict[str, Any]]:
     """The same with raw numbers: one entry for each group and rank count; energy in joules, power in watts."""
-    return [_plain(point, slurm or {}) for point in energy_points(scan.runs)]
+    return [_plain(point, slurm or {}) for point in points]
 
 
 def _wrapped(text: str, indent: int = 2) -> list[str]:
     return textwrap.wrap(clean(text), WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
-def _why_none(points: list[EnergyPoint]) -> str:
+def _why_none(points: Sequence[EnergyPoint]) -> str:
     """Reasons of the single nodes, each once, with what they stop."""
     found: dict[str, list[str]] = {}
     for kind in KINDS:
@@ -119,7 +117,7 @@ def _table(point: EnergyPoint) -> list[tuple[str, ...]]:
     return rows
 
 
-def _slurm(points: list[EnergyPoint], slurm: Mapping[str, float]) -> list[str]:
+def _slurm(points: Sequence[EnergyPoint], slurm: Mapping[str, float]) -> list[str]:
     checks = [check for point in points for check in check_slurm(point.runs, slurm)]
     return [line for check in checks for line in _wrapped(check.text)]
 

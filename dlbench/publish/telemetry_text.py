@@ -12,12 +12,14 @@ from dlbench.analysis.comparability import group_id
 from dlbench.analysis.node_telemetry import FieldSummary, Telemetry, telemetry
 from dlbench.errors import IncompleteDataError
 from dlbench.publish.wording import clean, percent
-from dlbench.records.scan import Run, Scan
+from dlbench.records.scan import Run
 from dlbench.units import format_bytes, format_number, format_seconds
 
 WIDTH = 80
 MOST_NODES = 8
 """Nodes of a run that get lines; all of them are in the JSON."""
+TOLD_MISSING = 0.01
+"""Missing at the ends of the window below this share is not worth words: samples never stand on its edges."""
 
 _SHOWN: tuple[tuple[str, str], ...] = (
     # Field, and how it is called; `{}` stands for the name of a GPU, of an interface or of a disk.
@@ -37,10 +39,14 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 )
 
 
-def telemetry_lines(scan: Scan) -> list[str]:
-    """Means over the measured steps of the last valid run of every point, in lines of at most 80 columns."""
+def telemetry_lines(runs: Iterable[Run]) -> list[str]:
+    """Means over the measured steps of the last run of every point, in lines of at most 80 columns.
+
+    Args:
+        runs: those with figures, each once: `dlbench.analysis.tables.RunTable.runs`.
+    """
     lines: list[str] = []
-    for run in _last_runs(scan.runs):
+    for run in _last_runs(runs):
         lines += _wrapped(f"{run.plan.run_id}:", "")
         try:
             nodes, why = telemetry(run)
@@ -53,15 +59,13 @@ def telemetry_lines(scan: Scan) -> list[str]:
             lines.append(f"  and {len(nodes) - MOST_NODES} nodes more: --format json")
         for place, reason in why.items():
             lines += _wrapped(f"{place}: not measured here: {reason}", "  ")
-    return lines or ["There is no valid run."]
+    return lines or ["No run has figures."]
 
 
-def telemetry_json(scan: Scan) -> list[dict[str, Any]]:
-    """The same of every valid run: all fields of all nodes, in the units of their names; counters as rates."""
+def telemetry_json(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """The same of every run: all fields of all nodes, in the units of their names; counters as rates."""
     found: list[dict[str, Any]] = []
-    for run in scan.runs:
-        if run.state != "valid":
-            continue
+    for run in runs:
         try:
             nodes, why = telemetry(run)
         except IncompleteDataError as error:
@@ -71,11 +75,10 @@ def telemetry_json(scan: Scan) -> list[dict[str, Any]]:
 
 
 def _last_runs(runs: Iterable[Run]) -> list[Run]:
-    """The last valid run of each group and rank count, in the order of the scan."""
+    """The last run of each group and rank count, in the order of the scan."""
     last: dict[tuple[str, int, int], Run] = {}
     for run in runs:
-        if run.state == "valid":
-            last[group_id(run), run.plan.layout.ranks, run.plan.layout.nodes] = run
+        last[group_id(run), run.plan.layout.ranks, run.plan.layout.nodes] = run
     return list(last.values())
 
 
@@ -92,12 +95,23 @@ def _node(node: Telemetry) -> str:
         for gpu, reasons in node.clock_reasons.items()
         for reason, share in reasons.items()
     ]
-    gaps = f"; {node.num_gaps} gaps, {percent(node.missing)} of the time missing" if node.num_gaps else ""
-    samples = f"{node.num_samples} samples in {format_seconds(node.window_s)}{gaps}"
+    missing = [_counted(node.num_gaps, "gap")] if node.num_gaps else []
+    if node.num_gaps or node.missing > TOLD_MISSING:
+        missing.append(f"{percent(node.missing)} of the time missing")
+    samples = "; ".join(
+        [
+            f"{_counted(node.num_samples, 'sample')} in {format_seconds(node.window_s)}",
+            *filter(None, [", ".join(missing)]),
+        ]
+    )
     failed = [f"failed on the way: {text}" for text in node.failures]
     return (
         f"{node.host} (node {node.node_rank}, {samples}): {', '.join([*shown, *held, *failed]) or 'nothing was read'}"
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _value(summary: FieldSummary) -> str:

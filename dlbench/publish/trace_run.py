@@ -86,7 +86,7 @@ def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceR
         clocks=axis.clocks,
         window=window,
         parts=run.plan.workload.train.gradient_accumulation,
-        has_spans=run.plan.watch is not None,
+        has_spans=run.plan.watch is not None and run.plan.watch.is_on,
         sampled_nodes=sampled,
     )
     return made, _facts(run, selection, axis)

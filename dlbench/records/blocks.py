@@ -16,6 +16,7 @@ import json
 import math
 import struct
 import zlib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -77,11 +78,12 @@ class BlockWriter:
         self._notes = b""
         self._unwritten = b""
         self.bytes_written = 0
-        """Bytes in the file, those that wait for the disk included."""
+        """Bytes in the file, those that wait for the disk included; after `close` those in the file."""
         self.num_rows = 0
-        """Rows that were kept."""
+        """Rows that are in the file."""
         self.dropped = 0
-        """Rows that were left out."""
+        """Rows that were left out; after `close` also those that the disk did not take."""
+        self._waiting: deque[tuple[int, int]] = deque()
         content = {**header, "fields": [list(field) for field in fields], "delta": list(delta)}
         line = (json.dumps(content, sort_keys=True) + "\n").encode()
         if len(line) > MAX_HEADER:
@@ -166,7 +168,7 @@ class BlockWriter:
         if len(block) > room:
             self.dropped += len(rows)
             return
-        self.num_rows += len(rows)
+        self._waiting.append((self.bytes_written + len(block), len(rows)))
         self._notes = b""
         self._write(block)
 
@@ -182,13 +184,23 @@ class BlockWriter:
         while self._unwritten:
             # Unbuffered writes may be short; a full disk then raises at the next one.
             self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+            while self._waiting and self._waiting[0][0] <= self.bytes_written - len(self._unwritten):
+                self.num_rows += self._waiting.popleft()[1]
 
     def close(self) -> None:
-        """Writes the rest and closes."""
+        """Writes the rest and closes.
+
+        Raises:
+            OSError: the disk is full or gone; what it did not take is counted.
+        """
         if not self._file.closed:
             try:
                 self.flush()
             finally:
+                self.dropped += sum(count for _, count in self._waiting)
+                self.bytes_written -= len(self._unwritten)
+                self._waiting.clear()
+                self._unwritten = b""
                 self._file.close()
 
     def __enter__(self) -> BlockWriter:

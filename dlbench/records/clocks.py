@@ -1,7 +1,9 @@
 """How the clock of one node stands to that of node 0: points of known offset, and the line through them.
 
 All times are nanoseconds of CLOCK_MONOTONIC, which starts anywhere on each machine. Between two points the offset is
-interpolated, which takes up a constant drift; outside of them the nearest line goes on.
+interpolated, which takes up a constant drift; outside of them the nearest line goes on, as far as clocks drift at all.
+The error of a line grows with its length beyond the points, and without end where they are close: of two points whose
+bounds, divided by the time between them, exceed what a clock may drift, only the narrower one is used.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from dlbench.specs.base import Count, CountOrZero, Spec
+
+MAX_DRIFT_PPM = 500
+"""How much faster or slower than another a clock may run, millionths: MAXFREQ, RFC 5905, appendix A.1.1."""
 
 # What the 8 bytes of a clock hold; more would be no time.
 Nanoseconds = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -56,28 +61,70 @@ class ClockLine(Spec):
         return self.node_rank == 0 or bool(self.points)
 
     @property
+    def used_points(self) -> tuple[ClockPoint, ...]:
+        """Points that the line goes through: of those that are too close for a slope, the narrowest; none on node 0."""
+        used: list[ClockPoint] = []
+        for point in self.points if self.node_rank else ():
+            while used and _too_close(used[-1], point) and point.bound_ns < used[-1].bound_ns:
+                used.pop()
+            if not used or not _too_close(used[-1], point):
+                used.append(point)
+        return tuple(used)
+
+    @property
     def drift(self) -> float | None:
-        """Change of the offset in a unit of time (1), from the first to the last point; None with fewer than two."""
-        if len(self.points) < 2:
-            return None
-        first, last = self.points[0], self.points[-1]
-        return (last.offset_ns - first.offset_ns) / (last.local_ns - first.local_ns)
+        """Change of the offset in a unit of time (1), first to last used point; None with fewer than two."""
+        used = self.used_points
+        return _slope(used[0], used[-1]) if len(used) > 1 else None
 
     @property
     def bound_ns(self) -> int | None:
-        """Largest of the points' error bounds; 0 on node 0, None where nothing is known."""
+        """Largest of the used points' error bounds; 0 on node 0, None where nothing is known. See `bound_at`."""
         if self.node_rank == 0:
             return 0
-        return max((point.bound_ns for point in self.points), default=None)
+        return max((point.bound_ns for point in self.used_points), default=None)
 
     def offset_at(self, local_ns: int) -> int:
         """What to add to a local time to have node 0's; 0 where nothing is known."""
-        points = self.points
-        if self.node_rank == 0 or not points:
+        used = self.used_points
+        if not used:
             return 0
-        if len(points) == 1:
-            return points[0].offset_ns
-        number = next((n for n in range(1, len(points) - 1) if local_ns < points[n].local_ns), len(points) - 1)
-        one, other = points[number - 1], points[number]
-        slope = (other.offset_ns - one.offset_ns) / (other.local_ns - one.local_ns)
-        return one.offset_ns + round(slope * (local_ns - one.local_ns))
+        number = sum(point.local_ns <= local_ns for point in used)
+        if 0 < number < len(used):
+            start, slope = used[number - 1], _slope(used[number - 1], used[number])
+        else:
+            start, slope = used[max(0, number - 1)], _slopes_outside(used)[number > 0]
+        return start.offset_ns + round(slope * (local_ns - start.local_ns))
+
+    def bound_at(self, local_ns: int) -> int | None:
+        """Largest possible error of `offset_at`, nanoseconds; 0 on node 0, None where nothing is known.
+
+        It holds for a clock whose drift against node 0's is constant and at most `MAX_DRIFT_PPM`. Between two points
+        the error is a mean of theirs; outside of them the bound of the nearest grows by `MAX_DRIFT_PPM`: neither the
+        slope of two used points nor no slope at all is further from the truth. 1 more, as offsets are whole numbers.
+        """
+        used = self.used_points
+        if not used:
+            return self.bound_ns
+        number = sum(point.local_ns <= local_ns for point in used)
+        near = used[max(0, number - 1) : number + 1]
+        outside = max(used[0].local_ns - local_ns, local_ns - used[-1].local_ns, 0)
+        return max(point.bound_ns for point in near) - (-outside * MAX_DRIFT_PPM // 1_000_000) + 1
+
+
+def _too_close(one: ClockPoint, other: ClockPoint) -> bool:
+    """Whether the slope between two points may be wrong by more than a clock drifts."""
+    return (one.bound_ns + other.bound_ns) * 1_000_000 > MAX_DRIFT_PPM * (other.local_ns - one.local_ns)
+
+
+def _slope(one: ClockPoint, other: ClockPoint) -> float:
+    return (other.offset_ns - one.offset_ns) / (other.local_ns - one.local_ns)
+
+
+def _slopes_outside(used: tuple[ClockPoint, ...]) -> tuple[float, float]:
+    """Slopes before the first and behind the last point (1): 0 of a single one."""
+    if len(used) < 2:
+        return 0.0, 0.0
+    limit = MAX_DRIFT_PPM / 1_000_000
+    before, behind = _slope(used[0], used[1]), _slope(used[-2], used[-1])
+    return max(-limit, min(limit, before)), max(-limit, min(limit, behind))

@@ -74,12 +74,22 @@ def _checkpoints(run: Run) -> str:
 
 
 def watching(run: Run) -> str:
-    """`none`, `default`, or what differs from it: watched and unwatched runs are never put into one ratio."""
+    """`none`, `default`, or what differs from it: watched and unwatched runs are never put into one ratio.
+
+    A run on some of whose nodes no sampler ran to the end is one that was watched differently.
+    """
     watch = run.plan.watch
-    if watch is None or not (watch.sampler or watch.window_steps):
+    if watch is None or not watch.is_on:
         return "none"
     chosen = watch.model_dump(mode="json", exclude_defaults=True)
-    return ", ".join(f"{key}={value}" for key, value in chosen.items()) or "default"
+    parts = [f"{key}={value}" for key, value in chosen.items()] or ["default"]
+    told = None if run.record is None else run.record.watch
+    if watch.sampler and told is not None:
+        nodes = run.plan.layout.nodes
+        missing = nodes - len(told.nodes)
+        if missing:
+            parts.append(f"not sampled on {missing} of {nodes} node{'s' if nodes > 1 else ''}")
+    return ", ".join(parts)
 
 
 def _fault(run: Run) -> str:

@@ -99,6 +99,11 @@ class SpanWriter:
         return number
 
     @property
+    def num_held(self) -> int:
+        """Spans in memory, which the next `flush` writes."""
+        return self._held
+
+    @property
     def num_spans(self) -> int:
         """Spans in the file."""
         return self._blocks.num_rows

@@ -31,7 +31,9 @@ class NodeWatch(Spec):
     host: str = Field(description="Its host name.")
     num_samples: CountOrZero = Field(description="Samples written.")
     dropped_samples: CountOrZero = Field(0, description="Samples that did not fit into the node's share of bytes.")
-    period_s: Positive = Field(description="Period at the end; it doubles as the node's share of bytes runs out.")
+    period_s: Positive = Field(
+        description="Longest period at which a sample was written; it doubles as the node's share of bytes runs out."
+    )
     late_median_s: NonNegative = Field(description="How late samples were taken, median, seconds.")
     late_max_s: NonNegative = Field(description="The same, worst.")
     cpu_s: NonNegative = Field(description="CPU time of the sampler's process, start to end, seconds.")

@@ -126,7 +126,7 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ),
     (
         "watch.max_bytes",
-        lambda plan: _samples(plan) or _has_window(plan),
+        lambda plan: plan.watch is not None and plan.watch.is_on,
         "nothing is watched: watch.sampler is off and watch.window_steps is 0",
     ),
     ("system.slurm.", lambda plan: plan.system.scheduler == "slurm", "only scheduler slurm reads it"),

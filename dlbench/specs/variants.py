@@ -98,7 +98,7 @@ def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
             raise UserError(
                 f"--watch-cost: one pair of runs has no interval: use --repeats {MIN_WATCH_REPEATS} or more"
             )
-        if any(plan.watch is None or not (plan.watch.sampler or plan.watch.window_steps) for plan in plans):
+        if any(plan.watch is None or not plan.watch.is_on for plan in plans):
             raise UserError("--watch-cost: nothing is watched: watch.sampler is off and watch.window_steps is 0")
         return
     if any(plan.sync.exchange == "none" for plan in plans):

@@ -6,10 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dlbench.specs.base import Count, CountOrZero, Flag, Spec
+from dlbench.specs.base import Count, Flag, Spec
 
 WINDOW_STEPS = 3
-"""Last warm-up steps that are watched closely, unless the plan says otherwise."""
+"""Warm-up steps whose layers are watched, unless the plan says otherwise."""
+
+MAX_WINDOW_STEPS = 64
+"""Largest window: what it sees is held in memory until the warm-up is over."""
 
 MAX_TRACE_BYTES = 20_000_000
 """Default of `watch.max_bytes`. With step files of about 27 bytes a step and rank, 1,024 ranks of 1,000 steps leave
@@ -25,10 +28,11 @@ class WatchSpec(Spec):
     period_s: Annotated[float, Field(ge=0.1, le=60)] = Field(
         1.0, description="Seconds between two samples; slow sources are read every tenth time."
     )
-    window_steps: CountOrZero = Field(
+    window_steps: Annotated[int, Field(strict=True, ge=0, le=MAX_WINDOW_STEPS)] = Field(
         WINDOW_STEPS,
-        description="Last warm-up steps in which layers, messages and reading of batches are watched one by one; "
-        "0: none. Measured steps are never watched so.",
+        description="Warm-up steps in which layers are watched one by one, before those from which the engine takes "
+        "the times of its exchange where the warm-up has room for both; reading and messages from there to the end of "
+        "the warm-up. 0: none. Measured steps are never watched so.",
     )
     window_ranks: Count = Field(64, description="Ranks that keep such a window, spread evenly over the run.")
     max_bytes: Count = Field(
@@ -39,3 +43,8 @@ class WatchSpec(Spec):
     profiler: Flag = Field(
         False, description="torch.profiler on rank 0 in the window; its operators and kernels join the trace."
     )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is watched; where not, nothing is written and the record says nothing of it."""
+        return self.sampler or self.window_steps > 0

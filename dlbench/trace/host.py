@@ -19,7 +19,7 @@ from dlbench.trace.host_network import infiniband_readings, interface_readings, 
 from dlbench.trace.readings import Reading, ReadingFailedError, Readings, Values, number_in, read_line
 from dlbench.trace.source import DOUBLE, Field, Source, field_parts
 
-MAX_CORES = 256
+MAX_CORES = 64
 """Cores with a field of their own; on larger machines only their mean and their maximum are kept."""
 
 _LEFT_OUT_DISKS = re.compile(r"(loop|ram|zram|sr|fd)\d+$")

@@ -12,6 +12,9 @@ from pathlib import Path
 from dlbench.trace.readings import Reading, ReadingFailedError, Rising, Values, read_line, read_number
 from dlbench.trace.source import DOUBLE, Field, field_parts
 
+KEEP_UP_S = 60.0
+"""The smallest counters in use hold 65 kJ: two minutes and more of a package that takes 500 W."""
+
 
 def energy_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
     """One counter of joules for each package, and for each package's memory; no two of them overlap.
@@ -48,7 +51,7 @@ def energy_readings(root: Path, unavailable: dict[str, str], facts: dict[str, st
     for zone_name, name in names.items():
         field = Field(name=f"host.energy.{parts[name]}_j", kind=DOUBLE)
         facts[f"host.energy.{parts[name]}.zone"] = zone_name
-        readings.append(Reading(fields=(field,), call=_joules(top / zone_name)))
+        readings.append(Reading(fields=(field,), call=_joules(top / zone_name), keep_up_s=KEEP_UP_S))
     return readings
 
 

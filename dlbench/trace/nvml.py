@@ -104,13 +104,16 @@ def _told(
         arguments = [constant(nvml, name) for name in names]
         answer = constant(nvml, function)(*([] if device is None else [device]), *arguments)
         answer = getattr(answer, member) if member else answer
+        shown = fact(answer if factor is None else f"{answer * factor:.10g}")
     except nvml.NVMLError as error:
         return f"unknown: {fact(error)}"
     except ReadingFailedError as error:
         return f"unknown: {error.reason}"
     except UnicodeDecodeError:
         return "unknown: not readable as text"
-    return fact(answer if factor is None else f"{answer * factor:.10g}")
+    except (TypeError, ValueError, AttributeError) as error:
+        return f"unknown: {fact(f'{type(error).__name__}: {error}')}"
+    return shown
 
 
 def _instances(

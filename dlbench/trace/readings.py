@@ -26,6 +26,9 @@ class ReadingFailedError(Exception):
 
 Values = Sequence["float | ReadingFailedError"]
 
+_UNEXPECTED = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, OSError)
+"""What a library raises or answers where a driver says what it did not expect: one field fails, not all."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -33,7 +36,37 @@ class Reading:
 
     fields: tuple[Field, ...]
     call: Callable[[], Values]
-    """One value for each field; an error in place of a value ends that field, a raised `ReadingFailedError` all."""
+    """One value for each field; an error in place of a value ends that field, a raised `ReadingFailedError` all.
+
+    So does any other error that a library may raise, and an answer that is no number.
+    """
+    keep_up_s: float = math.inf
+    """How often it must be called, seconds, so that it does not miss that its source started again at zero."""
+
+    def values(self) -> list[float | ReadingFailedError]:
+        """One for each field; nothing is raised."""
+        try:
+            found = self.call()
+            if len(found) != len(self.fields):
+                raise ValueError(f"{len(found)} values instead of {len(self.fields)}")
+            return [value if isinstance(value, ReadingFailedError) else _number(value) for value in found]
+        except ReadingFailedError as error:
+            return [error] * len(self.fields)
+        except _UNEXPECTED as error:
+            return [_unexpected(error)] * len(self.fields)
+
+
+def _number(value: object) -> float | ReadingFailedError:
+    try:
+        return float(value)  # type: ignore[arg-type]  # whatever a library answered
+    except _UNEXPECTED as error:
+        return _unexpected(error)
+
+
+def _unexpected(error: Exception) -> ReadingFailedError:
+    failed = ReadingFailedError(" ".join(f"{type(error).__name__}: {error}".split())[:200])
+    failed.__cause__ = error
+    return failed
 
 
 @dataclass(kw_only=True)
@@ -88,11 +121,7 @@ class Readings:
             if reading.fields[0].name.startswith(prefix):
                 self._failed += [(field.name, reason) for field in reading.fields]
                 return
-        try:
-            values = reading.call()
-        except ReadingFailedError as error:
-            values = [error] * len(reading.fields)
-        for field, value in zip(reading.fields, values, strict=True):
+        for field, value in zip(reading.fields, reading.values(), strict=True):
             if isinstance(value, ReadingFailedError):
                 self._failed.append((field.name, value.reason))
                 if value.ends:
@@ -107,11 +136,18 @@ class Readings:
                     self._read_slot(slot, values)
         return values
 
+    @property
+    def keep_up_s(self) -> float:
+        return min((slot.reading.keep_up_s for tier in self._tiers for slot in tier if slot.places), default=math.inf)
+
+    def keep_up(self) -> None:
+        for tier in self._tiers:
+            for slot in tier:
+                if slot.places and slot.reading.keep_up_s < math.inf:
+                    self._read_slot(slot, [math.nan] * len(self.fields))
+
     def _read_slot(self, slot: _Slot, values: list[float]) -> None:
-        try:
-            found = slot.reading.call()
-        except ReadingFailedError as error:
-            found = [error] * len(slot.reading.fields)
+        found = slot.reading.values()
         for number, place in tuple(slot.places):
             value = found[number]
             if (number, place) not in slot.places:

@@ -37,6 +37,14 @@ class _Together:
     def read(self, *, slow: bool) -> list[float]:
         return [value for part in self._parts for value in part.read(slow=slow)]
 
+    @property
+    def keep_up_s(self) -> float:
+        return min(part.keep_up_s for part in self._parts)
+
+    def keep_up(self) -> None:
+        for part in self._parts:
+            part.keep_up()
+
     def drain_failures(self) -> list[tuple[str, str]]:
         return [failure for part in self._parts for failure in part.drain_failures()]
 

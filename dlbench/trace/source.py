@@ -47,6 +47,13 @@ class Source(Protocol):
             slow: read the slow tier too; without it slow fields are NaN.
         """
 
+    @property
+    def keep_up_s(self) -> float:
+        """How often `read` or `keep_up` must be called, seconds, for counters that start again at zero; or infinity."""
+
+    def keep_up(self) -> None:
+        """Reads what else would miss such a start, and keeps it to itself; nothing else is read."""
+
     def drain_failures(self) -> list[tuple[str, str]]:
         """Field and reason of what failed since the last call. Each field fails once: it is NaN from then on."""
 

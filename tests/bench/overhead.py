@@ -26,7 +26,7 @@ from tests.bench.figures import Figure, median_interval
 
 WORKLOADS = ("resnet50", "bert", "cosmoflow")
 BLOCK_S = 5.0
-BLOCKS = 48
+BLOCKS = 40
 """Half of them watched."""
 PAIRS = 5
 """Pairs of runs of `--watch-cost`."""

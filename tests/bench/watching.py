@@ -7,9 +7,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from dlbench.node.ranks import RankPlace
 from dlbench.node.watching.rank_spans import RankSpans
@@ -91,18 +93,20 @@ def large() -> Iterator[Figure]:
             seconds, peak = _timed(*command)
             yield Figure(
                 name=f"{name} of {size}", value=seconds, unit="s", goal="below 60 s and 1 GB",
-                met=seconds < 60 and peak < 1e9, reason=f"peak memory {peak / 1e6:.0f} MB, of the largest process",
+                met=seconds < 60 and peak < 1e9, reason=f"peak memory {peak / 1e6:.0f} MB, all processes together",
             )  # fmt: skip
 
 
 def _timed(*arguments: str) -> tuple[float, float]:
-    """Seconds and peak bytes of `dlbench ARGUMENTS`, its children included one by one."""
-    code = (
-        "import resource, subprocess, sys\n"
-        "done = subprocess.run([sys.executable, '-m', 'dlbench', *sys.argv[1:]], stdout=subprocess.DEVNULL)\n"
-        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
-        "sys.exit(done.returncode)\n"
-    )
+    """Seconds of `dlbench ARGUMENTS`, and the most memory that it and its children held at one time, bytes."""
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
-    return time.monotonic() - start, float(done.stdout.split()[-1]) * 1024
+    process = subprocess.Popen([sys.executable, "-m", "dlbench", *arguments], stdout=subprocess.DEVNULL)
+    watched = psutil.Process(process.pid)
+    peak = 0
+    while process.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            peak = max(peak, sum(one.memory_info().rss for one in [watched, *watched.children(recursive=True)]))
+        time.sleep(0.1)
+    if process.returncode != 0:
+        raise RuntimeError(f"dlbench {arguments[0]} ended with {process.returncode}")
+    return time.monotonic() - start, float(peak)

@@ -20,13 +20,14 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from dlbench.errors import RunError, UserError
 from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
 from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
+from dlbench.specs.watch import MAX_WINDOW_STEPS
 
 Batch = dict[str, torch.Tensor]
 _PREFETCH_BATCHES = 2
 """Batches that each loader process reads ahead."""
 _NAMED_CONVERSIONS = 20
-RECENT_READS = 64
-"""Batches of which is kept when they were read."""
+RECENT_READS = 2 * MAX_WINDOW_STEPS
+"""Batches of which is kept when they were read: the largest window, and what follows it in the warm-up."""
 
 
 class _Batches(Dataset[Fetched]):

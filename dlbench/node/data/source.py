@@ -45,7 +45,7 @@ class BatchSource(Protocol):
         """Samples in the data set, or in a synthetic pool."""
 
     def recent_reads(self) -> list[ReadSpan]:
-        """When the last batches were read, some dozens at most; none where nothing is read."""
+        """When the last batches were read, as many as a window of watched steps needs; none where nothing is read."""
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Itself."""

@@ -1,7 +1,7 @@
 """Ranks that train apart: a library finds them and keeps them in touch, and no gradient is exchanged.
 
-What a step costs so is what it costs without the exchange, the library's hooks included, and without waiting for other
-ranks. Parameters are equal at the start and drift apart: such a run shows times, and trains nothing of use.
+What a step costs so is what it costs without the exchange and without the library's hooks, and without waiting for
+other ranks. Parameters are equal at the start and drift apart: such a run shows times, and trains nothing of use.
 """
 
 from __future__ import annotations

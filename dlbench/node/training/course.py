@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.sync import MGWFBP_STEPS
 
 WATCHED_STEPS = 3
 """Last steps of the warm-up in which the engine watches its exchange closely; measured steps stay untouched."""
@@ -31,7 +32,9 @@ class Course:
     """Steps; None: never."""
     checkpoint_every: float | None = None
     window_steps: int = 0
-    """Last warm-up steps in which layers, messages and reading are watched one by one, as far as there are so many."""
+    """Warm-up steps in which layers are to be watched one by one."""
+    deciding_steps: int = 0
+    """First steps by whose times the exchange is arranged or tuned: no layer is watched in them."""
 
     @property
     def steps(self) -> int:
@@ -45,11 +48,33 @@ class Course:
 
     @property
     def window(self) -> range:
-        """Steps of this run, from 0, that are watched one by one.
+        """Steps of this run, from 0, in which layers are watched one by one.
 
-        The first step of all, which sets things up, is left out unless it is the only one.
+        They lie before those in which the engine watches its exchange, whose times hooks would lengthen. Where the
+        warm-up is too short for both, they are its last steps and the engine's as well. Then the first step of all,
+        which sets things up, is left out unless it is the only one. Where steps decide on the exchange, none is
+        shared: the window may be shorter than asked for, or empty.
         """
+        nothing = range(self.warmup, self.warmup)
+        if not self.window_steps:
+            return nothing
+        apart = range(max(1, self.deciding_steps, self.watch_from - self.window_steps), self.watch_from)
+        if len(apart) == self.window_steps or self.deciding_steps:
+            return apart or nothing
         first = max(min(1, self.warmup - 1), self.warmup - self.window_steps)
+        return range(max(0, first), self.warmup)
+
+    @property
+    def shares_window(self) -> bool:
+        """Whether layers are watched in steps from which the engine takes the times of its exchange."""
+        return bool(self.window) and self.window.stop > self.watch_from
+
+    @property
+    def traced(self) -> range:
+        """Steps of this run, from 0, whose messages and reading are kept one by one: to the end of the warm-up."""
+        if not self.window_steps:
+            return range(self.warmup, self.warmup)
+        first = self.window.start if self.window else max(min(1, self.warmup - 1), self.watch_from)
         return range(max(0, first), self.warmup)
 
     def epoch(self, done: int) -> float:
@@ -112,7 +137,17 @@ def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None) -> 
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         window_steps=plan.watch.window_steps if plan.watch is not None else 0,
+        deciding_steps=_deciding_steps(plan),
     )
+
+
+def _deciding_steps(plan: RunPlan) -> int:
+    if plan.layout.ranks == 1:
+        return 0
+    horovod = plan.engine.horovod
+    if plan.engine.name == "horovod" and horovod.autotune:
+        return horovod.autotune_steps
+    return MGWFBP_STEPS if plan.sync.fusion == "mgwfbp" else 0
 
 
 def _ratio(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,14 +10,17 @@ import torch
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.sync.autotune import with_tuning_cost
 from dlbench.node.training import noise_scale, sanity
+from dlbench.node.training.course import WATCHED_STEPS, Course
 from dlbench.node.training.events import Events
 from dlbench.node.training.loop import LoopResult
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.prepare import Prepared
-from dlbench.node.training.watched import watch_doubts, watch_result
+from dlbench.node.training.watched import watch_result
+from dlbench.node.watching.shares import window_ranks
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import NoiseScale, RankResult, Record, Setting
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.trace import environment
 from dlbench.units import utc_now
 
@@ -61,11 +64,12 @@ def make_record(
     layers = forward_macs(plan.workload.model, plan.workload.data)
     reference = everyone[0]["environment"]
     watched = [item["watch"] for item in everyone]
+    exchange = with_layers_told(plan, ready.course, exchange)
     doubts = [
         *dict.fromkeys(text for item in everyone for text in item["warnings"]),
         *_doubts_of_compute(plan, ranks, device),
         *sanity.exchange_doubts(exchange, is_scaled=precision.is_scaled),
-        *watch_doubts(plan, ready.course, watched),
+        *watch_doubts(plan, ready.course, watched, exchange),
     ]
     return Record.model_validate(
         {
@@ -132,3 +136,50 @@ def _environment_differences(everyone: Told, reference: dict[str, str]) -> tuple
         for rank, item in enumerate(everyone)
         for text in environment.differences(item["environment"], reference, ignore=own)
     )
+
+
+def with_layers_told(plan: RunPlan, course: Course, exchange: ExchangeResult | None) -> ExchangeResult | None:
+    """The exchange, saying whether layers were watched in the steps from which its times come."""
+    if exchange is None or not _are_mixed(plan, course, exchange):
+        return exchange
+    told = f"{exchange.evidence}; layers were watched in these steps too, and their hooks lengthen the backward pass"
+    return exchange.model_copy(update={"evidence": told})
+
+
+def _are_mixed(plan: RunPlan, course: Course, exchange: ExchangeResult) -> bool:
+    # dlbench's own exchange takes its times from measured steps.
+    return bool(window_ranks(plan)) and course.shares_window and exchange.by == "engine" and exchange.window_steps > 0
+
+
+def watch_doubts(
+    plan: RunPlan, course: Course, told: Sequence[Mapping[str, Any]], exchange: ExchangeResult | None
+) -> list[str]:
+    """What went wrong with watching, and what was asked for and could not be watched, a sentence each."""
+    watch = plan.watch
+    found = list(dict.fromkeys(text for item in told for text in item["problems"]))
+    if watch is None:
+        return found
+    steps = len(course.window)
+    enough = max(1, course.deciding_steps) + watch.window_steps + WATCHED_STEPS
+    is_asked = watch.window_steps != WINDOW_STEPS or "watch.window_steps" in plan.overrides
+    if steps < watch.window_steps and is_asked:
+        why = "its first is left out"
+        if course.deciding_steps:
+            why = f"its first {course.deciding_steps} decide on the exchange, its last {WATCHED_STEPS} time it"
+        found.append(
+            f"watch.window_steps {watch.window_steps}: layers could be watched in {steps} steps only, as the warm-up "
+            f"has {course.warmup} and {why}; set measure.warmup_steps to {enough}"
+        )
+    if not watch.profiler or not watch.window_steps:
+        return found
+    if not steps:
+        found.append(
+            f"watch.profiler: nothing was profiled, as the warm-up has no step for it; set measure.warmup_steps to "
+            f"{enough}"
+        )
+    elif exchange is not None and _are_mixed(plan, course, exchange):
+        found.append(
+            f"watch.profiler: it ran in the steps from which the times of the exchange come, and lengthens them; set "
+            f"measure.warmup_steps to {enough}"
+        )
+    return found

@@ -120,12 +120,16 @@ class TrainingLoop:
         if step == course.warmup:
             self._enter_measurement()
             return
-        if step in (course.watch_from, course.window.start):
+        is_edge = bool(course.window) and step in (course.window.start, course.window.stop)
+        if is_edge or step == course.watch_from:
             self._drain()
-        if step == course.watch_from:
-            self._trainee.engine.watch(True)
         if watch is not None:
             watch.before_warmup(step)
+        if is_edge:
+            # Ranks take unlike long to put hooks on and off, which must not count as waiting in an exchange.
+            self._trainee.engine.barrier()
+        if step == course.watch_from:
+            self._trainee.engine.watch(True)
 
     def _close_windows(self) -> None:
         """The engine no longer watches its exchange, and nothing watches layers."""

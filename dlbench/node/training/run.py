@@ -96,7 +96,7 @@ class RankRun:
             self._warnings += ready.warnings
             self._on_course(ready.course.steps)
             initial = sanity.parameters_digest(ready.model)
-            self._watch.attach(ready.model, self._engine, ready.source, ready.course)
+            self._watch.attach(ready.model, self._engine, ready.source, ready.course, self._beat)
             startup_s = time.monotonic() - self._started
             pauses = Pauses(
                 plan,

@@ -1,13 +1,13 @@
 """All that watches one rank while it trains, behind one object; and what rank 0 puts into the record of it.
 
-What the plan does not ask for is not made. Nothing here acts within a measured step: windows lie in the warm-up, and
+What the plan does not ask for is not made. Layers are watched in other steps than the exchange where the warm-up has
+room for both (see `Course.window`). Nothing here acts within a measured step: windows lie in the warm-up, and
 the sampler is a process of its own.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ from dlbench.records.record import RankResult
 from dlbench.records.spans import EXCHANGE, INPUT
 from dlbench.records.watch import NodeWatch, WatchOverhead, WatchResult
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.watch import WINDOW_STEPS, WatchSpec
+from dlbench.specs.watch import WatchSpec
 
 
 class RankWatch:
@@ -46,21 +46,32 @@ class RankWatch:
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, sampler: NodeSampler | None, *, started: float
     ) -> None:
         self._plan, self._folder, self._place, self._sampler = plan, folder, place, sampler
-        self._spans = None if plan.watch is None else RankSpans(plan, folder, place, start_ns=round(started * 1e9))
+        self._spans: RankSpans | None = None
+        if plan.watch is not None and plan.watch.is_on:
+            self._spans = RankSpans(plan, folder, place, start_ns=round(started * 1e9))
         self._layers: LayerWatch | None = None
         self._profile: ProfileWindow | None = None
-        self._is_open = self._is_measuring = False
-        self._opened_ns = 0
+        self._traces = self._is_open = self._is_measuring = False
 
-    def attach(self, model: nn.Module, engine: Engine, source: BatchSource, course: Course) -> None:
+    def attach(
+        self, model: nn.Module, engine: Engine, source: BatchSource, course: Course, beat: Callable[[str], None]
+    ) -> None:
         """What the window will look at.
+
+        Args:
+            model: whose layers are watched.
+            engine: tells the messages.
+            source: tells when batches were read.
+            course: where the window lies.
+            beat: told what takes long, for the watchdog.
 
         Raises:
             EnvironmentLacksError: the plan asks for a profile and this torch has no profiler.
         """
-        self._engine, self._source, self._course = engine, source, course
+        self._engine, self._source, self._course, self._beat = engine, source, course, beat
         watch, spans = self._plan.watch, self._spans
-        if watch is None or spans is None or not course.window or self._place.rank not in window_ranks(self._plan):
+        self._traces = bool(course.traced) and self._place.rank in window_ranks(self._plan)
+        if watch is None or spans is None or not (self._traces and course.window):
             return
         device = next(model.parameters()).device
         self._layers = LayerWatch(model, clock_for(device), spans.add)
@@ -87,18 +98,32 @@ class RankWatch:
             self._tell_sampler(measuring=True)
 
     def before_warmup(self, step: int) -> None:
-        """A step of the warm-up comes next; the first of the window opens it, with the device idle."""
+        """A step of the warm-up comes next; at the edges of the window the device is idle."""
         if step == 0:
             self.stage("warm-up")
-        if self._layers is None or step not in self._course.window:
+        if self._layers is None:
+            return
+        if step not in self._course.window:
+            self._close_layers()
             return
         if not self._is_open:
             self._is_open = True
             self._layers.open()
             if self._profile is not None:
+                self._beat("the start of torch.profiler")
                 self._profile.open()
-            self._opened_ns = time.monotonic_ns()
         self._layers.enter(step)
+
+    def _close_layers(self) -> None:
+        """Takes the hooks away and ends the profile, whose file is written later; twice does no harm."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        assert self._layers is not None
+        if self._profile is not None:
+            self._beat("the end of torch.profiler")
+            self._profile.stop()
+        self._layers.close()
 
     def leave_step(self) -> None:
         """What comes now is no step, and not watched."""
@@ -107,25 +132,25 @@ class RankWatch:
 
     def close_window(self) -> None:
         """The warm-up is over, the device idle, and the engine has closed its own window; twice does no harm."""
-        if not self._is_open:
+        self._close_layers()
+        if not self._traces or self._spans is None:
             return
-        self._is_open = False
-        assert self._layers is not None
-        assert self._spans is not None
+        self._traces = False
         if self._profile is not None:
+            self._beat("writing the profile")
             self._profile.close()
-        self._layers.close()
+            self._beat("the profile")
         for message in self._engine.message_spans():
             self._add_message(message)
         for read in self._source.recent_reads():
-            if read.number in self._course.window or read.end_ns >= self._opened_ns:
+            if read.number in self._course.traced:
                 self._spans.add(
                     INPUT, "read batch", read.start_ns, read.end_ns, step=read.number, track=read.worker + 1
                 )
 
     def _add_message(self, message: MessageSpan) -> None:
         step = self._course.watch_from + message.step
-        if step not in self._course.window or self._spans is None:
+        if step not in self._course.traced or self._spans is None:
             return
         gradients = "gradient" if message.num_tensors == 1 else "gradients"
         self._spans.add(
@@ -170,7 +195,7 @@ class RankWatch:
         return {
             "node": None if node is None else node.model_dump(mode="json"),
             "spans": spans,
-            "sample_bytes": samples.stat().st_size if node is not None and samples.exists() else 0,
+            "sample_bytes": samples.stat().st_size if self._sampler is not None and samples.exists() else 0,
             "problems": [text for text in problems if text],
         }
 
@@ -192,7 +217,7 @@ def watch_result(
         told: `RankWatch.told` of every rank.
         ranks: results of every rank.
     """
-    if plan.watch is None:
+    if plan.watch is None or not plan.watch.is_on:
         return None
     nodes = sorted(
         (NodeWatch.model_validate(item["node"]) for item in told if item["node"] is not None),
@@ -202,7 +227,7 @@ def watch_result(
     has_window = bool(course.window)
     return WatchResult(
         nodes=tuple(nodes),
-        window_ranks=window_ranks(plan) if has_window else (),
+        window_ranks=window_ranks(plan) if course.traced else (),
         window_first_step=course.window.start if has_window else None,
         window_num_steps=len(course.window),
         num_spans=sum(each["num"] for each in spans),
@@ -221,7 +246,7 @@ def accounted_overhead(
     had stood still for all of it; the worst node counts, and stands for the value too. The lower end is 0: a sampler
     on a core that nobody needs costs nothing.
     """
-    if not (watch.sampler or watch.window_steps):
+    if not watch.is_on:
         return None
     if not watch.sampler:
         evidence = "no sampler ran, and measured steps carry no hook: the window lies in the warm-up"
@@ -241,20 +266,3 @@ def accounted_overhead(
     return WatchOverhead(
         value=shares[worst], low=0.0, high=shares[worst], num_pairs=0, method="accounted", evidence=evidence
     )
-
-
-def watch_doubts(plan: RunPlan, course: Course, told: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What went wrong with watching, and what was asked for and could not be watched, a sentence each."""
-    watch = plan.watch
-    found = list(dict.fromkeys(text for item in told for text in item["problems"]))
-    if watch is None:
-        return found
-    steps = len(course.window)
-    if steps < watch.window_steps != WINDOW_STEPS:
-        found.append(
-            f"watch.window_steps {watch.window_steps}: only {steps} steps could be watched, as the warm-up has "
-            f"{course.warmup} and its first is left out; set measure.warmup_steps to {watch.window_steps + 1}"
-        )
-    if watch.profiler and watch.window_steps and not steps:
-        found.append("watch.profiler: nothing was profiled, as there is no warm-up; set measure.warmup_steps to 2")
-    return found

@@ -1,6 +1,7 @@
 """The sampler of a node, as seen from the rank that starts it: local rank 0.
 
-Nothing in it fails a run: what goes wrong is in `problem`, and the run has one thing less to tell.
+Nothing in it fails a run or makes it wait without a limit: what goes wrong is in `problem`, and the run has one thing
+less to tell.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
@@ -97,6 +97,9 @@ class SamplerProcess:
         except OSError as error:
             self._fail(f"was not started: {error.strerror or error}")
             return
+        assert self._process.stdin is not None
+        # A sampler that hangs reads no more: once the pipe is full a write would wait for it.
+        os.set_blocking(self._process.stdin.fileno(), False)
         self._send(self._order.to_line())
 
     def measuring(self, on: bool) -> None:
@@ -122,21 +125,20 @@ class SamplerProcess:
             return None
 
     def stop(self) -> None:
-        """Ends it; what it holds is written. May be called at any time, and more than once."""
+        """Ends it; what it holds is written. May be called at any time, and more than once.
+
+        One that cannot even be killed, as it hangs in a driver, is left behind, and `problem` says so.
+        """
         process = self._process
         if process is None:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError, ValueError):  # it ended before, or its pipe is closed already
+        if not process.stdin.closed:
             # Said, not only shown by the end of the pipe: processes that this rank forked hold the pipe too.
-            process.stdin.write(b'{"stop": true}\n')
-        process.stdin.close()
-        try:
-            process.wait(timeout=_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _write(process, b'{"stop": true}\n')
+            process.stdin.close()
+            self._wait(process)
         process.stdout.close()
 
     def _answer(self, process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
@@ -163,23 +165,42 @@ class SamplerProcess:
     def _send(self, line: bytes) -> None:
         process = self._process
         assert process is not None
-        assert process.stdin is not None
-        try:
-            process.stdin.write(line)
-        except OSError:  # a closed pipe
+        written = _write(process, line)
+        if written is None:
             self._ended(process)
+        elif written < len(line):
+            self._fail("does not read what it is told, and was given up")
 
-    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+    def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
+        """Its exit code; None, and `problem` says so, where it does not end even when it is killed."""
         try:
-            code = process.wait(timeout=_STOP_S)
+            return process.wait(timeout=_STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            code = process.wait()
+        try:
+            return process.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._fail(f"process {process.pid} could not be ended and was left behind; it may hang in a driver")
+            return None
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+        code = self._wait(process)
+        if code is None:
+            return
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         self._fail(f"ended {how} before its account; the rank's log has what it said")
 
     def _fail(self, what: str) -> None:
         self.problem = self.problem or f"sampler of {self._order.host}: {what}"
+
+
+def _write(process: subprocess.Popen[bytes], line: bytes) -> int | None:
+    """Bytes of the line that the pipe took; None where nobody can read it any more."""
+    assert process.stdin is not None
+    try:
+        return process.stdin.write(line) or 0  # None: the pipe is full
+    except OSError:
+        return None
 
 
 class NodeSampler(SamplerProcess):

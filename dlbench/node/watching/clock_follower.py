@@ -94,6 +94,8 @@ class ClockFollower:
         if place is None:
             return
         self._burst(place, BURST_ROUNDS, START_TIMEOUT_S)
+        # Directly behind the first burst another tells nothing more: no slope can be drawn between the two.
+        is_over = self._ending.is_set() and bool(self._estimates)
         retry_s = 1.0
         while not self._ending.wait(self._every_s if self._estimates else retry_s):
             retry_s = min(2 * retry_s, self._every_s)
@@ -101,7 +103,8 @@ class ClockFollower:
             if len(self._estimates) > MAX_ESTIMATES:
                 self._estimates = every_second(self._estimates)
                 self._every_s *= 2
-        self._burst(place, BURST_ROUNDS, END_TIMEOUT_S)
+        if not is_over:
+            self._burst(place, BURST_ROUNDS, END_TIMEOUT_S)
 
     def _await_place(self) -> tuple[str, int] | None:
         """Node 0's address and port, as soon as it has published them for this start of the run."""

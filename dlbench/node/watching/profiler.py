@@ -7,6 +7,7 @@ length, some 20 microseconds, so bounds the error of taking both beginnings for 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -27,7 +28,7 @@ MAX_PROFILE_BYTES = 500_000_000
 
 
 class ProfileWindow:
-    """One profile: `open` and `close` between two steps.
+    """One profile: `open`, `stop` and `close` between two steps. What goes wrong is told and ends no run.
 
     Args:
         path: where it goes, a Chrome trace as torch writes it.
@@ -49,28 +50,43 @@ class ProfileWindow:
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities)
-        self._is_open = False
+        self._is_open = self._has_profile = False
         self.problem = ""
         """Why there is no profile; empty if all went well."""
 
     def open(self) -> None:
         """Begins; the device must be idle."""
-        self._profile.start()
-        self._is_open = True
-        for _ in range(_WARM_MARKS):
-            with record_function("dlbench"):
-                pass
-        start_ns = time.monotonic_ns()
-        with record_function(ANCHOR):
-            end_ns = time.monotonic_ns()
+        try:
+            self._profile.start()
+            self._is_open = True
+            for _ in range(_WARM_MARKS):
+                with record_function("dlbench"):
+                    pass
+            start_ns = time.monotonic_ns()
+            with record_function(ANCHOR):
+                end_ns = time.monotonic_ns()
+        except (OSError, RuntimeError) as error:
+            self._tell("could not be started", error)
+            return
         self._add(COMPUTE, ANCHOR, start_ns, end_ns)
 
-    def close(self) -> None:
-        """Ends and writes the file; the device must be idle. Twice does no harm."""
+    def stop(self) -> None:
+        """Ends the profile, which is kept in memory; the device must be idle. Twice does no harm."""
         if not self._is_open:
             return
         self._is_open = False
-        self._profile.stop()
+        try:
+            self._profile.stop()
+            self._has_profile = not self.problem
+        except (OSError, RuntimeError) as error:
+            self._tell("could not be ended", error)
+
+    def close(self) -> None:
+        """Ends it and writes the file, which may take seconds. Twice does no harm."""
+        self.stop()
+        if not self._has_profile:
+            return
+        self._has_profile = False
         partial = self._path.with_name(f".{self._path.name}")
         try:
             self._profile.export_chrome_trace(str(partial))
@@ -81,5 +97,9 @@ class ProfileWindow:
             else:
                 partial.replace(self._path)
         except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
-            self.problem = f"the profile could not be written: {' '.join(str(error).split())}"
+            self._tell("could not be written", error)
+            with contextlib.suppress(OSError):  # it was told just now
+                partial.unlink(missing_ok=True)
+
+    def _tell(self, what: str, error: Exception) -> None:
+        self.problem = f"the profile {what}: {' '.join(str(error).split()) or type(error).__name__}"

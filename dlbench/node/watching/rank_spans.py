@@ -21,6 +21,10 @@ _HELD_ROWS = 256
 """Rows that a `SpanWriter` holds at most before it writes them."""
 _NOTE_BYTES = 64
 """What a new name takes besides its letters, at most."""
+_BLOCK_BYTES = 32
+"""What a block takes besides its rows, at most, where they cannot be made smaller."""
+_LAST_BYTES = 3 * (_ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES + 16)
+"""What the stages take that follow a pause, at most: the one it interrupts, "measuring" and "finishing"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,35 +54,53 @@ class RankSpans:
         self._given = 0
         self._names: set[str] = set()
         self._name_bytes = 0
-        self._totals = SpanTotals(num_spans=0, dropped=0, num_bytes=0)
+        self._num_spans = self._num_bytes = 0
+        self._is_closed = False
         self._stage = "starting"
         self._since_ns = time.monotonic_ns() if start_ns is None else start_ns
-        max_bytes = span_bytes(plan, place.rank)
+        self._max_bytes = span_bytes(plan, place.rank)
         # Stages come last as well as first: the window must leave room for them, whatever waits in memory.
-        self._window_bytes = max_bytes - STAGE_BYTES - _HELD_ROWS * _ROW_BYTES
+        self._window_bytes = self._max_bytes - STAGE_BYTES - _HELD_ROWS * _ROW_BYTES
+        header = {"rank": place.rank, "run_id": plan.run_id}
         try:
-            self._writer = SpanWriter(folder.spans(place.rank), {"rank": place.rank, "run_id": plan.run_id}, max_bytes)
+            self._writer = SpanWriter(folder.spans(place.rank), header, self._max_bytes)
         except OSError as error:
             self._give_up(error)
 
     def stage(self, name: str) -> None:
         """The stage in force ends and this one begins; what is known so far is then in the file."""
         self._end_stage(name)
-        if self._writer is not None:
-            try:
-                self._writer.flush()
-            except OSError as error:
-                self._give_up(error)
+        self._flush()
 
     @contextlib.contextmanager
     def pause(self, name: str) -> Iterator[None]:
-        """Interrupts the stage in force by another one (evaluation, checkpoint)."""
+        """Interrupts the stage in force by another one (evaluation, checkpoint).
+
+        Where room is left for the last stages only, the stage in force goes on instead, and the two spans that are
+        missing are counted.
+        """
+        if not self._has_room_for_pause():
+            self._given += 2
+            yield
+            return
         before = self._stage
         self._end_stage(name)
         try:
             yield
         finally:
             self._end_stage(before)
+
+    def _has_room_for_pause(self) -> bool:
+        for _ in range(2):
+            writer = self._writer
+            if writer is None:
+                return True
+            # What is held in memory counts as it is; once written it is smaller.
+            held = (writer.num_held + 2) * _ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES
+            if writer.bytes_written + self._name_bytes + held + _LAST_BYTES <= self._max_bytes:
+                return True
+            self._flush()
+        return False
 
     def _end_stage(self, following: str) -> None:
         now = time.monotonic_ns()
@@ -115,8 +137,9 @@ class RankSpans:
 
     def close(self) -> SpanTotals:
         """Ends the stage in force and the file; twice does no harm."""
-        if self._writer is not None:
+        if not self._is_closed:
             self._end_stage(self._stage)
+            self._is_closed = True
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
@@ -124,7 +147,14 @@ class RankSpans:
             except OSError as error:
                 self.problem = _told(error)
             self._count(writer)
-        return self._totals
+        return SpanTotals(num_spans=self._num_spans, dropped=self._given - self._num_spans, num_bytes=self._num_bytes)
+
+    def _flush(self) -> None:
+        if self._writer is not None:
+            try:
+                self._writer.flush()
+            except OSError as error:
+                self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
         self.problem = _told(error)
@@ -135,9 +165,7 @@ class RankSpans:
             self._count(writer)
 
     def _count(self, writer: SpanWriter) -> None:
-        self._totals = SpanTotals(
-            num_spans=writer.num_spans, dropped=self._given - writer.num_spans, num_bytes=writer.bytes_written
-        )
+        self._num_spans, self._num_bytes = writer.num_spans, writer.bytes_written
 
 
 def _told(error: OSError) -> str:

@@ -3,7 +3,8 @@
 It reads its order from standard input (`SamplerOrder`, one line) and then commands, a line of JSON each:
 `{"measuring": true}` and `false` at the edges of the measured steps, `{"finish": true}` for its account (one line on
 standard output, `records.watch.NodeWatch`), `{"stop": true}` or the end of the input to end. After its account it
-samples no longer, but node 0's goes on answering about its clock.
+samples no longer, but node 0's goes on answering about its clock. However it ends, short of SIGKILL, what it holds is
+written; also when its rank was killed, of which the kernel tells it by SIGTERM.
 
 It loads neither torch nor numpy nor pandas, nor the plan: it shares memory and cores with what is measured.
 """
@@ -14,7 +15,6 @@ import ctypes
 import json
 import os
 import resource
-import select
 import signal
 import sys
 import threading
@@ -25,7 +25,7 @@ from typing import Any
 from dlbench.errors import DlbenchError, ExitCode
 from dlbench.node.watching.clock_exchange import ClockServer
 from dlbench.node.watching.clock_follower import ClockFollower, answering_address, publish
-from dlbench.node.watching.order import SamplerOrder
+from dlbench.node.watching.order import Commands, SamplerOrder, await_termination
 from dlbench.node.watching.sampling import Sampling
 from dlbench.trace.sampling import open_sources
 
@@ -33,7 +33,6 @@ NICENESS = 5
 """Where cores are shared, ranks go first; how late samples are because of it is in each of them."""
 
 _PR_SET_PDEATHSIG = 1
-_MAX_LINE = 1 << 20
 _OPENING_S = 3.0
 
 
@@ -218,35 +217,7 @@ def _wall_offset_ns() -> int:
     return min(readings)[1]
 
 
-class _Input:
-    """Lines of a pipe, without a thread that would wake for each."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._rest = b""
-
-    def line(self, wait_s: float | None) -> bytes | None:
-        """The next line, after waiting so long for it at most (None: without end); None if there is none yet.
-
-        Raises:
-            EOFError: the writer is gone.
-        """
-        if b"\n" not in self._rest:
-            ready, _, _ = select.select([self._descriptor], [], [], wait_s)
-            if not ready:
-                return None
-            more = os.read(self._descriptor, 65536)
-            if not more or len(self._rest) > _MAX_LINE:
-                raise EOFError
-            self._rest += more
-        line, newline, rest = self._rest.partition(b"\n")
-        if not newline:
-            return None
-        self._rest = rest
-        return line
-
-
-def _follow(sampler: Sampler, commands: _Input, output: int) -> None:
+def _follow(sampler: Sampler, commands: Commands, output: int) -> None:
     """Samples and obeys until it is told to stop, or the writer of the commands is gone."""
     while True:
         due = sampler.due_ns
@@ -266,14 +237,14 @@ def _follow(sampler: Sampler, commands: _Input, output: int) -> None:
 
 def main() -> int:
     """The process; returns its exit code."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    termination = await_termination()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     # Ctrl-C reaches all processes of a terminal; the rank decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     # Standard output is the answer's alone, whatever libraries print.
     output = os.dup(1)
     os.dup2(2, 1)
-    commands = _Input(0)
+    commands = Commands(0, termination)
     sampler: Sampler | None = None
     try:
         order = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections.abc import Callable
@@ -18,6 +19,13 @@ SLOW_EVERY = 10
 SPARE_ROWS = 3
 """Rows for which room is kept to the end: where measuring begins, where it ends, and the last sample."""
 
+PARTS = 10
+"""Each time another of so many parts of the room is full the period doubles; the last part is divided so again.
+
+Equal parts hold equally many rows, so that the time that the file reaches over grows as 2 to their number. Halving what
+is left instead makes all levels equally long: a file of 50 kB is then full within two minutes.
+"""
+
 _BLOCK_BYTES = 64
 """More than a block needs beside its rows."""
 
@@ -25,7 +33,7 @@ _BLOCK_BYTES = 64
 class Sampling:
     """Reads a source at `start + k * period` of the clock, so that lateness does not add up.
 
-    As the file passes 1/2, 3/4, 7/8, ... of its limit the period doubles.
+    As the file fills its period doubles, see `PARTS`.
 
     Args:
         order: file, period, limit, and what the header says.
@@ -52,7 +60,10 @@ class Sampling:
         columns = [(field.name, str(field.kind)) for field in source.fields]
         self._row_bytes = sum(int(kind[-1]) for _, kind in (*TIME_FIELDS, *columns))
         self._writer = sample_writer(Path(order.samples), header, columns, order.max_bytes)
-        self._start_ns = clock()
+        self._header_bytes = self._writer.bytes_written
+        self._level = 0
+        self._written_stride = 1
+        self._start_ns = self._read_ns = clock()
         self._next = 0
         self._stride = 1
         self._taken = 0
@@ -65,32 +76,68 @@ class Sampling:
 
     @property
     def due_ns(self) -> int:
-        """When the next sample is due."""
+        """When the next sample is due, or the source has to be looked at so that none of its counters is lost."""
+        keep_up_s = self._source.keep_up_s
+        if keep_up_s == math.inf:
+            return self._sample_due_ns
+        return min(self._sample_due_ns, self._read_ns + round(keep_up_s * 1e9))
+
+    @property
+    def _sample_due_ns(self) -> int:
         return self._start_ns + self._next * self._base_ns
 
     @property
     def period_s(self) -> float:
-        """The period in force."""
-        return self._stride * self._base_ns / 1e9
+        """The longest period at which a sample was written; the first one before that."""
+        return self._written_stride * self._base_ns / 1e9
 
     def take_due(self) -> None:
         """The sample that is due now, or the newest of several that are; those before it are skipped.
 
+        Where only the source is to be looked at, that is done and nothing written.
+
         Raises:
             OSError: the disk is full or gone.
         """
-        behind = max(0, self._clock() - self.due_ns) // (self._stride * self._base_ns)
+        if self._clock() < self._sample_due_ns:
+            self._read_ns = self._clock()
+            self._source.keep_up()
+            return
+        behind = max(0, self._clock() - self._sample_due_ns) // (self._stride * self._base_ns)
         self._skipped += behind
         self._next += behind * self._stride
-        due = self.due_ns
+        due = self._sample_due_ns
         begin, fits = self._read_and_write(due, kept_bytes=SPARE_ROWS * (self._row_bytes + _BLOCK_BYTES))
         self._late.append(begin - due)
         self._next += self._stride
-        free = self._max_bytes - self._writer.bytes_written
-        while not fits or 0 < 2 * free * self._stride < self._max_bytes:
-            fits = True
-            self._stride *= 2
+        if fits:
+            self._written_stride = self._stride
+            self._slow_down()
+            return
+        # There is no room now and will be none: it is looked at less and less.
+        self._stride *= 2
+        self._next += -self._next % self._stride
+
+    def _slow_down(self) -> None:
+        """Doubles the period as often as the room that is used wants it; it is never made shorter again."""
+        if self._wanted_level() > self._level and self._writer.num_rows == 0:
+            self.flush()  # how far rows shrink is not known before
+        level = self._wanted_level()
+        if level > self._level:
+            self._stride <<= level - self._level
+            self._level = level
             self._next += -self._next % self._stride
+
+    def _wanted_level(self) -> int:
+        """How often the period has doubled with the room that is used now, rows that are held included."""
+        written = self._writer.bytes_written - self._header_bytes
+        rows = self._writer.num_rows
+        held = self._held * (written / rows if rows else self._row_bytes)
+        room = self._max_bytes - self._header_bytes - SPARE_ROWS * (self._row_bytes + _BLOCK_BYTES)
+        parts = PARTS * (written + held) / max(1, room)
+        if parts < PARTS - 1:
+            return int(parts)
+        return PARTS - 1 + min(int(PARTS * (parts - (PARTS - 1))), PARTS - 1)
 
     def take_now(self, *, is_last: bool = False) -> None:
         """A sample out of turn, of all sources: at the edges of what is measured, and at the end.
@@ -106,7 +153,7 @@ class Sampling:
 
     def _read_and_write(self, due: int | None, *, kept_bytes: int) -> tuple[int, bool]:
         """When the reading began, and whether there was room for it beside what is kept."""
-        begin = self._clock()
+        begin = self._read_ns = self._clock()
         values = self._source.read(slow=self._taken % SLOW_EVERY == 0)
         self._taken += 1
         for name, reason in self._source.drain_failures():
