@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from dlbench.cli.options import write_output
-from dlbench.cli.report import check_writable, require_modules
-from dlbench.errors import ExitCode, UserError, nearest
+from dlbench.cli.report import check_writable, format_by_suffix, require_modules
+from dlbench.errors import ExitCode
 
 if TYPE_CHECKING:
     from dlbench.analysis.energy_points import EnergyPoint
@@ -63,7 +63,7 @@ def diagnose(
     """
     if output is not None:
         check_writable(output)
-    chosen = _format_of(output, format_name)
+    chosen = format_by_suffix(output, format_name, SUFFIXES, "text")
     require_modules("diagnose", "numpy", "pandas")
     from dlbench.publish.diagnosis_assemble import assemble
     from dlbench.records.network import read_network
@@ -79,22 +79,6 @@ def diagnose(
         click.echo(f"dlbench: {runs}: no run has figures; the diagnosis says why", err=True)
     if damaged or not found.has_figures:
         sys.exit(int(ExitCode.INCOMPLETE))
-
-
-def _format_of(output: Path | None, asked: FormatName | None) -> FormatName:
-    """The format that was asked for, or that the name of the output file tells.
-
-    Raises:
-        UserError: the name tells none.
-    """
-    if asked is not None or output is None:
-        return asked or "text"
-    suffix = output.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UserError(
-            f"-o {output}: --format is missing and the suffix {suffix!r} tells none; {nearest(suffix, SUFFIXES)}"
-        )
-    return SUFFIXES[suffix]
 
 
 def _asked_of_slurm(scanned: Scan) -> dict[str, float]:

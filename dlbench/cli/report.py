@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import click
 
@@ -15,6 +16,8 @@ from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 if TYPE_CHECKING:
     from dlbench.publish.delimited import TableName
     from dlbench.publish.model import Report
+
+FormatT = TypeVar("FormatT", bound=str)
 
 FormatName = Literal["html", "json", "csv", "md", "text"]
 
@@ -89,7 +92,14 @@ def report(runs: Path, output: Path | None, format_name: FormatName | None, tabl
 
 
 def format_of(output: Path | None, asked: FormatName | None) -> FormatName:
-    """The format that was asked for, or that the name of the output file tells.
+    """The format of a report; see `format_by_suffix`."""
+    return format_by_suffix(output, asked, SUFFIXES, "text")
+
+
+def format_by_suffix(
+    output: Path | None, asked: FormatT | None, suffixes: Mapping[str, FormatT], default: FormatT
+) -> FormatT:
+    """The format that was asked for, or that the name of the output file tells; `default` for standard output.
 
     Raises:
         UserError: the name tells none.
@@ -97,13 +107,13 @@ def format_of(output: Path | None, asked: FormatName | None) -> FormatName:
     if asked is not None:
         return asked
     if output is None:
-        return "text"
+        return default
     suffix = output.suffix.lower()
-    if suffix not in SUFFIXES:
+    if suffix not in suffixes:
         raise UserError(
-            f"-o {output}: --format is missing and the suffix {suffix!r} tells none; {nearest(suffix, SUFFIXES)}"
+            f"-o {output}: --format is missing and the suffix {suffix!r} tells none; {nearest(suffix, suffixes)}"
         )
-    return SUFFIXES[suffix]
+    return suffixes[suffix]
 
 
 def check_writable(output: Path) -> None:

@@ -12,7 +12,6 @@ import dlbench
 from dlbench.errors import UserError
 from dlbench.specs.choices import WorkloadFile, choose, choose_system
 from dlbench.specs.engine import EngineSpec
-from dlbench.specs.inert import INERT as INERT
 from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
 from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
 from dlbench.specs.points import Counts, interleaved, series_name

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dlbench.node.sync.communicators import communicators_for
 from dlbench.node.sync.engine import Engine, MessageSpan
-from dlbench.node.sync.groups import Communicators
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.specs.engine import EngineName
@@ -50,18 +50,9 @@ class ApartEngine:
         accumulation: int = 1,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Makes parameters equal; model and optimiser stay plain, without any hook."""
-        self._communicators().broadcast_parameters(model)
+        communicators_for(self._name, self._device).broadcast_parameters(model)
         self._optimizer = optimizer
         return model, optimizer
-
-    def _communicators(self) -> Communicators:
-        if self._name == "horovod":
-            from dlbench.node.sync.horovod_groups import HorovodCommunicators
-
-            return HorovodCommunicators(self._device)
-        from dlbench.node.sync.torch_groups import TorchCommunicators
-
-        return TorchCommunicators()
 
     def hold_exchange(self) -> AbstractContextManager[None]:
         """There is nothing to hold."""

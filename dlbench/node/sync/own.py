@@ -15,9 +15,9 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync import buckets
 from dlbench.node.sync.account import exchange_settings
 from dlbench.node.sync.clocks import clock_for
+from dlbench.node.sync.communicators import communicators_for
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.exchanger import Exchanger
-from dlbench.node.sync.groups import Communicators
 from dlbench.node.sync.route import RouteBuilder
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.network import read_network
@@ -67,7 +67,7 @@ class OwnExchange:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         buckets.require_fp32(named)
         clock = clock_for(self._device)
-        communicators = self._communicators()
+        communicators = communicators_for(self._plan.engine.name, self._device)
         communicators.broadcast_parameters(model)
         route = RouteBuilder(
             self._plan,
@@ -81,15 +81,6 @@ class OwnExchange:
         self._prepared = Exchanger(self._plan, named, route, clock, self._base.gather, self._place.size)
         self._optimizer = optimizer
         return model, optimizer
-
-    def _communicators(self) -> Communicators:
-        if self._plan.engine.name == "horovod":
-            from dlbench.node.sync.horovod_groups import HorovodCommunicators
-
-            return HorovodCommunicators(self._device)
-        from dlbench.node.sync.torch_groups import TorchCommunicators
-
-        return TorchCommunicators()
 
     @property
     def _exchanger(self) -> Exchanger:
