@@ -60,6 +60,9 @@ def _content(run: Run) -> dict[str, Any]:
     # A twin is no repeat of a plain run that happens to have its settings: it ran to be subtracted.
     if plan.series.variant != "plain":
         content["variant"] = plan.series.variant
+    # Sides of a paired comparison are kept apart even where both set the same (an A/A comparison).
+    if plan.series.side:
+        content["side"] = plan.series.side
     return content
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dlbench.analysis.causes import Causes, causes_of
 from dlbench.analysis.comparability import group_id
+from dlbench.analysis.digest import StepDigest
 from dlbench.analysis.measures import PARTS, RunMeasures, load_steps, measure
 from dlbench.errors import IncompleteDataError
 from dlbench.records.registry import describe
@@ -41,14 +42,17 @@ class RunTable:
     """Damaged files, one line each; their runs yield no figure."""
     causes: dict[str, Causes] = field(default_factory=dict)
     """Of the runs with figures, by run id; empty unless they were asked for."""
+    digests: dict[str, StepDigest] = field(default_factory=dict)
+    """Of the runs with figures, by run id; empty unless they were asked for."""
 
 
-def tabulate(scan: Scan, *, with_causes: bool = False) -> RunTable:
-    """Figures of every valid run, and if `with_causes` the causes of its step.
+def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = False) -> RunTable:
+    """Figures of every valid run, if `with_causes` the causes of its step, and if `with_digests` its steps in short.
 
     Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then
     `run_id`, `group` (equal for comparable runs), `series`, `repeat`, `block` (series and swept
-    values: runs of one block and repeat ran interleaved), `position`, `finished` (UTC), `batch`
+    values: runs of one block and repeat ran interleaved), `position`, `side`,
+    `finished` (UTC), `batch`
     (samples a rank, integer), `sample_unit`, `steps`, `samples`, `measured_s`, `throughput`
     (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (number of recorded ones).
 
@@ -113,6 +117,7 @@ def _row(run: Run, measures: RunMeasures) -> dict[str, object]:
         "block": " ".join(
             [plan.series.id, plan.created, *(f"{key}={value}" for key, value in sorted(plan.series.axes.items()))]
         ),
+        "side": plan.series.side,
         "position": plan.series.position,
         "finished": run.record.finished,
         "batch": plan.workload.train.batch_per_rank,

@@ -12,7 +12,17 @@ from dlbench.analysis import doubts, environments, scaling
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.comparability import chosen_settings, comparable_values
 from dlbench.analysis.tables import RunTable, tabulate
-from dlbench.publish import assemble_exchange, assemble_sweeps, assemble_training, model
+from dlbench.publish import (
+    assemble_causes,
+    assemble_exchange,
+    assemble_machine,
+    assemble_outlook,
+    assemble_runs,
+    assemble_steps,
+    assemble_sweeps,
+    assemble_training,
+    model,
+)
 from dlbench.publish.figure import figure_of
 from dlbench.publish.methods import METHODS, not_shown
 from dlbench.publish.quality_verdict import quality_verdict
@@ -36,7 +46,7 @@ _DATA_TITLES = {
 
 def assemble(scan: Scan) -> model.Report:
     """The report of everything found under one folder; equal folders give equal reports."""
-    table = tabulate(scan)
+    table = tabulate(scan, with_causes=True, with_digests=True)
     measured = list(table.runs.values())
     found = scaling.groups(table)
     groups = _told_apart(tuple(_group(group, table) for group in found))
@@ -48,6 +58,9 @@ def assemble(scan: Scan) -> model.Report:
         groups=groups,
         sweeps=assemble_sweeps.sweeps(table),
         layers=assemble_training.layer_tables(found),
+        precisions=assemble_runs.precisions(found, table),
+        differences=assemble_runs.differences(table),
+        systems=assemble_runs.systems(table),
         runs=_run_rows(scan, table),
         damaged=tuple(clean(line) for line in table.damaged),
         environment=_environment(measured),
@@ -96,6 +109,13 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         noise=assemble_training.noise(group),
         utilisation=assemble_training.utilisation(group),
         exchange=exchange,
+        causes=assemble_causes.causes(group, table),
+        step_times=assemble_steps.step_times(group, table),
+        data_path=assemble_machine.data_path(group, table),
+        memory=assemble_machine.memory(group, table),
+        telemetry=assemble_machine.telemetry(group, table),
+        energy=assemble_machine.energy(group, table),
+        outlook=assemble_outlook.outlook(group, table),
     )
 
 

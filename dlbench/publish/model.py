@@ -11,8 +11,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dlbench.publish.causes_model import CauseAccount
 from dlbench.publish.exchange_model import ExchangePoint, Sweep
 from dlbench.publish.figure import Figure
+from dlbench.publish.machine_model import DataPath, Energy, Memory, Telemetry
+from dlbench.publish.outlook_model import Outlook
+from dlbench.publish.runs_model import PrecisionComparison, RunDifference, SystemDescription
+from dlbench.publish.steps_model import StepTimes
 from dlbench.publish.training_model import LayerTable, NoisePoint, Quality, Utilisation
 
 FORMAT = "dlbench.report"
@@ -110,6 +115,16 @@ class Group:
     """None where neither the FLOPs of a sample nor the length of a training is known."""
     exchange: tuple[ExchangePoint, ...]
     """The gradient exchange by rank count; empty where no run tells of it."""
+    causes: CauseAccount | None
+    """Where the lost percent goes, and who was waited for."""
+    step_times: StepTimes | None
+    """Distribution, outliers, and maps of ranks by steps."""
+    data_path: DataPath | None
+    memory: Memory | None
+    telemetry: Telemetry | None
+    energy: Energy | None
+    outlook: Outlook | None
+    """Laws, anchors and forecasts: nothing of it is measured."""
 
     @property
     def baseline(self) -> Point:
@@ -202,6 +217,9 @@ class Report:
     """Swept series: settings of different groups side by side."""
     layers: tuple[LayerTable, ...]
     """Networks of the groups, each once."""
+    precisions: tuple[PrecisionComparison, ...]
+    differences: tuple[RunDifference, ...]
+    systems: tuple[SystemDescription, ...]
     runs: tuple[RunRow, ...]
     damaged: tuple[str, ...]
     environment: Environment

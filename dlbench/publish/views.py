@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Literal
-
-from dlbench.publish import exchange_tables, sweep_tables
-from dlbench.publish.charts import Chart
+from dlbench.publish import (
+    causes_views,
+    exchange_tables,
+    machine_views,
+    outlook_views,
+    runs_views,
+    steps_views,
+    sweep_tables,
+)
 from dlbench.publish.exchange_charts import exchange_charts
-from dlbench.publish.model import Group, Report
 from dlbench.publish.part_charts import part_charts
 from dlbench.publish.quality_charts import quality_charts
 from dlbench.publish.scaling_charts import scaling_charts
 from dlbench.publish.sweep_charts import sweep_charts
-
-
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """One view: about the whole report (before or after the groups), or about each group."""
-
-    id: str
-    """Stable: the anchor in the page, and the name of the template `reports/views/<id>.html.j2`."""
-    title: str
-    place: Literal["opening", "group", "closing"]
-    is_shown: Callable[[Report], bool] = lambda report: True
-    is_for: Callable[[Group], bool] = lambda group: True
-    """Whether a view about groups has anything to say of one."""
-    charts: Callable[[Group], list[Chart]] = lambda group: []
-    """Charts of a group that the view draws."""
-    report_charts: Callable[[Report], list[Chart]] = lambda report: []
-    """Charts of the whole report that the view draws."""
-    tables: ModuleType | None = None
-    """The module whose tables its template prints, beside those that every template has."""
-
+from dlbench.publish.view import View
 
 VIEWS: tuple[View, ...] = (
     View(id="summary", title="Summary", place="opening"),
@@ -54,7 +36,10 @@ VIEWS: tuple[View, ...] = (
         charts=quality_charts,
     ),
     View(id="scaling", title="Scaling", place="group", charts=scaling_charts),
+    *outlook_views.VIEWS,
+    *causes_views.VIEWS,
     View(id="parts", title="Where the time goes", place="group", charts=part_charts),
+    *steps_views.VIEWS,
     View(
         id="exchange",
         title="Gradient exchange",
@@ -63,6 +48,7 @@ VIEWS: tuple[View, ...] = (
         charts=exchange_charts,
         tables=exchange_tables,
     ),
+    *machine_views.VIEWS,
     View(id="noise", title="Gradient noise scale", place="group", is_for=lambda group: bool(group.noise)),
     View(
         id="utilisation",
@@ -70,6 +56,7 @@ VIEWS: tuple[View, ...] = (
         place="group",
         is_for=lambda group: group.utilisation is not None,
     ),
+    *runs_views.VIEWS,
     View(id="layers", title="Layers", place="closing", is_shown=lambda report: bool(report.layers)),
     View(id="runs", title="Runs", place="closing", is_shown=lambda report: bool(report.runs)),
     View(

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from dlbench.specs.base import Count, CountOrZero, Name, Positive, RunName, Spec
+from dlbench.specs.base import Count, CountOrZero, Name, Positive, RunName, Spec, Tag, TagValue
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.sync import MGWFBP_STEPS, SyncSpec, layout_problem
@@ -79,6 +79,13 @@ class SeriesSpec(Spec):
         description="plain: as asked for. synthetic-input, no-exchange: the same with one thing taken away (run "
         "--decompose). unwatched: the same without watching (run --watch-cost).",
     )
+    side: Literal["", "a", "b"] = Field(
+        "", description="Side of a paired comparison (run --ab A B), whose runs are interleaved; empty: none."
+    )
+    sides: dict[Literal["a", "b"], dict[str, AxisValue]] = Field(
+        default_factory=dict,
+        description="What each side of a paired comparison sets, key by key; empty: no comparison.",
+    )
 
 
 class LaunchPlan(Spec):
@@ -129,6 +136,11 @@ class RunPlan(LaunchPlan):
     )
     fault: FaultSpec | None = Field(None, description="A fault planted on purpose; null: none.")
     series: SeriesSpec = Field(description="Where the run stands in its series.")
+    tags: dict[Tag, TagValue] = Field(
+        default_factory=dict,
+        description="Words of the person about the run (--tag), key by key; `commit` is what was tested. They change "
+        "nothing and never keep runs apart.",
+    )
 
     @property
     def title(self) -> str:
