@@ -1,100 +1,279 @@
-// What scripts add to a page that reads without them: sorting, a filter, charts that answer the pointer, details in print.
+// What scripts add to a page that reads without them: the scheme of colours, sorting and filters of tables, files of
+// tables and charts, charts that answer the pointer, switches of series and axes, links that open what they point at.
 "use strict";
 (() => {
-  const compare = (a, b) => {
-    // Cells without a value (a run without figures) come last in both directions.
-    if (a === b) return 0;
-    if (a === "" || b === "") return a === "" ? 1 : -1;
-    return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  const make = (tag, properties = {}, ...children) => {
+    const element = Object.assign(document.createElement(tag), properties);
+    element.append(...children);
+    return element;
   };
+  const button = (text, action, properties = {}) => {
+    const made = make("button", { type: "button", textContent: text, ...properties });
+    made.addEventListener("click", () => action(made));
+    return made;
+  };
+  const unseen = (text) => make("span", { className: "unseen", textContent: text });
 
+  // Colours: as the system says, until somebody chooses. A page that may store nothing forgets the choice.
+  const SCHEMES = { auto: "Colours: auto", light: "Colours: light", dark: "Colours: dark" };
+  const root = document.documentElement;
+  const remembered = (write) => {
+    try {
+      if (write) localStorage.setItem("dlbench-scheme", write);
+      return localStorage.getItem("dlbench-scheme");
+    } catch {
+      return null;
+    }
+  };
+  const isDark = () =>
+    root.dataset.scheme === "dark" || (!root.dataset.scheme && matchMedia("(prefers-color-scheme: dark)").matches);
+  const choose = (scheme) => {
+    if (scheme === "auto") delete root.dataset.scheme;
+    else root.dataset.scheme = scheme;
+  };
+  const chooser = (() => {
+    let scheme = remembered();
+    if (!(scheme in SCHEMES)) scheme = "auto";
+    choose(scheme);
+    return button(
+      SCHEMES[scheme],
+      (self) => {
+        const names = Object.keys(SCHEMES);
+        scheme = names[(names.indexOf(scheme) + 1) % names.length];
+        choose(scheme);
+        remembered(scheme);
+        self.textContent = SCHEMES[scheme];
+      },
+      { className: "scheme", title: "Switch between the system's colours, light and dark" },
+    );
+  })();
+  document.getElementById("controls")?.append(chooser);
+
+  // Files that the page itself makes; nothing leaves it.
+  const save = (name, type, text) => {
+    const link = make("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  };
+  const words = (cell) => cell.textContent.replaceAll("\u00a0", " ").trim().replace(/\s+/g, " ");
+  const quoted = (text) => {
+    // A spreadsheet would read these as formulas; a number keeps its sign.
+    const safe = /^[=+\-@]/.test(text) && !/^[+-]?[\d.]/.test(text) ? `'${text}` : text;
+    return /[",\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+  };
+  const csvOf = (table) =>
+    [...table.rows].map((row) => [...row.cells].map((cell) => quoted(words(cell))).join(",")).join("\n") + "\n";
+  const saveTable = (table, name) => save(`dlbench-${name}.csv`, "text/csv;charset=utf-8", csvOf(table));
+
+  // Tables: a cell's own value, or the number its text begins with, in seconds or bytes where it has such a unit.
+  const UNITS = { ns: 1e-9, "µs": 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, d: 86400, B: 1 };
+  ["Ki", "Mi", "Gi", "Ti", "Pi"].forEach((prefix, k) => (UNITS[`${prefix}B`] = 1024 ** (k + 1)));
+  ["k", "M", "G", "T", "P"].forEach((prefix, k) => (UNITS[`${prefix}B`] = 1000 ** (k + 1)));
   const valueOf = (row, column) => {
     const cell = row.cells[column];
-    if (!("value" in cell.dataset)) return cell.textContent.trim();
-    return cell.dataset.value === "" ? "" : Number(cell.dataset.value);
+    if (!cell) return "";
+    if ("value" in cell.dataset) return cell.dataset.value === "" ? "" : Number(cell.dataset.value);
+    const text = words(cell);
+    if (text === "" || text === "–" || text === "n/a") return "";
+    const found = /^([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)(?:\s*([^\d\s[(]+))?/i.exec(text);
+    return found ? Number(found[1].replaceAll(",", "")) * (UNITS[found[2]] ?? 1) : text;
   };
-
+  const compare = (a, b) => {
+    if (a === b) return 0;
+    return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  };
+  // A line "of it" stays under the line it belongs to, sums stay at the end.
+  const bundles = (body) => {
+    const found = [];
+    for (const row of body.rows) {
+      if (row.classList.contains("of") && found.length) found.at(-1).push(row);
+      else found.push([row]);
+    }
+    return found;
+  };
   const sort = (table, column, header) => {
     const ascending = header.getAttribute("aria-sort") !== "ascending";
     for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
     header.setAttribute("aria-sort", ascending ? "ascending" : "descending");
     const body = table.tBodies[0];
-    const rows = [...body.rows].map((row) => [valueOf(row, column), row]);
-    const empty = (value) => value === "";
-    rows.sort(([a], [b]) => (ascending || empty(a) || empty(b) ? compare(a, b) : compare(b, a)));
-    body.append(...rows.map(([, row]) => row));
+    const keyed = bundles(body).map((rows) => ({ rows, value: valueOf(rows[0], column) }));
+    const rank = ({ rows, value }) => (rows[0].classList.contains("sum") ? 2 : value === "" ? 1 : 0);
+    keyed.sort((a, b) => rank(a) - rank(b) || (rank(a) ? 0 : ascending ? compare(a.value, b.value) : compare(b.value, a.value)));
+    body.append(...keyed.flatMap(({ rows }) => rows));
   };
-
-  for (const table of document.querySelectorAll("table.sortable")) {
-    [...table.tHead.rows[0].cells].forEach((header, column) => {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.textContent = header.textContent;
-      button.title = "Sort by this column";
-      button.addEventListener("click", () => sort(table, column, header));
-      header.replaceChildren(button);
-    });
-  }
-
-  for (const place of document.querySelectorAll("[data-filter]")) {
-    const table = document.getElementById(place.dataset.filter);
-    const label = document.createElement("label");
-    const input = document.createElement("input");
-    input.type = "search";
+  const filter = (table, name) => {
+    const told = make("output", { className: "count" });
+    const input = make("input", { type: "search" });
     input.addEventListener("input", () => {
-      const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-      for (const row of table.tBodies[0].rows) {
-        const text = row.textContent.toLowerCase();
-        row.hidden = !words.every((word) => text.includes(word));
+      const wanted = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const rows = [...table.tBodies[0].rows];
+      for (const row of rows) {
+        const text = row.textContent.replaceAll("\u00a0", " ").toLowerCase();
+        row.hidden = !wanted.every((word) => text.includes(word));
       }
+      told.textContent = wanted.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
     });
-    label.append("Show runs with: ", input);
-    place.append(label);
-    place.hidden = false;
+    return [make("label", {}, table.id === "runs-table" ? "Show runs with: " : "Show lines with: ", unseen(name), input), told];
+  };
+  const MANY = 8;
+  for (const table of document.querySelectorAll("main table")) {
+    const region = table.closest(".scroll");
+    const rows = table.tBodies[0]?.rows.length ?? 0;
+    const name = region?.getAttribute("aria-label") ?? "";
+    if (table.tHead && rows > 1 && !table.querySelector("[rowspan], [colspan]")) {
+      [...table.tHead.rows[0].cells].forEach((header, column) => {
+        const sorter = button(header.textContent, () => sort(table, column, header), { title: "Sort by this column" });
+        header.replaceChildren(sorter);
+      });
+      table.classList.add("sorts");
+    }
+    const tools = make("div", { className: "tools" });
+    if (rows > MANY) tools.append(...filter(table, name));
+    if (!table.closest("figure") && !table.closest(".sheet")?.querySelector("a.raw")) {
+      const file = (table.closest("[id]")?.id ?? "table").replace(/^(table|title)-/, "");
+      tools.append(button("CSV of this table", () => saveTable(table, file), {}));
+      tools.lastChild.append(unseen(`: ${name}`));
+    }
+    if (tools.childNodes.length) region?.before(tools);
   }
 
-  // Paper has no switches: the numbers of the charts are open while it is printed.
+  // "Raw numbers" of a table are a file in the footer.
+  for (const link of document.querySelectorAll("a.raw")) {
+    link.addEventListener("click", (event) => {
+      const file = document.querySelector(`${link.getAttribute("href")} a[download]`);
+      if (!file) return;
+      event.preventDefault();
+      file.click();
+    });
+  }
+
+  // A link into something closed opens it.
+  const follow = () => {
+    const wanted = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!wanted) return;
+    for (let at = wanted; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
+    wanted.scrollIntoView();
+  };
+  addEventListener("hashchange", follow);
+  if (location.hash) follow();
+  const contents = document.querySelector(".toc details");
+  contents?.addEventListener("click", (event) => {
+    if (event.target.closest("a")) contents.open = false;
+  });
+  contents?.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    contents.open = false;
+    contents.querySelector("summary").focus();
+  });
+
+  // Paper has no switches: everything closed is open while it is printed.
   let opened = [];
-  window.addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll(".chart details:not([open])")];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("main details:not([open])")];
     for (const details of opened) details.open = true;
   });
-  window.addEventListener("afterprint", () => {
+  addEventListener("afterprint", () => {
     for (const details of opened) details.open = false;
     opened = [];
   });
 
-  if (typeof window.vegaEmbed !== "function") return;
+  // Charts.
   const { config, charts } = JSON.parse(document.getElementById("chart-specs").textContent);
-  const options = {
-    config,
-    mode: "vega-lite",
-    renderer: "svg",
-    ast: true, // interprets expressions, so that the page's policy need not allow eval
-    actions: false,
-    tooltip: { theme: window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" },
-    loader: { load: () => Promise.reject(new Error("a report loads nothing")) },
+  const units = (spec) => (spec.layer ? spec.layer.flatMap(units) : [spec]);
+  const isLog = (spec, channel) => units(spec).some((unit) => unit.encoding?.[channel]?.scale?.type === "log");
+  const turned = (spec, channel) => {
+    const toLog = !isLog(spec, channel);
+    const quantities = units(spec).map((unit) => unit.encoding?.[channel]).filter((one) => one?.type === "quantitative");
+    for (const one of quantities) if (one.scale) one.scale = { ...one.scale, type: toLog ? "log" : "linear" };
+    const first = quantities.find((one) => one.scale) ?? quantities[0];
+    first.scale = { ...first.scale, type: toLog ? "log" : "linear" };
+    for (const one of quantities.filter((one) => one.scale)) {
+      delete one.scale.base;
+      // What was laid out for one kind of axis does not suit the other, but a linear axis of ranks keeps its room.
+      if (channel === "y" || toLog) delete one.scale.domain;
+      one.scale.nice = true;
+      one.scale.zero = !toLog && channel === "y";
+    }
   };
-  const enliven = (figure) => {
+  const without = (spec, field, hidden) => {
+    for (const unit of units(spec)) {
+      unit.transform = [...(unit.transform ?? []), { filter: { not: { field, oneOf: [...hidden] } } }];
+    }
+  };
+  const loader = { load: () => Promise.reject(new Error("a report loads nothing")) };
+  const draw = (figure, state) => {
+    const spec = structuredClone(charts[figure.dataset.chart]);
+    if (state.turned) for (const channel of spec.usermeta.axes) turned(spec, channel);
+    if (state.hidden.size) without(spec, spec.usermeta.series.field, state.hidden);
+    // "ast" interprets expressions, so that the page's policy need not allow eval.
+    const tooltip = { theme: isDark() ? "dark" : "light" };
+    const options = { config, mode: "vega-lite", renderer: "svg", ast: true, actions: false, tooltip, loader };
     const live = figure.querySelector(".live");
-    window.vegaEmbed(live, charts[figure.dataset.chart], options).then(
+    state.turn = window.vegaEmbed(live, spec, options).then(
       () => {
+        // The frame around is one image with its finding in words; Vega's roles for single marks have none.
+        for (const child of live.children) child.setAttribute("aria-hidden", "true");
         live.hidden = false;
         figure.classList.add("is-live");
+        figure.dataset.drawn = String(Number(figure.dataset.drawn ?? 0) + 1);
       },
       // The static chart stays.
       (error) => console.warn(`${figure.id}: ${error.message}`),
     );
   };
+  const switches = (figure, state) => {
+    const { axes = "", series = null } = charts[figure.dataset.chart]?.usermeta ?? {};
+    const found = [];
+    if (axes) {
+      const log = isLog(charts[figure.dataset.chart], axes[0]);
+      const text = () => (log !== state.turned ? "Linear axes" : "Logarithmic axes");
+      found.push(
+        button(text(), (self) => {
+          state.turned = !state.turned;
+          self.textContent = text();
+          draw(figure, state);
+        }, { className: "axes" }),
+      );
+    }
+    for (const value of series?.values ?? []) {
+      const one = button(String(value), (self) => {
+        if (!state.hidden.delete(value)) state.hidden.add(value);
+        self.setAttribute("aria-pressed", String(!state.hidden.has(value)));
+        draw(figure, state);
+      }, { className: "series", title: "Show or hide this series" });
+      one.setAttribute("aria-pressed", "true");
+      found.push(one);
+    }
+    return found;
+  };
+  const picture = (figure) => {
+    const text = new XMLSerializer().serializeToString(figure.querySelector(".still svg"));
+    save(`dlbench-${figure.id}.svg`, "image/svg+xml;charset=utf-8", text);
+  };
+  const canDraw = typeof window.vegaEmbed === "function";
+  const states = new Map();
+  for (const figure of document.querySelectorAll("figure[data-chart]")) {
+    const state = { turned: false, hidden: new Set() };
+    states.set(figure, state);
+    const title = figure.dataset.title ?? "";
+    const tools = figure.querySelector(".tools");
+    if (!tools) continue;
+    const files = [button("SVG", () => picture(figure)), button("CSV", () => saveTable(figure.querySelector("table"), figure.id))];
+    for (const one of files) one.append(unseen(` of the chart ${title}`));
+    tools.prepend(...(canDraw ? switches(figure, state) : []), ...files);
+    tools.setAttribute("role", "group");
+    tools.setAttribute("aria-label", `Switches of the chart ${title}`);
+  }
+  if (!canDraw) return;
   // Compiling a chart costs time; those out of sight wait.
   const observer = new IntersectionObserver(
     (entries) => {
       for (const entry of entries.filter((one) => one.isIntersecting)) {
         observer.unobserve(entry.target);
-        enliven(entry.target);
+        draw(entry.target, states.get(entry.target));
       }
     },
     { rootMargin: "200px" },
   );
-  for (const figure of document.querySelectorAll("figure[data-chart]")) observer.observe(figure);
+  for (const figure of states.keys()) observer.observe(figure);
 })();

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser_fixtures import browser
 from tests.slurm_fixtures import slurm_box, slurm_can_run, slurm_folder
 
-__all__ = ["slurm_box", "slurm_can_run", "slurm_folder"]
+__all__ = ["browser", "slurm_box", "slurm_can_run", "slurm_folder"]
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -26,6 +26,8 @@ from dlbench.analysis.environments import compare
 from dlbench.analysis.measures import PARTS, measure
 from dlbench.analysis.scaling import Group, groups, serial_fraction
 from dlbench.analysis.statistics import (
+    RESAMPLES,
+    SEED,
     Estimate,
     are_paired,
     mean_estimate,
@@ -317,6 +319,30 @@ def test_ratio_lies_in_its_interval_and_is_that_of_the_medians(
         assert found.low is not None
         assert found.high is not None
         assert found.low <= found.value <= found.high
+
+
+@pytest.mark.parametrize("n", [5, 6, 7, 20, 63])
+def test_intervals_are_those_of_the_resamples_themselves(n: int) -> None:
+    """Short cuts to the resampled medians, means and weights give what drawing and counting gives, to the last bit."""
+    values = np.random.default_rng(n).lognormal(0, 0.3, n)
+    ordered = np.sort(values)
+    picks = [np.random.default_rng([SEED, stream]).integers(0, n, size=(RESAMPLES, n)) for stream in (0, 1)]
+    for estimate, centre in ((median_estimate, np.median), (mean_estimate, np.mean)):
+        found = estimate(values.tolist())
+        low, high = np.percentile(centre(ordered[picks[0]], axis=1), [2.5, 97.5])
+        assert (found.low, found.high) == (low, high)
+    for stream in (0, 1):
+        wanted = np.zeros((RESAMPLES, n))
+        np.add.at(wanted, (np.arange(RESAMPLES)[:, None], picks[stream]), 1 / n)
+        assert np.array_equal(resample_weights(n, stream=stream), wanted)
+    others = np.random.default_rng(n + 1).lognormal(0, 0.3, n)
+    top = {("a", run): value for run, value in enumerate(values)}
+    for block, second in (("a", picks[0]), ("b", picks[1])):
+        bottom = {(block, run): value for run, value in enumerate(others)}
+        a, b = (values, others) if block == "a" else (ordered, np.sort(others))
+        ratios = np.median(a[picks[0]], axis=1) / np.median(b[second], axis=1)
+        found = ratio_estimate(top, bottom)
+        assert [found.low, found.high] == np.percentile(ratios, [2.5, 97.5]).tolist()
 
 
 def test_weights_of_resamples_sum_to_one() -> None:

@@ -47,7 +47,8 @@ def test_help_lists_the_commands_in_the_order_of_work(cli: Cli) -> None:
         section = done.stdout.partition("Commands, in the order of work:\n")[2]
         names = [line.split()[0] for line in section.splitlines() if line.startswith("  ") and line[2] != " "]
         expected = ["doctor", "setup", "data", "ls", "show", "run", "submit", "status", "comm", "report"]
-        assert names == [*expected, "trace", "diagnose", "estimate", "export", "box"]
+        expected += ["trace", "diagnose", "compare", "check", "baseline", "history", "estimate", "export", "box"]
+        assert names == expected
 
 
 @pytest.mark.parametrize("command", [name for name, *_ in COMMANDS])
@@ -171,6 +172,16 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "twins to a quality": ((*COSMO, "--watch-cost", "--to-quality"), ["--watch-cost", "leave out --to-quality"]),
     "one pair of twins": ((*COSMO, "--watch-cost"), ["--watch-cost", "--repeats 2"]),
     "nothing to go without": ((*COSMO, "--decompose"), ["--decompose", "nothing can be taken away", "--data"]),
+    "one side only": ((*COSMO, "--ab", "plain", ""), ["--ab (side b)", "KEY=VALUE"]),
+    "a side's wrong key": ((*COSMO, "--ab", "plain", "train.sed=1"), ["--ab (side b)", "unknown key", "seed"]),
+    "sides of a sweep": ((*COSMO, "--ab", "plain", "plain", "--sweep", "train.seed=1,2"), ["--ab", "--sweep"]),
+    "sides to a quality": ((*COSMO, "--ab", "plain", "plain", "--to-quality"), ["--ab", "--to-quality"]),
+    "sides of two allocations": (
+        (*SUBMIT, "--nodes", "1", "--ab", "plain", "system.slurm.partition=gpu", "--dry-run"),
+        ["--ab", "system.slurm.partition", "one Slurm job"],
+    ),
+    "a tag of no value": ((*COSMO, "--tag", "branch"), ["--tag 'branch'", "key=value"]),
+    "a tag twice": ((*COSMO, "--tag", "a=1", "--tag", "a=2"), ["--tag a", "twice"]),
     "fault on no rank": (
         (*COSMO, "--set", "fault.step_delay_s=0.1", "--set", "fault.ranks=1"),
         ["fault.ranks", "rank 1", "in no run"],
@@ -179,6 +190,10 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "submit to no scheduler": (
         ("submit", "cosmoflow", "--preset", "ci", "--system", "local", "--nodes", "1"),
         ["system local has no scheduler", "dlbench run"],
+    ),
+    "submit sides to two systems": (
+        (*SUBMIT, "--nodes", "1", "--ab", "plain", "system.scheduler=none,system.launch.launcher=local"),
+        ["--ab", "system.scheduler"],
     ),
     "submit to two nodes of this machine": (
         ("submit", "cosmoflow", "--preset", "ci", "--system", "local", "--nodes", "2"),
@@ -225,6 +240,7 @@ def test_a_mistake_is_answered_in_one_line_and_leaves_nothing(
         (*COSMO, "--scaling", "sideways"),
         (*COSMO, "--ranks"),
         ("run", "cosmoflow", "bert"),
+        (*COSMO, "--ab", "plain"),
         ("submit", "cosmoflow", "--nodes", "1"),
         ("show",),
         ("ls", "everything"),
@@ -515,6 +531,74 @@ def test_status_tells_what_slurm_says_of_jobs_without_a_record(cli: Cli, tmp_pat
     calls = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) == 1  # one question for all jobs, and none about a run that is done
     assert "--jobs=11,12,13,14" in calls[0]
+
+
+def test_status_tells_runs_of_one_job_apart(cli: Cli, tmp_path: Path) -> None:
+    finished, _, waiting = made = plans(points=(1,), repeats=3)
+    names = [plan.run_id for plan in made]
+    for plan in made:
+        folder = (
+            write_run(tmp_path / "runs", plan, TIMES)
+            if plan is finished
+            else write_unfinished(tmp_path / "runs", plan, "measuring")
+        )
+        if plan is waiting:
+            for path in folder.path.glob("*.status.json"):
+                path.unlink()
+        content = {"job_id": "21", "command": ["sbatch"], "submitted": "2026-03-01T12:00:00Z", "runs": names}
+        folder.submission.write_text(json.dumps({"format": "dlbench.submission", "version": 1, **content}))
+    stub = tmp_path / "bin" / "squeue"
+    stub.parent.mkdir()
+    for state, expected in (
+        ("PENDING", ["valid", "PENDING", "PENDING"]),
+        ("RUNNING", ["valid", "RUNNING", "RUNNING"]),
+        ("TIMEOUT", ["valid", "failed", "failed"]),
+    ):
+        stub.write_text(f'#!/bin/bash\necho "$@" >> "{tmp_path}/calls-{state}"\necho "21|{state}"\n')
+        stub.chmod(0o755)
+        done = cli("status", "--json", PATH=f"{stub.parent}:{os.environ['PATH']}")
+        rows = json.loads(done.stdout)["runs"]
+        assert [row["state"] for row in rows] == expected
+        assert {row["job"] for row in rows} == {"21"}
+        (call,) = (tmp_path / f"calls-{state}").read_text().splitlines()
+        assert call.endswith("--jobs=21")
+        told = rows[2]["story"]
+        if state == "PENDING":
+            assert told == ""
+        elif state == "RUNNING":
+            assert rows[1]["story"] == ""
+            assert "the 3 runs of job 21 go one after the other" in told
+        else:
+            assert told.startswith("job 21 ended as TIMEOUT without a record; not started")
+            assert f"see launch.log, and slurm-21.out of {names[0]}" in told
+
+
+def test_a_comparison_is_submitted_whole_or_not_at_all(cli: Cli, tmp_path: Path) -> None:
+    stub = tmp_path / "bin" / "sbatch"
+    stub.parent.mkdir()
+    stub.write_text(f'#!/bin/bash\necho "$@" >> "{tmp_path}/calls"\necho 7\n')
+    stub.chmod(0o755)
+    command = (*SUBMIT, "--nodes", "1,2", "--repeats", "2", "--ab", "plain", "train.seed=7")
+    promised = cli(*command, "--dry-run")
+    assert promised.returncode == 0, promised.stderr
+    path = f"{stub.parent}:{os.environ['PATH']}"
+    there = tmp_path / "runs" / "s-cosmoflow-ci-p00-n0001-k01-a"
+    there.mkdir(parents=True)
+    refused = cli(*command, PATH=path)
+    assert refused.returncode == 2
+    assert "exists already" in refused.stderr
+    assert everything_below(tmp_path / "runs") == {there.name: None}
+    there.rmdir()
+    done = cli(*command, PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["7", "7"]
+    assert "4 runs of sides a and b in one job" in done.stderr
+    assert len((tmp_path / "calls").read_text().splitlines()) == 2
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert len(folders) == 8
+    scripts = [(folder / "job.sbatch").read_text() for folder in folders]
+    assert scripts == [scripts[0]] * 4 + [scripts[4]] * 4
+    assert scripts[0] + scripts[4] == promised.stdout
 
 
 # What is installed

@@ -8,7 +8,6 @@ import dataclasses
 import io
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,8 +25,9 @@ from dlbench.publish.comm_model import CommReport, SizeRow
 from dlbench.records.comm_scan import scan_comm
 from dlbench.specs.network import NetworkModel
 from tests import comm_factory as factory
+from tests.browser_fixtures import Visit
 from tests.run_factory import constant, plans, write_run
-from tests.test_report import FLAGS, PAYLOAD, Outline, Visit
+from tests.test_report import PAYLOAD, Outline
 
 SMALL: dict[str, Any] = {"algorithms": "ring,recursive-doubling,hierarchical", "sizes": "1KiB:1MiB"}
 
@@ -385,18 +385,6 @@ def test_help_stays_light(command: str) -> None:
 
 
 # The page in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        pytest.skip("no Chromium on PATH")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=program, args=FLAGS)
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

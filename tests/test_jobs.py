@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.jobs import launch, slurm
-from dlbench.jobs.batch import job_name, render_script, sbatch_arguments
+from dlbench.jobs.batch import Job, job_name, jobs_of, render_job, render_script, sbatch_arguments, total_time
 from dlbench.jobs.slurm import job_states, read_submission, require_slurm, submit
+from dlbench.jobs.slurm_energy import job_energies
 from dlbench.records.folder import RunFolder, create
+from dlbench.records.scan import scan
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.comm_request import CommRequest, expand_comm
 from dlbench.specs.expand import expand
@@ -45,6 +47,15 @@ def plan_of(**request: Any) -> RunPlan:
     asked = {"workload": "resnet50", "preset": "ci", "series": "golden", "points_are": "nodes", "points": (2,)}
     (plan,) = expand(Request(**{**asked, "system": "box", **request}), machine_cores=4, now=NOW)
     return plan.model_copy(update={"dlbench_version": "0.0.0"})
+
+
+def sides_of(a: dict[str, Any], b: dict[str, Any], **request: Any) -> Job:
+    """The plans of the one job of a comparison at one point, whose bytes stay the same."""
+    asked = {"workload": "resnet50", "preset": "ci", "series": "golden", "points_are": "nodes", "points": (2,)}
+    sides = {"sides": {"a": a, "b": b}, "repeats": 2}
+    made = expand(Request(**{**asked, "system": "box", **sides, **request}), machine_cores=4, now=NOW)
+    (job,) = jobs_of([plan.model_copy(update={"dlbench_version": "0.0.0"}) for plan in made])
+    return job
 
 
 def comm_plan_of(**request: Any) -> CommPlan:
@@ -149,13 +160,41 @@ GOLDENS: dict[str, Callable[[], LaunchPlan]] = {
 }
 
 
-@pytest.mark.parametrize("name", GOLDENS)
+def two_environments() -> Job:
+    """Sides on the example cluster that differ in all that a job's script sets: modules, setup, python, variables."""
+    one, *_ = job = sides_of(
+        {"engine.name": "ddp"}, {"system.launch.environment.NCCL_ALGO": "Ring"}, system="example-gpu"
+    )
+    assert one.series.side == "a"
+    changed = [
+        with_system(plan, modules=["gcc/12.2"], setup=["umask 022"], python="/opt/my env/bin/python")
+        if plan.series.side == "b"
+        else with_system(plan, launch={"launcher": "srun-gloo"})
+        for plan in job
+    ]
+    (job,) = jobs_of(changed)
+    return job
+
+
+SIDES: dict[str, Callable[[], Job]] = {
+    "sides-box": lambda: sides_of({}, {"engine.name": "ddp"}),
+    "sides-mpirun": lambda: sides_of({}, {"system.launch.launcher": "mpirun"}, repeats=3, ranks_per_node=2),
+    "sides-everything": two_environments,
+}
+
+
+def script_of(name: str) -> str:
+    """A golden script, made anew."""
+    job = SIDES[name]() if name in SIDES else (GOLDENS[name](),)
+    return render_job(job, [folder_of(plan) for plan in job], PYTHON)
+
+
+@pytest.mark.parametrize("name", [*GOLDENS, *SIDES])
 def test_the_script_is_the_golden_one(name: str) -> None:
     """Byte for byte; DLBENCH_UPDATE_GOLDEN=1 rewrites the files, to be read before they are committed."""
     path = GOLDEN / f"{name}.sbatch"
-    plan = GOLDENS[name]()
-    script = render_script(plan, folder_of(plan), PYTHON)
-    assert script == render_script(plan, folder_of(plan), PYTHON)
+    script = script_of(name)
+    assert script == script_of(name)
     if os.environ.get("DLBENCH_UPDATE_GOLDEN") == "1":
         path.write_text(script, encoding="utf-8")
     assert path.is_file(), f"no {path}; DLBENCH_UPDATE_GOLDEN=1 writes it"
@@ -163,23 +202,22 @@ def test_the_script_is_the_golden_one(name: str) -> None:
 
 
 def test_no_golden_file_is_left_over() -> None:
-    assert {path.stem for path in GOLDEN.glob("*.sbatch")} == set(GOLDENS)
+    assert {path.stem for path in GOLDEN.glob("*.sbatch")} == {*GOLDENS, *SIDES}
 
 
-@pytest.mark.parametrize("name", GOLDENS)
+@pytest.mark.parametrize("name", [*GOLDENS, *SIDES])
 def test_bash_reads_the_script(name: str) -> None:
-    plan = GOLDENS[name]()
-    script = render_script(plan, folder_of(plan), PYTHON)
-    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", "-n"], input=script_of(name), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", GOLDENS)
+@pytest.mark.parametrize("name", [*GOLDENS, *SIDES])
 def test_shellcheck_has_nothing_to_say(name: str) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
-    plan = with_system(GOLDENS[name](), setup=[])  # a site's own lines are the site's
-    script = render_script(plan, folder_of(plan), PYTHON)
+    job = SIDES[name]() if name in SIDES else (GOLDENS[name](),)
+    job = tuple(with_system(plan, setup=[]) for plan in job)  # a site's own lines are the site's
+    script = render_job(job, [folder_of(plan) for plan in job], PYTHON)
     # SC2016: what stands in single quotes is not to be expanded, that is the point of them.
     command = ["shellcheck", "--shell=bash", "--exclude=SC2016", "-"]
     done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
@@ -444,6 +482,208 @@ def test_launchers_without_mpi_ask_for_no_plugin(cluster: Cluster) -> None:
         assert cluster.run(render_script(plan, folder_of(plan), PYTHON)).returncode == 0
 
 
+# Scripts of several runs
+
+
+def rooms(job: Job, root: Path) -> list[RunFolder]:
+    folders = [folder_of(plan, str(root)) for plan in job]
+    for folder in folders:
+        folder.path.mkdir(parents=True)
+    return folders
+
+
+# Tells who called it, from where, and with which variables; the plan of a run that shall fail stands in FAILING.
+TELLING = """#!/bin/bash
+[ "$1" = --mpi=list ] && { echo pmix; exit; }
+printf '%s\\t' "${0##*/}" "$PWD" "${@: -4:1}" "${@: -1}" "${X-unset}" "${Y-unset}" >> "$DUMP/told"
+echo >> "$DUMP/told"
+echo "words of a rank"
+case " ${FAILING-} " in *" ${@: -1} "*) exit "${STUB_CODE:-7}" ;; esac
+"""
+
+
+def told_by(cluster: Cluster) -> list[list[str]]:
+    file = cluster.dump / "told"
+    return [line.split("\t")[:-1] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def telling(cluster: Cluster) -> None:
+    for name in ("srun", "mpirun"):
+        (cluster.bin / name).write_text(TELLING)
+
+
+def test_pairs_run_one_after_the_other_each_in_its_folder(cluster: Cluster, tmp_path: Path) -> None:
+    telling(cluster)
+    job = sides_of({}, {"system.python": "/new env/bin/python"}, repeats=3)
+    folders = rooms(job, tmp_path / "my 'runs' $HOME")
+    done = cluster.run(render_job(job, folders, PYTHON))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [plan.series.side for plan in job] == ["a", "b", "b", "a", "a", "b"]
+    pythons = {"a": PYTHON, "b": "/new env/bin/python"}
+    assert told_by(cluster) == [
+        ["srun", str(folder.path), pythons[plan.series.side], str(folder.plan), "unset", "unset"]
+        for plan, folder in zip(job, folders, strict=True)
+    ]
+    assert {folder.launch_log.read_text() for folder in folders} == {"words of a rank\n"}
+    names = [line.rpartition(" ")[2] for line in done.stdout.splitlines()[:-1]]
+    assert names == [plan.run_id for plan in job]
+    assert done.stdout.splitlines()[-1] == "dlbench: 0 of 6 runs failed"
+
+
+def test_no_side_inherits_from_the_other(cluster: Cluster, tmp_path: Path) -> None:
+    telling(cluster)
+    lines = {"a": ["export X=a", "cd /"], "b": ["export Y=${X-b}"]}
+    job = tuple(with_system(plan, setup=lines[plan.series.side]) for plan in sides_of({}, {"engine.name": "ddp"}))
+    folders = rooms(job, tmp_path / "runs")
+    done = cluster.run(render_job(job, folders, PYTHON))
+    assert (done.returncode, done.stderr) == (0, "")
+    seen = [(plan.series.side, row[1] == "/", *row[4:]) for plan, row in zip(job, told_by(cluster), strict=True)]
+    a, b = ("a", True, "a", "unset"), ("b", False, "unset", "b")
+    assert seen == [a, b, b, a]
+
+
+@pytest.mark.parametrize("failing", [(0,), (1,), (3,), (1, 2), (0, 1, 2, 3)])
+def test_a_run_that_fails_stops_none_and_the_job_says_so(
+    cluster: Cluster, tmp_path: Path, failing: tuple[int, ...]
+) -> None:
+    telling(cluster)
+    job = sides_of({}, {"engine.name": "ddp"})
+    folders = rooms(job, tmp_path / "runs")
+    plans = " ".join(str(folders[number].plan) for number in failing)
+    done = cluster.run(render_job(job, folders, PYTHON), FAILING=plans)
+    assert done.returncode == 7
+    assert [row[3] for row in told_by(cluster)] == [str(folder.plan) for folder in folders]
+    errors = done.stderr.splitlines()
+    assert [line.split()[2] for line in errors] == [job[number].run_id for number in failing]
+    assert all("ended with 7" in line and "launch.log" in line for line in errors)
+    assert done.stdout.splitlines()[-1] == f"dlbench: {len(failing)} of 4 runs failed"
+
+
+def test_the_first_failure_is_the_job_s(cluster: Cluster, tmp_path: Path) -> None:
+    """Side b has no MPI plugin (5); then a run of side a fails, too (7)."""
+    telling(cluster)
+    job = sides_of({}, {"system.launch.mpi_plugin": "pmi2"})
+    folders = rooms(job, tmp_path / "runs")
+    done = cluster.run(render_job(job, folders, PYTHON), FAILING=str(folders[3].plan))
+    assert done.returncode == 5
+    assert len(told_by(cluster)) == 2  # side a alone
+    assert "no MPI plugin pmi2" in folders[1].launch_log.read_text()
+
+
+def test_a_setup_line_that_fails_ends_its_run_alone(cluster: Cluster, tmp_path: Path) -> None:
+    telling(cluster)
+    job = tuple(
+        with_system(plan, setup=["false", "echo unreached"] if plan.series.side == "a" else [])
+        for plan in sides_of({}, {"engine.name": "ddp"})
+    )
+    folders = rooms(job, tmp_path / "runs")
+    done = cluster.run(render_job(job, folders, PYTHON))
+    assert done.returncode == 1
+    assert [row[3] for row in told_by(cluster)] == [str(folders[1].plan), str(folders[2].plan)]
+    assert "unreached" not in done.stdout + folders[0].launch_log.read_text()
+
+
+def test_a_folder_that_is_gone_stops_none(cluster: Cluster, tmp_path: Path) -> None:
+    telling(cluster)
+    job = sides_of({}, {"engine.name": "ddp"})
+    folders = rooms(job, tmp_path / "runs")
+    folders[1].path.rmdir()
+    done = cluster.run(render_job(job, folders, PYTHON))
+    assert done.returncode == 1
+    assert len(told_by(cluster)) == 3
+
+
+@given(one=HOSTILE, two=HOSTILE, python=HOSTILE.filter(bool), launcher=st.sampled_from(["srun-gloo", "mpirun"]))
+@example(one="\n#SBATCH --wrap=id\n", two=")\nid\n(", python="a\nb", launcher="srun-gloo")
+@example(one="}}", two="side_a", python="$dlbench_run", launcher="mpirun")
+@settings(deadline=None, max_examples=30)
+def test_any_text_of_a_side_reaches_its_ranks_unharmed(one: str, two: str, python: str, launcher: str) -> None:
+    """In words of the shell, and in the comment that names the side."""
+    made = sides_of({}, {"system.launch.environment.X": "x"}, launcher=launcher)
+    sides = {"a": {}, "b": {"system.launch.environment.X": one, "free": two}}
+    job = []
+    for plan in made:
+        mine = plan.model_copy(update={"series": plan.series.model_copy(update={"sides": sides})})
+        values = {"launch": {"environment": {"X": one}}, "python": python} if plan.series.side == "b" else {}
+        job.append(with_system(mine, **values))
+    with tempfile.TemporaryDirectory() as root:
+        cluster = Cluster(Path(root))
+        folders = rooms(tuple(job), Path(root) / "runs")
+        script = render_job(tuple(job), folders, PYTHON)
+        plain = render_job(made, folders, PYTHON)
+        assert directives(script) == directives(plain)
+        (line,) = [line for line in script.split("\n") if line.startswith("# Side b: ")]
+        assert line.isprintable()
+        done = cluster.run(script)
+        assert (done.returncode, done.stderr) == (0, ""), script
+        assert list(cluster.cwd.iterdir()) == []
+        assert cluster.called() == {launcher.partition("-")[0]}
+        calls_of_b = [f.path / "plan.json" for f, p in zip(folders, job, strict=True) if p.series.side == "b"]
+        words = cluster.arguments(launcher.partition("-")[0])
+        for plan_file in calls_of_b:
+            position = words.index(str(plan_file))
+            assert words[position - 3 : position] == [python, "-m", "dlbench.node"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "runs", "expected"),
+    [
+        ("00:10:00", 1, "00:10:00"),
+        ("00:10:00", 10, "01:40:00"),
+        ("10", 6, "01:00:00"),
+        ("10:30", 2, "00:21:00"),
+        ("12:00:00", 20, "10-00:00:00"),
+        ("1-12", 2, "3-00:00:00"),
+        ("1-0:30", 2, "2-01:00:00"),
+        ("1-02:03:04", 3, "3-06:09:12"),
+        ("0", 10, "00:00:00"),
+        ("90:00", 1, "01:30:00"),
+    ],
+)
+def test_the_time_of_a_job_is_that_of_all_its_runs(limit: str, runs: int, expected: str) -> None:
+    assert total_time(limit, runs) == expected
+    job = sides_of({}, {"engine.name": "ddp"}, overrides={"system.slurm.time_limit": limit})
+    script = render_job(job, [folder_of(plan) for plan in job], PYTHON)
+    assert f"#SBATCH --time={total_time(limit, 4)}" in directives(script)
+
+
+@pytest.mark.parametrize(
+    ("b", "key"),
+    [
+        ({"system.slurm.partition": "other"}, "system.slurm.partition"),
+        ({"system.slurm.gpu_request": "gres"}, "system.slurm.gpu_request"),
+        ({"system.slurm.time_limit": "5"}, "system.slurm.time_limit"),
+        ({"system.slurm.exclusive": True}, "system.slurm.exclusive"),
+        ({"layout.cores_per_rank": 3}, "layout.cores_per_rank"),
+        ({"system.node.cores": 8}, "layout.cores_per_rank"),
+    ],
+)
+def test_sides_that_need_two_allocations_are_refused(b: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as caught:
+        sides_of({}, b)
+    assert key in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_cores_may_differ_where_slurm_is_not_told() -> None:
+    job = sides_of({}, {"layout.cores_per_rank": 3}, overrides={"system.slurm.cpus_per_task": False})
+    script = render_job(job, [folder_of(plan) for plan in job], PYTHON)
+    assert "cpus-per-task" not in script
+
+
+def test_a_job_holds_one_point_of_a_comparison_or_one_run() -> None:
+    asked = {"workload": "resnet50", "preset": "ci", "points_are": "nodes", "points": (1, 2), "system": "box"}
+    plain = expand(Request(**asked, repeats=2), machine_cores=4, now=NOW)
+    assert [len(job) for job in jobs_of(plain)] == [1] * 4
+    sided = expand(Request(**asked, repeats=3, sides={"a": {}, "b": {}}), machine_cores=4, now=NOW)
+    jobs = jobs_of(sided)
+    assert [{plan.layout.nodes for plan in job} for job in jobs] == [{1}, {2}]
+    assert [[(p.series.repeat, p.series.side) for p in job] for job in jobs] == [
+        [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    ] * 2
+    assert [job_name(job[0]) for job in jobs] == ["dlbench-resnet50-n1-ab", "dlbench-resnet50-n2-ab"]
+
+
 # Submitting
 
 
@@ -499,7 +739,7 @@ def a_run(tmp_path: Path) -> tuple[RunPlan, RunFolder]:
 def test_a_job_s_id_is_kept(tmp_path: Path, program: Program, answer: str, job: str) -> None:
     program("sbatch", f'echo "sbatch: warning: be patient" >&2; printf "{answer}\\n"')
     plan, folder = a_run(tmp_path)
-    made = submit(plan, folder, PYTHON, None)
+    made = submit((plan,), [folder], PYTHON, None)
     assert made.job_id == job
     assert read_submission(folder) == made
     assert folder.script.read_text() == render_script(plan, folder, PYTHON)
@@ -515,9 +755,52 @@ def test_sbatch_gets_the_words_whatever_the_folder_s_name(
     (tmp_path / name).mkdir()
     plan = plan_of()
     folder = create(tmp_path / name, plan)
-    submit(plan, folder, PYTHON, "4")
+    submit((plan,), [folder], PYTHON, "4")
     assert (tmp_path / "seen").read_text().split("\0")[:-1] == sbatch_arguments(folder, "4")
     assert not list(tmp_path.rglob("canary"))
+
+
+def a_comparison(tmp_path: Path) -> tuple[Job, list[RunFolder]]:
+    job = sides_of({}, {"engine.name": "ddp"})
+    out = tmp_path / "runs"
+    out.mkdir(exist_ok=True)
+    return job, [create(out, plan) for plan in job]
+
+
+def test_every_run_of_a_job_knows_the_job(tmp_path: Path, program: Program) -> None:
+    program("sbatch", "echo 88")
+    job, folders = a_comparison(tmp_path)
+    made = submit(job, folders, PYTHON, "4")
+    assert (made.job_id, made.runs) == ("88", tuple(plan.run_id for plan in job))
+    assert list(made.command) == sbatch_arguments(folders[0], "4")
+    script = render_job(job, folders, PYTHON)
+    for folder in folders:
+        assert read_submission(folder) == made
+        assert folder.script.read_text() == script
+    assert [call[0] for call in calls(tmp_path)] == ["sbatch"]
+
+
+def test_a_refused_job_leaves_none_of_its_runs(tmp_path: Path, program: Program) -> None:
+    program("sbatch", "echo no >&2; exit 1")
+    job, folders = a_comparison(tmp_path)
+    with pytest.raises(RunError, match=r"sbatch refused golden-\S+-a and 3 more runs: no"):
+        submit(job, folders, PYTHON, None)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_no_run_is_charged_with_the_energy_of_a_whole_job(tmp_path: Path, program: Program) -> None:
+    program("sbatch", "echo 88")
+    program("sacct", "echo '88|1000|1K'")
+    job, folders = a_comparison(tmp_path)
+    submit(job, folders, PYTHON, None)
+    joules, why = job_energies(scan(tmp_path / "runs").runs)
+    assert joules == {}
+    assert why == {plan.run_id: "job 88 holds 4 runs, counted together" for plan in job}
+    alone, folder = a_run(tmp_path)
+    submit((alone,), [folder], PYTHON, None)
+    joules, why = job_energies(scan(tmp_path / "runs").runs)
+    assert joules == {alone.run_id: 1000.0}
+    assert len(why) == 4
 
 
 REFUSAL = (
@@ -541,7 +824,7 @@ def test_a_refused_run_leaves_nothing_and_says_why(tmp_path: Path, program: Prog
     plan, folder = a_run(tmp_path)
     kept = create(folder.path.parent, plan_of(series="another"))
     with pytest.raises(RunError) as caught:
-        submit(plan, folder, PYTHON, None)
+        submit((plan,), [folder], PYTHON, None)
     told = str(caught.value)
     assert told.startswith(f"sbatch refused {plan.run_id}: ")
     assert words in told
@@ -566,7 +849,7 @@ def test_an_answer_nobody_understands_keeps_the_folder(tmp_path: Path, program: 
     program("sbatch", body)
     plan, folder = a_run(tmp_path)
     with pytest.raises(RunError) as caught:
-        submit(plan, folder, PYTHON, None)
+        submit((plan,), [folder], PYTHON, None)
     told = str(caught.value)
     assert plan.run_id in told
     assert words in told
@@ -581,7 +864,7 @@ def test_an_sbatch_that_hangs_is_given_up(tmp_path: Path, program: Program, monk
     monkeypatch.setattr(slurm, "CALL_TIMEOUT_S", 0.3)
     plan, folder = a_run(tmp_path)
     with pytest.raises(RunError, match="no answer within"):
-        submit(plan, folder, PYTHON, None)
+        submit((plan,), [folder], PYTHON, None)
     assert folder.script.is_file()
 
 
@@ -660,7 +943,7 @@ def test_nobody_is_asked_for_nothing(tmp_path: Path, program: Program) -> None:
 def test_the_submission_is_plain_json(tmp_path: Path, program: Program) -> None:
     program("sbatch", "echo '12;c'")
     plan, folder = a_run(tmp_path)
-    submit(plan, folder, PYTHON, None)
+    submit((plan,), [folder], PYTHON, None)
     content = json.loads(folder.submission.read_text())
     assert (content["format"], content["version"], content["job_id"]) == ("dlbench.submission", 1, "12")
     assert datetime.fromisoformat(content["submitted"].replace("Z", "+00:00")).tzinfo is not None

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import shutil
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +24,7 @@ from hypothesis import strategies as st
 
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.publish import delimited, drawing, html, json_tables, markdown, model, terminal, wording
+from dlbench.publish import delimited, drawing, html, json_tables, markdown, model, sheets, terminal, wording
 from dlbench.publish.assemble import assemble
 from dlbench.publish.figure import Figure
 from dlbench.records.scan import scan
@@ -395,22 +394,74 @@ def test_ids_of_charts_do_not_meet_and_text_is_left_alone() -> None:
     assert text in svg.replace("&quot;", '"')
 
 
+def links_of(page: str) -> dict[str, str]:
+    """The files in a page, by name."""
+    found = re.findall(r'download="dlbench-([\w-]+)\.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', page)
+    return {name: base64.b64decode(data).decode() for name, data in found}
+
+
 def test_downloads_are_the_csv_files(made: model.Report, page: str) -> None:
-    links = dict(re.findall(r'download="dlbench-(\w+)\.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', page))
-    assert {name: base64.b64decode(data).decode() for name, data in links.items()} == {
-        "points": delimited.to_csv(made, "points"),
-        "parts": delimited.to_csv(made, "parts"),
-        "runs": delimited.to_csv(made, "runs"),
-    }
+    """Of every table that has lines, and every table of a view leads to its file."""
+    links = links_of(page)
+    assert {"points", "parts", "runs", "laws"} <= set(links)
+    assert links == {name: delimited.to_csv(made, name) for name in links}
+    named = sheets.named_tables(made)
+    assert set(links) == {"points", "parts", "runs", *named}
+    assert set(re.findall(r'class="raw" href="#data-([\w-]+)"', page)) == set(named)
 
 
-def test_many_runs_stay_below_two_megabytes(made: model.Report) -> None:
-    runs = tuple(replace(run, run_id=f"{run.run_id}-{k}") for k in range(60) for run in made.runs)
-    groups = tuple(replace(group, id=f"{group.id}{k:03d}") for k in range(15) for group in made.groups)
+def test_every_sheet_stands_in_every_format(made: model.Report, page: str) -> None:
+    plain = page.replace("\N{NO-BREAK SPACE}", " ")
+    written = markdown.to_markdown(made)
+    shown = terminal.to_text(made)
+    told = [*sheets.told_of_all(made), *(told for group in made.groups for told in sheets.told_of(group))]
+    assert told
+    for view, words, found in told:
+        assert f"# {markdown.escape(view.title)}" in written
+        for text in words:
+            assert markdown.escape(text) in written
+        for sheet in found:
+            assert html_text(sheet.title) in plain
+            assert markdown.escape(sheet.caption) in written
+            for cell in (cell for row in sheet.text for cell in row):
+                assert markdown.escape(cell) in written
+            if sheet.in_terminal:
+                assert sheet.text[1][0][:9] in shown
+            if sheet.columns:
+                rows = list(csv.DictReader(io.StringIO(delimited.to_csv(made, sheet.name))))
+                assert len(rows) >= len(sheet.rows) > 0
+                assert set(sheet.columns) <= set(rows[0])
+
+
+def html_text(text: str) -> str:
+    """As it stands between tags."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;")
+
+
+def test_what_is_not_told_stands_in_every_format(made: model.Report, page: str) -> None:
+    content = json.loads(json_tables.to_json(made))
+    written = markdown.to_markdown(made)
+    for group, read in zip(made.groups, content["groups"], strict=True):
+        assert {"quality", "exchange", "noise"} <= {one.view for one in group.untold}
+        assert [one["view"] for one in read["untold"]] == [one.view for one in group.untold]
+        for one in group.untold:
+            assert f'<li id="{one.view}-{group.id}">' in page
+            assert markdown.escape(one.text) in written
+    assert "collectives" in {one.view for one in made.missing}
+    for one in made.missing:
+        assert markdown.escape(f"{one.title}: {one.text}") in written
+
+
+def test_many_runs_and_groups_stay_small(made: model.Report) -> None:
+    runs = tuple(replace(run, run_id=f"{run.run_id}-{k}") for k in range(100) for run in made.runs)
+    groups = tuple(replace(group, id=f"{group.id}{k:03d}") for k in range(25) for group in made.groups)
     found = html.to_html(replace(made, runs=runs, groups=groups))
-    assert len(found.encode("utf-8")) < 2_000_000
-    assert "first 300 of" in found
+    assert len(found.encode("utf-8")) < 5_000_000
+    assert "first 500 of" in found
     assert "Charts are drawn for the first" in found
+    assert "first 25 of 50 groups in full" in found
+    # A file that does not fit is left to the command, by its name.
+    assert "dlbench report RUNS --format csv --table runs writes it" in found
 
 
 # The command
@@ -436,6 +487,15 @@ def test_command_prints(sample: Path, made: model.Report) -> None:
     assert run_cli(sample).stdout == terminal.to_text(made)
     assert run_cli(sample, "--format", "md").stdout == markdown.to_markdown(made)
     assert run_cli(sample, "--format", "csv", "--table", "runs").stdout == delimited.to_csv(made, "runs")
+
+
+def test_command_lists_the_tables(sample: Path, made: model.Report) -> None:
+    found = run_cli(sample, "--table", "?")
+    assert found.exit_code == 0
+    names = [line.split("  ")[0] for line in found.stdout.splitlines()]
+    assert names[:3] == ["points", "parts", "runs"]
+    for name in names:
+        assert run_cli(sample, "--format", "csv", "--table", name).stdout == delimited.to_csv(made, name)
 
 
 def test_damaged_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None:
@@ -484,6 +544,10 @@ def test_folder_without_valid_runs_gives_a_report_that_says_so(tmp_path: Path, n
         (["RUNS", "-o", "TMP"], "is a folder"),
         (["RUNS", "-o", "TMP/none/report.html"], "there is no folder"),
         (["RUNS", "--table", "runs"], "has no effect"),
+        (
+            ["RUNS", "--format", "csv", "--table", "lawz"],
+            "--table lawz: no such table in this report; did you mean law",
+        ),
     ],
 )
 def test_wrong_use_is_one_line(sample: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -519,169 +583,3 @@ def test_whole_command_line(cli: Any, sample: Path, tmp_path: Path) -> None:
     assert missing.returncode == 2
     assert missing.stderr.startswith("dlbench: error: ")
     assert len(missing.stderr.splitlines()) == 1
-
-
-# The page in a browser
-
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        pytest.skip("no Chromium on PATH")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=program, args=FLAGS)
-        yield started
-        started.close()
-
-
-class Visit:
-    """One page in the browser, with everything it asked for and complained of."""
-
-    def __init__(self, browser: Any, path: Path, **context: Any) -> None:
-        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
-        self.page = self.context.new_page()
-        self.requests: list[str] = []
-        self.complaints: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url[:200]))
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.goto(path.as_uri())
-
-    def see_all_charts(self) -> None:
-        for figure in self.page.locator("figure[data-chart]").all():
-            figure.scroll_into_view_if_needed()
-            self.page.wait_for_function(
-                "id => document.getElementById(id).matches('.is-live') && document.querySelector(`#${id} .live svg`)",
-                arg=figure.get_attribute("id"),
-            )
-
-    def __enter__(self) -> Visit:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.context.close()
-
-
-@pytest.fixture(scope="module")
-def page_file(page: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(page, encoding="utf-8")
-    return path
-
-
-@pytest.mark.browser
-def test_charts_come_alive_without_a_request_or_a_complaint(browser: Any, page_file: Path) -> None:
-    with Visit(browser, page_file) as visit:
-        assert visit.page.locator("figure[data-chart]").count() == 10
-        visit.see_all_charts()
-        point = visit.page.locator(".live svg .mark-symbol.role-mark path").last
-        point.scroll_into_view_if_needed()
-        point.hover()
-        visit.page.wait_for_selector("#vg-tooltip-element.visible")
-        assert "ranks" in visit.page.locator("#vg-tooltip-element").inner_text()
-        assert visit.requests == [page_file.as_uri()]
-        assert visit.complaints == []
-
-
-@pytest.mark.browser
-def test_foreign_text_stays_text(browser: Any, hostile: Path, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    assert run_cli(hostile, "-o", path).exit_code == 4  # one run is damaged on purpose
-    with Visit(browser, path) as visit:
-        visit.see_all_charts()
-        for details in visit.page.locator("details:not([open]) > summary").all():
-            if details.is_visible():
-                details.click()
-        visit.page.wait_for_timeout(200)
-        assert visit.page.evaluate("window.pwned") is None
-        assert visit.page.locator("main img, main script, svg script, svg foreignObject").count() == 0
-        assert PAYLOAD in visit.page.locator("main").inner_text()
-        assert visit.requests == [path.as_uri()]
-        assert visit.complaints == []
-
-
-@pytest.mark.browser
-def test_page_reads_without_scripts(browser: Any, page_file: Path) -> None:
-    with Visit(browser, page_file, java_script_enabled=False) as visit:
-        stills = visit.page.locator(".still svg")
-        assert stills.count() == 10
-        assert all(still.bounding_box()["height"] > 60 for still in stills.all())
-        assert visit.page.get_by_text("MLPerf-derived workload, not an MLPerf result", exact=True).first.is_visible()
-        assert visit.page.locator("#runs-table").is_visible()
-        assert visit.requests == [page_file.as_uri()]
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [320, 400, 1280])
-def test_page_needs_no_sideways_scrolling(browser: Any, page_file: Path, width: int) -> None:
-    with Visit(browser, page_file, viewport={"width": width, "height": 800}) as visit:
-        visit.see_all_charts()
-        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.browser
-def test_dark_scheme_keeps_text_readable(browser: Any, page_file: Path) -> None:
-    """Contrast of text against the page of at least 4.5 (WCAG 2.2, 1.4.3), in the charts as well."""
-    script = """() => {
-        const luminance = (text) => {
-            const parts = text.match(/[\\d.]+/g).slice(0, 3).map((x) => x / 255)
-                .map((x) => (x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
-            return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-        };
-        const paper = luminance(getComputedStyle(document.body).backgroundColor);
-        const low = [];
-        for (const element of document.querySelectorAll("p, li, td, th, dd, dt, h1, h2, h3, .chart svg text")) {
-            const style = getComputedStyle(element);
-            const ink = luminance(element.closest("svg") ? style.fill : style.color);
-            const ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
-            if (ratio < 4.5) low.push(`${element.tagName} ${element.textContent.slice(0, 30)} ${ratio.toFixed(1)}`);
-        }
-        return low;
-    }"""
-    for scheme in ("light", "dark"):
-        with Visit(browser, page_file, color_scheme=scheme) as visit:
-            visit.see_all_charts()
-            assert visit.page.evaluate(script) == []
-
-
-@pytest.mark.browser
-def test_tables_sort_and_filter_by_keyboard(browser: Any, page_file: Path) -> None:
-    with Visit(browser, page_file) as visit:
-        button = visit.page.get_by_role("button", name="Samples/s")
-        rows = visit.page.locator("#runs-table tbody tr")
-        for order, pick in (("ascending", min), ("descending", max)):
-            button.press("Enter")
-            assert visit.page.locator(f"#runs-table th[aria-sort={order}]").count() == 1
-            shown = [cell for row in rows.all() if (cell := row.locator("td").nth(4).get_attribute("data-value"))]
-            assert float(shown[0]) == pick(map(float, shown))
-            # Runs without figures come last either way.
-            assert rows.last.locator("td").nth(4).get_attribute("data-value") == ""
-        visit.page.get_by_label("Show runs with:").fill("failed")
-        assert visit.page.locator("#runs-table tbody tr:visible").count() == 1
-        assert visit.complaints == []
-
-
-@pytest.mark.browser
-def test_page_prints_with_its_numbers_open(browser: Any, page_file: Path, tmp_path: Path) -> None:
-    with Visit(browser, page_file) as visit:
-        printed = visit.page.pdf(format="A4")
-        assert printed.startswith(b"%PDF")
-        assert len(printed) > 30_000
-        assert visit.page.locator(".chart details[open]").count() == 0  # closed again
-        visit.page.emulate_media(media="print")
-        assert visit.page.locator(".chart .live:visible").count() == 0
-        assert visit.page.locator(".chart .still svg:visible").count() == 10
-        assert visit.complaints == []

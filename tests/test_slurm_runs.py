@@ -123,6 +123,63 @@ def test_a_cancelled_job_is_told(cli: Cli, slurm_box: Box, tmp_path: Path) -> No
     assert "measuring, step" in told.stdout
 
 
+def test_both_sides_of_a_comparison_run_in_one_job(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    """Side b is slower by a known time a step, and has a setup of its own."""
+    sides = ("--ab", "plain", "fault.step_delay_s=0.3,system.setup=export SIDE=b")
+    command = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "2", "--engine", "ddp")
+    command += ("--launcher", "srun-gloo", "--data", "synthetic", "--repeats", "2", "--series", "pairs", *sides, *SHORT)
+    promised = cli(*command, "--dry-run")
+    assert promised.returncode == 0, promised.stderr
+    submitted = cli(*command, **slurm_box.environment)
+    assert submitted.returncode == 0, submitted.stderr
+    (job,) = submitted.stdout.split()
+    runs = wait_for(tmp_path / "runs", 4)
+    assert [run.state for run in runs] == ["valid"] * 4, [run.story for run in runs]
+    assert [(run.plan.series.repeat, run.plan.series.side) for run in runs] == [(0, "a"), (0, "b"), (1, "b"), (1, "a")]
+    started = [run.record.started for run in runs if run.record is not None]
+    assert started == sorted(started)
+    for run in runs:
+        assert run.record is not None
+        assert run.record.environment["variable.SLURM_JOB_ID"] == job
+        assert [r.host for r in run.record.ranks] == ["n1", "n2"]
+        assert run.folder.script.read_text() == promised.stdout
+        assert json.loads(run.folder.submission.read_text())["job_id"] == job
+        assert run.plan.run_id in run.folder.launch_log.read_text()
+    status = cli("status", tmp_path / "runs", **slurm_box.environment)
+    assert status.returncode == 0, status.stdout
+    assert status.stdout.count(f"job {job}") == 4
+    compared = cli("compare", tmp_path / "runs", "--paired", "--format", "json")
+    assert compared.returncode == 6, compared.stderr  # two pairs carry no verdict
+    assert "insufficient" in compared.stdout
+
+
+def test_a_cancelled_comparison_starts_no_further_run(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    submitted = cli(
+        *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp"),
+        *("--launcher", "srun-gloo", "--data", "synthetic", "--set", "measure.measured_steps=100000"),
+        *("--repeats", "2", "--ab", "plain", "train.seed=7"),
+        **slurm_box.environment,
+    )
+    (job,) = submitted.stdout.split()
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        runs = scan(tmp_path / "runs").runs
+        if runs and runs[0].statuses and runs[0].statuses[0].stage == "measuring":
+            break
+        time.sleep(0.3)
+    scancel = ["scancel", job]
+    subprocess.run(scancel, env={"PATH": "/usr/bin:/bin", **slurm_box.environment}, check=True, timeout=30)
+    told = None
+    while time.monotonic() < deadline + 60:
+        told = cli("status", tmp_path / "runs", **slurm_box.environment)
+        if told.stdout.count("CANCELLED") == 4:
+            break
+        time.sleep(0.5)
+    assert told is not None
+    assert told.stdout.count(f"job {job} ended as CANCELLED without a record") == 4, told.stdout
+    assert [bool(run.statuses) for run in scan(tmp_path / "runs").runs] == [True, False, False, False]
+
+
 def test_what_slurm_refuses_is_told_in_one_line(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
     done = cli(
         *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1"),

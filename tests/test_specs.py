@@ -332,7 +332,7 @@ def test_every_bundled_system_is_valid(system: str) -> None:
         ("system.launch.pin", 1),
         ("system.node.gpus", -1),
         ("system.launch.environment.X", 5),
-        ("system.modules", "gcc"),
+        ("system.modules", "gcc; id"),
         ("train", 5),
         ("model", None),
         ("train.batch_per_rank.more", 5),

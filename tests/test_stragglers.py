@@ -30,7 +30,7 @@ def run_steps(rows: Sequence[Sequence[Row]]) -> RunSteps:
     """Rows by rank and step."""
     table = np.array(rows, dtype=np.int64)
     phases = {name: table[:, :, i].copy() for i, name in enumerate(PHASES)}
-    return RunSteps(step_ns=table.sum(axis=2), phase_ns=phases)
+    return RunSteps(numbers=np.arange(table.shape[1]), step_ns=table.sum(axis=2), phase_ns=phases)
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlbench.node.watching.shares import sample_bytes, span_bytes, window_ranks
+from dlbench.records.blocks import CHECK, HEAD
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import Record
@@ -226,6 +229,43 @@ def large_run(
     record = Record.model_validate(_record(plan, steps, course, watch))
     write_json(folder.record, record.model_dump(mode="json"))
     return folder
+
+
+def large_runs(
+    out: Path, *, ranks: int, steps: int, runs: int, ranks_per_node: int = 8, seed: int = 0
+) -> list[RunFolder]:
+    """A large run and further repeats of it with the same times: copied, which is much quicker than made."""
+    first = large_run(out, ranks=ranks, steps=steps, ranks_per_node=ranks_per_node, seed=seed, repeats=runs)
+    record = json.loads(first.record.read_text(encoding="utf-8"))
+    made = [first]
+    for repeat in range(1, runs):
+        plan = _large_plan(ranks, steps, ranks_per_node, repeat, runs)
+        folder = create(out, plan)
+        for path in first.path.iterdir():
+            if path.suffix in (".steps", ".spans", ".samples"):
+                (folder.path / path.name).write_bytes(_renamed(path.read_bytes(), plan.run_id))
+            elif path not in (first.plan, first.record):
+                (folder.path / path.name).write_bytes(path.read_bytes())
+        finished = f"2026-03-01T12:{10 + repeat % 50:02d}:00Z"
+        changes = {"run_id": plan.run_id, "configuration": plan.configuration_digest(), "finished": finished}
+        write_json(folder.record, {**record, **changes})
+        made.append(folder)
+    return made
+
+
+def _renamed(content: bytes, run_id: str) -> bytes:
+    """A file of rows as that of another run: the header names it, and every block's checksum holds the header."""
+    line, begin = content.split(b"\n", 1)[0], content.index(b"\n") + 1
+    header = (json.dumps({**json.loads(line), "run_id": run_id}, sort_keys=True) + "\n").encode()
+    seed, parts = zlib.crc32(header), [header]
+    while begin < len(content):
+        kind, length, _ = HEAD.unpack_from(content, begin)
+        begin += HEAD.size + CHECK.size
+        packed = content[begin : begin + length]
+        head = HEAD.pack(kind, length, zlib.crc32(packed, seed))
+        parts += [head, CHECK.pack(zlib.crc32(head)), packed]
+        begin += length
+    return b"".join(parts)
 
 
 def _large_plan(ranks: int, steps: int, ranks_per_node: int, repeat: int, repeats: int) -> RunPlan:

@@ -71,5 +71,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def chosen_settings(run: Run) -> dict[str, str]:
-    """What a person changed for this run, `--set` and swept values, key by key."""
-    return {key: str(value) for key, value in sorted({**run.plan.overrides, **run.plan.series.axes}.items())}
+    """What a person changed for this run, `--set`, swept values and those of its side, key by key."""
+    series = run.plan.series
+    of_side = series.sides.get(series.side, {}) if series.side else {}
+    return {key: str(value) for key, value in sorted({**run.plan.overrides, **series.axes, **of_side}.items())}

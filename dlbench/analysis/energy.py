@@ -21,6 +21,7 @@ from dlbench.analysis.gpu_use import GpuUse, computes_on_gpu, gpus_of_ranks
 from dlbench.analysis.node_samples import (
     STAGES,
     NodeCourse,
+    NodeReader,
     NodeSamples,
     node_course,
     nodes_of,
@@ -104,10 +105,14 @@ class RunEnergy:
         return tuple(sorted({source.method for source in self.of(kind)}))
 
 
-def run_energy(run: Run) -> RunEnergy:
+def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
     """The energy of a run with a record.
 
     Figures of a kind are sums over all nodes: where one node does not tell, there is none.
+
+    Args:
+        run: with a record.
+        read: reads a node, so that readers of the same samples can share them.
 
     Raises:
         IncompleteDataError: samples, spans or steps are damaged.
@@ -125,7 +130,7 @@ def run_energy(run: Run) -> RunEnergy:
             why.setdefault("host", reason)
             why.setdefault("gpu", reason)
             continue
-        samples = read_node(run, node, lambda name: ENERGY_FIELDS.fullmatch(name) is not None)
+        samples = read(run, node, lambda name: ENERGY_FIELDS.fullmatch(name) is not None)
         course = node_course(run, node)
         use = gpus_of_ranks(run, samples)
         found = tuple(gpu_sources(samples, course, use))

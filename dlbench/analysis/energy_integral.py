@@ -9,6 +9,8 @@ such cuts the amounts of the parts of an interval sum to that of the whole.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -98,6 +100,29 @@ class Curve:
         value = float(np.sum((low + slope * middle) * (lengths / 1e9)))
         return Amount(value=value, known_ns=int(lengths.sum()), length_ns=length_ns)
 
+    def between(self, edges: Sequence[int]) -> list[Amount]:
+        """The intervals between neighbouring `edges`, which grow: as `over` of each, in one go."""
+        import numpy as np
+
+        pairs = list(itertools.pairwise(edges))
+        if not len(self.known) or bool((self.known & self.bridged).any()):
+            # A bridged piece belongs to no part of it: there is no running sum.
+            return [self.over(begin, end) for begin, end in pairs]
+        lengths = np.diff(self.time_ns)
+        known = np.where(self.known, lengths, 0)
+        amount = np.where(self.known, (self.begin_rate + self.end_rate) / 2 * (lengths / 1e9), 0.0)
+        at = np.clip(np.asarray(edges, dtype=np.int64), self.time_ns[0], self.time_ns[-1])
+        piece = np.clip(np.searchsorted(self.time_ns, at, side="right") - 1, 0, len(known) - 1)
+        into = at - self.time_ns[piece]
+        slope = (self.end_rate - self.begin_rate)[piece] * (into / lengths[piece])
+        part = np.where(self.known[piece], (self.begin_rate[piece] + slope / 2) * (into / 1e9), 0.0)
+        values = np.diff((np.cumsum(amount) - amount)[piece] + part).tolist()
+        times = np.diff((np.cumsum(known) - known)[piece] + np.where(self.known[piece], into, 0)).tolist()
+        return [
+            Amount(value=value, known_ns=told, length_ns=end - begin)
+            for value, told, (begin, end) in zip(values, times, pairs, strict=True)
+        ]
+
     def known_within(self, begin_ns: int, end_ns: int) -> Flags:
         """Which pieces are known in an interval and lie in it at least in part, shape (n - 1,)."""
         start, stop = self.time_ns[:-1], self.time_ns[1:]
@@ -164,12 +189,16 @@ def joined(times: Times, period_s: float) -> Flags:
     import numpy as np
 
     gaps = np.diff(times)
-    padded = np.pad(gaps.astype(np.float64), _NEIGHBOURS, constant_values=np.nan)
     if not len(gaps):
         return np.zeros(0, dtype=np.bool_)
-    windows = np.sort(np.lib.stride_tricks.sliding_window_view(padded, 2 * _NEIGHBOURS + 1), axis=1)
-    count = np.isfinite(windows).sum(axis=1)
-    local = windows[np.arange(len(gaps)), (count - 1) // 2]
+    windows = np.full((2 * _NEIGHBOURS + 1, len(gaps)), np.nan)
+    for row, shift in enumerate(range(-_NEIGHBOURS, _NEIGHBOURS + 1)):
+        begin, end = max(0, -shift), min(len(gaps), len(gaps) - shift)
+        if begin < end:
+            windows[row, begin:end] = gaps[begin + shift : end + shift]
+    count = np.isfinite(windows).sum(axis=0)
+    windows.sort(axis=0)
+    local = windows[(count - 1) // 2, np.arange(len(gaps))]
     near: Flags = gaps <= MAX_GAP_PERIODS * np.minimum(local, period_s * 1e9)
     return near
 

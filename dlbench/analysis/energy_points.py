@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.analysis.comparability import group_id
@@ -60,11 +60,12 @@ class EnergyPoint:
     """Runs whose samples could not be read, one line each."""
 
 
-def energy_points(runs: Iterable[Run]) -> list[EnergyPoint]:
+def energy_points(runs: Iterable[Run], energy_of: Callable[[Run], RunEnergy] = run_energy) -> list[EnergyPoint]:
     """The energy of every group of comparable runs and rank count, in the order in which they are first met.
 
     Args:
         runs: those with figures, each once: `dlbench.analysis.tables.RunTable.runs`.
+        energy_of: the energy of one run, for callers that have it already; raises as `run_energy` does.
     """
     found: dict[tuple[str, str, int, int], list[Run]] = {}
     for run in runs:
@@ -73,15 +74,15 @@ def energy_points(runs: Iterable[Run]) -> list[EnergyPoint]:
         found.setdefault(key, []).append(run)
     order = {group: number for number, group in enumerate(dict.fromkeys(key[0] for key in found))}
     keys = sorted(found, key=lambda key: (order[key[0]], key[1] != "plain", *key[1:]))
-    return [_point(key, found[key]) for key in keys]
+    return [_point(key, found[key], energy_of) for key in keys]
 
 
-def _point(key: tuple[str, str, int, int], runs: Sequence[Run]) -> EnergyPoint:
+def _point(key: tuple[str, str, int, int], runs: Sequence[Run], energy_of: Callable[[Run], RunEnergy]) -> EnergyPoint:
     energies: list[RunEnergy] = []
     damaged: list[str] = []
     for run in runs:
         try:
-            energies.append(run_energy(run))
+            energies.append(energy_of(run))
         except IncompleteDataError as error:
             damaged.append(str(error))
     group, variant, ranks, nodes = key

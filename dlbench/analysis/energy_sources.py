@@ -9,7 +9,7 @@ quarter of it (Yang, Adamek and Armour, arXiv 2312.02741).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -72,19 +72,20 @@ def _gpu_source(samples: NodeSamples, course: NodeCourse, name: str) -> SourceEn
     if energy is not None:
         counter = counter_curve(samples.time_ns, energy, samples.period_s)
     rate = rate_curve(samples.time_ns, power, samples.period_s) if power is not None else None
-    told = [curve for curve in (counter, rate) if curve is not None and _total(curve, course).known_ns]
+    parts = [(curve, curve.between(course.edges)) for curve in (counter, rate) if curve is not None]
+    told = [(curve, amounts) for curve, amounts in parts if any(amount.known_ns for amount in amounts)]
     if not told:
         return None
-    curve = told[0]
+    chosen = told[0]
     if len(told) == 2:
-        covered, other = (_total(curve, course).coverage for curve in told)
+        covered, other = (reduce(add, amounts, NOTHING).coverage for _, amounts in told)
         # A counter that failed half-way tells less than power that went on.
-        curve = told[1] if covered < MIN_COVERAGE and other > covered else told[0]
-    if curve is rate:
+        chosen = told[1] if covered < MIN_COVERAGE and other > covered else told[0]
+    if chosen[0] is rate:
         method: Method = "power over time stamps"
     else:
-        method = "energy counter with reset" if curve.resets else "energy counter"
-    return _source(samples, course, name, "gpu", curve, method, _check(counter, rate, course))
+        method = "energy counter with reset" if chosen[0].resets else "energy counter"
+    return _source(samples, course, name, "gpu", *chosen, method, _check(counter, rate, course))
 
 
 def _check(counter: Curve | None, rate: Curve | None, course: NodeCourse) -> float | None:
@@ -109,16 +110,12 @@ def host_sources(samples: NodeSamples, course: NodeCourse) -> tuple[SourceEnergy
     found = []
     for name, values in columns.items():
         curve = counter_curve(samples.time_ns, values, samples.period_s)
-        if not _total(curve, course).known_ns:
+        amounts = curve.between(course.edges)
+        if not any(amount.known_ns for amount in amounts):
             return f"{name} was never read twice in a stage of the run"
         method: Method = "energy counter with reset" if curve.resets else "energy counter"
-        found.append(_source(samples, course, name, "host", curve, method, None))
+        found.append(_source(samples, course, name, "host", curve, amounts, method, None))
     return tuple(found)
-
-
-def _total(curve: Curve, course: NodeCourse) -> Amount:
-    """All stages together: a gap that the border of a stage cuts is not known."""
-    return reduce(add, (curve.over(begin, end) for _, begin, end in course.pieces), NOTHING)
 
 
 def _source(
@@ -127,12 +124,13 @@ def _source(
     name: str,
     kind: Kind,
     curve: Curve,
+    amounts: Sequence[Amount],
     method: Method,
     check: float | None,
 ) -> SourceEnergy:
     stages: dict[str, Amount] = {}
-    for stage, begin, end in course.pieces:
-        stages[stage] = stages.get(stage, NOTHING) + curve.over(begin, end)
+    for (stage, _, _), amount in zip(course.pieces, amounts, strict=True):
+        stages[stage] = stages.get(stage, NOTHING) + amount
     return SourceEnergy(
         node_rank=samples.node_rank,
         host=samples.host,

@@ -7,15 +7,19 @@ whole and medians do not: `sum(parts) == measured_s / steps`, to the nanosecond.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbench.errors import IncompleteDataError
+from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
-from dlbench.records.steps import PHASES, StepFile, read_steps
+from dlbench.records.steps import PHASES, StepReader
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    Times = npt.NDArray[np.int64]
 
 PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
 """What a step's time consists of: the phases; what no phase holds; how far the slowest rank's mean exceeds the mean."""
@@ -24,6 +28,8 @@ PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
 ROUNDING_NS = 10_000
 # `measured_s` and the step times are the same clock readings; more apart than this, one of them is damaged.
 TOLERANCE = 0.01
+
+_COLUMNS = ("step", "warmup", "step_ns", *(f"{phase}_ns" for phase in PHASES), "samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +58,16 @@ class RunMeasures:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSteps:
-    """Times of all measured steps of one run, nanoseconds; every array has shape (ranks, steps)."""
+    """Times of all measured steps of one run, nanoseconds; times have shape (ranks, steps)."""
 
-    step_ns: npt.NDArray[np.int64]
-    phase_ns: dict[str, npt.NDArray[np.int64]]
+    numbers: Times
+    """Of the steps, warm-up steps counted; shape (steps,)."""
+    step_ns: Times
+    phase_ns: dict[str, Times]
     """By phase, in the order of `PHASES`."""
 
     @property
-    def other_ns(self) -> npt.NDArray[np.int64]:
+    def other_ns(self) -> Times:
         """What no phase holds; it lies between the last phase of a step and the start of the next step."""
         other = self.step_ns.copy()
         for times in self.phase_ns.values():
@@ -114,7 +122,7 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
     )
 
 
-def _parts(step_ns: npt.NDArray[np.int64], phase_ns: dict[str, npt.NDArray[np.int64]]) -> dict[str, float]:
+def _parts(step_ns: Times, phase_ns: dict[str, Times]) -> dict[str, float]:
     """Mean seconds a step of each part. Sums are taken over integers, so the order of ranks cannot matter."""
     count = step_ns.size
     steps = step_ns.shape[1]
@@ -138,36 +146,21 @@ def _all_ranks(run: Run) -> RunSteps:
         )
     # One file at a time, so that a run of many ranks is never held twice.
     result: RunSteps | None = None
-    numbers: list[int] = []
+    numbers: Times | None = None
     for entry in sorted(run.record.ranks, key=lambda rank: rank.rank):
-        path = run.folder.steps(entry.rank)
-        file = read_steps(path)
-        if file.torn_bytes:
-            raise IncompleteDataError(f"{path}: {file.torn_bytes} bytes behind the last whole step: copied in part?")
-        _refuse_foreign(run, file, entry.rank)
-        # How many steps a run to a quality takes is not planned: the record tells it.
-        if run.record.steps is not None and len(file.steps) != run.record.steps:
+        steps = _one_rank(run, entry)
+        count = len(steps["step"])
+        if count == 0 or (numbers is not None and not np.array_equal(steps["step"], numbers)):
             raise IncompleteDataError(
-                f"{path}: {len(file.steps)} steps, record.json says {run.record.steps}; no figure is made"
+                f"{run.folder.steps(entry.rank)}: {count} measured steps, not the same as on the other ranks"
             )
-        steps = file.measured
-        if len(steps) == 0 or (result is not None and steps["step"].tolist() != numbers):
-            raise IncompleteDataError(f"{path}: {len(steps)} measured steps, not the same as on the other ranks")
-        if int(steps["samples"].sum()) != entry.samples:
-            raise IncompleteDataError(
-                f"{path}: {int(steps['samples'].sum())} samples, record.json says {entry.samples}; no figure is made"
-            )
-        seconds = int(steps["step_ns"].sum()) / 1e9
-        if entry.samples <= 0 or entry.measured_s <= 0 or abs(seconds / entry.measured_s - 1) > TOLERANCE:
-            raise IncompleteDataError(
-                f"{path}: {seconds:.6g} s of measured steps, record.json says {entry.measured_s:.6g} s for "
-                f"{entry.samples} samples; no figure is made"
-            )
+        _refuse_other_sums(run.folder.steps(entry.rank), steps, entry)
         if result is None:
-            numbers = steps["step"].tolist()
-            shape = len(ranks), len(numbers)
+            numbers, shape = steps["step"], (len(ranks), count)
             result = RunSteps(
-                step_ns=np.empty(shape, np.int64), phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES}
+                numbers=numbers,
+                step_ns=np.empty(shape, np.int64),
+                phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
             )
         result.step_ns[entry.rank] = steps["step_ns"]
         for phase in PHASES:
@@ -176,25 +169,53 @@ def _all_ranks(run: Run) -> RunSteps:
     return result
 
 
-def _refuse_foreign(run: Run, file: StepFile, rank: int) -> None:
-    """A file copied from another run or rank is no repeat of this one."""
-    for key, wanted in (("rank", rank), ("run_id", run.plan.run_id)):
-        if file.header.get(key, wanted) != wanted:
-            raise IncompleteDataError(
-                f"{run.folder.steps(rank)}: belongs to {key} {str(file.header[key])[:80]!r}, not to {wanted!r}"
-            )
+def _one_rank(run: Run, entry: RankResult) -> dict[str, Times]:
+    """`_COLUMNS` of the measured steps of one rank; the file is whole, and of this run and rank."""
+    assert run.record is not None
+    path = run.folder.steps(entry.rank)
+    reader = StepReader(path)
+    steps = reader.read(_COLUMNS)
+    if reader.torn_bytes:
+        raise IncompleteDataError(f"{path}: {reader.torn_bytes} bytes behind the last whole step: copied in part?")
+    # A file copied from another run or rank is no repeat of this one.
+    for key, wanted in (("rank", entry.rank), ("run_id", run.plan.run_id)):
+        if reader.header.get(key, wanted) != wanted:
+            raise IncompleteDataError(f"{path}: belongs to {key} {str(reader.header[key])[:80]!r}, not to {wanted!r}")
+    # How many steps a run to a quality takes is not planned: the record tells it.
+    count = len(steps["step"])
+    if run.record.steps is not None and count != run.record.steps:
+        raise IncompleteDataError(f"{path}: {count} steps, record.json says {run.record.steps}; no figure is made")
+    is_measured = steps["warmup"] == 0
+    return {name: values[is_measured] for name, values in steps.items()}
 
 
-def _refuse_impossible(run: Run, step_ns: npt.NDArray[np.int64], phase_ns: dict[str, npt.NDArray[np.int64]]) -> None:
+def _refuse_other_sums(path: Path, steps: dict[str, Times], entry: RankResult) -> None:
+    """Samples and time of a rank's measured steps are those of its record."""
+    samples = int(steps["samples"].sum())
+    if samples != entry.samples:
+        raise IncompleteDataError(f"{path}: {samples} samples, record.json says {entry.samples}; no figure is made")
+    seconds = int(steps["step_ns"].sum()) / 1e9
+    if entry.samples <= 0 or entry.measured_s <= 0 or abs(seconds / entry.measured_s - 1) > TOLERANCE:
+        raise IncompleteDataError(
+            f"{path}: {seconds:.6g} s of measured steps, record.json says {entry.measured_s:.6g} s for "
+            f"{entry.samples} samples; no figure is made"
+        )
+
+
+def _refuse_impossible(run: Run, step_ns: Times, phase_ns: dict[str, Times]) -> None:
     """No step takes no time, and no phase is negative or longer than its step."""
     import numpy as np
 
-    rest = step_ns - sum(phase_ns.values())
-    lowest = np.minimum.reduce([*phase_ns.values()])
-    bad = np.argwhere((step_ns <= 0) | (lowest < 0) | (rest < -ROUNDING_NS))
-    if len(bad):
-        rank, step = (int(x) for x in bad[0])
-        raise IncompleteDataError(
-            f"{run.folder.steps(rank)}: impossible times at measured step {step}: step {step_ns[rank, step]} ns, "
-            f"phases {[int(times[rank, step]) for times in phase_ns.values()]} ns"
-        )
+    rest = step_ns.copy()
+    for times in phase_ns.values():
+        rest -= times
+    lowest = min(int(times.min()) for times in phase_ns.values())
+    if step_ns.min() > 0 and lowest >= 0 and rest.min() >= -ROUNDING_NS:
+        return
+    negative = np.logical_or.reduce([times < 0 for times in phase_ns.values()])
+    bad = np.argwhere((step_ns <= 0) | negative | (rest < -ROUNDING_NS))
+    rank, step = (int(x) for x in bad[0])
+    raise IncompleteDataError(
+        f"{run.folder.steps(rank)}: impossible times at measured step {step}: step {step_ns[rank, step]} ns, "
+        f"phases {[int(times[rank, step]) for times in phase_ns.values()]} ns"
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import NormalDist, fmean, stdev
 
 LEVEL = 0.05
@@ -80,3 +81,29 @@ def repeats_for(scatter: float, difference: float, comparisons: int) -> int:
     normal = NormalDist()
     wanted = normal.inv_cdf(1 - LEVEL / (2 * max(1, comparisons))) + normal.inv_cdf(POWER)
     return math.ceil((wanted * scatter / math.log1p(difference)) ** 2)
+
+
+@lru_cache(maxsize=4096)
+def student_quantile(probability: float, freedom: int) -> float:
+    """The t below which Student's distribution holds this probability; inverse of `student_p`, by bisection.
+
+    Args:
+        probability: between 0 and 1, exclusive.
+        freedom: degrees of freedom, from 1.
+
+    Raises:
+        ValueError: `probability` is not between 0 and 1.
+    """
+    if not 0 < probability < 1:
+        raise ValueError(f"no quantile at probability {probability}")
+    tail = min(probability, 1 - probability)
+    low, high = 0.0, 1.0
+    while student_p(high, freedom) / 2 > tail and high < 1e12:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if student_p(middle, freedom) / 2 > tail:
+            low = middle
+        else:
+            high = middle
+    return high if probability >= 0.5 else -high

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
 from dlbench.records.record import RankResult
 from dlbench.records.samples import SampleReader
 from dlbench.records.scan import Run
 from dlbench.records.spans import STAGE, STAGING, SpanReader
-from dlbench.records.steps import read_steps
+from dlbench.records.steps import StepReader
 from dlbench.records.watch import NodeWatch
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class NodeSamples:
 
 
 def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples:
-    """The wanted fields of one node, read block by block.
+    """The wanted fields of one node.
 
     Raises:
         IncompleteDataError: the node has no file of samples, or a damaged one.
@@ -91,28 +91,26 @@ def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples
     path = run.folder.samples(node)
     reader = SampleReader(path=path)
     names = [name for name in reader.columns if wanted(name)]
-    times: list[Times] = []
-    parts: dict[str, list[Floats]] = {name: [] for name in names}
-    for block in reader.blocks():
-        times.append(block["time_ns"].astype(np.int64))
-        for name in names:
-            parts[name].append(block[name].astype(np.float64))
+    found = reader.read({"time_ns", *names})
     header = reader.header
     if header.get("run_id", run.plan.run_id) != run.plan.run_id:
         raise IncompleteDataError(f"{path}: belongs to run {str(header['run_id'])[:80]!r}, not to {run.plan.run_id}")
     watched = node_watch(run, node)
-    none = np.zeros(0)
     return NodeSamples(
         node_rank=node,
         host=str(header.get("host", "")),
         period_s=max(_period(path, header.get("period_s")), watched.period_s if watched else 0.0),
-        time_ns=np.concatenate(times) if times else none.astype(np.int64),
-        columns={name: np.concatenate(found) if found else none for name, found in parts.items()},
+        time_ns=found["time_ns"].astype(np.int64),
+        columns={name: found[name].astype(np.float64) for name in names},
         names=tuple(reader.columns),
         unavailable={str(name): str(why) for name, why in dict(header.get("unavailable", {})).items()},
         facts={str(name): str(value) for name, value in dict(header.get("facts", {})).items()},
         failures=tuple(f"{failure['failed']}: {failure.get('reason', '')}" for failure in reader.failures),
     )
+
+
+NodeReader = Callable[[Run, int, Callable[[str], bool]], NodeSamples]
+"""Reads the wanted fields of a node of a run, as `read_node` does; it may hold more fields than were wanted."""
 
 
 def _period(path: Path, value: object) -> float:
@@ -142,13 +140,12 @@ def why_not_sampled(run: Run, node: int) -> str:
 
 def node_ranks(run: Run, node: int) -> list[RankResult]:
     """The ranks of a node, by rank; none without a record."""
-    ranks = run.record.ranks if run.record is not None else ()
-    return sorted((rank for rank in ranks if rank.node_rank == node), key=lambda rank: rank.rank)
+    return list(run.ranks_by_node.get(node, ()))
 
 
 def nodes_of(run: Run) -> list[int]:
     """The nodes of a run with a record, by number."""
-    return sorted({rank.node_rank for rank in run.record.ranks}) if run.record is not None else []
+    return list(run.ranks_by_node)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +163,11 @@ class NodeCourse:
     has_spans: bool
     """Whether spans tell the stages; without them the whole is from the first to the last step."""
 
+    @property
+    def edges(self) -> list[int]:
+        """Where pieces begin, and where the last ends."""
+        return [*(begin for _, begin, _ in self.pieces), self.pieces[-1][2]]
+
 
 def measured_window(run: Run, node: int) -> Interval:
     """Begin of the first and end of the last measured step of the lowest rank of a node, nanoseconds of its clock.
@@ -176,18 +178,22 @@ def measured_window(run: Run, node: int) -> Interval:
     return _window(run, node, _steps(run, node))
 
 
-def _window(run: Run, node: int, steps: npt.NDArray[np.void]) -> Interval:
-    measured = steps[steps["warmup"] == 0]
+def _window(run: Run, node: int, steps: Mapping[str, Times]) -> Interval:
+    import numpy as np
+
+    measured = np.flatnonzero(steps["warmup"] == 0)
     if len(measured) == 0:
         raise IncompleteDataError(f"{run.folder.path}: no measured step on node {node}")
-    return int(measured["start_ns"][0]), int(measured["start_ns"][-1] + measured["step_ns"][-1])
+    first, last = measured[0], measured[-1]
+    return int(steps["start_ns"][first]), int(steps["start_ns"][last] + steps["step_ns"][last])
 
 
-def _steps(run: Run, node: int) -> npt.NDArray[np.void]:
+def _steps(run: Run, node: int) -> dict[str, Times]:
     ranks = node_ranks(run, node)
     if not ranks:
         raise IncompleteDataError(f"{run.folder.path}: the record names no rank on node {node}")
-    return read_steps(run.folder.steps(ranks[0].rank)).steps
+    found: dict[str, Any] = StepReader(run.folder.steps(ranks[0].rank)).read(("warmup", "start_ns", "step_ns"))
+    return found
 
 
 def node_course(run: Run, node: int) -> NodeCourse:
@@ -211,13 +217,13 @@ def node_course(run: Run, node: int) -> NodeCourse:
         max([measured[1], *(end for _, _, end in spans)]),
     )
     pieces = _cut(whole, found)
-    held = steps[steps["warmup"] == 0]
+    held_ns = int(steps["step_ns"][steps["warmup"] == 0].sum())
     own = sum(end - begin for stage, begin, end in pieces if stage == "measured")
     return NodeCourse(
         whole=whole,
         measured=measured,
         pieces=pieces,
-        unaccounted_s=max(0, own - int(held["step_ns"].sum())) / 1e9,
+        unaccounted_s=max(0, own - held_ns) / 1e9,
         has_spans=bool(spans),
     )
 

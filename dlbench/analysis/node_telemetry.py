@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbench.analysis.energy_integral import counter_curve, joined
-from dlbench.analysis.node_samples import Interval, NodeSamples, measured_window, nodes_of, read_node, why_not_sampled
+from dlbench.analysis.node_samples import (
+    Interval,
+    NodeReader,
+    NodeSamples,
+    measured_window,
+    nodes_of,
+    read_node,
+    why_not_sampled,
+)
 from dlbench.analysis.telemetry import nearest_time
 from dlbench.records.clock_reasons import clock_reason_names
 from dlbench.records.scan import Run
@@ -18,7 +27,7 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-_COUNTERS = re.compile(r".*(_j|throttled_s|(received|sent|read|written)_bytes|pcie_replays|ecc_(un)?corrected)")
+COUNTERS = re.compile(r".*(_j|throttled_s|(received|sent|read|written)_bytes|pcie_replays|ecc_(un)?corrected)")
 """Fields that count from anywhere: their rate is told."""
 
 
@@ -57,24 +66,40 @@ class Telemetry:
     failures: tuple[str, ...]
 
 
-def telemetry(run: Run) -> tuple[list[Telemetry], dict[str, str]]:
+def telemetry(
+    run: Run,
+    *,
+    nodes: Sequence[int] | None = None,
+    wanted: Callable[[str], bool] = lambda name: True,
+    read: NodeReader = read_node,
+) -> tuple[list[Telemetry], dict[str, str]]:
     """Every sampled node of a run with a record, and why others tell nothing, by node.
+
+    Args:
+        run: with a record.
+        nodes: those that are looked at; None: all.
+        wanted: the fields that are told of.
+        read: reads a node, so that readers of the same samples can share them.
 
     Raises:
         IncompleteDataError: samples or steps are damaged.
     """
     found: list[Telemetry] = []
     why: dict[str, str] = {}
-    for node in nodes_of(run):
+    for node in nodes_of(run) if nodes is None else nodes:
         reason = why_not_sampled(run, node)
         if reason:
             why[f"node {node}"] = reason
         else:
-            found.append(_node(read_node(run, node, lambda _: True), measured_window(run, node)))
+            found.append(_node(read(run, node, _always), measured_window(run, node), wanted))
     return found, why
 
 
-def _node(samples: NodeSamples, window: Interval) -> Telemetry:
+def _always(name: str) -> bool:
+    return True
+
+
+def _node(samples: NodeSamples, window: Interval, wanted: Callable[[str], bool]) -> Telemetry:
     import numpy as np
 
     times = samples.time_ns
@@ -82,7 +107,8 @@ def _node(samples: NodeSamples, window: Interval) -> Telemetry:
     near = joined(times, samples.period_s)
     inside = last > first
     sampled = int((last - first)[inside & near].sum())
-    fields = {name: _summary(samples, name, values, window) for name, values in samples.columns.items()}
+    columns = {name: values for name, values in samples.columns.items() if wanted(name)}
+    fields = {name: _summary(samples, name, values, window) for name, values in columns.items()}
     busy = [values for name, values in samples.columns.items() if re.fullmatch(r"host\.cpu\.\d+\.busy", name)]
     if busy:
         fields["host.cpu.busy"] = _summary(samples, "host.cpu.busy", np.mean(busy, axis=0), window)
@@ -104,7 +130,7 @@ def _summary(samples: NodeSamples, name: str, values: Floats, window: Interval) 
     """None where nothing of the field is known in the window."""
     import numpy as np
 
-    is_rate = _COUNTERS.fullmatch(name) is not None
+    is_rate = COUNTERS.fullmatch(name) is not None
     if is_rate:
         curve = counter_curve(samples.time_ns, values, samples.period_of(name))
         told, mean = curve.begin_rate[curve.known_within(*window)], curve.over(*window).rate

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     Array = npt.NDArray[np.float64]
+    Indices = npt.NDArray[np.integer[Any]]
 
 Kind = Literal["bootstrap 95 %", "range", "single run", "by definition"]
 
@@ -25,6 +27,9 @@ MIN_RUNS = 5
 RESAMPLES = 10_000
 SEED = 20_150_815
 """Fixed, so that the same runs give the same interval, byte for byte."""
+
+# Values that resampling holds at once, so that it stays in the caches of a core.
+_AT_ONCE = 1 << 18
 
 RunKey = tuple[str, int]
 """Block (series with its swept values) and repeat: runs with equal keys ran side by side, interleaved."""
@@ -75,7 +80,7 @@ def median_estimate(values: Sequence[float]) -> Estimate:
     import numpy as np
 
     ordered = np.sort(_checked(values))
-    return _estimate(float(np.median(ordered)), ordered, lambda picks: np.median(ordered[picks], axis=1))
+    return _estimate(float(np.median(ordered)), ordered, lambda: _resampled_medians(ordered, stream=0))
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:
@@ -83,10 +88,29 @@ def mean_estimate(values: Sequence[float]) -> Estimate:
     import numpy as np
 
     ordered = np.sort(_checked(values))
-    return _estimate(float(np.mean(ordered)), ordered, lambda picks: np.mean(ordered[picks], axis=1))
+
+    def resampled() -> Array:
+        return _centres(lambda values: np.mean(values, axis=1), ordered, _resamples(len(ordered), 0))
+
+    return _estimate(float(np.mean(ordered)), ordered, resampled)
 
 
-def _estimate(value: float, ordered: Array, resampled: Callable[[npt.NDArray[np.int64]], Array]) -> Estimate:
+def _resampled_medians(ordered: Array, *, stream: int) -> Array:
+    """Medians of resamples of sorted values: values at places that the number of runs alone decides."""
+    lower, upper = _middles(len(ordered), stream)
+    medians: Array = (ordered[lower] + ordered[upper]) / 2
+    return medians
+
+
+def _centres(centre: Callable[[Array], Array], values: Array, picks: Indices) -> Array:
+    """What `centre` makes of each resample, some resamples at a time."""
+    import numpy as np
+
+    size = max(1, _AT_ONCE // len(values))
+    return np.concatenate([centre(values[picks[begin : begin + size]]) for begin in range(0, len(picks), size)])
+
+
+def _estimate(value: float, ordered: Array, resampled: Callable[[], Array]) -> Estimate:
     import numpy as np
 
     n = len(ordered)
@@ -94,7 +118,7 @@ def _estimate(value: float, ordered: Array, resampled: Callable[[npt.NDArray[np.
         return Estimate(value, None, None, 1, "single run")
     if n < MIN_RUNS:
         return interval(value, ordered[0], ordered[-1], n, "range")
-    low, high = np.percentile(resampled(_resamples(n, stream=0)), [2.5, 97.5])
+    low, high = np.percentile(resampled(), [2.5, 97.5])
     return interval(value, low, high, n, "bootstrap 95 %")
 
 
@@ -154,9 +178,9 @@ def _ratio(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], centre: 
         return interval(value, low, high, n, "range")
     if not paired:
         a, b = np.sort(a), np.sort(b)
-    first = _resamples(len(a), stream=0)
-    second = first if paired else _resamples(len(b), stream=1)
-    low, high = np.percentile(centre(a[first]) / centre(b[second]), [2.5, 97.5])
+    first = _resamples(len(a), 0)
+    second = first if paired else _resamples(len(b), 1)
+    low, high = np.percentile(_centres(centre, a, first) / _centres(centre, b, second), [2.5, 97.5])
     return interval(value, low, high, n, "bootstrap 95 %")
 
 
@@ -186,14 +210,43 @@ def resample_weights(n: int, *, stream: int) -> Array:
     """
     import numpy as np
 
-    picks = _resamples(n, stream=stream)
-    weights = np.zeros(picks.shape)
-    np.add.at(weights, (np.arange(len(picks))[:, None], picks), 1 / n)
+    # As if 1/n were added for each time that a run was drawn.
+    weights: Array = np.concatenate([[0.0], np.cumsum(np.full(n, 1 / n))])[_counts(n, stream)]
     return weights
 
 
-def _resamples(n: int, *, stream: int) -> npt.NDArray[np.int64]:
-    """Indices of `RESAMPLES` samples of n runs with replacement, shape (RESAMPLES, n)."""
+@lru_cache(maxsize=4)
+def _counts(n: int, stream: int) -> Indices:
+    """How often each of n runs is in each resample, shape (RESAMPLES, n); read-only."""
     import numpy as np
 
-    return np.random.default_rng([SEED, stream]).integers(0, n, size=(RESAMPLES, n))
+    picks = _resamples(n, stream)
+    rows = np.arange(len(picks))[:, None] * n
+    counts = np.bincount((rows + picks).ravel(), minlength=picks.size)
+    return _kept(counts.reshape(picks.shape), n)
+
+
+@lru_cache(maxsize=4)
+def _resamples(n: int, stream: int) -> Indices:
+    """Indices of `RESAMPLES` samples of n runs with replacement, shape (RESAMPLES, n); read-only."""
+    import numpy as np
+
+    return _kept(np.random.default_rng([SEED, stream]).integers(0, n, size=(RESAMPLES, n)), n)
+
+
+@cache
+def _middles(n: int, stream: int) -> tuple[Indices, Indices]:
+    """The two middle indices of each sample of `_resamples`, the same where n is odd; each of shape (RESAMPLES,)."""
+    picks = _resamples(n, stream).copy()
+    lower, upper = (n - 1) // 2, n // 2
+    picks.partition((lower, upper), axis=1)
+    return picks[:, lower].copy(), picks[:, upper].copy()
+
+
+def _kept(values: Indices, largest: int) -> Indices:
+    """In as few bytes as will do: thousands of runs make tens of millions of them."""
+    import numpy as np
+
+    narrow: Indices = values.astype(np.min_scalar_type(largest))
+    narrow.setflags(write=False)
+    return narrow

@@ -87,7 +87,7 @@ def waiting(steps: RunSteps) -> Waiting:
     in_time = 2 * wait >= wait.max(axis=0)
     late = _lateness(wait, in_time)
     work = _work_before_exchange(steps)
-    moved = _moved(late, {name: _excess(times, in_time) for name, times in work.items()})
+    moved = _moved(late, in_time, work)
     found = _by_rank(
         last=_steps_last(wait, work), waited=_shared_out(wait.sum(axis=0), late).sum(axis=1), moved=moved, late=late
     )
@@ -137,31 +137,41 @@ def _steps_last(wait: Times, work: Mapping[str, Times]) -> Times:
     return np.bincount(last, minlength=len(wait)).astype(np.int64)
 
 
-def _excess(times: Times, in_time: Flags) -> Times:
-    """How far each rank exceeds the mean of the ranks in time in each step, 0 where it does not."""
-    import numpy as np
+def _moved(late: Times, in_time: Flags, work: Mapping[str, Times]) -> dict[str, Times]:
+    """What is charged to each rank, by `WORK`, shape (ranks,): where it is late, what exceeds the ranks in time.
 
-    excess: Times = times - times.sum(axis=0, where=in_time) // in_time.sum(axis=0)
-    return np.maximum(excess, 0, out=excess)
-
-
-def _moved(late: Times, excess: Mapping[str, Times]) -> dict[str, Times]:
-    """What is charged to each rank, by `WORK`, shape (ranks,): its excesses where it is late.
-
-    They are scaled down in proportion where together they exceed its lateness.
+    The excesses are scaled down in proportion where together they exceed its lateness.
     """
     import numpy as np
 
-    found: Times = np.zeros_like(late)
-    for times in excess.values():
-        found += times
+    # Only what is late is looked at: most of a run is not.
+    is_late = late > 0
+    column = np.nonzero(is_late)[1]
+    own = late[is_late]
+    count = in_time.sum(axis=0)
+    excess: dict[str, Times] = {}
+    for name, times in work.items():
+        beyond = times[is_late] - (times.sum(axis=0, where=in_time) // count)[column]
+        excess[name] = np.maximum(beyond, 0, out=beyond)
+    found: Times = np.zeros_like(own)
+    for beyond in excess.values():
+        found += beyond
     # In floating point, because the product of two times in nanoseconds need not fit into 64 bits.
-    share = late / np.maximum(found, 1)
-    fits = found <= late
+    share = own / np.maximum(found, 1)
+    fits = found <= own
+    ends = np.cumsum(is_late.sum(axis=1))
     return {
-        name: np.where(fits, times, np.floor(times * share).astype(np.int64)).sum(axis=1, where=late > 0)
-        for name, times in excess.items()
+        name: _sums_upto(np.where(fits, beyond, np.floor(beyond * share).astype(np.int64)), ends)
+        for name, beyond in excess.items()
     }
+
+
+def _sums_upto(values: Times, ends: Times) -> Times:
+    """Sums of pieces that lie one behind the other, by where each ends."""
+    import numpy as np
+
+    total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(values)])[ends]
+    return np.diff(total, prepend=0)
 
 
 def _shared_out(waited: Times, late: Times) -> Times:

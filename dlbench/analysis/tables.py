@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dlbench.analysis.causes import Causes, causes_of
-from dlbench.analysis.comparability import group_id
+from dlbench.analysis.causes import Causes
 from dlbench.analysis.digest import StepDigest
-from dlbench.analysis.measures import PARTS, RunMeasures, load_steps, measure
+from dlbench.analysis.measures import PARTS
+from dlbench.analysis.run_loading import LoadedRun, Wanted, load_runs
 from dlbench.errors import IncompleteDataError
-from dlbench.records.registry import describe
 from dlbench.records.scan import Run, Scan
 
 if TYPE_CHECKING:
@@ -56,78 +55,51 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
     (samples a rank, integer), `sample_unit`, `steps`, `samples`, `measured_s`, `throughput`
     (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (number of recorded ones).
 
-    Damaged runs are not raised but listed, so that one bad file does not hide the rest.
+    Damaged runs are not raised but listed, so that one bad file does not hide the rest. Where there is much to read,
+    several processes read; the table is the same.
+
+    Raises:
+        RunError: one of these processes was killed.
     """
     import pandas as pd
 
-    rows: list[dict[str, object]] = []
-    parts: dict[str, dict[str, float]] = {}
+    valid = [run for run in scan.runs if run.state == "valid"]
+    loaded = iter(load_runs(valid, Wanted(causes=with_causes, digest=with_digests)))
+    found: dict[str, LoadedRun] = {}
     runs: dict[str, Run] = {}
-    causes: dict[str, Causes] = {}
     without: list[WithoutFigures] = []
     damaged = list(scan.problems)
     for run in scan.runs:
         if run.state != "valid":
             without.append(WithoutFigures(run=run, state=run.state, why=run.story))
             continue
-        try:
-            _refuse_copy(run, runs)
-            steps = load_steps(run)
-            measures = measure(run, steps)
-            found = causes_of(run, steps) if with_causes else None
-        except IncompleteDataError as error:
-            damaged.append(str(error))
-            without.append(WithoutFigures(run=run, state="damaged", why=str(error)))
+        one = next(loaded)
+        copied = _copied(run, runs)
+        if copied or isinstance(one, IncompleteDataError):
+            why = copied or str(one)
+            damaged.append(why)
+            without.append(WithoutFigures(run=run, state="damaged", why=why))
             continue
         runs[run.plan.run_id] = run
-        if found is not None:
-            causes[run.plan.run_id] = found
-        rows.append(_row(run, measures))
-        parts[run.plan.run_id] = {**measures.parts, "exchange_wait": measures.exchange_wait_s}
+        found[run.plan.run_id] = one
     return RunTable(
-        figures=pd.DataFrame(rows),
-        parts=pd.DataFrame.from_dict(parts, orient="index", columns=[*PARTS, "exchange_wait"]),
+        figures=pd.DataFrame([one.row for one in found.values()]),
+        parts=pd.DataFrame.from_dict(
+            {run_id: one.parts for run_id, one in found.items()}, orient="index", columns=[*PARTS, "exchange_wait"]
+        ),
         runs=runs,
         without=tuple(without),
         damaged=tuple(damaged),
-        causes=causes,
+        causes={run_id: one.causes for run_id, one in found.items() if one.causes is not None},
+        digests={run_id: one.digest for run_id, one in found.items() if one.digest is not None},
     )
 
 
-def _refuse_copy(run: Run, seen: dict[str, Run]) -> None:
-    """A copied folder is not a second measurement."""
-    if run.plan.run_id in seen:
-        raise IncompleteDataError(
-            f"{run.folder.path}: holds run {run.plan.run_id} once more, like {seen[run.plan.run_id].folder.path}; "
-            "a copy is no repeat and is left out"
-        )
-
-
-def _row(run: Run, measures: RunMeasures) -> dict[str, object]:
-    assert run.record is not None
-    plan = run.plan
-    return {
-        **describe(run),
-        "ranks": plan.layout.ranks,
-        "nodes": plan.layout.nodes,
-        "run_id": plan.run_id,
-        "group": group_id(run),
-        "series": plan.series.id,
-        "repeat": plan.series.repeat,
-        "block": " ".join(
-            [plan.series.id, plan.created, *(f"{key}={value}" for key, value in sorted(plan.series.axes.items()))]
-        ),
-        "side": plan.series.side,
-        "position": plan.series.position,
-        "finished": run.record.finished,
-        "batch": plan.workload.train.batch_per_rank,
-        "sample_unit": plan.workload.sample_unit,
-        "steps": measures.steps,
-        "samples": measures.samples,
-        "measured_s": measures.measured_s,
-        "throughput": measures.throughput,
-        "step_median_s": measures.step_median_s,
-        "step_p95_s": measures.step_p95_s,
-        "step_cv": measures.step_cv,
-        "warnings": len(run.record.warnings),
-    }
+def _copied(run: Run, seen: dict[str, Run]) -> str:
+    """Why a copied folder is not a second measurement; empty for one that is no copy."""
+    if run.plan.run_id not in seen:
+        return ""
+    return (
+        f"{run.folder.path}: holds run {run.plan.run_id} once more, like {seen[run.plan.run_id].folder.path}; "
+        "a copy is no repeat and is left out"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlbench.analysis.energy_integral import counter_curve, joined
@@ -112,26 +112,42 @@ def _node(run: Run, node: int, why: list[str], *, on_gpu: bool) -> Iterator[Thro
     use = gpus_of_ranks(run, samples)
     if not use.gpus:
         why.append(use.how)
+    weigh = _Weights(samples=samples, window=window)
     for gpu in use.gpus:
-        lost = _gpu(samples, f"gpu.{gpu}", window)
+        lost = _gpu(samples, f"gpu.{gpu}", weigh)
         if isinstance(lost, str):
             why.append(lost)
         else:
             yield lost
 
 
-def _gpu(samples: NodeSamples, name: str, window: Interval) -> Throttled | str:
+@dataclass(frozen=True, kw_only=True)
+class _Weights:
+    """`nearest_time` of samples of one node; GPUs that were read at the same times share it."""
+
+    samples: NodeSamples
+    window: Interval
+    known: dict[tuple[bytes, float], Floats] = field(default_factory=dict)
+
+    def of(self, held: npt.NDArray[np.bool_], period_s: float) -> Floats:
+        key = held.tobytes(), period_s
+        if key not in self.known:
+            self.known[key] = nearest_time(self.samples.time_ns[held], self.window, period_s)
+        return self.known[key]
+
+
+def _gpu(samples: NodeSamples, name: str, weigh: _Weights) -> Throttled | str:
     """What one GPU lost, or why that cannot be told."""
     import numpy as np
 
     where = f"{name} of {samples.host}"
-    for field in ("clock_reasons", "sm_clock_hz"):
-        if f"{name}.{field}" not in samples.columns:
-            return f"{where}: {samples.why_not(f'{name}.{field}')}"
+    for told in ("clock_reasons", "sm_clock_hz"):
+        if f"{name}.{told}" not in samples.columns:
+            return f"{where}: {samples.why_not(f'{name}.{told}')}"
     reasons, clock = samples.columns[f"{name}.clock_reasons"], samples.columns[f"{name}.sm_clock_hz"]
     held = np.isfinite(reasons) & np.isfinite(clock)
     masks, clock = reasons[held].astype(np.int64), clock[held]
-    weight = nearest_time(samples.time_ns[held], window, samples.period_of(f"{name}.sm_clock_hz"))
+    weight = weigh.of(held, samples.period_of(f"{name}.sm_clock_hz"))
     if not weight.sum():
         return f"{where}: no sample of its clock in the measured window"
     throttled = (masks & THROTTLING_MASK) != 0
@@ -145,7 +161,7 @@ def _gpu(samples: NodeSamples, name: str, window: Interval) -> Throttled | str:
     return Throttled(
         where=where,
         share=float((lost * weight).sum() / weight.sum()),
-        coverage=float(weight.sum() / (window[1] - window[0])),
+        coverage=float(weight.sum() / (weigh.window[1] - weigh.window[0])),
         evidence=f"throttled {time_share:.0%} of the time ({names})" if inside else "no sample was throttled",
     )
 

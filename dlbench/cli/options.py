@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
+    from dlbench.specs.system import SystemSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")
+"""Where GitLab CI and GitHub Actions say which commit is tested."""
 
 INSTALL_NODE = "pip install 'dlbench[node]'"
 INSTALL_MPI = "pip install 'dlbench[mpi]'"
@@ -49,6 +53,21 @@ def plan_options(function: F) -> F:
         ),
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan."),
         click.option("--sweep", multiple=True, metavar="KEY=A,B", help="Run every point with each value of a key."),
+        click.option(
+            "--ab",
+            nargs=2,
+            metavar="A B",
+            help="Run every point as a pair, interleaved, on the same nodes. Each side is `plain`, or settings "
+            "KEY=VALUE with commas between them. 5 repeats or more give a verdict.",
+        ),
+        click.option(
+            "--tag",
+            "tags",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Your own word about the runs; changes nothing. Tag `commit` is taken from "
+            f"{' or '.join(COMMIT_VARIABLES)} where a CI sets one.",
+        ),
         click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo."),
         click.option("--ranks-per-node", type=int, help="Ranks on each node (default: the system's)."),
         click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark)."),
@@ -97,7 +116,7 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
     Raises:
         UserError: a text that is not of the right form.
     """
-    from dlbench.specs.requests import Request, parse_set, parse_sweep
+    from dlbench.specs.requests import Request, parse_set, parse_sides, parse_sweep
 
     for name in ("repeats", "ranks_per_node"):
         if options[name] is not None and options[name] < 1:
@@ -121,7 +140,42 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
         series=options["series"],
         decompose=options.get("decompose", False),
         watch_cost=options.get("watch_cost", False),
+        sides=parse_sides(options["ab"]),
+        tags=_tags(options["tags"]),
     )
+
+
+def _tags(given: tuple[str, ...]) -> dict[str, str]:
+    """The tags given, and the commit that a CI tells.
+
+    Raises:
+        UserError: a tag is not of the right form, or the CI's variable holds no word.
+    """
+    from dlbench.specs.requests import parse_tags, tag_value
+
+    tags = parse_tags(given)
+    for name in COMMIT_VARIABLES:
+        if "commit" not in tags and os.environ.get(name):
+            tags["commit"] = tag_value(os.environ[name], f"tag commit from the variable {name}")
+    return tags
+
+
+def note_few_pairs(request: Request) -> None:
+    """Says on standard error that so few pairs will carry no verdict."""
+    from dlbench.analysis.statistics import MIN_RUNS
+
+    if request.sides and request.repeats < MIN_RUNS:
+        pairs = f"{request.repeats} pair{'' if request.repeats == 1 else 's'} of runs"
+        click.echo(f"note: --ab: {pairs} a point will give no verdict: use --repeats {MIN_RUNS} or more", err=True)
+
+
+def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:
+    """The systems of a series as its plans have them: one, or one for each side of a comparison."""
+    found: list[SystemSpec] = []
+    for plan in plans:
+        if plan.system not in found:
+            found.append(plan.system)
+    return found
 
 
 def expand_request(request: Request) -> list[RunPlan]:
@@ -171,8 +225,9 @@ def require_engines(plans: list[RunPlan]) -> None:
     """
     import importlib.util
 
-    if any(plan.system.python for plan in plans):
-        return  # another environment's business
+    plans = [plan for plan in plans if not plan.system.python]  # another environment's business
+    if not plans:
+        return
     if importlib.util.find_spec("torch") is None:
         raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {INSTALL_NODE}")
     if any(plan.engine.name == "horovod" for plan in plans) and importlib.util.find_spec("horovod") is None:
@@ -193,7 +248,9 @@ def describe_plan(plan: LaunchPlan) -> str:
     assert isinstance(plan, RunPlan)
     axes = "".join(f", {key}={value}" for key, value in plan.series.axes.items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
-    return f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}{axes}{variant}, {_repeat(plan)}"
+    side = f", side {plan.series.side}" if plan.series.side else ""
+    what = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}"
+    return f"{what}{axes}{variant}{side}, {_repeat(plan)}"
 
 
 def _repeat(plan: RunPlan | CommPlan) -> str:

@@ -14,10 +14,12 @@ from dlbench.cli.options import F, decorated, write_output
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.publish.delimited import TableName
     from dlbench.publish.model import Report
 
 FormatT = TypeVar("FormatT", bound=str)
+
+LIST = "?"
+"""Asks for the names of the tables instead of one of them."""
 
 FormatName = Literal["html", "json", "csv", "md", "text"]
 
@@ -56,11 +58,11 @@ def report_options(function: F) -> F:
 @report_options
 @click.option(
     "--table",
-    type=click.Choice(["points", "parts", "runs", "quality", "evaluations", "exchange", "sweep"]),
-    help="Which table CSV holds: scaling points (default), parts of a step, runs, quality of points, every "
-    "evaluation, gradient exchange of points, or settings of sweeps.",
+    metavar="NAME|?",
+    help="Which table CSV holds: points (of scaling, default), parts (of a step), runs, quality (of points), "
+    "evaluations, exchange, sweep, or any other of the report; ? lists them.",
 )
-def report(runs: Path, output: Path | None, format_name: FormatName | None, table: TableName | None) -> None:
+def report(runs: Path, output: Path | None, format_name: FormatName | None, table: str | None) -> None:
     """Turn the runs in folder RUNS into a report: scaling, where the time goes, and how far to trust it.
 
     Only runs whose sanity checks held yield figures; all others are listed with the reason. Ends with 4 if a file
@@ -71,24 +73,37 @@ def report(runs: Path, output: Path | None, format_name: FormatName | None, tabl
       dlbench report runs
       dlbench report runs -o report.html
       dlbench report runs --format csv --table runs > runs.csv
+      dlbench report runs --table '?'
     """
     if output is not None:
         check_writable(output)
     chosen = format_of(output, format_name)
-    if table is not None and chosen != "csv":
+    if table is not None and table != LIST and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
     require_modules("report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
     from dlbench.publish.assemble import assemble
     from dlbench.records.scan import scan
 
     found = assemble(scan(runs))
-    _emit(found, chosen, output, table or "points")
+    if table == LIST:
+        write_output(_listed(found).encode("utf-8"), output)
+    else:
+        _emit(found, chosen, output, table or "points")
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if not found.groups:
         click.echo(f"dlbench: {runs}: no run has figures; the report says why", err=True)
     if found.damaged or not found.groups:
         sys.exit(int(ExitCode.INCOMPLETE))
+
+
+def _listed(found: Report) -> str:
+    """The tables of a report, a line each."""
+    from dlbench.publish.delimited import all_tables
+
+    tables = all_tables(found)
+    width = max(map(len, tables))
+    return "".join(f"{name.ljust(width)}  {title}\n" for name, (title, _) in tables.items())
 
 
 def format_of(output: Path | None, asked: FormatName | None) -> FormatName:
@@ -141,7 +156,7 @@ def require_modules(command: str, *modules: str) -> None:
         )
 
 
-def _emit(found: Report, chosen: FormatName, output: Path | None, table: TableName) -> None:
+def _emit(found: Report, chosen: FormatName, output: Path | None, table: str) -> None:
     """Writes the report where it belongs."""
     if chosen == "text" and output is None and sys.stdout.isatty():
         from rich.console import Console
@@ -161,7 +176,7 @@ def _emit(found: Report, chosen: FormatName, output: Path | None, table: TableNa
     )
 
 
-def _render(found: Report, chosen: FormatName, table: TableName) -> str:
+def _render(found: Report, chosen: FormatName, table: str) -> str:
     if chosen == "html":
         from dlbench.publish.html import to_html
 

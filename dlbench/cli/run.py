@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dlbench.jobs.local import OnProgress, Outcome
     from dlbench.records.scan import Scan
     from dlbench.specs.plan import LaunchPlan, RunPlan
+    from dlbench.specs.requests import Request
     from dlbench.specs.system import SystemSpec
 
 INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
@@ -46,29 +47,43 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
       dlbench run bert --preset ci --ranks 2 --sweep engine.name=horovod,ddp
       dlbench run cosmoflow --preset ci --ranks 1,2 --data data/demo/density --to-quality
       dlbench run cosmoflow --preset ci --ranks 2 --data data/demo/density --repeats 5 --decompose
+      dlbench run resnet50 --preset ci --ranks 2 --repeats 10 --ab plain engine.name=ddp --tag branch=main
     """
     from dlbench.specs.requests import parse_counts
     from dlbench.specs.variants import left_out
 
     request = shared.request_from(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
     plans = shared.expand_request(request)
-    require_here(plans[0].system)
+    for one in shared.systems_of(plans):
+        require_here(one)
     shared.require_data(plans)
     for line in left_out(request, plans):
         click.echo(line, err=True)
+    shared.note_few_pairs(request)
     if options["dry_run"]:
         print_commands(plans, options["out"])
         return
     shared.require_engines(plans)
     following = f"dlbench report {shown(options['out'])} -o report.html"
+    if request.sides:
+        following = f"dlbench compare {shown(options['out'])} --paired --where series={plans[0].series.id}"
     code = run_all(plans, options["out"], following, fail_fast=fail_fast, bar=sys.stderr.isatty() and not no_progress)
-    if request.decompose or request.watch_cost:
-        _compare(plans, options["out"], is_watch_cost=request.watch_cost)
+    if lines_of := _comparison_of(request):
+        _compare(plans, options["out"], lines_of)
     sys.exit(int(code))
 
 
-def _compare(plans: Sequence[RunPlan], out: Path, *, is_watch_cost: bool) -> None:
-    """Tells what the variants of a series show; of the cost of watching every watched run keeps a file.
+def _comparison_of(request: Request) -> Callable[[Scan], list[str]] | None:
+    """What tells a series' runs against each other; None for a series of runs of one kind."""
+    if request.sides:
+        return _sides
+    if request.decompose:
+        return _decomposition
+    return _watch_cost if request.watch_cost else None
+
+
+def _compare(plans: Sequence[RunPlan], out: Path, lines_of: Callable[[Scan], list[str]]) -> None:
+    """Tells what the variants or sides of a series show; of the cost of watching every watched run keeps a file.
 
     Raises:
         RunError: a file cannot be written.
@@ -90,8 +105,14 @@ def _compare(plans: Sequence[RunPlan], out: Path, *, is_watch_cost: bool) -> Non
             found.runs.append(read_run(folder))
         except IncompleteDataError as error:
             click.echo(clean(str(error)), err=True)
-    for line in _watch_cost(found) if is_watch_cost else _decomposition(found):
+    for line in lines_of(found):
         click.echo(line)
+
+
+def _sides(found: Scan) -> list[str]:
+    from dlbench.publish.comparison_text import paired_lines
+
+    return paired_lines(found)
 
 
 def _decomposition(found: Scan) -> list[str]:

@@ -13,6 +13,7 @@ import click
 from dlbench.errors import DlbenchError, ExitCode
 
 if TYPE_CHECKING:
+    from dlbench.jobs.slurm import Submission
     from dlbench.records.scan import LaunchedRun
 
 # Slurm states after which nothing more will come.
@@ -74,31 +75,41 @@ def status(runs: Path, as_json: bool) -> None:
 def _rows(runs: Sequence[LaunchedRun]) -> list[dict[str, str]]:
     from dlbench.jobs.slurm import job_states, read_submission
 
-    jobs: dict[str, str] = {}
+    jobs: dict[str, Submission] = {}
     for run in runs:
         try:
             submission = read_submission(run.folder)
         except DlbenchError:
             submission = None
         if submission is not None:
-            jobs[run.plan.run_id] = submission.job_id
-    waiting = [jobs[r.plan.run_id] for r in runs if r.recorded is None and r.plan.run_id in jobs]
-    states = job_states(waiting)
-    return [_row(run, jobs.get(run.plan.run_id, ""), states) for run in runs]
+            jobs[run.plan.run_id] = submission
+    waiting = [jobs[r.plan.run_id].job_id for r in runs if r.recorded is None and r.plan.run_id in jobs]
+    # Runs that share a job ask once.
+    states = job_states(list(dict.fromkeys(waiting)))
+    return [_row(run, jobs.get(run.plan.run_id), states) for run in runs]
 
 
-def _row(run: LaunchedRun, job: str, states: dict[str, str]) -> dict[str, str]:
+def _row(run: LaunchedRun, submission: Submission | None, states: dict[str, str]) -> dict[str, str]:
     state: str = run.state
     story = run.story
-    if state == "incomplete" and job:
+    job = "" if submission is None else submission.job_id
+    if state == "incomplete" and submission is not None:
         told = states.get(job)
         if told is None:
             story = f"Slurm no longer knows job {job}; {story}"
         elif told in FINAL:
-            state, story = "failed", f"job {job} ended as {told} without a record; {story}; see slurm-{job}.out"
+            state, story = "failed", f"job {job} ended as {told} without a record; {story}; {_where(submission)}"
+        elif submission.runs and not run.statuses and told != "PENDING":
+            state, story = told, f"no rank has said anything yet; the {len(submission.runs)} runs of job {job} go one after the other"
         else:
             state, story = told, ""
     return {"run_id": run.plan.run_id, "state": state, "job": job, "story": story}
+
+
+def _where(submission: Submission) -> str:
+    """Where to read what a job said."""
+    log = f"slurm-{submission.job_id}.out"
+    return f"see launch.log, and {log} of {submission.runs[0]}" if submission.runs else f"see {log}"
 
 
 def _clean(text: str) -> str:

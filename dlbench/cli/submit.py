@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
-from dlbench.errors import UserError
+from dlbench.errors import DlbenchError, UserError
 
 if TYPE_CHECKING:
+    from dlbench.jobs.batch import Job
+    from dlbench.records.folder import RunFolder
     from dlbench.specs.plan import LaunchPlan
     from dlbench.specs.system import SystemSpec
 
@@ -23,11 +25,16 @@ if TYPE_CHECKING:
 def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **options: Any) -> None:
     """Submit WORKLOAD at each node count, one job a run; --dry-run prints the exact scripts.
 
+    With --ab all runs of one node count share one job, one after the other on the same nodes; its time limit is that
+    of the system times the number of runs.
+
     \b
     Example:
       dlbench submit resnet50 --preset ci --system box --nodes 1,2 --repeats 3 --dry-run
       dlbench submit bert --system my-cluster.yaml --nodes 1,2,4,8 --repeats 5 --data /scratch/wikipedia
+      dlbench submit bert --system my-cluster.yaml --nodes 4 --repeats 10 --ab plain system.python=/new/bin/python
     """
+    from dlbench.jobs.batch import jobs_of
     from dlbench.specs.requests import parse_counts
 
     if (nodes is None) == (ranks is None):
@@ -37,7 +44,10 @@ def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **opt
         options, system=system, points=points, points_are="ranks" if nodes is None else "nodes"
     )
     plans = shared.expand_request(request)
-    require_scheduler(plans[0].system, options["out"], "dlbench run")
+    for one in shared.systems_of(plans):
+        require_scheduler(one, options["out"], "dlbench run")
+    jobs_of(plans)  # what it refuses is told alone
+    shared.note_few_pairs(request)
     if options["dry_run"]:
         print_scripts(plans, options["out"])
         return
@@ -58,38 +68,69 @@ def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
 
 def print_scripts(plans: Sequence[LaunchPlan], out: Path) -> None:
     """Scripts on standard output, byte for byte; what is said about them on standard error."""
-    from dlbench.jobs.batch import render_script, sbatch_arguments
+    from dlbench.jobs.batch import jobs_of, render_job, sbatch_arguments
     from dlbench.jobs.launch import quoted
     from dlbench.records.folder import RunFolder
 
-    for number, plan in enumerate(plans, 1):
-        folder = RunFolder(out.absolute() / plan.run_id)
-        click.echo(f"# {number} of {len(plans)}: {shared.describe_plan(plan)}", err=True)
-        click.echo(f"# {quoted(sbatch_arguments(folder))}", err=True)
-        click.echo(render_script(plan, folder, sys.executable), nl=False)
+    jobs = jobs_of(plans)
+    for number, job in enumerate(jobs, 1):
+        folders = [RunFolder(out.absolute() / plan.run_id) for plan in job]
+        click.echo(f"# {number} of {len(jobs)}: {_describe_job(job)}", err=True)
+        click.echo(f"# {quoted(sbatch_arguments(folders[0]))}", err=True)
+        click.echo(render_job(job, folders, sys.executable), nl=False)
 
 
 def submit_all(plans: Sequence[LaunchPlan], out: Path, chain: bool) -> None:
-    """Submits a job for each plan; with `chain` each waits for the one before.
+    """Submits the jobs of a series; with `chain` each waits for the one before.
 
     Raises:
         EnvironmentLacksError: sbatch is not on PATH.
-        UserError: the output folder cannot be, or a run of that name exists.
+        UserError: the output folder cannot be, a run of that name exists, or the sides of a comparison cannot share
+            a job.
         RunError: Slurm refused a job.
     """
+    from dlbench.jobs.batch import jobs_of
     from dlbench.jobs.slurm import require_slurm, submit
-    from dlbench.records.folder import create, prepare_output
+    from dlbench.records.folder import prepare_output
 
+    jobs = jobs_of(plans)
     require_slurm()
     _note_unseen_data(plans)
     root = prepare_output(out)
     before: str | None = None
-    for number, plan in enumerate(plans, 1):
-        submission = submit(plan, create(root, plan), sys.executable, before if chain else None)
+    for number, job in enumerate(jobs, 1):
+        submission = submit(job, _folders(root, job), sys.executable, before if chain else None)
         before = submission.job_id
-        click.echo(f"[{number}/{len(plans)}] job {submission.job_id}: {shared.describe_plan(plan)}", err=True)
+        click.echo(f"[{number}/{len(jobs)}] job {submission.job_id}: {_describe_job(job)}", err=True)
         click.echo(submission.job_id)
     click.echo(f"next: dlbench status {out}", err=True)
+
+
+def _folders(root: Path, job: Job) -> list[RunFolder]:
+    """The folders of all runs of a job, or none.
+
+    Raises:
+        UserError: a run of that name exists.
+        RunError: a plan cannot be written.
+    """
+    import shutil
+
+    from dlbench.records.folder import create
+
+    made: list[RunFolder] = []
+    try:
+        made.extend(create(root, plan) for plan in job)
+    except DlbenchError:
+        # What came before the one that failed is in the list.
+        for folder in made:
+            shutil.rmtree(folder.path)
+        raise
+    return made
+
+
+def _describe_job(job: Job) -> str:
+    first = shared.describe_plan(job[0])
+    return first if len(job) == 1 else f"{len(job)} runs of sides a and b in one job, the first {first}"
 
 
 def _note_unseen_data(plans: Sequence[LaunchPlan]) -> None:

@@ -12,11 +12,10 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError
-from dlbench.jobs.batch import render_script, sbatch_arguments
+from dlbench.jobs.batch import Job, render_job, sbatch_arguments
 from dlbench.records.files import write_atomic, write_json
 from dlbench.records.folder import RunFolder
-from dlbench.specs.base import Spec
-from dlbench.specs.plan import LaunchPlan
+from dlbench.specs.base import RunName, Spec
 from dlbench.units import utc_now
 
 CALL_TIMEOUT_S = 60
@@ -31,6 +30,11 @@ class Submission(Spec):
     job_id: str = Field(description="Slurm's job id, without the cluster.")
     command: tuple[str, ...] = Field(description="The sbatch command line.")
     submitted: str = Field(description="UTC, ISO 8601.")
+    runs: tuple[RunName, ...] = Field(
+        (),
+        description="All runs of the job in their order, where it holds several (submit --ab): Slurm's output lies in "
+        "the folder of the first; empty: this run alone.",
+    )
 
 
 def require_slurm() -> None:
@@ -43,28 +47,44 @@ def require_slurm() -> None:
         raise EnvironmentLacksError("sbatch is not on PATH; submit from a login node of the cluster, or use --dry-run")
 
 
-def submit(plan: LaunchPlan, folder: RunFolder, python: str, after: str | None) -> Submission:
-    """Writes a run's script and submits it.
+def submit(job: Job, folders: Sequence[RunFolder], python: str, after: str | None) -> Submission:
+    """Writes a job's script into the folder of each of its runs and submits it.
+
+    Args:
+        job: the plans of its runs, in their order.
+        folders: their folders, absolute; Slurm's output goes into the first.
+        python: as in `render_job`.
+        after: as in `sbatch_arguments`.
 
     Raises:
-        RunError: sbatch refused (the message is Slurm's own, and the run's folder is gone again), or gave no
-            answer that can be understood (the folder stays, because the job may be queued).
+        RunError: sbatch refused (the message is Slurm's own, and the folders of the runs are gone again), or gave no
+            answer that can be understood (the folders stay, because the job may be queued).
     """
-    write_atomic(folder.script, render_script(plan, folder, python))
-    command = sbatch_arguments(folder, after)
+    name = job[0].run_id if len(job) == 1 else f"{job[0].run_id} and {len(job) - 1} more runs"
+    script = render_job(job, folders, python)
+    for folder in folders:
+        write_atomic(folder.script, script)
+    command = sbatch_arguments(folders[0], after)
     try:
         done = call(command)
     except subprocess.TimeoutExpired:
-        raise RunError(f"sbatch gave no answer within {CALL_TIMEOUT_S} s to {plan.run_id}; {_MAYBE_QUEUED}") from None
+        raise RunError(f"sbatch gave no answer within {CALL_TIMEOUT_S} s to {name}; {_MAYBE_QUEUED}") from None
     if done.returncode != 0:
-        shutil.rmtree(folder.path)
+        for folder in folders:
+            shutil.rmtree(folder.path)
         why = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
-        raise RunError(f"sbatch refused {plan.run_id}: {why}")
-    job = re.match(r"(\d+)(;\S+)?\s*$", done.stdout)
-    if job is None:
-        raise RunError(f"sbatch gave an unexpected answer to {plan.run_id}: {done.stdout!r}; {_MAYBE_QUEUED}")
-    submission = Submission(job_id=job[1], command=tuple(command), submitted=utc_now())
-    write_json(folder.submission, submission.model_dump(mode="json"))
+        raise RunError(f"sbatch refused {name}: {why}")
+    number = re.match(r"(\d+)(;\S+)?\s*$", done.stdout)
+    if number is None:
+        raise RunError(f"sbatch gave an unexpected answer to {name}: {done.stdout!r}; {_MAYBE_QUEUED}")
+    submission = Submission(
+        job_id=number[1],
+        command=tuple(command),
+        submitted=utc_now(),
+        runs=tuple(plan.run_id for plan in job) if len(job) > 1 else (),
+    )
+    for folder in folders:
+        write_json(folder.submission, submission.model_dump(mode="json"))
     return submission
 
 

@@ -63,7 +63,10 @@ def consumed_energy(job_ids: Sequence[str]) -> dict[str, ConsumedEnergy]:
 
 
 def job_energies(runs: Iterable[LaunchedRun]) -> tuple[dict[str, float], dict[str, str]]:
-    """Joules of the job of each run that was submitted, by run id, and why there are none, by run id."""
+    """Joules of the job of each run that was submitted, by run id, and why there are none, by run id.
+
+    A job of several runs has one counter for all of them, of which no run's share can be told.
+    """
     jobs: dict[str, str] = {}
     why: dict[str, str] = {}
     for run in runs:
@@ -72,7 +75,9 @@ def job_energies(runs: Iterable[LaunchedRun]) -> tuple[dict[str, float], dict[st
         except IncompleteDataError as error:
             why[run.plan.run_id] = str(error)
             continue
-        if submission is not None:
+        if submission is not None and submission.runs:
+            why[run.plan.run_id] = f"job {submission.job_id} holds {len(submission.runs)} runs, counted together"
+        elif submission is not None:
             jobs[run.plan.run_id] = submission.job_id
     told = consumed_energy(list(jobs.values()))
     joules: dict[str, float] = {}

@@ -1,4 +1,7 @@
-"""Templates of `slurm/` become text: undefined names are errors, and there is one filter for quoting, `sh`."""
+"""Templates of `slurm/` become text: undefined names are errors, and text from outside goes through a filter.
+
+`sh` makes one word of the shell of it, `comment` what may stand in a comment: one line of printable characters.
+"""
 
 from __future__ import annotations
 
@@ -24,4 +27,5 @@ def render(template: str, **values: object) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
+    environment.filters["comment"] = lambda value: "".join(c if c.isprintable() else " " for c in str(value))[:200]
     return environment.get_template(template).render(**values)

@@ -22,11 +22,12 @@ from dlbench.publish import (
     assemble_sweeps,
     assemble_training,
     model,
+    sheets,
 )
 from dlbench.publish.figure import figure_of
 from dlbench.publish.methods import METHODS, not_shown
 from dlbench.publish.quality_verdict import quality_verdict
-from dlbench.publish.verdict import verdict
+from dlbench.publish.verdict import next_step, verdict
 from dlbench.publish.wording import ENGINE_TITLES, clean
 from dlbench.records.registry import KEYS, data_source, goal
 from dlbench.records.scan import Run, Scan
@@ -50,7 +51,10 @@ def assemble(scan: Scan) -> model.Report:
     measured = list(table.runs.values())
     found = scaling.groups(table)
     groups = _told_apart(tuple(_group(group, table) for group in found))
-    return model.Report(
+    groups = tuple(
+        dataclasses.replace(group, next_step=next_step(group), untold=sheets.untold(group)) for group in groups
+    )
+    report = model.Report(
         title=TITLE,
         as_of=_SECOND_FRACTION.sub("", clean(max((run.record.finished for run in measured if run.record), default=""))),
         dlbench_version=dlbench.__version__,
@@ -67,6 +71,7 @@ def assemble(scan: Scan) -> model.Report:
         methods=METHODS,
         missing=not_shown(groups),
     )
+    return dataclasses.replace(report, missing=(*report.missing, *sheets.report_untold(report)))
 
 
 def _group(group: scaling.Group, table: RunTable) -> model.Group:
@@ -77,13 +82,14 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
     found = doubts.group_doubts(group, table)
     quality = assemble_training.quality(group, table)
     exchange = assemble_exchange.exchange(group)
+    is_crowded = any(doubt.code == "oversubscribed" for doubt in found)
     subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
     speed = verdict(
         "Counting speed only, it" if quality else subject,
         unit,
         points,
         is_sufficient=group.is_sufficient,
-        is_crowded=any(doubt.code == "oversubscribed" for doubt in found),
+        is_crowded=is_crowded,
         exchange=exchange,
     )
     return model.Group(
@@ -115,7 +121,7 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         memory=assemble_machine.memory(group, table),
         telemetry=assemble_machine.telemetry(group, table),
         energy=assemble_machine.energy(group, table),
-        outlook=assemble_outlook.outlook(group, table),
+        outlook=assemble_outlook.outlook(group, table, is_crowded=is_crowded),
     )
 
 

@@ -13,6 +13,10 @@ MUTED = "#57606a"
 GRID = "#d8dee4"
 MEASURED = "#0b67b2"
 IDEAL = "#8a8f98"
+FORECAST = "#b0431e"
+"""What a law says and nobody measured: always dotted and hollow as well."""
+PUBLISHED = "#6b5bb5"
+"""What others published of the same work."""
 
 PART_COLOURS = {
     "input": "#e69f00",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from dlbench.publish import chart_series
 from dlbench.publish.chart_style import SUBTITLE_PIXELS
 from dlbench.publish.tabular import Table
 
@@ -39,7 +40,15 @@ class Subject(Protocol):
 
 
 def finish(
-    chart: Any, group: Subject, *, name: str, title: str, alt: str, table: Table, size: tuple[int, int]
+    chart: Any,
+    group: Subject,
+    *,
+    name: str,
+    title: str,
+    alt: str,
+    table: Table,
+    size: tuple[int, int],
+    axes: Literal["", "x", "y", "xy"] = "",
 ) -> Chart:
     """An altair chart becomes a `Chart`; its subtitle says what it is about even where it is cut out of the page.
 
@@ -51,6 +60,7 @@ def finish(
         alt: its finding in words.
         table: the numbers it is drawn from.
         size: width and height of the plot, pixels.
+        axes: those that a reader may switch between linear and logarithmic; all their values must be above 0.
     """
     width, height = size
     spec: dict[str, Any] = chart.properties(width=width, height=height, description=alt).to_dict()
@@ -59,4 +69,5 @@ def finish(
     # A longer line would widen the whole chart.
     subtitle = textwrap.wrap(group.label, int((width + 60) / SUBTITLE_PIXELS), max_lines=3)
     spec["title"] = {"text": title, "subtitle": subtitle}
+    spec["usermeta"] = {"axes": axes, "series": chart_series.switchable(spec)}
     return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=table)

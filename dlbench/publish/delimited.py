@@ -1,4 +1,4 @@
-"""Tables of a report as CSV: scaling points, parts of a step, runs, quality, evaluations, exchange, sweeps.
+"""Tables of a report as CSV: scaling points, parts of a step, runs, quality, and every sheet of every view by its name.
 
 Raw numbers, units in the column names.
 """
@@ -9,22 +9,47 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
 
+from dlbench.errors import UserError, nearest
+from dlbench.publish import sheets
 from dlbench.publish.delimited_exchange import EXCHANGE_COLUMNS, SWEEP_COLUMNS, exchange_rows, sweep_rows
 from dlbench.publish.figure import Cell, figure_columns
 from dlbench.publish.model import Group, Report
 
-TableName = Literal["points", "parts", "runs", "quality", "evaluations", "exchange", "sweep"]
 
-
-def to_csv(report: Report, table: TableName = "points") -> str:
+def to_csv(report: Report, table: str = "points") -> str:
     """One table as CSV (RFC 4180, but with plain newlines), with a header line.
 
     Text that a spreadsheet would read as a formula gets an apostrophe in front.
+
+    Args:
+        report: what to print of.
+        table: a name of `all_tables`.
+
+    Raises:
+        UserError: there is no such table.
     """
-    header, rows = _TABLES[table]
-    return write_table(header, rows(report))
+    if table in _TABLES:
+        _, header, rows = _TABLES[table]
+        return write_table(header, rows(report))
+    named = sheets.named_tables(report)
+    if table not in named:
+        raise UserError(
+            f"--table {table}: no such table in this report; {nearest(table, [*_TABLES, *named])} "
+            "(--table ? lists them all)"
+        )
+    return _sheet_csv(named[table])
+
+
+def all_tables(report: Report) -> dict[str, tuple[str, str]]:
+    """What each table of the report holds, and the table as CSV, by its name; the first seven are in every report."""
+    fixed = {name: (title, write_table(header, rows(report))) for name, (title, header, rows) in _TABLES.items()}
+    return fixed | {name: (table.title, _sheet_csv(table)) for name, table in sheets.named_tables(report).items()}
+
+
+def _sheet_csv(table: sheets.NamedTable) -> str:
+    """What a row lacks is empty."""
+    return write_table(table.columns, ({name: row.get(name) for name in table.columns} for row in table.rows))
 
 
 def write_table(header: Sequence[str], rows: Iterable[Mapping[str, Cell]]) -> str:
@@ -221,11 +246,11 @@ def _evaluation_rows(report: Report) -> Iterator[Mapping[str, Cell]]:
 
 
 _TABLES = {
-    "points": (POINT_COLUMNS, _point_rows),
-    "parts": (PART_COLUMNS, _part_rows),
-    "runs": (RUN_COLUMNS, _run_rows),
-    "quality": (QUALITY_COLUMNS, _quality_rows),
-    "evaluations": (EVALUATION_COLUMNS, _evaluation_rows),
-    "exchange": (EXCHANGE_COLUMNS, exchange_rows),
-    "sweep": (SWEEP_COLUMNS, sweep_rows),
+    "points": ("scaling points", POINT_COLUMNS, _point_rows),
+    "parts": ("parts of a step", PART_COLUMNS, _part_rows),
+    "runs": ("runs", RUN_COLUMNS, _run_rows),
+    "quality": ("training to a quality", QUALITY_COLUMNS, _quality_rows),
+    "evaluations": ("evaluations", EVALUATION_COLUMNS, _evaluation_rows),
+    "exchange": ("gradient exchange", EXCHANGE_COLUMNS, exchange_rows),
+    "sweep": ("settings of sweeps", SWEEP_COLUMNS, sweep_rows),
 }

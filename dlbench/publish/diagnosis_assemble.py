@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Mapping
 
@@ -34,8 +35,8 @@ def assemble(scan: Scan, network: NetworkModel | None = None) -> model.Diagnosis
     plain = [group for group in found if group.sample.plan.series.variant == "plain"]
     history = slow_nodes(table)
     return model.Diagnosis(
-        groups=_told_apart(tuple(_group(group, table, history.exclude, network) for group in plain)),
-        nodes=_nodes(history),
+        groups=_told_apart(tuple(diagnosed_group(group, table, history.exclude, network) for group in plain)),
+        nodes=node_history(history),
         num_variants=len(found) - len(plain),
         without_figures=tuple((clean(one.run.plan.run_id), one.state, clean(one.why)) for one in table.without),
         damaged=tuple(clean(line) for line in table.damaged),
@@ -43,9 +44,17 @@ def assemble(scan: Scan, network: NetworkModel | None = None) -> model.Diagnosis
     )
 
 
-def _group(
-    group: scaling.Group, table: RunTable, exclude: tuple[str, ...], network: NetworkModel | None
+def diagnosed_group(
+    group: scaling.Group, table: RunTable, exclude: tuple[str, ...], network: NetworkModel | None = None
 ) -> model.DiagnosedGroup:
+    """The diagnosis of one group; the report and `dlbench diagnose` print the same one.
+
+    Args:
+        group: comparable runs.
+        table: made `with_causes`, of the same runs.
+        exclude: hosts that the history shows to be slow.
+        network: fitted costs, for forecasts; None: only bounds.
+    """
     described = describe(group.sample)
     runs = {run.plan.run_id: run for run in group.runs}
     return model.DiagnosedGroup(
@@ -68,8 +77,6 @@ def _label(group: scaling.Group) -> str:
 
 def _told_apart(groups: tuple[model.DiagnosedGroup, ...]) -> tuple[model.DiagnosedGroup, ...]:
     """Groups of equal labels get their id behind the label."""
-    import dataclasses
-
     labels = [group.label for group in groups]
     return tuple(
         dataclasses.replace(group, label=f"{group.label}, configuration {group.id}")
@@ -185,7 +192,8 @@ def _watch_cost(runs: tuple[Run, ...]) -> model.WatchCost | None:
     )
 
 
-def _nodes(found: SlowNodes) -> model.NodeHistory:
+def node_history(found: SlowNodes) -> model.NodeHistory:
+    """Slow nodes over all runs of a table."""
     return model.NodeHistory(
         hosts=tuple(
             model.SlowHost(

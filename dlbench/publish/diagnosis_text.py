@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlbench.publish.diagnosis_model import (
-    CauseShare,
-    DiagnosedGroup,
-    DiagnosedPoint,
-    Diagnosis,
-    NodeHistory,
-    Straggler,
-)
-from dlbench.publish.diagnosis_words import CAUSE_TITLES, bound_text, gain_text
-from dlbench.publish.figure import Figure
+from dlbench.publish import diagnosis_tables
+from dlbench.publish.diagnosis_model import DiagnosedGroup, DiagnosedPoint, Diagnosis, NodeHistory, Straggler
+from dlbench.publish.diagnosis_tables import bases, place
+from dlbench.publish.diagnosis_words import bound_text, gain_text
 from dlbench.publish.tabular import Table, aligned
 from dlbench.publish.terminal import WIDTH, shorten
-from dlbench.publish.wording import (
-    basis_text,
-    figure_text,
-    lost_text,
-    number_text,
-    percent,
-    place_text,
-    ranks_text,
-    runs_text,
-)
+from dlbench.publish.wording import runs_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,10 +23,6 @@ TITLE = "dlbench diagnosis"
 
 MOST_STRAGGLERS = 5
 """Rows of the table of late ranks."""
-
-
-NOT_MEASURED = "not measured"
-"""Instead of a figure where no run tells of a cause: that is not no time at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,119 +125,31 @@ def _group(group: DiagnosedGroup, width: int) -> Iterator[Block]:
     told = []
     if group.fault:
         told.append(f"! A fault was planted on purpose: {group.fault}.")
-    told += [f"{_place(point)}: {point.verdict.line}." for point in group.points]
+    told += [f"{place(point)}: {point.verdict.line}." for point in group.points]
     yield Block(words=tuple(told))
-    step = _bases([(point, point.whole.seconds) for point in group.points])
-    yield Block(words=("", f"Mean step by cause; intervals: {step}."), rows=_seconds(group))
+    step = bases([(point, point.whole.seconds) for point in group.points])
+    yield Block(words=("", f"Mean step by cause; intervals: {step}."), rows=diagnosis_tables.seconds(group))
     if len(group.points) == 1:
         yield Block(words=("", "Shares of the ideal need a second rank count."))
     else:
-        lost = _bases([(point, point.whole.lost) for point in group.points[1:]])
-        yield Block(words=("", f"Share of the ideal that is lost, by cause; intervals: {lost}."), rows=_lost(group))
-    yield Block(words=("", *_remarks(group)))
+        lost = bases([(point, point.whole.lost) for point in group.points[1:]])
+        text = f"Share of the ideal that is lost, by cause; intervals: {lost}."
+        yield Block(words=("", text), rows=diagnosis_tables.lost(group))
+    yield Block(words=("", *(f"- {text}" for text in diagnosis_tables.remarks(group))))
     largest = group.points[-1]
     if largest.waiting_ranks:
-        text = f"Waiting for whom, at {_place(largest)} (means over {runs_text(len(largest.run_ids))}):"
-        yield Block(words=("", text), rows=_stragglers(largest))
+        text = f"Waiting for whom, at {place(largest)} (means over {runs_text(len(largest.run_ids))}):"
+        yield Block(words=("", text), rows=diagnosis_tables.late_ranks(_shown(largest.waiting_ranks)))
         if largest.num_hosts > 1:
-            yield Block(words=("", "The same by host; late by: mean over its ranks."), rows=_late_hosts(largest))
+            rows = diagnosis_tables.late_hosts(_shown(largest.waiting_hosts))
+            yield Block(words=("", "The same by host; late by: mean over its ranks."), rows=rows)
     if largest.verdict.experiments:
-        yield Block(words=("", f"To try at {_place(largest)}:", *_experiments(largest)))
+        yield Block(words=("", f"To try at {place(largest)}:", *_experiments(largest)))
 
 
-def _bases(figures: Iterable[tuple[DiagnosedPoint, Figure]]) -> str:
-    """What the intervals of a table are, each kind once, with the places where they are not all alike."""
-    places: dict[str, list[str]] = {}
-    for point, figure in figures:
-        places.setdefault(basis_text(figure), []).append(_place(point))
-    if len(places) == 1:
-        return next(iter(places))
-    return "; ".join(f"{basis} ({', '.join(where)})" for basis, where in places.items())
-
-
-def _place(point: DiagnosedPoint) -> str:
-    return place_text(point.ranks, point.nodes)
-
-
-def _seconds(group: DiagnosedGroup) -> Table:
-    rows: Table = [("cause", *map(_place, group.points))]
-    for index, share in enumerate(group.points[0].causes):
-        rows.append((CAUSE_TITLES[share.name], *(_time(point.causes[index]) for point in group.points)))
-    rows.append(("sum: mean step", *(figure_text(point.whole.seconds) for point in group.points)))
-    return rows
-
-
-def _time(share: CauseShare) -> str:
-    return figure_text(share.seconds) if share.is_measured else NOT_MEASURED
-
-
-def _lost(group: DiagnosedGroup) -> Table:
-    others = group.points[1:]
-    rows: Table = [("cause", *map(_place, others))]
-    for index, share in enumerate(group.points[0].causes):
-        cells = [
-            lost_text(point.causes[index].lost) if point.causes[index].is_measured else NOT_MEASURED for point in others
-        ]
-        rows.append((CAUSE_TITLES[share.name], *cells))
-    rows.append(("sum: lost", *(lost_text(point.whole.lost) for point in others)))
-    rows.append(("efficiency (of means)", *(percent(1 - point.whole.lost.value) for point in others)))
-    return rows
-
-
-def _remarks(group: DiagnosedGroup) -> Iterator[str]:
-    for index, cause in enumerate(group.points[0].causes):
-        title = CAUSE_TITLES[cause.name]
-        silent = [point for point in group.points if not point.causes[index].is_measured]
-        if silent:
-            where = "" if len(silent) == len(group.points) else f" at {', '.join(map(_place, silent))}"
-            reasons = _first(reason for point in silent for reason in point.causes[index].not_measured)
-            yield f"- {title}: not measured{where}: {reasons}; compute includes it."
-        notes = [note for point in group.points for note in point.causes[index].notes]
-        if notes:
-            yield f"- {title}: {_first(notes)}."
-    for point in group.points:
-        if point.planted:
-            added = ", ".join(f"rank {rank} {number_text(seconds, 's')}" for rank, seconds in point.planted[:8])
-            more = f" and {len(point.planted) - 8} more ranks" if len(point.planted) > 8 else ""
-            yield f"- Planted at {_place(point)}: {added}{more} a step."
-    if (cost := group.watch_cost) is not None:
-        share = f"{percent(cost.value, 2)} [{percent(cost.low, 2)}, {percent(cost.high, 2)}]"
-        where = f" at {ranks_text(cost.ranks)}" if cost.ranks is not None else f", {runs_text(cost.num_runs)}"
-        yield f"- Watching ({group.watching}) cost {share} of a step ({cost.method}{where})."
-    else:
-        yield f"- Watching: {group.watching}."
-    yield from (f"- {text}" for text in group.limits)
-
-
-def _first(texts: Iterable[str]) -> str:
-    """The first of several texts, and how many others there are."""
-    found = list(dict.fromkeys(texts))
-    return found[0] + (f" (other runs tell {len(found) - 1} more)" if len(found) > 1 else "")
-
-
-def _stragglers(point: DiagnosedPoint) -> Table:
-    rows: Table = [("rank", "host", *_STRAGGLER_TITLES)]
-    rows += [(str(late.rank), *_straggler(late)) for late in point.waiting_ranks[:MOST_STRAGGLERS]]
-    return rows
-
-
-def _late_hosts(point: DiagnosedPoint) -> Table:
-    return [("host", *_STRAGGLER_TITLES), *map(_straggler, point.waiting_hosts[:MOST_STRAGGLERS])]
-
-
-_STRAGGLER_TITLES = ("last in", "waited a step", "of all waiting", "late by")
-
-
-def _straggler(late: Straggler) -> tuple[str, ...]:
-    seconds = {"input": late.input_s, "compute": late.compute_s, "host": late.host_s}
-    own = f"{late.late_by} {number_text(seconds[late.late_by], 's')}" if late.late_by in seconds else late.late_by
-    return (
-        shorten(late.host, 20),
-        percent(late.last_share, 0),
-        number_text(late.waited_s, "s"),
-        percent(late.waited_share, 0),
-        own,
-    )
+def _shown(found: Sequence[Straggler]) -> list[Straggler]:
+    """The first of them, with hosts short enough for a line."""
+    return [dataclasses.replace(late, host=shorten(late.host, 20)) for late in found[:MOST_STRAGGLERS]]
 
 
 def _experiments(point: DiagnosedPoint) -> Iterator[str]:
@@ -268,33 +162,14 @@ def _experiments(point: DiagnosedPoint) -> Iterator[str]:
 
 
 def _nodes(found: NodeHistory) -> Iterator[Block]:
-    told = []
+    told = diagnosis_tables.history_words(found)
     if not found.hosts:
-        told.append("Nothing to compare: no counted run had ranks on two hosts or more.")
-    if found.num_faulty:
-        told.append(f"{runs_text(found.num_faulty)} with a planted fault left out.")
-    rows: Table = [("host", "own work", "runs", "last in", "fair share", "verdict")]
-    for one in (one for number, one in enumerate(found.hosts) if number < MOST_STRAGGLERS or one.verdict == "slow"):
-        cells = (str(one.ratio.n), percent(one.last_share, 0), percent(one.fair_share, 0), one.verdict)
-        rows.append((shorten(one.host, 20), _ratio(one.ratio), *cells))
-    if not found.hosts:
-        yield Block(words=tuple(told))
+        yield Block(words=told)
         return
-    told.append(
-        f"Own work (no exchange) of a host's slowest rank relative to the other hosts' in the same run; slow: interval "
-        f"above {found.threshold:g}. {len(found.hosts)} hosts, {runs_text(found.num_runs)} on several hosts"
-        + (f", {found.num_single_host} on one." if found.num_single_host else ".")
-    )
-    yield Block(words=tuple(told), rows=rows)
-    lines = [found.option] if found.option else ["No host is shown to be slow."]
-    lines += [f"Left out of the list, no name for an option: {host}" for host in found.unsafe]
-    yield Block(lines=("", *lines))
-
-
-def _ratio(figure: Figure) -> str:
-    if figure.low is None or figure.high is None:
-        return f"{figure.value:.3f}"
-    return f"{figure.value:.3f} [{figure.low:.3f}, {figure.high:.3f}]"
+    shown = [one for number, one in enumerate(found.hosts) if number < MOST_STRAGGLERS or one.verdict == "slow"]
+    short = [dataclasses.replace(one, host=shorten(one.host, 20)) for one in shown]
+    yield Block(words=told, rows=diagnosis_tables.slow_hosts(short))
+    yield Block(lines=("", *diagnosis_tables.exclude_lines(found)))
 
 
 def _endings(found: Diagnosis) -> Iterator[Section]:

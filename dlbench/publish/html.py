@@ -11,8 +11,12 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import itertools
 import json
 import re
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jinja2
@@ -22,39 +26,50 @@ from dlbench import bundled
 from dlbench.publish import delimited, drawing, tabular, training_tables, wording
 from dlbench.publish.chart_style import CONFIG
 from dlbench.publish.charts import Chart
-from dlbench.publish.model import Report
+from dlbench.publish.model import Group, Report
+from dlbench.publish.view import Sheet, View
 from dlbench.publish.views import VIEWS
 
+DRAWERS = 2
+"""Charts drawn at a time: Vega runs outside Python's lock, and a login node has little to spare."""
+
 MAX_CHARTED_GROUPS = 10
-"""Further groups are shown as tables only, so that the page stays below two megabytes."""
+"""Further groups are shown as tables only, so that the page stays small and is made in little time."""
 
-MAX_LISTED_RUNS = 300
-"""Further runs are counted but not listed, and their CSV left to the command, for the same reason."""
+CHART_BYTES = 1_600_000
+"""Charts of further groups are left out once those drawn take so much of the page."""
 
-_TABLE_TITLES = {
-    "points": "scaling points",
-    "parts": "parts of a step",
-    "runs": "runs",
-    "quality": "training to a quality",
-    "evaluations": "evaluations",
-    "exchange": "gradient exchange",
-    "sweep": "settings of sweeps",
-}
+MAX_GROUPS = 25
+"""Further groups get a line each, for the same reason."""
+
+MAX_LISTED_RUNS = 500
+"""Further runs are counted but not listed, for the same reason."""
+
+DOWNLOAD_BYTES = 700_000
+"""Files in the page, together; what does not fit is left to the command."""
 
 _UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|[KMGTP]iB|B|GB/s|ranks?)\b|%)")
 
 
 def to_html(report: Report) -> str:
     """The page; equal reports give equal bytes."""
-    charts, specs = _charts(report)
+    groups = report.groups[:MAX_GROUPS]
+    with ThreadPoolExecutor(DRAWERS) as drawers:
+        # Bundling the charting script takes as long as drawing many charts, so it goes beside it.
+        bundle = drawers.submit(drawing.script_bundle)
+        charts, specs, num_charted = _charts(report, groups, drawers)
+        bundle.result()
     return render_page(
         "page.html.j2",
         specs=specs,
         downloads=_downloads(report),
         report=report,
         views=[view for view in VIEWS if view.is_shown(report)],
+        groups=groups,
+        further=report.groups[MAX_GROUPS:],
         charts=charts,
-        max_charted_groups=MAX_CHARTED_GROUPS,
+        contents=_contents(report, groups),
+        num_charted=num_charted,
         max_listed_runs=MAX_LISTED_RUNS,
     )
 
@@ -90,24 +105,82 @@ def draw(chart: Chart) -> dict[str, Any]:
     return {"chart": chart, "svg": _trusted(drawing.to_svg(chart.spec, chart.id))}
 
 
-def download(table: str, title: str, content: str) -> dict[str, str]:
-    """A link that holds the CSV itself."""
+def download(table: str, title: str, content: str, command: str = "") -> dict[str, str]:
+    """A link that holds the CSV itself, or names the command that writes it if the file is too large for the page.
+
+    Args:
+        table: its name.
+        title: what it holds.
+        content: the file.
+        command: given for a file that is to be left out.
+    """
     return {
+        "table": table,
         "name": f"dlbench-{table}.csv",
         "title": title,
-        "href": "data:text/csv;charset=utf-8;base64," + _base64(content.encode("utf-8")),
+        "href": "" if command else "data:text/csv;charset=utf-8;base64," + _base64(content.encode("utf-8")),
+        "command": command,
     }
 
 
-def _charts(report: Report) -> tuple[dict[tuple[str, str], list[dict[str, Any]]], dict[str, Any]]:
-    """Charts by group (empty: of the whole report) and view, drawn; and the specifications by chart id."""
-    found = [("", view.id, chart) for view in VIEWS for chart in view.report_charts(report)]
-    for group in report.groups[:MAX_CHARTED_GROUPS]:
-        found += [(group.id, view.id, chart) for view in VIEWS for chart in view.charts(group)]
-    charts: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for group_id, view_id, chart in found:
-        charts.setdefault((group_id, view_id), []).append(draw(chart))
-    return charts, {chart.id: chart.spec for _, _, chart in found}
+Drawn = dict[tuple[str, str], list[dict[str, Any]]]
+"""Drawn charts by group (empty: of the whole report) and view."""
+
+
+def _charts(
+    report: Report, groups: tuple[Group, ...], drawers: ThreadPoolExecutor
+) -> tuple[Drawn, dict[str, Any], int]:
+    """Charts, the specifications by chart id, and how many groups have theirs drawn."""
+    drawn: Drawn = {}
+    specs: dict[str, Any] = {}
+    used = 0
+    places: list[tuple[str, list[tuple[str, Chart]]]] = [
+        ("", [(view.id, chart) for view in VIEWS for chart in view.report_charts(report)])
+    ]
+    for number, (group_id, found) in enumerate(itertools.chain(places, _group_charts(groups))):
+        if number > 1 and used > CHART_BYTES:
+            return drawn, specs, number - 1
+        made = drawers.map(draw, [chart for _, chart in found])
+        for (view_id, chart), one in zip(found, made, strict=True):
+            drawn.setdefault((group_id, view_id), []).append(one)
+            specs[chart.id] = chart.spec
+            used += len(one["svg"]) + len(json.dumps(chart.spec))
+    return drawn, specs, min(len(groups), MAX_CHARTED_GROUPS)
+
+
+def _group_charts(groups: tuple[Group, ...]) -> Iterator[tuple[str, list[tuple[str, Chart]]]]:
+    for group in groups[:MAX_CHARTED_GROUPS]:
+        shown = [view for view in VIEWS if view.place == "group" and view.is_for(group)]
+        yield group.id, [(view.id, chart) for view in shown for chart in view.charts(group)]
+
+
+Content = tuple[tuple[str, ...], list[Sheet], list[str]]
+"""Words of a view, its sheets, and their ids in the page."""
+
+
+def _contents(report: Report, groups: tuple[Group, ...]) -> dict[tuple[str, str], Content]:
+    """What each view shown says in words and tables, by group (empty: of the whole report) and view."""
+    found: dict[tuple[str, str], Content] = {}
+    ids: Counter[str] = Counter()
+
+    def add(group_id: str, view: View, words: tuple[str, ...], sheets: list[Sheet]) -> None:
+        found[group_id, view.id] = (words, sheets, [_sheet_id(sheet.name, group_id, ids) for sheet in sheets])
+
+    for view in VIEWS:
+        if view.place != "group" and view.is_shown(report):
+            add("", view, view.report_words(report), view.report_sheets(report))
+    for group in groups:
+        for view in VIEWS:
+            if view.place == "group" and view.is_for(group):
+                add(group.id, view, view.words(group), view.sheets(group))
+    return found
+
+
+def _sheet_id(name: str, group_id: str, taken: Counter[str]) -> str:
+    """The anchor of a table; a second one of the same name gets a number."""
+    wanted = f"table-{name}-{group_id}" if group_id else f"table-{name}"
+    taken[wanted] += 1
+    return wanted if taken[wanted] == 1 else f"{wanted}-{taken[wanted]}"
 
 
 @functools.cache
@@ -156,17 +229,26 @@ def _json_block(value: Any) -> Markup:
 
 
 def _downloads(report: Report) -> list[dict[str, str]]:
-    """Links that hold the data themselves."""
-    tables: list[delimited.TableName] = ["points"]
-    if len(report.runs) <= MAX_LISTED_RUNS:
-        tables += ["parts", "runs"]
-    if any(group.quality for group in report.groups):
-        tables += ["quality", "evaluations"]
-    if any(group.exchange for group in report.groups):
-        tables.append("exchange")
-    if report.sweeps:
-        tables.append("sweep")
-    return [download(table, _TABLE_TITLES[table], delimited.to_csv(report, table)) for table in tables]
+    """Links that hold the data themselves, as far as they fit; the tables of the shown views come after those of all
+    reports.
+    """
+    has: dict[str, bool] = {
+        "quality": any(group.quality for group in report.groups),
+        "evaluations": any(group.quality for group in report.groups),
+        "exchange": any(group.exchange for group in report.groups),
+        "sweep": bool(report.sweeps),
+    }
+    left = DOWNLOAD_BYTES
+    links = []
+    for name, (title, content) in delimited.all_tables(report).items():
+        if not has.get(name, True):
+            continue
+        link = download(name, title, content)
+        if len(link["href"]) > left:
+            link = download(name, title, "", f"dlbench report RUNS --format csv --table {name}")
+        left -= len(link["href"])
+        links.append(link)
+    return links
 
 
 def _base64(data: bytes) -> str:

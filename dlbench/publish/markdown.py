@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from dlbench.publish import sweep_tables, tabular, training_tables
+from dlbench.publish import sheets, sweep_tables, tabular, training_tables
 from dlbench.publish.exchange_model import Sweep
 from dlbench.publish.model import Group, Report
+from dlbench.publish.view import Sheet, View
 from dlbench.publish.wording import baseline_text, place_text, runs_text
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$])")
@@ -38,19 +39,21 @@ def _lines(report: Report) -> Iterator[str]:
     if not report.groups:
         yield "No run has figures."
     for group in report.groups:
-        yield f"- {escape(group.verdict)}"
+        yield f"- {escape(group.verdict)}" + (f" **Next:** {escape(group.next_step)}" if group.next_step else "")
     yield ""
     for sweep in report.sweeps:
         yield from _sweep(sweep)
     for group in report.groups:
         yield from _group(group)
+    for view, words, found in sheets.told_of_all(report):
+        yield from _view(2, view, words, found)
     for layers in report.layers:
         yield from _section(f"Layers: {escape(layers.title)}", training_tables.layers(layers), layers.layers)
     yield from _section("Runs", tabular.runs(report), report.runs)
     yield from _section("Runs without figures", tabular.without_figures(report), report.without_figures)
     yield from _list("Damaged files", report.damaged)
     yield from _environment(report)
-    yield from _list("Not in this report", (f"{name}: {text}" for name, text in report.missing))
+    yield from _list("Not in this report", (f"{one.title}: {one.text}" for one in report.missing))
     yield from _list("How the numbers are made", (f"{name}. {text}" for name, text in report.methods))
 
 
@@ -81,6 +84,26 @@ def _group(group: Group) -> Iterator[str]:
             yield from _table(table)
             yield ""
             yield f"*{escape(caption)}*"
+            yield ""
+    for view, words, found in sheets.told_of(group):
+        yield from _view(3, view, words, found)
+    yield from _list("What these runs do not tell", (f"{one.title}: {one.text}" for one in group.untold), level=3)
+
+
+def _view(level: int, view: View, words: Iterable[str], found: Iterable[Sheet]) -> Iterator[str]:
+    """A view: its finding in words, then its tables, one heading level deeper."""
+    yield f"{'#' * level} {escape(view.title)}"
+    yield ""
+    for text in words:
+        yield escape(text)
+        yield ""
+    for sheet in found:
+        yield f"{'#' * (level + 1)} {escape(sheet.title)}"
+        yield ""
+        yield from _table(sheet.text)
+        yield ""
+        if sheet.caption:
+            yield f"*{escape(sheet.caption)}*"
             yield ""
 
 
@@ -121,10 +144,10 @@ def _section(title: str, table: tabular.Table, rows: Sequence[object]) -> Iterat
         yield ""
 
 
-def _list(title: str, items: Iterable[str]) -> Iterator[str]:
+def _list(title: str, items: Iterable[str], level: int = 2) -> Iterator[str]:
     lines = [f"- {escape(item)}" for item in items]
     if lines:
-        yield from (f"## {title}", "", *lines, "")
+        yield from (f"{'#' * level} {title}", "", *lines, "")
 
 
 def _table(table: tabular.Table) -> Iterator[str]:

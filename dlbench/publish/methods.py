@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlbench.analysis.statistics import MIN_RUNS, RESAMPLES
-from dlbench.publish.model import Group
+from dlbench.publish.model import Group, Untold
 
 METHODS: tuple[tuple[str, str], ...] = (
     (
@@ -40,6 +40,23 @@ METHODS: tuple[tuple[str, str], ...] = (
         "For strong scaling, Karp and Flatt's experimentally determined serial fraction (1/S - 1/k) / (1 - 1/k) with "
         "k = p/p0 (Communications of the ACM 33(5), 1990). A fraction that grows with the rank count points to "
         "overhead of the exchange rather than to serial work.",
+    ),
+    (
+        "Laws and forecasts",
+        "With k = p/p0: Amdahl's law for strong scaling, S = 1/(f + (1 - f)/k), and Gustafson's for weak scaling, "
+        "S = k - f(k - 1) (Communications of the ACM 31(5), 1988). f is fitted by least squares to 1/S - 1/k and to "
+        "1 - E, both straight lines through the origin in 1 - 1/k; its interval is a bootstrap over runs. No fit with "
+        "fewer than three rank counts; no forecast if the law misses a measured point by more than 3 points of "
+        "efficiency, if points exceed the ideal, or if ranks shared cores. A forecast's interval is the law at the "
+        "ends of f's interval, widened by what the law missed (its largest residual, and the largest point when "
+        "fitted without it) times how far it is extrapolated (2 or 4). Forecasts are not measurements and never share "
+        "a line, a column or a headline with them.",
+    ),
+    (
+        "Published figures",
+        "Drawn as a reference line only where the work is the same: preset with the published configuration, network, "
+        "batch a rank, precision class, real or made data, weak or strong scaling. The hardware is another all the "
+        "same.",
     ),
     (
         "Parts of a step",
@@ -137,41 +154,17 @@ METHODS: tuple[tuple[str, str], ...] = (
 )
 
 
-def not_shown(groups: tuple[Group, ...]) -> tuple[tuple[str, str], ...]:
-    """What a reader may look for and not find, and what would produce it."""
+def not_shown(groups: tuple[Group, ...]) -> tuple[Untold, ...]:
+    """What a reader may look for and no view is about, and what would produce it."""
     found = [
-        (
-            "Energy and telemetry",
-            "sampled on every node where the plan says so, but not drawn here: dlbench diagnose tells them, and "
-            "dlbench trace draws them over time.",
-        ),
-        (
-            "Collective bandwidth",
-            "not measured by training runs: dlbench comm run measures every algorithm and library on the same ranks.",
-        ),
-        (
-            "Step times rank by rank",
-            "measured but not drawn here: every step of every rank is in the rank-*.steps files of each run.",
+        Untold(
+            view="collectives",
+            title="Collective bandwidth",
+            text="not measured by training runs: dlbench comm run measures every algorithm and library on the same "
+            "ranks.",
         ),
     ]
-    if groups and not any(group.exchange for group in groups) and any(group.largest.ranks > 1 for group in groups):
-        found.append(
-            ("Communication and its hidden part", "not recorded: these runs do not tell what their exchange did.")
-        )
-    if not any(group.quality for group in groups):
-        found.append(
-            (
-                "Time to quality",
-                "not measured: these runs measure speed. To train to the workload's target, run it on real data with "
-                "--to-quality (that is --set measure.until=quality).",
-            )
-        )
-    if groups and not any(group.utilisation and group.utilisation.training_flops_per_sample for group in groups):
-        found.append(("Model FLOPs utilisation", "not known: these runs do not record the FLOPs of a sample."))
-    if not any(group.noise for group in groups):
-        found.append(
-            ("Gradient noise scale", "not measured: --set measure.noise_scale=true estimates it, at the cost of speed.")
-        )
     if groups and all(len(group.points) == 1 for group in groups):
-        found.insert(0, ("Scaling", "needs the same workload at two or more rank counts, e.g. --ranks 1,2,4."))
+        text = "needs the same workload at two or more rank counts, e.g. --ranks 1,2,4."
+        found.insert(0, Untold(view="scaling", title="Scaling", text=text))
     return tuple(found)

@@ -81,6 +81,16 @@ class Doubt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Untold:
+    """What a view does not tell for want of data, and what would produce it."""
+
+    view: str
+    """Id of the view."""
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """Runs that may be compared with each other, and what they say."""
 
@@ -125,6 +135,10 @@ class Group:
     energy: Energy | None
     outlook: Outlook | None
     """Laws, anchors and forecasts: nothing of it is measured."""
+    next_step: str = ""
+    """What to do next, in a sentence; empty where nothing suggests itself."""
+    untold: tuple[Untold, ...] = ()
+    """Views that have nothing to say of these runs."""
 
     @property
     def baseline(self) -> Point:
@@ -225,8 +239,8 @@ class Report:
     environment: Environment
     methods: tuple[tuple[str, str], ...]
     """Heading and text: how the numbers are made."""
-    missing: tuple[tuple[str, str], ...]
-    """What this report does not show, and what it would take."""
+    missing: tuple[Untold, ...]
+    """What this report does not show, and what it would take; of single groups see `Group.untold`."""
 
     @property
     def without_figures(self) -> tuple[RunRow, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dlbench.publish.outlook_charts import outlook_charts
+from dlbench.publish.outlook_tables import outlook_sheets, outlook_words
+from dlbench.publish.verdict import more_ranks
 from dlbench.publish.view import View
 
 VIEWS: tuple[View, ...] = (
@@ -10,6 +13,11 @@ VIEWS: tuple[View, ...] = (
         title="Laws, anchors and forecasts",
         place="group",
         is_for=lambda group: group.outlook is not None,
+        remedy=lambda group: f"one rank count only: the same workload with --ranks {more_ranks(group)} gives a law.",
+        words=outlook_words,
+        charts=outlook_charts,
+        sheets=outlook_sheets,
         template="sheets.html.j2",
     ),
 )
+"""Forecasts never share a line style, a column or a headline with measurements."""

@@ -69,6 +69,7 @@ def _chart(group: Group, quantity: _Quantity) -> Chart:
         alt=f"{quantity.title} ({quantity.axis}) over ranks, with the ideal as a dashed line. {words}.",
         table=_table(group, quantity),
         size=(NARROW, HEIGHT),
+        axes="" if quantity.name == "efficiency" else "xy",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dlbench.publish.model import Environment, Group, Report
 from dlbench.publish.wording import (
     DASH,
@@ -70,6 +72,24 @@ def lost(group: Group) -> Table:
         rows.append((PART_TITLES[part.name], *(lost_text(point.parts[index].lost) for point in others)))
     rows.append(("sum: lost", *(lost_text(point.whole.lost) for point in others)))
     rows.append(("efficiency (of means)", *(percent(1 - point.whole.lost.value) for point in others)))
+    return rows
+
+
+def overview(groups: Sequence[Group]) -> Table:
+    """The largest point of each group, a line a group."""
+    rows: Table = [("Group", "At", "Throughput", "Efficiency", "Step, median", "Interval")]
+    for group in groups:
+        last = group.largest
+        rows.append(
+            (
+                group.label,
+                place_text(last.ranks, last.nodes),
+                f"{figure_text(last.throughput)} {last.throughput.unit}",
+                "baseline" if last.is_baseline else figure_text(last.efficiency),
+                figure_text(last.step),
+                basis_text(last.throughput),
+            )
+        )
     return rows
 
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dlbench.publish import exchange_tables, sweep_tables, training_tables
+from dlbench.publish import exchange_tables, sheets, sweep_tables, training_tables
 from dlbench.publish.model import Group, Report
 from dlbench.publish.tabular import aligned
 from dlbench.publish.training_model import Quality, Utilisation
@@ -27,8 +27,8 @@ def to_text(report: Report, width: int = WIDTH) -> str:
     for group in report.groups:
         lines += [*_wrapped(group.label, width), *_wrapped(group.verdict, width), ""]
         lines += [*aligned(_rows(group, width)), ""]
-        lines += [*_wrapped(_losses(group), width)]
-        for rows, words in _training(group, width):
+        lines += [line for text in _told(group) for line in _wrapped(text, width)]
+        for rows, words in _tables(group, width):
             lines += ["", *aligned(rows), *(line for text in words for line in _wrapped(text, width))]
         lines += [*_doubts(group, width), ""]
     return "\n".join([*lines, *_endings(report, width)]).rstrip() + "\n"
@@ -50,7 +50,7 @@ def show(report: Report, console: Console) -> None:
         console.print()
         console.print(Text(group.label, style="bold cyan"))
         console.print(Text("\n".join(_wrapped(group.verdict, width))))
-        for rows, words in ((_rows(group, width), [_losses(group)]), *_training(group, width)):
+        for rows, words in ((_rows(group, width), _told(group)), *_tables(group, width)):
             _print_table(rows, words, console, width)
         for line in _doubts(group, width):
             console.print(Text(line, style="yellow"))
@@ -125,8 +125,15 @@ def _losses(group: Group) -> str:
     return f"Intervals: {basis_text(last.throughput)}.{lost}"
 
 
-def _training(group: Group, width: int) -> Iterator[tuple[list[tuple[str, ...]], list[str]]]:
-    """Tables on the exchange, quality, noise scale and the hardware with the sentences under them."""
+def _told(group: Group) -> list[str]:
+    """Sentences under the table of a group."""
+    return [_losses(group), *([f"Next: {group.next_step}"] if group.next_step else [])]
+
+
+def _tables(group: Group, width: int) -> Iterator[tuple[list[tuple[str, ...]], list[str]]]:
+    """Tables on the exchange, quality, noise scale and the hardware, and the short ones of other views, with the
+    sentences under them.
+    """
     if group.exchange:
         told = [f"At {place_text(p.ranks, p.nodes)}: {exchange_tables.ways_text(p)}." for p in group.exchange]
         told += [
@@ -144,6 +151,10 @@ def _training(group: Group, width: int) -> Iterator[tuple[list[tuple[str, ...]],
         rows = [row[:4] for row in training_tables.noise(group.noise)]
         words = [f"At {row[0]}: {row[5]}." for row in training_tables.noise(group.noise)[1:]]
         yield _fitting(rows, width), words
+    for _, said, found in sheets.told_of(group):
+        short = [sheet for sheet in found if sheet.in_terminal]
+        for sheet in short:
+            yield _fitting(sheet.text, width), [*said] if sheet is short[-1] else []
     if group.utilisation is not None:
         yield _fitting(_use(group, group.utilisation), width), [training_tables.utilisation_caption(group.utilisation)]
 
@@ -158,13 +169,18 @@ def _use(group: Group, found: Utilisation) -> list[tuple[str, ...]]:
 
 
 def _fitting(rows: list[tuple[str, ...]], width: int) -> list[tuple[str, ...]]:
-    """The rows, without intervals where the width does not hold them, and shortened where that is not enough."""
+    """The rows, without intervals where the width does not hold them; where that is not enough shortened, then cut."""
     if max(map(len, aligned(rows))) <= width:
         return rows
-    without = [tuple(cell.partition(" [")[0] for cell in row) for row in rows]
-    if max(map(len, aligned(without))) <= width:
-        return without
-    return [tuple(shorten(cell, 20) for cell in row) for row in without]
+    rows = [tuple(cell.partition(" [")[0] for cell in row) for row in rows]
+    for longest in (width, 20, 12):
+        short = [tuple(shorten(cell, longest) for cell in row) for row in rows]
+        if max(map(len, aligned(short))) <= width:
+            return short
+    # Columns on the right go: every format but this one prints them all.
+    while max(map(len, aligned(short))) > width and len(short[0]) > 1:
+        short = [row[:-1] for row in short]
+    return short
 
 
 def _doubts(group: Group, width: int) -> Iterator[str]:

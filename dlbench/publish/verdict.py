@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dlbench.analysis.statistics import MIN_RUNS
 from dlbench.publish.exchange_model import ExchangePoint
-from dlbench.publish.model import Part, Point
+from dlbench.publish.model import Group, Part, Point
 from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, place_text, points, value_text
 
 WORTH_EXPLAINING = 0.01
@@ -81,3 +82,31 @@ def main_loss(point: Point) -> Part | None:
     """The part that costs most of the ideal; None where no part costs anything."""
     worst = max(point.parts, key=lambda part: part.lost.value)
     return worst if worst.lost.value > 0 else None
+
+
+def next_step(group: Group) -> str:
+    """What to do next, in a sentence: the first experiment of the diagnosis of the largest point, or what a comparison
+    still lacks; empty where nothing suggests itself.
+    """
+    if len(group.points) == 1:
+        return f"Run the same workload at more rank counts, for example --ranks {more_ranks(group)}."
+    if not group.is_sufficient:
+        return f"Repeat every point at least {MIN_RUNS} times (--repeats {MIN_RUNS}), so that noise can be told apart."
+    last = group.largest
+    if group.causes is None or 1 - last.efficiency.value < WORTH_EXPLAINING:
+        return ""
+    for point in group.causes.diagnosed.points:
+        if (point.ranks, point.nodes) == (last.ranks, last.nodes) and point.verdict.experiments:
+            return sentence(point.verdict.experiments[0].text)
+    return ""
+
+
+def more_ranks(group: Group) -> str:
+    """Rank counts that a group of one point lacks, as an option takes them."""
+    ranks = group.baseline.ranks
+    return ",".join(str(ranks * factor) for factor in (1, 2, 4))
+
+
+def sentence(text: str) -> str:
+    """A phrase with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

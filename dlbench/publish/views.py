@@ -12,11 +12,33 @@ from dlbench.publish import (
     sweep_tables,
 )
 from dlbench.publish.exchange_charts import exchange_charts
+from dlbench.publish.model import Group, Report
 from dlbench.publish.part_charts import part_charts
 from dlbench.publish.quality_charts import quality_charts
 from dlbench.publish.scaling_charts import scaling_charts
 from dlbench.publish.sweep_charts import sweep_charts
 from dlbench.publish.view import View
+
+
+def _no_sweep(report: Report) -> str:
+    return "no series was swept: --sweep KEY=A,B with five repeats or more sets settings side by side."
+
+
+def _no_quality(group: Group) -> str:
+    return (
+        "not measured: these runs measure speed. To train to the workload's target, run it on real data with "
+        "--to-quality (that is --set measure.until=quality)."
+    )
+
+
+def _no_exchange(group: Group) -> str:
+    if group.largest.ranks == 1:
+        return "one rank exchanges nothing: add rank counts, for example --ranks 1,2."
+    return (
+        "not recorded: these runs do not tell what their exchange did; --engine horovod and --engine ddp of this "
+        "version do, unless measure.warmup_steps is 0."
+    )
+
 
 VIEWS: tuple[View, ...] = (
     View(id="summary", title="Summary", place="opening"),
@@ -25,6 +47,7 @@ VIEWS: tuple[View, ...] = (
         title="Settings compared",
         place="opening",
         is_shown=lambda report: bool(report.sweeps),
+        report_remedy=_no_sweep,
         report_charts=sweep_charts,
         tables=sweep_tables,
     ),
@@ -33,6 +56,7 @@ VIEWS: tuple[View, ...] = (
         title="Quality",
         place="group",
         is_for=lambda group: group.quality is not None,
+        remedy=_no_quality,
         charts=quality_charts,
     ),
     View(id="scaling", title="Scaling", place="group", charts=scaling_charts),
@@ -45,19 +69,36 @@ VIEWS: tuple[View, ...] = (
         title="Gradient exchange",
         place="group",
         is_for=lambda group: bool(group.exchange),
+        remedy=_no_exchange,
         charts=exchange_charts,
         tables=exchange_tables,
     ),
     *machine_views.VIEWS,
-    View(id="noise", title="Gradient noise scale", place="group", is_for=lambda group: bool(group.noise)),
+    View(
+        id="noise",
+        title="Gradient noise scale",
+        place="group",
+        is_for=lambda group: bool(group.noise),
+        remedy=lambda group: "not measured: --set measure.noise_scale=true estimates it, at the cost of speed.",
+    ),
     View(
         id="utilisation",
         title="Utilisation and time to train",
         place="group",
         is_for=lambda group: group.utilisation is not None,
+        remedy=lambda group: (
+            "not known: these runs do not record the FLOPs of a sample, and their recipe tells no "
+            "length of a training; runs of this version of dlbench record the FLOPs."
+        ),
     ),
     *runs_views.VIEWS,
-    View(id="layers", title="Layers", place="closing", is_shown=lambda report: bool(report.layers)),
+    View(
+        id="layers",
+        title="Layers",
+        place="closing",
+        is_shown=lambda report: bool(report.layers),
+        report_remedy=lambda report: "not recorded by these runs; runs of this version of dlbench record them.",
+    ),
     View(id="runs", title="Runs", place="closing", is_shown=lambda report: bool(report.runs)),
     View(
         id="without-figures",

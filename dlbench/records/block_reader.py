@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Rows = npt.NDArray[np.void]
+    Values = npt.NDArray[np.generic]
 
 _SIZE = HEAD.size + CHECK.size
+# Content that is turned at once when columns are read: little beside the columns, and enough to be quick.
+_TURNED_AT_ONCE = 1 << 20
 
 
 def read_header(path: Path, format_name: str, content: str) -> tuple[dict[str, Any], bytes]:
@@ -62,8 +66,10 @@ class BlockReader:
         self.torn_bytes = 0
         """Bytes behind the last whole block, known when all blocks were read: 0 unless a writer was killed."""
         self.header, line = read_header(path, format_name, content or format_name)
-        self._begin, self._seed = len(line), zlib.crc32(line)
-        self._dtype: np.dtype[np.void] | None = None
+        self.begin = len(line)
+        """Bytes of the header's line."""
+        self._seed = zlib.crc32(line)
+        self._columns: tuple[tuple[str, str], ...] | None = None
 
     def blocks(self) -> Iterator[Rows | dict[str, Any]]:
         """Arrays of rows (structured, by the header's fields) and notes, in the order in which they were written.
@@ -73,11 +79,55 @@ class BlockReader:
         """
         import numpy as np
 
-        self._dtype = np.dtype(self.columns())
+        dtype = np.dtype(self.columns())
+        for kind, content in self._contents(dtype.itemsize):
+            yield self._note(content) if kind == NOTE else self._rows(content, dtype)
+
+    def read(self, names: Collection[str]) -> tuple[dict[str, Values], list[dict[str, Any]]]:
+        """Some columns of all rows, each of shape (rows,), and all notes; much quicker than block by block.
+
+        Args:
+            names: of columns, which the header has.
+
+        Raises:
+            IncompleteDataError: a block within the file is damaged, or the header's columns are.
+        """
+        import numpy as np
+
+        columns = self.columns()
+        size = np.dtype(columns).itemsize
+        stretches = _stretches(columns, names)
+        found: list[list[Values]] = [[] for _ in stretches]
+        notes: list[dict[str, Any]] = []
+        held: list[bytes] = []
+
+        def turn() -> None:
+            if held:
+                turned = np.frombuffer(b"".join(held), dtype=np.uint8).reshape(len(held), size, -1)
+                for stretch, values in zip(stretches, found, strict=True):
+                    values.append(self._values(turned, *stretch))
+                held.clear()
+
+        for kind, content in self._contents(size):
+            if kind == NOTE:
+                notes.append(self._note(content))
+                continue
+            if held and (len(content) != len(held[0]) or len(held) * len(content) > _TURNED_AT_ONCE):
+                turn()
+            held.append(content)
+        turn()
+        result: dict[str, Values] = {}
+        for (some, dtype, _), values in zip(stretches, found, strict=True):
+            whole = np.concatenate(values, axis=1) if values else np.zeros((len(some), 0), dtype=dtype)
+            result.update(zip(some, whole, strict=True))
+        return result, notes
+
+    def _contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
+        """Kind and plain content of every block."""
         self.torn_bytes = 0
         try:
             with self.path.open("rb") as file:
-                file.seek(self._begin)
+                file.seek(self.begin)
                 while head := file.read(_SIZE):
                     if len(head) < _SIZE:
                         self.torn_bytes = len(head)
@@ -91,37 +141,57 @@ class BlockReader:
                     if len(content) < length:
                         self.torn_bytes = len(head) + len(content)
                         return
-                    if zlib.crc32(content, self._seed) != crc:
+                    if zlib.crc32(content, self._seed) != crc or kind not in (ROWS, NOTE):
                         raise self._damaged()
-                    yield self._content(kind, content)
+                    plain = self._inflated(content)
+                    if kind == ROWS and len(plain) % row_size:
+                        raise self._damaged()
+                    yield kind, plain
         except OSError as error:
             raise IncompleteDataError(f"{self.path}: cannot be read: {error.strerror or error}") from None
 
-    def _content(self, kind: bytes, content: bytes) -> Rows | dict[str, Any]:
+    def _inflated(self, content: bytes) -> bytes:
         engine = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
             # One byte more than there may be: a content of just the limit still comes to its end.
             plain = engine.decompress(content, MAX_CONTENT + 1)
-            if not engine.eof or engine.unused_data or len(plain) > MAX_CONTENT:
-                raise self._damaged()
-            if kind == ROWS:
-                return self._rows(plain)
-            note = json.loads(plain) if kind == NOTE else None
-        except (zlib.error, ValueError, RecursionError):
+        except zlib.error:
+            raise self._damaged() from None
+        if not engine.eof or engine.unused_data or len(plain) > MAX_CONTENT:
+            raise self._damaged()
+        return plain
+
+    def _note(self, content: bytes) -> dict[str, Any]:
+        try:
+            note = json.loads(content)
+        except (ValueError, RecursionError):
             raise self._damaged() from None
         if not isinstance(note, dict):
             raise self._damaged()
         return note
 
-    def _rows(self, content: bytes) -> Rows:
+    def _rows(self, content: bytes, dtype: np.dtype[np.void]) -> Rows:
         import numpy as np
 
-        assert self._dtype is not None
-        turned = np.frombuffer(content, dtype=np.uint8).reshape(self._dtype.itemsize, -1)
-        rows: Rows = np.array(turned.T, order="C").view(self._dtype).reshape(-1)
+        turned = np.frombuffer(content, dtype=np.uint8).reshape(dtype.itemsize, -1)
+        rows: Rows = np.array(turned.T, order="C").view(dtype).reshape(-1)
         for name in self.header["delta"]:
             rows[name] = np.cumsum(rows[name], dtype=rows[name].dtype)
         return rows
+
+    def _values(self, turned: npt.NDArray[np.uint8], names: Sequence[str], kind: str, offset: int) -> Values:
+        """Columns of one type side by side, shape (columns, rows), of `turned`: (blocks, bytes of a row, rows)."""
+        import numpy as np
+
+        dtype = np.dtype(kind)
+        shape = len(turned), len(names), dtype.itemsize, turned.shape[2]
+        some = turned[:, offset : offset + len(names) * dtype.itemsize, :].reshape(shape)
+        values: Values = np.array(some.transpose(1, 0, 3, 2), order="C").view(dtype)[..., 0]
+        for number, name in enumerate(names):
+            if name in self.header["delta"]:
+                # Each block begins anew.
+                np.cumsum(values[number], axis=1, dtype=dtype, out=values[number])
+        return values.reshape(len(names), -1)
 
     def columns(self) -> list[tuple[str, str]]:
         """Name and type of each column.
@@ -129,21 +199,46 @@ class BlockReader:
         Raises:
             IncompleteDataError: the header's columns are damaged.
         """
-        fields, delta = self.header.get("fields"), self.header.get("delta")
-        problem = IncompleteDataError(f"{self.path}: the header's `fields` or `delta` are damaged")
-        if not isinstance(fields, list) or not isinstance(delta, list):
-            raise problem
-        kinds: dict[str, str] = {}
-        for field in fields:
-            if not isinstance(field, list) or len(field) != 2 or not all(isinstance(part, str) for part in field):
-                raise problem
-            kinds[field[0]] = field[1]
-        if not fields or len(kinds) != len(fields) or not set(kinds.values()) <= set(CODES) or "" in kinds:
-            raise problem
-        exact = {name for name in delta if isinstance(name, str) and kinds.get(name, "<f4")[1] in "iu"}
-        if len(exact) != len(delta):
-            raise problem
-        return list(kinds.items())
+        if self._columns is None:
+            # The many files of a run have the same columns: they are looked at once.
+            told = json.dumps([self.header.get("fields"), self.header.get("delta")])
+            self._columns = _checked_columns(told)
+        if self._columns is None:
+            raise IncompleteDataError(f"{self.path}: the header's `fields` or `delta` are damaged")
+        return list(self._columns)
 
     def _damaged(self) -> IncompleteDataError:
         return IncompleteDataError(f"{self.path}: a block is damaged; restore the file from a copy")
+
+
+def _stretches(columns: Sequence[tuple[str, str]], names: Collection[str]) -> list[tuple[list[str], str, int]]:
+    """The named columns, put together where those of one type lie side by side: names, type, first byte in a row."""
+    sizes: Mapping[str, int] = {kind: int(kind[2:]) for _, kind in columns}
+    found: list[tuple[list[str], str, int]] = []
+    offset = end = 0
+    for name, kind in columns:
+        if name in names:
+            if found and found[-1][1] == kind and end == offset:
+                found[-1][0].append(name)
+            else:
+                found.append(([name], kind, offset))
+            end = offset + sizes[kind]
+        offset += sizes[kind]
+    return found
+
+
+@lru_cache(maxsize=64)
+def _checked_columns(told: str) -> tuple[tuple[str, str], ...] | None:
+    """Columns of a header's `fields` and `delta`, as JSON; None if they are damaged."""
+    fields, delta = json.loads(told)
+    if not isinstance(fields, list) or not isinstance(delta, list):
+        return None
+    kinds: dict[str, str] = {}
+    for field in fields:
+        if not isinstance(field, list) or len(field) != 2 or not all(isinstance(part, str) for part in field):
+            return None
+        kinds[field[0]] = field[1]
+    if not fields or len(kinds) != len(fields) or not set(kinds.values()) <= set(CODES) or "" in kinds:
+        return None
+    exact = {name for name in delta if isinstance(name, str) and kinds.get(name, "<f4")[1] in "iu"}
+    return tuple(kinds.items()) if len(exact) == len(delta) else None

@@ -52,6 +52,9 @@ class RankResult(Spec):
     initial_parameters_sha256: str = Field(description="Digest of all parameters before the first step.")
     final_parameters_sha256: str = Field(description="Digest of all parameters after the last step.")
     peak_memory_bytes: CountOrZero = Field(description="Peak resident memory (CPU) or peak allocated (GPU), bytes.")
+    peak_resident_bytes: CountOrZero | None = Field(
+        None, description="Peak resident memory of the rank's process, GPU or not, bytes; null in old records."
+    )
     startup_s: NonNegative = Field(description="Start of the process to the first step, seconds.")
     planted_s: NonNegative = Field(
         0.0, description="Time that the plan's planted fault added to this rank's measured steps, seconds."

@@ -11,7 +11,7 @@ instead. The header's `unavailable` names what this node does not tell, each wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from dlbench.records.block_reader import BlockReader
 from dlbench.records.blocks import BlockWriter
 
 if TYPE_CHECKING:
-    from dlbench.records.block_reader import Rows
+    from dlbench.records.block_reader import Rows, Values
 
 SAMPLES_FORMAT, SAMPLES_VERSION = "dlbench.samples", 1
 
@@ -105,9 +105,26 @@ class SampleReader:
         self.failures.clear()
         self.end = None
         for block in self._reader.blocks():
-            if not isinstance(block, dict):
+            if isinstance(block, dict):
+                self._take(block)
+            else:
                 yield block
-            elif "failed" in block:
-                self.failures.append(block)
-            elif isinstance(block.get("end"), dict):
-                self.end = block["end"]
+
+    def read(self, names: Collection[str]) -> dict[str, Values]:
+        """Some columns of all samples, by name, each of shape (samples,); much quicker than block by block.
+
+        Raises:
+            IncompleteDataError: a block is damaged.
+        """
+        self.failures.clear()
+        self.end = None
+        found, notes = self._reader.read(names)
+        for note in notes:
+            self._take(note)
+        return found
+
+    def _take(self, note: dict[str, Any]) -> None:
+        if "failed" in note:
+            self.failures.append(note)
+        elif isinstance(note.get("end"), dict):
+            self.end = note["end"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.folder import RunFolder
-from dlbench.records.record import Record
+from dlbench.records.record import RankResult, Record
 from dlbench.records.status import Failure, RankStatus, read_statuses
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import WatchCost
@@ -99,6 +100,14 @@ class Run(LaunchedRun):
     record: Record | None
     watch_cost: WatchCost | None = None
     """What watching cost, where `dlbench run --watch-cost` measured it."""
+
+    @cached_property
+    def ranks_by_node(self) -> dict[int, tuple[RankResult, ...]]:
+        """The record's ranks by node, each node's by rank; empty without a record."""
+        found: dict[int, list[RankResult]] = {}
+        for rank in sorted(self.record.ranks if self.record is not None else (), key=lambda rank: rank.rank):
+            found.setdefault(rank.node_rank, []).append(rank)
+        return {node: tuple(found[node]) for node in sorted(found)}
 
     @property
     def watch_overhead(self) -> WatchOverhead | None:

@@ -26,6 +26,7 @@ SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,/@=+\[\]-]{
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,63}$")]
-TagValue = Annotated[str, Field(max_length=200)]
+MAX_TAG_VALUE = 200
+TagValue = Annotated[str, Field(max_length=MAX_TAG_VALUE)]
 
 Precision = Literal["fp32", "bf16", "fp16"]

@@ -1,4 +1,4 @@
-"""A request becomes the ordered list of runs: axes x points x repeats x variants, interleaved."""
+"""A request becomes the ordered list of runs: axes x points x repeats x sides or variants, interleaved."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
 from dlbench.specs.points import Counts, interleaved, series_name
 from dlbench.specs.requests import Request
 from dlbench.specs.resolve import find
+from dlbench.specs.sides import in_order, refuse_equal, refuse_other_options, refuse_uneven
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.variants import apart_problem, arranged, option_of
 from dlbench.specs.workload import Workload
@@ -35,6 +36,7 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
         UserError: anything wrong with the request, in one line.
     """
     option_of(request)
+    refuse_other_options(request)
     moment = now or datetime.now(timezone.utc)
     series = series_name(request.series, moment)
     file = WorkloadFile(find("workloads", request.workload))
@@ -42,15 +44,18 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
     points = [(axes, count) for axes in combinations for count in request.points]
     plans: list[RunPlan] = []
     for repeat, index, (axes, count) in interleaved(points, request.repeats):
-        place = SeriesSpec(
-            id=series,
-            scaling=request.scaling,
-            repeat=repeat,
-            repeats=request.repeats,
-            position=len(plans),
-            axes=axes,
-        )
-        plans.append(_plan(request, file, place, (index, count), machine_cores, moment))
+        for side in in_order(request, repeat):
+            place = SeriesSpec(
+                id=series,
+                scaling=request.scaling,
+                repeat=repeat,
+                repeats=request.repeats,
+                position=len(plans),
+                axes=axes,
+                side=side,
+                sides=request.sides,
+            )
+            plans.append(_plan(request, file, place, (index, count), machine_cores, moment))
     _refuse(request, plans)
     return arranged(request, plans)
 
@@ -69,6 +74,12 @@ def _refuse(request: Request, plans: list[RunPlan]) -> None:
     """A setting that acts in no run of the series is a mistake, not a wish."""
     _counts(request).refuse_without_effect(plans[0].system)
     refuse_inert([*((key, "--set") for key in request.overrides), *((key, "--sweep") for key in request.sweep)], plans)
+    for side, settings in request.sides.items():
+        own = [plan for plan in plans if plan.series.side == side]
+        refuse_inert([(key, f"--ab (side {side})") for key in settings], own)
+    if request.sides:
+        refuse_uneven(plans)
+        refuse_equal(request, plans)
     refuse_absent_ranks(plans)
     for problem in filter(None, map(apart_problem, plans)):
         raise UserError(problem)
@@ -83,7 +94,7 @@ def _plan(
     moment: datetime,
 ) -> RunPlan:
     index, count = point
-    settings, system_settings = _split_overrides(request, place.axes)
+    settings, system_settings = _split_overrides(request, place)
     system = choose_system(request.system, system_settings)
     choices = choose(file, request.preset, settings)
     layout = _counts(request).layout(
@@ -94,6 +105,7 @@ def _plan(
         workload = _share_out(workload, request, system, layout.ranks)
     engine = choices.engine
     name = f"{place.id}-{workload.name}-{workload.preset}-p{index:02d}-n{layout.ranks:04d}-k{place.repeat:02d}"
+    name += f"-{place.side}" if place.side else ""
     try:
         return RunPlan(
             run_id=name,
@@ -110,18 +122,20 @@ def _plan(
             series=place,
             system=system,
             overrides={**request.overrides},
+            tags=request.tags,
         )
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{file.path.name} on {system.name}: {where + ': ' if where else ''}{message}") from None
+        side = f" (side {place.side} of --ab)" if place.side else ""
+        raise UserError(f"{file.path.name} on {system.name}{side}: {where + ': ' if where else ''}{message}") from None
 
 
 def _split_overrides(
-    request: Request, axes: dict[str, AxisValue]
+    request: Request, place: SeriesSpec
 ) -> tuple[dict[str, tuple[AxisValue, str]], dict[str, tuple[AxisValue, str]]]:
-    """Dedicated options first, then --set, then the axis values; those of the system apart."""
+    """Dedicated options first, then --set, then the axis values or those of a side; those of the system apart."""
     merged: dict[str, tuple[AxisValue, str]] = {}
     if request.engine is not None:
         merged["engine.name"] = (request.engine, "--engine")
@@ -133,10 +147,13 @@ def _split_overrides(
         merged["checkpoint.resume_from"] = (request.resume, "--resume")
     if request.launcher is not None:
         merged["system.launch.launcher"] = (request.launcher, "--launcher")
-    for option, values in (("--set", request.overrides), ("--sweep", axes)):
+    layers = [("--set", request.overrides), ("--sweep", place.axes)]
+    if place.side:
+        layers.append((f"--ab (side {place.side})", request.sides[place.side]))
+    for option, values in layers:
         for key, value in values.items():
-            if option == "--sweep" and key in request.overrides:
-                raise UserError(f"--sweep {key}: also given to --set")
+            if option != "--set" and key in request.overrides:
+                raise UserError(f"{option} {key}: also given to --set")
             if key in ("preset", "name"):
                 raise UserError(f"{option} {key}: is chosen by its own option or argument, not here")
             merged[key] = (value, option)

@@ -24,6 +24,10 @@ Variant = Literal["plain", "synthetic-input", "no-exchange", "unwatched"]
 """What of a series' request a run leaves away, to show by the difference what that costs."""
 
 
+Side = Literal["a", "b"]
+"""Of a paired comparison."""
+
+
 class LayoutSpec(Spec):
     """Ranks, nodes, cores."""
 
@@ -82,7 +86,7 @@ class SeriesSpec(Spec):
     side: Literal["", "a", "b"] = Field(
         "", description="Side of a paired comparison (run --ab A B), whose runs are interleaved; empty: none."
     )
-    sides: dict[Literal["a", "b"], dict[str, AxisValue]] = Field(
+    sides: dict[Side, dict[str, AxisValue]] = Field(
         default_factory=dict,
         description="What each side of a paired comparison sets, key by key; empty: no comparison.",
     )
@@ -149,8 +153,9 @@ class RunPlan(LaunchPlan):
 
     @property
     def job_label(self) -> str:
-        """Workload, ranks and repeat."""
-        return f"{self.workload.name}-n{self.layout.ranks}-k{self.series.repeat}"
+        """Workload, ranks and repeat; of a paired comparison, whose runs share a job, no repeat."""
+        which = "ab" if self.series.side else f"k{self.series.repeat}"
+        return f"{self.workload.name}-n{self.layout.ranks}-{which}"
 
     @property
     def wire(self) -> str:
@@ -217,7 +222,7 @@ class RunPlan(LaunchPlan):
         return self
 
     def configuration_digest(self) -> str:
-        """A digest of everything that decides what is computed, without ids, times and places in the series."""
-        content = self.model_dump(mode="json", exclude={"run_id", "created", "series", "overrides"})
+        """A digest of everything that decides what is computed, without ids, times, tags and places in the series."""
+        content = self.model_dump(mode="json", exclude={"run_id", "created", "series", "overrides", "tags"})
         content["scaling"] = self.series.scaling
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

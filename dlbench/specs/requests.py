@@ -1,4 +1,4 @@
-"""What a person asked for on the command line, as text, becomes typed requests: ``--set``, ``--sweep``, ``--ranks``."""
+"""What a person asked for on the command line, as text, becomes typed requests: --set, --sweep, --ab, --tag."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlbench.errors import UserError
-from dlbench.specs.plan import AxisValue
+from dlbench.specs.base import MAX_TAG_VALUE
+from dlbench.specs.plan import AxisValue, Side
 from dlbench.specs.yamlfile import parse_yaml
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_TAG = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
+
+PLAIN = "plain"
+"""A side of ``--ab`` that sets nothing."""
+
+# A value in quotes, as YAML takes them, may hold anything; any other ends before the comma that a next KEY= follows.
+_SETTING = re.compile(
+    rf"""(?P<key>{_KEY.pattern})=(?P<value>'(?:[^']|'')*'|"(?:[^"\\]|\\.)*"|(?!['"]).*?)"""
+    rf"""(?:,\s*(?={_KEY.pattern}=)|\Z)""",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +50,9 @@ class Request:
     """Each run also with synthetic input, and without exchange."""
     watch_cost: bool = False
     """Each run also unwatched."""
+    sides: dict[Side, dict[str, AxisValue]] = field(default_factory=dict)
+    """What each side of a paired comparison sets; empty: no comparison."""
+    tags: dict[str, str] = field(default_factory=dict)
 
 
 def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
@@ -71,6 +86,87 @@ def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
             raise UserError(f"--sweep {key}: a value is given twice in {text!r}")
         result[key] = values
     return result
+
+
+def parse_sides(texts: tuple[str, str] | None) -> dict[Side, dict[str, AxisValue]]:
+    """The two texts of ``--ab`` as settings of side a and side b; empty without them.
+
+    A side is `plain`, or ``KEY=VALUE`` settings with commas between them. A comma divides only where another ``KEY=``
+    follows, so ``fault.ranks=0,3`` is one setting; a value in quotes may hold anything.
+
+    Raises:
+        UserError: as `parse_set`; also two sides that set the same, which measure nothing that `plain plain` would not.
+    """
+    if texts is None:
+        return {}
+    sides: dict[Side, dict[str, AxisValue]] = {"a": _side(texts[0], "a"), "b": _side(texts[1], "b")}
+    if sides["a"] and _exactly(sides["a"]) == _exactly(sides["b"]):
+        raise UserError(
+            f"--ab: both sides set {texts[0]}; for two equal sides give --ab {PLAIN} {PLAIN}, and what both share to "
+            "--set"
+        )
+    return sides
+
+
+def _side(text: str, side: Side) -> dict[str, AxisValue]:
+    option = f"--ab (side {side})"
+    if text.strip() == PLAIN:
+        return {}
+    result: dict[str, AxisValue] = {}
+    position = 0
+    while position < len(text) or not result:
+        found = _SETTING.match(text, position)
+        if found is None:
+            raise UserError(
+                f"{option} {text[position : position + 80]!r}: must be {PLAIN}, or settings KEY=VALUE with commas "
+                "between them, e.g. engine.name=ddp,sync.fusion=single"
+            )
+        key = found["key"]
+        if key in result:
+            raise UserError(f"{option} {key}: given twice")
+        result[key] = _scalar(found["value"], f"{option} {key}")
+        position = found.end()
+    return result
+
+
+def _exactly(settings: dict[str, AxisValue]) -> set[tuple[str, str]]:
+    """Python takes 1, 1.0 and true for equal; a plan does not."""
+    return {(key, repr(value)) for key, value in settings.items()}
+
+
+def parse_tags(items: tuple[str, ...]) -> dict[str, str]:
+    """``key=value`` texts of ``--tag``; values are text as it stands, so that a commit ``0012e4`` stays one.
+
+    Raises:
+        UserError: no ``=``, a malformed key, a key given twice, or a value that is empty, too long or not printable.
+    """
+    result: dict[str, str] = {}
+    for item in items:
+        key, separator, value = item.partition("=")
+        if not separator or not _TAG.fullmatch(key):
+            raise UserError(
+                f"--tag {item[:80]!a}: must be key=value, the key up to 64 letters, digits and . _ -, the first a "
+                "letter, e.g. branch=main"
+            )
+        if key in result:
+            raise UserError(f"--tag {key}: given twice")
+        result[key] = tag_value(value, f"--tag {key}")
+    return result
+
+
+def tag_value(value: str, origin: str) -> str:
+    """A tag's value, if it may be one.
+
+    Raises:
+        UserError: it is empty, too long or not printable.
+    """
+    if not value.strip():
+        raise UserError(f"{origin}: the value is empty")
+    if len(value) > MAX_TAG_VALUE:
+        raise UserError(f"{origin}: must be up to {MAX_TAG_VALUE} characters, has {len(value)}")
+    if not value.isprintable():
+        raise UserError(f"{origin}: {value[:80]!a} holds characters that cannot be printed")
+    return value
 
 
 def parse_counts(text: str, option: str) -> tuple[int, ...]:

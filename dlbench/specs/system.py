@@ -113,10 +113,28 @@ class SystemSpec(Spec):
     node: NodeSpec = Field(NodeSpec(), description="One node.")
     launch: LaunchSpec = Field(LaunchSpec(), description="How ranks are started.")
     modules: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$")], ...] = Field(
-        (), description="Environment modules to load, in order."
+        (), description="Environment modules to load, in order; as a list, or as text: gcc/12.2,openmpi/4.1."
     )
-    setup: tuple[str, ...] = Field((), description="Shell lines run before the ranks start, as they are.")
+    setup: tuple[str, ...] = Field(
+        (), description="Shell lines run before the ranks start, as they are; as a list, or as text: one line."
+    )
     python: str | None = Field(None, description="Python of the compute nodes; none: the one that submits.")
+
+    @field_validator("modules", mode="before")
+    @classmethod
+    def _modules_from_text(cls, value: object) -> object:
+        """`--set` and `--ab` take one value: names with commas between them, or an empty text for none."""
+        if not isinstance(value, str):
+            return value
+        return tuple(part.strip() for part in value.split(",")) if value.strip() else ()
+
+    @field_validator("setup", mode="before")
+    @classmethod
+    def _setup_from_text(cls, value: object) -> object:
+        """The same: one line, or an empty text for none."""
+        if not isinstance(value, str):
+            return value
+        return (value,) if value.strip() else ()
 
     @model_validator(mode="after")
     def _launcher_fits(self) -> Self:

@@ -183,6 +183,7 @@ class RankRun:
             initial_parameters_sha256=initial,
             final_parameters_sha256=final,
             peak_memory_bytes=_peak_memory(self._device),
+            peak_resident_bytes=_peak_resident(),
             startup_s=startup_s,
             bad_samples=tuple(failures[:20]),
             bad_sample_count=len(failures),
@@ -233,4 +234,8 @@ def _device_name(device: torch.device) -> str:
 def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    return _peak_resident()
+
+
+def _peak_resident() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,350 @@
+"""Where a history of nightly figures changed its level, how much, and how sure that is.
+
+One value is one night: the median over the runs of one series. Nights, and not the runs in them, are what is
+resampled and permuted here, because runs of one night share its state of the machine.
+
+1. Candidates, far too many: kernel change points (Gaussian kernel on logarithms, in units of the scatter between
+   neighbours, penalty 1) by the pruned search of Killick, Fearnhead and Eckley (JASA 107, 2012), in the library
+   ruptures (Truong, Oudre and Vayatis, Signal Processing 167, 2020). The energy distance of E-divisive (Matteson and
+   James, JASA 109, 2014) is such a kernel discrepancy too; the bounded kernel is deaf to outliers.
+2. Candidates that do not hold are merged from the bottom, the weakest first, as Hunter does (Fleming et al., ICPE'23):
+   each is tested between its neighbours, and moved to where the two sides differ most.
+3. The test is Wilcoxon's rank sum, maximised over all places between the neighbours (Pettitt, Applied Statistics 28,
+   1979), against its own distribution over permutations, as E-divisive tests. The search for the place is thereby paid
+   for, which a t test at the place found does not do. Where neighbouring nights resemble each other (lag-1
+   autocorrelation of the ranks above its 5 % limit), the statistic shrinks by sqrt((1 - r) / (1 + r)), the standard
+   error's growth under a first-order autoregression.
+4. The medians must differ by a least effect, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlbench.analysis.statistics import Estimate, median_estimate, ratio_estimate
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.float64]
+
+LEVEL = 0.005
+"""Largest p of a change point; p counts the search for the place."""
+MIN_EFFECT = 0.02
+"""Least relative difference of the medians."""
+MIN_SEGMENT = 5
+"""Fewest nights between two change points: up to four odd nights in a row are outliers, and every level has a 95 %
+interval."""
+MIN_NIGHTS = 12
+"""With fewer nights no order of them, however clear, has a p below `LEVEL`."""
+
+_PERMUTATIONS = 4_999
+SMALLEST_P = 1 / (_PERMUTATIONS + 1)
+"""As many permutations can tell."""
+_PLACES = 1_000
+"""Resamples for the interval of a place."""
+
+_PENALTY = 1.0
+_GAMMA = 0.5
+_SEED = 20_140_109
+_NORMAL_MAD = 0.6744897501960817
+"""Median of the absolute value of a standard normal."""
+_ONE_SIDED_5 = 1.6448536269514722
+_FAR = 5.0
+"""Levels so many scaled median absolute deviations apart are no wandering of one level, however autocorrelated."""
+_BLOCK = 2_000_000
+"""Numbers permuted at a time, so that long histories need no gigabytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Nights between two change points, or an end of the history."""
+
+    start: int
+    end: int
+    """First night after the segment."""
+    level: Estimate
+    """Median over its nights, in the unit of the values; interval by resampling nights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangePoint:
+    """A night from which on the level is another."""
+
+    index: int
+    """First night after the change."""
+    before: Segment
+    after: Segment
+    ratio: Estimate
+    """Median after over median before (1); interval by resampling nights of each side. The place was found in the
+    same nights, so a small change is shown slightly larger than it is."""
+    p: float
+    """Chance of a difference as clear at any place between the neighbouring change points, were there no change; none
+    is below `SMALLEST_P`."""
+    earliest: int
+    """First of the nights that may be the first after the change: its 95 % bootstrap interval."""
+    latest: int
+    """Last of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Newest:
+    """What the newest nights alone say: too few of them for a change point."""
+
+    num_beyond: int
+    """Newest nights, in a row, that lie beyond the usual range on one side; 0: the newest is an ordinary night."""
+    ratio: float
+    """Median of these nights (of the newest one, if none is beyond) over the level before them (1)."""
+    low: float
+    """Usual range of the nights before: median -+ 3 scaled median absolute deviations, and at least `MIN_EFFECT`."""
+    high: float
+    wait_for: int
+    """More such nights that would make a change point of them; 0 if none is beyond."""
+
+
+def change_points(
+    values: Sequence[float], *, level: float = LEVEL, min_effect: float = MIN_EFFECT
+) -> list[ChangePoint]:
+    """All change points of a history, oldest first; equal values give equal change points.
+
+    Args:
+        values: one positive, finite value for each night, oldest first, any unit.
+        level: largest p.
+        min_effect: least relative difference of the medians, upwards; downwards, its inverse.
+
+    Returns:
+        Nothing for fewer than `MIN_NIGHTS` nights.
+
+    Raises:
+        ValueError: a value is not positive and finite.
+    """
+    found = detect(values, level=level, min_effect=min_effect)
+    pieces = segments(values, [index for index, _ in found])
+    made = []
+    for (index, p), before, after in zip(found, pieces[:-1], pieces[1:], strict=True):
+        earliest, latest = _place_interval(values[before.start : after.end], index - before.start)
+        made.append(
+            ChangePoint(
+                index=index,
+                before=before,
+                after=after,
+                ratio=_ratio(values, before, after),
+                p=p,
+                earliest=before.start + earliest,
+                latest=before.start + latest,
+            )
+        )
+    return made
+
+
+def segments(values: Sequence[float], places: Sequence[int]) -> list[Segment]:
+    """The levels between places (first nights after a change, ascending); one segment where there are none."""
+    if not values:
+        return []
+    ends = [0, *places, len(values)]
+    return [
+        Segment(start=start, end=end, level=median_estimate(values[start:end]))
+        for start, end in itertools.pairwise(ends)
+    ]
+
+
+def detect(values: Sequence[float], *, level: float = LEVEL, min_effect: float = MIN_EFFECT) -> list[tuple[int, float]]:
+    """First nights after each change, with p; arguments and errors as `change_points`, without its intervals."""
+    import numpy as np
+
+    array = np.asarray(values, dtype=float)
+    if not (np.isfinite(array).all() and (array > 0).all()):
+        raise ValueError("change points need positive, finite values")
+    if len(array) < MIN_NIGHTS:
+        return []
+    logs = np.log(array)
+    places = _candidates(logs)
+    seen: set[tuple[int, ...]] = set()
+    while places:
+        tested = _tested(logs, places)
+        weak = [i for i, one in enumerate(tested) if one.p > level or one.effect < math.log1p(min_effect)]
+        if weak:
+            del places[max(weak, key=lambda i: (tested[i].p, -tested[i].effect))]
+            continue
+        # One at a time: two neighbours that move at once could pass each other.
+        moved = next((i for i, one in enumerate(tested) if one.place != places[i]), None)
+        if moved is None or (key := (*places[:moved], tested[moved].place, *places[moved + 1 :])) in seen:
+            return [(place, one.p) for place, one in zip(places, tested, strict=True)]
+        seen.add(key)
+        places = list(key)
+    return []
+
+
+def newest(values: Sequence[float], start: int = 0) -> Newest | None:
+    """What the newest nights say that are too few for a change point.
+
+    Args:
+        values: as `change_points` takes them.
+        start: first night of the last segment.
+
+    Returns:
+        None where fewer than `MIN_SEGMENT` nights of the segment lie before the newest.
+    """
+    import numpy as np
+
+    logs = np.log(np.asarray(values[start:], dtype=float))
+    for count in range(min(len(logs) - MIN_SEGMENT, nights_needed(len(logs))), 0, -1):
+        low, high = _usual(logs[:-count])
+        tail = logs[-count:]
+        if (tail > high).all() or (tail < low).all():
+            ratio = math.exp(float(np.median(tail) - np.median(logs[:-count])))
+            wait = max(1, nights_needed(len(logs) - count) - count)
+            return Newest(num_beyond=count, ratio=ratio, low=math.exp(low), high=math.exp(high), wait_for=wait)
+    if len(logs) <= MIN_SEGMENT:
+        return None
+    low, high = _usual(logs[:-1])
+    ratio = math.exp(float(logs[-1] - np.median(logs[:-1])))
+    return Newest(num_beyond=0, ratio=ratio, low=math.exp(low), high=math.exp(high), wait_for=0)
+
+
+@functools.lru_cache(maxsize=1024)
+def nights_needed(before: int) -> int:
+    """Fewest nights, all on one side of `before` nights (counted as `MIN_SEGMENT` if fewer), that make a change."""
+    import numpy as np
+
+    before = max(before, MIN_SEGMENT)
+    for count in itertools.count(max(MIN_SEGMENT, MIN_NIGHTS - before)):
+        # Ascending ranks: every night after lies above every night before.
+        statistics = _statistics(np.arange(1.0, before + count + 1))
+        if _p(float(statistics[before - MIN_SEGMENT]), before + count) <= LEVEL:
+            return count
+    raise AssertionError("counting does not end")
+
+
+def _usual(logs: Array) -> tuple[float, float]:
+    import numpy as np
+
+    centre = float(np.median(logs))
+    spread = float(np.median(np.abs(logs - centre))) / _NORMAL_MAD
+    width = max(3 * spread, math.log1p(MIN_EFFECT))
+    return centre - width, centre + width
+
+
+def _ratio(values: Sequence[float], before: Segment, after: Segment) -> Estimate:
+    # Keys say which nights are pairs; none are.
+    top = {("after", night): values[night] for night in range(after.start, after.end)}
+    bottom = {("before", night): values[night] for night in range(before.start, before.end)}
+    return ratio_estimate(top, bottom)
+
+
+def _place_interval(part: Sequence[float], place: int) -> tuple[int, int]:
+    """Where the place is found again in resamples of the nights of each side: 2.5 % and 97.5 %, and the place."""
+    import numpy as np
+
+    values = np.asarray(part)
+    generator = np.random.default_rng([_SEED, place, len(values)])
+    before = generator.choice(values[:place], size=(_PLACES, place))
+    after = generator.choice(values[place:], size=(_PLACES, len(values) - place))
+    # Equal nights, drawn twice, are told apart at random: in order of place they would make steps of their own.
+    noise = generator.random((_PLACES, len(values)))
+    order = np.lexsort((noise, np.concatenate([before, after], axis=1)), axis=1)
+    ranks = np.asarray(np.argsort(order, axis=1), dtype=np.float64) + 1
+    places = np.argmax(_statistics(ranks), axis=1) + MIN_SEGMENT
+    low, high = np.percentile(places, [2.5, 97.5])
+    return min(int(low), place), max(math.ceil(high), place)
+
+
+def _candidates(logs: Array) -> list[int]:
+    import numpy as np
+    from ruptures import KernelCPD
+
+    steps = np.abs(np.diff(logs))
+    # Differences of neighbours know nothing of levels. More than half of them zero: values are rounded.
+    scale = float(np.median(steps)) / (_NORMAL_MAD * math.sqrt(2)) or float(np.mean(steps))
+    if scale == 0:
+        return []
+    search = KernelCPD(kernel="rbf", min_size=MIN_SEGMENT, params={"gamma": _GAMMA})
+    search.fit(((logs - np.median(logs)) / scale)[:, None])
+    return [int(place) for place in search.predict(pen=_PENALTY)[:-1]]
+
+
+@dataclass(frozen=True)
+class _Tested:
+    place: int
+    p: float
+    effect: float
+    """Absolute difference of the medians of the logarithms."""
+
+
+def _tested(logs: Array, places: list[int]) -> list[_Tested]:
+    """Each place between its neighbours, moved to where the two sides differ most."""
+    import numpy as np
+
+    ends = [0, *places, len(logs)]
+    tested = []
+    for start, end in zip(ends, ends[2:], strict=False):
+        part = logs[start:end]
+        every = _statistics(_ranks(part))
+        best = int(np.argmax(every)) + MIN_SEGMENT
+        statistic = float(every[best - MIN_SEGMENT]) * _shrink(part, best)
+        effect = abs(float(np.median(part[best:]) - np.median(part[:best])))
+        tested.append(_Tested(start + best, _p(statistic, len(part)), effect))
+    return tested
+
+
+def _shrink(part: Array, place: int) -> float:
+    """What autocorrelation leaves of a standardised difference (1)."""
+    import numpy as np
+
+    around = np.concatenate([side - np.median(side) for side in (part[:place], part[place:])])
+    scatter = float(np.median(np.abs(around))) / _NORMAL_MAD
+    if abs(float(np.median(part[place:]) - np.median(part[:place]))) >= _FAR * scatter:
+        return 1.0
+    ranks = _ranks(around) - (len(around) + 1) / 2
+    r = float(ranks[1:] @ ranks[:-1]) / float(ranks @ ranks)
+    return math.sqrt((1 - r) / (1 + r)) if r > _ONE_SIDED_5 / math.sqrt(len(around)) else 1.0
+
+
+def _ranks(values: Array) -> Array:
+    """Ranks from 1, equal values share their mean; ties make the test say less, never more."""
+    import numpy as np
+
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[inverse], dtype=float)
+
+
+def _statistics(ranks: Array) -> Array:
+    """Standardised rank sums of the first k of n nights; along the last axis, k from `MIN_SEGMENT` on.
+
+    |sum - k (n + 1) / 2| / sqrt(k (n - k) (n + 1) / 12)
+    """
+    import numpy as np
+
+    n = ranks.shape[-1]
+    k = np.arange(MIN_SEGMENT, n - MIN_SEGMENT + 1)
+    sums = np.cumsum(ranks, axis=-1)[..., MIN_SEGMENT - 1 : n - MIN_SEGMENT]
+    return np.asarray(np.abs(sums - k * (n + 1) / 2) / np.sqrt(k * (n - k) * (n + 1) / 12))
+
+
+def _p(statistic: float, n: int) -> float:
+    """Share of permutations, the one seen among them, whose largest statistic is no smaller."""
+    import numpy as np
+
+    as_large = _PERMUTATIONS - int(np.searchsorted(_null(n), statistic - 1e-9))
+    return (as_large + 1) / (_PERMUTATIONS + 1)
+
+
+@functools.lru_cache(maxsize=1024)
+def _null(n: int) -> Array:
+    """Largest statistics of `_PERMUTATIONS` random orders of n nights, ascending; equal n, equal numbers."""
+    import numpy as np
+
+    generator = np.random.default_rng([_SEED, n])
+    rows = max(1, _BLOCK // n)
+    largest = []
+    for done in range(0, _PERMUTATIONS, rows):
+        count = min(rows, _PERMUTATIONS - done)
+        orders = generator.permuted(np.broadcast_to(np.arange(1.0, n + 1), (count, n)), axis=1)
+        largest.append(_statistics(orders).max(axis=1))
+    return np.sort(np.concatenate(largest))

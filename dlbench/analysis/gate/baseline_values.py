@@ -1,0 +1,96 @@
+"""A side as the file that later runs are compared with, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import dlbench
+from dlbench.analysis.gate.content import TITLES, Content
+from dlbench.analysis.gate.sides import Side, SidePoint, SideRun
+from dlbench.analysis.statistics import MIN_RUNS
+from dlbench.errors import UserError, nearest
+from dlbench.records.baseline import Baseline, BaselinePoint, BaselineRun
+
+
+def baseline_of(side: Side, *, allow_few: bool) -> Baseline:
+    """The file of a side; equal runs give an equal file.
+
+    Raises:
+        UserError: a point has fewer than five runs and `allow_few` is not set.
+    """
+    few = [point for point in side.points if len(point.runs) < MIN_RUNS]
+    if few and not allow_few:
+        places = ", ".join(f"{len(point.runs)} at {_place(point)}" for point in few)
+        raise UserError(
+            f"{side.name}: a baseline needs {MIN_RUNS} runs a point, there are {places}; run it with --repeats "
+            f"{MIN_RUNS} or more (10 find smaller slowdowns), or give --allow-few: no verdict will come of it"
+        )
+    points = [_point(point) for point in side.points]
+    points.sort(key=lambda point: (sorted(point.registered.items()), point.ranks, point.nodes, point.runs[0].run_id))
+    return Baseline(dlbench_version=dlbench.__version__, points=tuple(points))
+
+
+def _place(point: SidePoint) -> str:
+    workload = point.content.registered["workload"]
+    return f"{point.ranks} rank{'s' * (point.ranks > 1)} of {workload}"
+
+
+def _point(point: SidePoint) -> BaselinePoint:
+    runs = sorted(point.runs, key=lambda run: run.run_id)
+    return BaselinePoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        registered=dict(point.content.registered),
+        plan=dict(point.content.plan),
+        sample_unit=point.sample_unit,
+        notice=point.notice,
+        tags=dict(point.tags),
+        environment=dict(point.environment),
+        runs=tuple(BaselineRun(run_id=r.run_id, finished=r.finished, figures=dict(r.figures)) for r in runs),
+    )
+
+
+def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], option: str) -> Side:
+    """The side that a file is.
+
+    Args:
+        baseline: the file.
+        name: what to call the side.
+        where: registered properties that a point must have.
+        option: the option that chose them, for errors.
+
+    Raises:
+        UserError: no point has them, or a file does not know such a property.
+    """
+    points = [_side_point(point) for point in baseline.points]
+    for key, wanted in where.items():
+        if key not in TITLES:
+            raise UserError(f"{option} {key}: a baseline file does not know it; {nearest(key, TITLES)}")
+        values = [_property(point, key) for point in points]
+        if wanted not in values:
+            raise UserError(
+                f"{option} {key}={wanted}: no point of {name} has it; {nearest(wanted, filter(None, values))}"
+            )
+        points = [point for point, value in zip(points, values, strict=True) if value == wanted]
+    return Side(name=name, points=tuple(points), left_out=(), damaged=())
+
+
+def _property(point: SidePoint, key: str) -> str:
+    places = {"ranks": str(point.ranks), "nodes": str(point.nodes)}
+    return places.get(key, point.content.registered.get(key, ""))
+
+
+def _side_point(point: BaselinePoint) -> SidePoint:
+    return SidePoint(
+        content=Content(registered=point.registered, plan=point.plan),
+        ranks=point.ranks,
+        nodes=point.nodes,
+        sample_unit=point.sample_unit,
+        notice=point.notice,
+        runs=tuple(
+            SideRun(run_id=run.run_id, finished=run.finished, figures=run.figures, pair=("", number))
+            for number, run in enumerate(point.runs)
+        ),
+        environment=point.environment,
+        tags=point.tags,
+    )

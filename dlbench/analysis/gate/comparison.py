@@ -1,0 +1,185 @@
+"""Two sides, or the pairs of one folder, become a comparison: every point and metric with its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from dlbench.analysis.gate.content import KeyDifference
+from dlbench.analysis.gate.matching import Match, match
+from dlbench.analysis.gate.pairs import PairedPoint
+from dlbench.analysis.gate.sides import Side, SidePoint, SideRun
+from dlbench.analysis.gate.verdicts import Judgement, Rule, Sample, Verdict, judge, overall
+from dlbench.analysis.run_metrics import METRICS, Metric
+from dlbench.analysis.statistics import Estimate, median_estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedMetric:
+    """One metric at one point."""
+
+    metric: Metric
+    gated: bool
+    """Whether it has a part in the verdict; the others are information."""
+    a: Estimate | None
+    """Median over runs in the metric's unit; None where no run tells."""
+    b: Estimate | None
+    values_a: tuple[float, ...]
+    """One for each run that tells; where paired, equal places are pairs."""
+    values_b: tuple[float, ...]
+    judgement: Judgement
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedPoint:
+    """One rank and node count of runs that are comparable."""
+
+    a: SidePoint
+    b: SidePoint | None
+    """None: B has no runs there."""
+    allowed: tuple[KeyDifference, ...]
+    """What differs between the sides, because it may."""
+    metrics: tuple[ComparedMetric, ...]
+    environment: tuple[KeyDifference, ...]
+    """Keys of the environment with one value on each side, and not the same."""
+    unpaired: int
+    """Runs of a paired comparison without their partner, which are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The whole."""
+
+    a: str
+    """What side A is called."""
+    b: str
+    rule: Rule
+    paired: bool
+    verdict: Verdict
+    points: tuple[ComparedPoint, ...]
+    only_b: tuple[SidePoint, ...]
+    """Points that A does not have: nothing is said of them."""
+    left_out: tuple[str, ...]
+    damaged: tuple[str, ...]
+    num_compared: int
+    """Comparisons of the family that Holm's correction counts."""
+
+
+def compare_sides(
+    a: Side, b: Side, *, metrics: Collection[str], rule: Rule, allowed: Collection[str] = ()
+) -> Comparison:
+    """B against A.
+
+    Args:
+        a: the baseline.
+        b: the candidate.
+        metrics: names of the metrics that decide; the others are told as information.
+        rule: what counts as a change.
+        allowed: keys on which the sides may differ.
+
+    Raises:
+        UserError: the sides are not comparable; names the keys.
+    """
+    matches, only_b = match(a, b, allowed)
+    drafts = [_Draft(one, paired=False, metrics=metrics, unpaired=0) for one in matches]
+    return _whole(a, b, drafts, rule, paired=False, only_b=only_b)
+
+
+def compare_pairs(points: Sequence[PairedPoint], *, both: Side, metrics: Collection[str], rule: Rule) -> Comparison:
+    """Side b against side a of runs that were interleaved (`dlbench run --ab`).
+
+    Args:
+        points: as `dlbench.analysis.gate.pairs.paired_points` gives them.
+        both: the folder with both sides: its name, and what is left out of it.
+        metrics: names of the metrics that decide; the others are told as information.
+        rule: what counts as a change.
+    """
+    drafts = [_Draft(one.match, paired=True, metrics=metrics, unpaired=one.unpaired) for one in points]
+    named = Side(name="side a", points=(), left_out=(), damaged=())
+    other = Side(name="side b", points=(), left_out=both.left_out, damaged=both.damaged)
+    return _whole(named, other, drafts, rule, paired=True, only_b=[])
+
+
+def _whole(
+    a: Side, b: Side, drafts: Sequence[_Draft], rule: Rule, *, paired: bool, only_b: Sequence[SidePoint]
+) -> Comparison:
+    gated = [sample for draft in drafts for _, sample, counts in draft.samples if counts]
+    judged = iter(judge(gated, rule))
+    points = [draft.finished(judged, rule) for draft in drafts]
+    return Comparison(
+        a=a.name,
+        b=b.name,
+        rule=rule,
+        paired=paired,
+        verdict=overall(one.judgement.verdict for point in points for one in point.metrics if one.gated),
+        points=tuple(points),
+        only_b=tuple(only_b),
+        left_out=(*a.left_out, *b.left_out),
+        damaged=(*a.damaged, *b.damaged),
+        num_compared=sum(sample.is_enough for sample in gated),
+    )
+
+
+class _Draft:
+    """A point before the verdicts of the whole family are known."""
+
+    def __init__(self, found: Match, *, paired: bool, metrics: Collection[str], unpaired: int) -> None:
+        self.found = found
+        self.unpaired = unpaired
+        self.samples: list[tuple[Metric, Sample, bool]] = []
+        runs_b = () if found.b is None else found.b.runs
+        for metric in METRICS:
+            sample = _sample(metric, found.a.runs, runs_b, paired)
+            # A metric that nobody tells is worth a line only where it was asked for alone.
+            if sample.a or sample.b or (metric.name in metrics and len(metrics) < len(METRICS)):
+                self.samples.append((metric, sample, metric.name in metrics))
+
+    def finished(self, judged: Iterator[Judgement], rule: Rule) -> ComparedPoint:
+        """The point; takes its own verdicts from those of the family."""
+        metrics = []
+        for metric, sample, gated in self.samples:
+            judgement = next(judged) if gated else judge([sample], rule)[0]
+            values_a, values_b = (_upright(metric, side) for side in (sample.a, sample.b))
+            metrics.append(
+                ComparedMetric(
+                    metric=metric,
+                    gated=gated,
+                    a=median_estimate(values_a) if values_a else None,
+                    b=median_estimate(values_b) if values_b else None,
+                    values_a=values_a,
+                    values_b=values_b,
+                    judgement=judgement,
+                )
+            )
+        return ComparedPoint(
+            a=self.found.a,
+            b=self.found.b,
+            allowed=self.found.allowed,
+            metrics=tuple(metrics),
+            environment=_environment(self.found.a, self.found.b),
+            unpaired=self.unpaired,
+        )
+
+
+def _sample(metric: Metric, a: Sequence[SideRun], b: Sequence[SideRun], paired: bool) -> Sample:
+    name = metric.name
+    if paired:
+        told = [(x, y) for x, y in zip(a, b, strict=True) if name in x.figures and name in y.figures]
+        a, b = [x for x, _ in told], [y for _, y in told]
+    sides = [[run.figures[name] for run in side if name in run.figures] for side in (a, b)]
+    return Sample(a=_upright(metric, sides[0]), b=_upright(metric, sides[1]), paired=paired)
+
+
+def _upright(metric: Metric, values: Sequence[float]) -> tuple[float, ...]:
+    """Values of which larger is worse, or such values back."""
+    return tuple(values) if metric.higher_is_worse else tuple(1 / value for value in values)
+
+
+def _environment(a: SidePoint, b: SidePoint | None) -> tuple[KeyDifference, ...]:
+    if b is None:
+        return ()
+    return tuple(
+        KeyDifference(key=key, title=key, a=a.environment[key], b=b.environment[key])
+        for key in sorted(a.environment.keys() & b.environment.keys())
+        if a.environment[key] != b.environment[key]
+    )

@@ -1,0 +1,111 @@
+"""Runs of `dlbench run --ab A B`: each run of side a with the run of side b that ran beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dlbench.analysis.gate.content import Content, differences, digest, named, without
+from dlbench.analysis.gate.matching import Match
+from dlbench.analysis.gate.sides import Side, SidePoint, chosen, points_of, refuse_no_figures
+from dlbench.analysis.tables import RunTable, tabulate
+from dlbench.errors import UserError
+from dlbench.records.scan import Run, Scan
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedPoint:
+    """One point of a paired comparison."""
+
+    match: Match
+    """Both sides; equal places of their runs are pairs."""
+    unpaired: int
+    """Runs without their partner, which are in neither side."""
+
+
+def paired_points(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[PairedPoint], Side]:
+    """The points of all paired comparisons among some runs, and what was left out of them.
+
+    The sides may differ in what the comparison set on each (`series.sides` of the plan), and in nothing else. Runs are
+    pairs where series, time of the plan, swept values and repeat are equal.
+
+    Args:
+        scan: the runs.
+        name: what to call them.
+        where: properties that a run must have; see `dlbench.analysis.gate.sides.chosen`.
+        option: the option that chose them, for errors.
+
+    Raises:
+        UserError: there are no runs with sides, or the sides differ in something else; names the keys.
+        IncompleteDataError: no run of a side has figures; names why.
+    """
+    runs, left_out = chosen(scan, name, where, option)
+    sided = [run for run in runs if run.plan.series.side]
+    if not sided:
+        raise UserError(f"{name}: no run belongs to a paired comparison; `dlbench run --ab A B` makes such runs")
+    if len(sided) < len(runs):
+        left_out.append(f"{len(runs) - len(sided)} runs that belong to no paired comparison")
+    damaged: list[str] = []
+    table = tabulate(Scan(root=scan.root, runs=sided, problems=list(scan.problems)))
+    left_out += [f"{item.run.plan.run_id}: {item.state}: {item.why}" for item in table.without]
+    found: list[PairedPoint] = []
+    for text, members in _comparisons(table).items():
+        found += _of_comparison(json.loads(text), members, damaged)
+    both = Side(name=name, points=(), left_out=tuple(left_out), damaged=(*table.damaged, *damaged))
+    if not found:
+        refuse_no_figures(name, (), left_out, table.damaged)
+    return found, both
+
+
+def _comparisons(table: RunTable) -> dict[str, RunTable]:
+    """Runs by what their sides set: different comparisons are never mixed."""
+    by_sides: dict[str, dict[str, Run]] = {}
+    for run_id, run in table.runs.items():
+        by_sides.setdefault(json.dumps(run.plan.series.sides, sort_keys=True), {})[run_id] = run
+    return {
+        sides: dataclasses.replace(table, runs=runs, figures=table.figures[table.figures["run_id"].isin(list(runs))])
+        for sides, runs in by_sides.items()
+    }
+
+
+def _of_comparison(sides: Mapping[str, Mapping[str, object]], table: RunTable, damaged: list[str]) -> list[PairedPoint]:
+    allowed = {"side", *(key for settings in sides.values() for key in settings)}
+    by_place: dict[tuple[str, int, int], dict[str, SidePoint]] = {}
+    for point in points_of(table, damaged):
+        side = str(point.content.plan.get("side", ""))
+        key = (digest(without(point.content, allowed)), *point.place)
+        by_place.setdefault(key, {})[side] = point
+    _refuse_unlike(list(by_place.values()), allowed)
+    return [_paired(found) for found in by_place.values()]
+
+
+def _refuse_unlike(places: list[dict[str, SidePoint]], allowed: set[str]) -> None:
+    """Sides of one place that differ in more than was set on them."""
+    for found in places:
+        for other in places:
+            one, two = found.get("a"), other.get("b")
+            if one is None or two is None or len(found) + len(other) > 2 or one.place != two.place:
+                continue
+            if one.content.registered["workload"] == two.content.registered["workload"]:
+                text = named(differences(without(one.content, allowed), without(two.content, allowed)))
+                raise UserError(f"the sides at {one.ranks} ranks differ in more than was set on them: {text}")
+
+
+def _paired(found: Mapping[str, SidePoint]) -> PairedPoint:
+    given = {side: {run.pair: run for run in point.runs} for side, point in found.items()}
+    a, b = given.get("a", {}), given.get("b", {})
+    keys = sorted(a.keys() & b.keys())
+    present = found.get("a") or found["b"]
+    point_a = dataclasses.replace(found.get("a", present), runs=tuple(a[key] for key in keys))
+    point_b = dataclasses.replace(found.get("b", present), runs=tuple(b[key] for key in keys))
+    contents = [_without_side(point.content) for point in (point_a, point_b)]
+    return PairedPoint(
+        match=Match(a=point_a, b=point_b, allowed=tuple(differences(*contents))),
+        unpaired=len(a) + len(b) - 2 * len(keys),
+    )
+
+
+def _without_side(content: Content) -> Content:
+    return without(content, {"side"})

@@ -1,0 +1,178 @@
+"""One side of a comparison: the points of some runs, each run with one number for every metric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dlbench.analysis import environments
+from dlbench.analysis.gate.content import Content, content_of, digest
+from dlbench.analysis.run_metrics import metrics_by_run
+from dlbench.analysis.statistics import RunKey
+from dlbench.analysis.tables import RunTable, tabulate
+from dlbench.errors import IncompleteDataError, UserError, nearest
+from dlbench.records.registry import describe
+from dlbench.records.scan import Run, Scan
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideRun:
+    """One run."""
+
+    run_id: str
+    finished: str
+    """UTC, ISO 8601."""
+    figures: Mapping[str, float]
+    """By name of `dlbench.analysis.run_metrics.METRICS`; absent where the run does not tell."""
+    pair: RunKey
+    """Block and repeat: a run of the other side with the same one ran beside it; ("", 0) in a baseline file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SidePoint:
+    """Comparable runs with one rank and node count."""
+
+    content: Content
+    ranks: int
+    nodes: int
+    sample_unit: str
+    notice: str
+    """What the workload must not be mistaken for."""
+    runs: tuple[SideRun, ...]
+    """In the order in which they were planned."""
+    environment: Mapping[str, str]
+    """Keys with one value in all runs, without those that name the job or the place in it."""
+    tags: Mapping[str, str]
+    """Tags that all runs share."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Ranks and nodes."""
+        return self.ranks, self.nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One side of a comparison."""
+
+    name: str
+    """What a person calls it: a path."""
+    points: tuple[SidePoint, ...]
+    left_out: tuple[str, ...]
+    """Runs without figures, and runs from which something was taken away on purpose, a line each."""
+    damaged: tuple[str, ...]
+
+
+def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> Side:
+    """The side that a folder of runs is.
+
+    Args:
+        scan: the runs.
+        name: what to call the side.
+        where: properties that a run must have; see `chosen`.
+        option: the option that chose them, for errors.
+
+    Raises:
+        UserError: no run has these properties.
+        IncompleteDataError: no run that was chosen has figures; names why.
+    """
+    runs, left_out = chosen(scan, name, where, option)
+    damaged: list[str] = []
+    table = tabulate(Scan(root=scan.root, runs=runs, problems=list(scan.problems)))
+    points = points_of(table, damaged)
+    left_out += [f"{item.run.plan.run_id}: {item.state}: {item.why}" for item in table.without]
+    refuse_no_figures(name, points, left_out, table.damaged)
+    return Side(name=name, points=points, left_out=tuple(left_out), damaged=(*table.damaged, *damaged))
+
+
+def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Run], list[str]]:
+    """Runs with all these properties, and a line for those from which something was taken away on purpose.
+
+    Properties: `series`, `side`, `variant`, `tag.NAME`, and every name of the registry. Runs of another variant than
+    `plain` are left out unless they were asked for: they ran to be subtracted.
+
+    Raises:
+        UserError: no run has them; names the values that there are.
+    """
+    runs = list(scan.runs)
+    for key, wanted in where.items():
+        values = [_property(run, key, option) for run in runs]
+        if wanted not in values:
+            known = {value for value in values if value}
+            raise UserError(f"{option} {key}={wanted}: no run of {name} has it; {nearest(wanted, known)}")
+        runs = [run for run, value in zip(runs, values, strict=True) if value == wanted]
+    if "variant" in where:
+        return runs, []
+    plain = [run for run in runs if run.plan.series.variant == "plain"]
+    twins = len(runs) - len(plain)
+    return plain, [f"{twins} runs with something taken away on purpose (run --decompose, --watch-cost)"] * bool(twins)
+
+
+def _property(run: Run, key: str, option: str) -> str:
+    if key.startswith("tag."):
+        return run.plan.tags.get(key.removeprefix("tag."), "")
+    series = run.plan.series
+    known = {"series": series.id, "side": series.side, "variant": series.variant, **describe(run)}
+    if key not in known:
+        raise UserError(f"{option} {key}: no such property of runs; {nearest(key, [*known, 'tag.NAME'])}")
+    return known[key]
+
+
+def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
+    """The points of runs with figures, by ranks in the order in which their kinds are first met."""
+    figures = metrics_by_run(table, damaged=damaged)
+    contents = {run_id: content_of(run) for run_id, run in table.runs.items()}
+    found: dict[tuple[str, int, int], list[Run]] = {}
+    for run_id, run in table.runs.items():
+        layout = run.plan.layout
+        found.setdefault((digest(contents[run_id]), layout.ranks, layout.nodes), []).append(run)
+    order = {kind: number for number, kind in enumerate(dict.fromkeys(key[0] for key in found))}
+    pairs = {row["run_id"]: (str(row["block"]), int(row["repeat"])) for row in table.figures.to_dict(orient="records")}
+    return tuple(
+        _point(found[key], contents[found[key][0].plan.run_id], figures, pairs)
+        for key in sorted(found, key=lambda key: (order[key[0]], *key[1:]))
+    )
+
+
+def _point(
+    runs: Sequence[Run],
+    content: Content,
+    figures: Mapping[str, Mapping[str, float]],
+    pairs: Mapping[object, RunKey],
+) -> SidePoint:
+    plan = runs[0].plan
+    tags = [run.plan.tags for run in runs]
+    return SidePoint(
+        content=content,
+        ranks=plan.layout.ranks,
+        nodes=plan.layout.nodes,
+        sample_unit=plan.workload.sample_unit,
+        notice=plan.workload.notice,
+        runs=tuple(
+            SideRun(
+                run_id=run.plan.run_id,
+                finished=run.record.finished if run.record else "",
+                figures=figures[run.plan.run_id],
+                pair=pairs[run.plan.run_id],
+            )
+            for run in runs
+        ),
+        environment={
+            key: value
+            for key, value in environments.compare(runs).common.items()
+            if environments._EXPECTED.fullmatch(key) is None
+        },
+        tags={key: value for key, value in tags[0].items() if all(other.get(key) == value for other in tags)},
+    )
+
+
+def refuse_no_figures(name: str, points: Sequence[SidePoint], left_out: Sequence[str], damaged: Sequence[str]) -> None:
+    """A side without figures cannot be compared.
+
+    Raises:
+        IncompleteDataError: there is no point; names the first reasons.
+    """
+    if points:
+        return
+    reasons = [*damaged, *left_out][:3] or ["there is no run"]
+    raise IncompleteDataError(f"{name}: no run has figures: {'; '.join(reasons)}")

@@ -1,0 +1,178 @@
+"""Run folders become entries of a history: who, what, where, and the figures of each run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dlbench.analysis.causes import Causes
+from dlbench.analysis.comparability import chosen_settings, group_id
+from dlbench.analysis.run_metrics import METRICS, metrics_by_run
+from dlbench.analysis.slow_nodes import host_ratios
+from dlbench.analysis.tables import WithoutFigures, tabulate
+from dlbench.errors import IncompleteDataError, UserError
+from dlbench.records.folder import RunFolder
+from dlbench.records.history import EntryMaker, History, Notify
+from dlbench.records.history_entry import HistoryEntry, HostEntry
+from dlbench.records.history_files import content_digest
+from dlbench.records.history_prune import dropped_kinds
+from dlbench.records.scan import Run, Scan, read_run
+
+ENTRIES_VERSION = 1
+"""To be counted up when entries of the same folders come out differently: an index of before is made anew then."""
+
+
+def make_entries(folders: Sequence[RunFolder]) -> list[HistoryEntry]:
+    """An entry for each folder, in order; one that cannot be read as a training run gets the state `damaged`.
+
+    Several folders that hold the same run all get one.
+    """
+    runs: dict[Path, Run] = {}
+    found: dict[Path, HistoryEntry] = {}
+    for folder in folders:
+        try:
+            runs[folder.path] = read_run(folder.path)
+        except (IncompleteDataError, UserError) as error:
+            found[folder.path] = _damaged(folder, str(error))
+    for chosen in _each_name_once(list(runs.values())):
+        table = tabulate(Scan(root=Path(), runs=chosen), with_causes=True)
+        figures = metrics_by_run(table)
+        without = {one.run.folder.path: one for one in table.without}
+        for run in chosen:
+            found[run.folder.path] = _entry(
+                run,
+                without.get(run.folder.path),
+                figures.get(run.plan.run_id, {}),
+                table.causes.get(run.plan.run_id),
+            )
+    return [found[folder.path] for folder in folders]
+
+
+def _each_name_once(runs: list[Run]) -> list[list[Run]]:
+    """Tables know runs by their names: runs in as many lists as the same name is there."""
+    lists: list[dict[str, Run]] = []
+    for run in runs:
+        free = next((names for names in lists if run.plan.run_id not in names), None)
+        if free is None:
+            free = {}
+            lists.append(free)
+        free[run.plan.run_id] = run
+    return [list(names.values()) for names in lists]
+
+
+MAKER = EntryMaker(make=make_entries, version=f"{ENTRIES_VERSION}: {' '.join(metric.name for metric in METRICS)}")
+
+
+def open_history(
+    path: Path, *, index: Path | None = None, create: bool = False, notify: Notify = lambda line: None
+) -> History:
+    """`History.open` with entries as this module makes them.
+
+    Raises:
+        UserError: it is no history.
+        RunError: its folders cannot be read.
+    """
+    return History.open(path, MAKER, index=index, create=create, notify=notify)
+
+
+def _entry(
+    run: Run, without: WithoutFigures | None, figures: Mapping[str, float], causes: Causes | None
+) -> HistoryEntry:
+    plan = run.plan
+    record = run.record
+    environment = {} if record is None else dict(record.environment)
+    return HistoryEntry(
+        run_id=plan.run_id,
+        folder=str(run.folder.path),
+        state="valid" if without is None else without.state,
+        why="" if without is None else without.why,
+        created=plan.created,
+        finished="" if record is None else record.finished,
+        series=plan.series.id,
+        repeat=plan.series.repeat,
+        side=plan.series.side,
+        variant=plan.series.variant,
+        group="" if record is None else group_id(run),
+        label=_label(run),
+        system=plan.system.name,
+        workload=plan.workload.name,
+        preset=plan.workload.preset,
+        engine=plan.engine.name,
+        ranks=plan.layout.ranks,
+        nodes=plan.layout.nodes,
+        slurm_job_id=environment.get("variable.SLURM_JOB_ID", "") or _submitted_job(run.folder),
+        commit=plan.tags.get("commit", "") or environment.get("dlbench.commit", ""),
+        tags=dict(plan.tags),
+        environment=environment,
+        figures=figures,
+        hosts=_hosts(run, causes),
+        content_digest=content_digest(run.folder),
+        dropped=dropped_kinds(run.folder),
+    )
+
+
+def _hosts(run: Run, causes: Causes | None) -> tuple[HostEntry, ...]:
+    names = [rank.host for rank in run.record.ranks] if run.record else [status.host for status in run.statuses]
+    is_comparable = causes is not None and run.plan.fault is None and len(set(causes.hosts)) > 1
+    ratios = host_ratios(causes) if causes is not None and is_comparable else {}
+    return tuple(
+        HostEntry(host=host, num_ranks=names.count(host), work_ratio=ratios.get(host)) for host in sorted(set(names))
+    )
+
+
+def _label(run: Run) -> str:
+    """What is compared, in the words of a report's headings."""
+    plan = run.plan
+    shown = "".join(f", {key}={value}" for key, value in chosen_settings(run).items())
+    variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
+    side = f", side {plan.series.side}" if plan.series.side else ""
+    return (
+        f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine.name}, {plan.series.scaling} scaling"
+        f"{shown}{variant}{side}"
+    )
+
+
+def _submitted_job(folder: RunFolder) -> str:
+    """The job as `dlbench submit` noted it; no figure hangs on it, so a damaged note is none."""
+    try:
+        content = json.loads(folder.submission.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    job = content.get("job_id") if isinstance(content, dict) else None
+    return job if isinstance(job, str) else ""
+
+
+def _damaged(folder: RunFolder, why: str) -> HistoryEntry:
+    """All that is known of a folder that cannot be read: its name."""
+    try:
+        digest = content_digest(folder)
+    except IncompleteDataError:
+        digest = ""
+    return HistoryEntry(
+        run_id=folder.path.name,
+        folder=str(folder.path),
+        state="damaged",
+        why=why,
+        created="",
+        finished="",
+        series="",
+        repeat=0,
+        side="",
+        variant="",
+        group="",
+        label="",
+        system="",
+        workload="",
+        preset="",
+        engine="",
+        ranks=0,
+        nodes=0,
+        slurm_job_id="",
+        commit="",
+        tags={},
+        environment={},
+        figures={},
+        hosts=(),
+        content_digest=digest,
+    )

@@ -1,0 +1,49 @@
+"""`dlbench baseline`: the file that `dlbench check` compares with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dlbench.cli.compare import parse_where, where_option
+from dlbench.cli.report import check_writable, require_modules
+from dlbench.errors import IncompleteDataError
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="File to write, e.g. baseline.json."
+)
+@where_option("--where", "")
+@click.option("--allow-few", is_flag=True, help="Take points with fewer than five runs, which allow no verdict.")
+def baseline(runs: Path, output: Path, where: tuple[str, ...], allow_few: bool) -> None:
+    """Write the figures of the runs in folder RUNS as the baseline that dlbench check compares with.
+
+    A small JSON file for a repository: the metrics of every run, and all that decides whether other runs may be
+    compared with them. Equal runs give equal bytes. Refuses points with fewer than five runs, and damaged data.
+
+    \b
+    Examples:
+      dlbench baseline runs -o baseline.json
+      dlbench baseline runs --where series=nightly --where ranks=2 -o baseline.json
+    """
+    check_writable(output)
+    chosen = parse_where(where, "--where")
+    require_modules("baseline", "numpy", "pandas")
+    from dlbench.analysis.gate.baseline_values import baseline_of
+    from dlbench.analysis.gate.sides import side_of_runs
+    from dlbench.publish.wording import place_text, runs_text
+    from dlbench.records.baseline import write_baseline
+    from dlbench.records.scan import scan
+
+    side = side_of_runs(scan(runs), str(runs), chosen, "--where")
+    if side.damaged:
+        raise IncompleteDataError(f"{runs}: a baseline is not made of damaged data: {'; '.join(side.damaged[:3])}")
+    made = baseline_of(side, allow_few=allow_few)
+    write_baseline(output, made)
+    for line in side.left_out:
+        click.echo(f"dlbench: left out: {line}", err=True)
+    counts = ", ".join(f"{runs_text(len(one.runs))} at {place_text(one.ranks, one.nodes)}" for one in made.points)
+    click.echo(f"{output}: {counts}", err=True)

@@ -1,0 +1,72 @@
+"""`dlbench history import`: runs come in."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlbench.cli.history_store import open_store, store_options
+from dlbench.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from dlbench.records.history import History
+    from dlbench.records.history_import import Candidate, Outcome
+
+_VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
+
+
+@click.command("import")
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
+@store_options
+def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) -> None:
+    """Bring RUNS in: folders of runs, single runs, or archives (.tar, .tar.gz) that `dlbench history export` wrote.
+
+    Runs are copied whole and never changed or overwritten afterwards. A run that is there already is left alone; one
+    of the same name with other content is refused. Runs that still run, or were killed, have no record and are passed
+    over: import them again when they have ended. The history is made if the folder is empty or not there.
+
+    Ends with 2 if a run was refused, and with 4 if one is damaged; all others are in then.
+
+    \b
+    Example:
+      dlbench history import runs --store /shared/history
+    """
+    from dlbench.records import history_import
+
+    for path in runs:
+        if not path.exists():
+            raise UserError(f"{path}: no such folder of runs or archive")
+    opened = open_store(store, index, create=True)
+    counts: Counter[str] = Counter()
+    with opened.store.room() as room:
+        for outcome in history_import.import_runs(opened, _candidates(runs, opened, room), room):
+            counts[outcome.verdict] += 1
+            if outcome.verdict != "already there":
+                click.echo(_line(outcome), err=outcome.verdict in ("refused", "damaged"))
+    click.echo(", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict]) or "no runs")
+    if counts["damaged"]:
+        sys.exit(int(ExitCode.INCOMPLETE))
+    if counts["refused"]:
+        sys.exit(int(ExitCode.USAGE))
+
+
+def _candidates(paths: tuple[Path, ...], opened: History, room: Path) -> Iterator[Candidate | Outcome]:
+    from dlbench.records.history_archive import read_archive
+    from dlbench.records.history_import import Candidate
+    from dlbench.records.scan import run_folders
+
+    for path in paths:
+        if path.is_dir():
+            yield from (Candidate(folder=folder, name=str(folder.path)) for folder in run_folders(path))
+        else:
+            yield from read_archive(path, opened, room)
+
+
+def _line(outcome: Outcome) -> str:
+    why = f": {outcome.why}" if outcome.why else ""
+    return "".join(c if c.isprintable() else " " for c in f"{outcome.verdict:<9} {outcome.name}{why}")

@@ -1,0 +1,212 @@
+"""`dlbench history trends` and `dlbench history slow-nodes`: what a history says over months."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import click
+
+from dlbench.cli.history_store import open_store, store_options, where_option
+from dlbench.cli.options import write_output
+from dlbench.cli.report import SUFFIXES, check_writable, format_by_suffix, require_modules
+from dlbench.errors import ExitCode, UserError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlbench.publish.trends_model import TrendsReport
+    from dlbench.publish.trends_tables import TableName
+
+FormatName = Literal["html", "json", "csv", "md", "text"]
+NodesFormatName = Literal["json", "csv", "text"]
+
+NODES_SUFFIXES: dict[str, NodesFormatName] = {".json": "json", ".csv": "csv", ".txt": "text"}
+
+_OUTPUT = click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
+)
+
+
+@click.command()
+@store_options
+@where_option
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Figure to follow; may be given several times (default: step_median_s, energy_j_per_sample and "
+    "time_to_quality_s, where runs have them; further: step_mean_s, step_p95_s).",
+)
+@click.option(
+    "--fail-on-regression",
+    type=click.IntRange(min=1, max=100_000),
+    metavar="DAYS",
+    help="End with 1 if a level became worse within so many days before the newest run, for CI.",
+)
+@_OUTPUT
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(get_args(FormatName)),
+    help="Default: what the name of the output file says, else text.",
+)
+@click.option(
+    "--table",
+    type=click.Choice(["changes", "series", "nights", "hosts"]),
+    help="Which table CSV holds: change points (default), series, every night, or hosts by month.",
+)
+def trends(
+    store: Path | None,
+    index: Path | None,
+    where: tuple[str, ...],
+    metrics: tuple[str, ...],
+    fail_on_regression: int | None,
+    output: Path | None,
+    format_name: FormatName | None,
+    table: TableName | None,
+) -> None:
+    """Find when runs became slower or faster, and what changed then.
+
+    Runs of one configuration, machine, rank and node count are one series; runs planned together are one night. Each
+    change point has its ratio with a 95 % interval, and the commit and environment on both sides. A series needs 12
+    nights. Ends with 0 whatever was found, unless --fail-on-regression is given; with 4 if a run is damaged.
+
+    \b
+    Examples:
+      dlbench history trends
+      dlbench history trends --where workload=resnet50 -o trends.html
+      dlbench history trends --fail-on-regression 7
+    """
+    if output is not None:
+        check_writable(output)
+    chosen = format_by_suffix(output, format_name, SUFFIXES, "text")
+    if table is not None and chosen != "csv":
+        raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
+    drawn = ("altair", "vl_convert") if chosen == "html" else ()
+    require_modules("history trends", "numpy", "pandas", "ruptures", *drawn)
+    from dlbench.publish.trends_assemble import FOLLOWED, trends_of
+    from dlbench.records.history_where import parse_where
+
+    followed = _known(metrics) or FOLLOWED
+    found = trends_of(open_store(store, index).entries(parse_where(where)), followed)
+    write_output(_render(found, chosen, table or "changes").encode("utf-8"), output)
+    for line in found.damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    recent = [] if fail_on_regression is None else _recent_regressions(found, fail_on_regression)
+    for line in recent:
+        click.echo(f"dlbench: regression: {line}", err=True)
+    if recent:
+        sys.exit(int(ExitCode.REGRESSION))
+    if found.damaged:
+        sys.exit(int(ExitCode.INCOMPLETE))
+
+
+@click.command("slow-nodes")
+@store_options
+@where_option
+@click.option(
+    "--exclude",
+    is_flag=True,
+    help="Print only Slurm's option --exclude=... for nodes that are slow now, nothing if none is; the evidence goes "
+    "to standard error.",
+)
+@_OUTPUT
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(get_args(NodesFormatName)),
+    help="Default: what the name of the output file says, else text.",
+)
+def slow_nodes(
+    store: Path | None,
+    index: Path | None,
+    where: tuple[str, ...],
+    exclude: bool,
+    output: Path | None,
+    format_name: NodesFormatName | None,
+) -> None:
+    """Tell which nodes were slow, month by month, since when, and whether they still are.
+
+    Compared is the own work of a host's slowest rank with that of the other hosts in the same run, so runs of any
+    workload count; runs on one host say nothing. Slow: 3 % or more, interval included, over five runs or more. Ends
+    with 4 if a run is damaged.
+
+    \b
+    Examples:
+      dlbench history slow-nodes
+      dlbench history slow-nodes -o hosts.csv
+      sbatch $(dlbench history slow-nodes --exclude) job.sh
+    """
+    if output is not None:
+        check_writable(output)
+    chosen = format_by_suffix(output, format_name, NODES_SUFFIXES, "text")
+    if exclude and chosen != "text":
+        raise UserError(f"--exclude: prints an option, not {chosen}; leave one of the two out")
+    require_modules("history slow-nodes", "numpy", "pandas", "ruptures")
+    from dlbench.publish.trends_assemble import nodes_of
+    from dlbench.publish.trends_formats import hosts_csv, to_json
+    from dlbench.publish.trends_text import exclude_option, nodes_text
+    from dlbench.publish.trends_words import host_sentence
+    from dlbench.records.history_where import parse_where
+
+    found = nodes_of(open_store(store, index).entries(parse_where(where)))
+    if exclude:
+        option = exclude_option(found)
+        text = f"{option}\n" if option else ""
+        for host in found.hosts:
+            if host.verdict == "slow":
+                click.echo(f"dlbench: slow: {host_sentence(host)}", err=True)
+    else:
+        text = nodes_text(found) if chosen == "text" else to_json(found) if chosen == "json" else hosts_csv(found)
+    write_output(text.encode("utf-8"), output)
+    for name in found.unsafe if exclude else ():
+        click.echo(f"dlbench: {name}: slow, but its name cannot stand in an option of Slurm", err=True)
+    for line in found.damaged:
+        click.echo(f"dlbench: damaged: {line}", err=True)
+    if found.damaged:
+        sys.exit(int(ExitCode.INCOMPLETE))
+
+
+def _known(metrics: Sequence[str]) -> Sequence[str]:
+    from dlbench.analysis.run_metrics import by_name
+
+    for name in metrics:
+        if name not in by_name():
+            raise UserError(f"--metric {name}: is no figure of a run: {nearest(name, by_name())}")
+    return metrics
+
+
+def _render(found: TrendsReport, chosen: FormatName, table: TableName) -> str:
+    if chosen == "html":
+        from dlbench.publish.trends_html import to_html
+
+        return to_html(found)
+    if chosen == "text":
+        from dlbench.publish.trends_text import to_text
+
+        return to_text(found)
+    from dlbench.publish.trends_formats import to_csv, to_json, to_markdown
+
+    if chosen == "csv":
+        return to_csv(found, table)
+    return to_json(found) if chosen == "json" else to_markdown(found)
+
+
+def _recent_regressions(found: TrendsReport, days: int) -> list[str]:
+    """Regressions within so many days before the newest run, a line each."""
+    from dlbench.analysis.trends import UTC_FORMAT
+    from dlbench.publish.trends_words import change_text, day
+
+    if not found.as_of:
+        return []
+    newest = datetime.strptime(found.as_of, UTC_FORMAT).replace(tzinfo=timezone.utc)
+    oldest = (newest - timedelta(days=days)).strftime(UTC_FORMAT)
+    return [
+        f"{day(change.time)}: {series.label}: {change_text(change.ratio)}"
+        for series, change in found.changes
+        if change.kind == "regression" and change.time >= oldest
+    ]

@@ -1,0 +1,211 @@
+"""A comparison becomes a `ComparisonReport`: foreign text cleaned, figures with units, the verdict in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+import dlbench
+from dlbench.analysis.gate.comparison import ComparedMetric, ComparedPoint, Comparison
+from dlbench.analysis.gate.content import KeyDifference
+from dlbench.analysis.gate.sides import SidePoint, SideRun
+from dlbench.analysis.statistics import Estimate
+from dlbench.publish import comparison_model as model
+from dlbench.publish.comparison_words import headline, methods
+from dlbench.publish.figure import Figure, figure_of
+from dlbench.publish.wording import ENGINE_TITLES, clean, place_text, runs_text
+
+DAY_S = 86_400
+
+T = TypeVar("T")
+
+
+def assemble(found: Comparison) -> model.ComparisonReport:
+    """The report of a comparison; equal comparisons give equal reports."""
+    points = tuple(_point(point, found) for point in found.points)
+    environment = _of_all([point.environment for point in points])
+    cautions = _of_all([point.cautions for point in points])
+    points = tuple(
+        dataclasses.replace(
+            point,
+            environment=tuple(one for one in point.environment if one not in environment),
+            cautions=tuple(one for one in point.cautions if one not in cautions),
+        )
+        for point in points
+    )
+    a, b = clean(found.a), clean(found.b)
+    return model.ComparisonReport(
+        dlbench_version=dlbench.__version__,
+        a=a,
+        b=b,
+        paired=found.paired,
+        verdict=found.verdict,
+        headline=headline(found.verdict, points, found.rule.tolerance),
+        tolerance=found.rule.tolerance,
+        level=found.rule.level,
+        num_compared=found.num_compared,
+        points=points,
+        environment=environment,
+        cautions=cautions,
+        only_b=tuple(_label(point) for point in found.only_b),
+        left_out=tuple(clean(line) for line in found.left_out),
+        damaged=tuple(clean(line) for line in found.damaged),
+        notices=tuple(sorted({clean(point.a.notice) for point in found.points} - {""})),
+        methods=methods(found),
+    )
+
+
+def _of_all(lists: Sequence[tuple[T, ...]]) -> tuple[T, ...]:
+    """What is in every list, in the order of the first."""
+    return tuple(one for one in lists[0] if all(one in other for other in lists[1:])) if lists else ()
+
+
+def _point(found: ComparedPoint, whole: Comparison) -> model.PointResult:
+    a, b = found.a, found.b
+    runs_b = () if b is None else b.runs
+    return model.PointResult(
+        label=_label(a),
+        caption=_caption(a, found.allowed),
+        workload=clean(a.content.registered["workload"]),
+        ranks=a.ranks,
+        nodes=a.nodes,
+        runs_a=tuple(clean(run.run_id) for run in a.runs),
+        runs_b=tuple(clean(run.run_id) for run in runs_b),
+        finished_a=_span(a.runs),
+        finished_b=_span(runs_b),
+        tags_a=_tags(a.tags),
+        tags_b=_tags({} if b is None else b.tags),
+        allowed=tuple(_key_pair(one) for one in found.allowed),
+        environment=tuple(_key_pair(one) for one in found.environment),
+        cautions=tuple(_cautions(found, whole)),
+        metrics=tuple(_metric(one) for one in found.metrics),
+    )
+
+
+def _label(point: SidePoint) -> str:
+    told = point.content.registered
+    engine = ENGINE_TITLES.get(told["engine"], told["engine"])
+    parts = (told["workload"], f"{told['preset']} preset", engine, f"{told['scaling']} scaling")
+    return clean(", ".join([*parts, place_text(point.ranks, point.nodes)]))
+
+
+def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
+    """Conditions that both sides share; what differs on purpose is told apart."""
+    told = {name: value for name, value in point.content.registered.items() if value}
+    unit = point.sample_unit
+    texts = {
+        "precision": "{}",
+        "batch_per_rank": f"{{}} {unit} a rank",
+        "global_batch": f"{{}} {unit} in all",
+        "data": "{} data" if told.get("data") == "synthetic" else "{}",
+        "exchange": "exchange {}",
+        "goal": "goal {}",
+        "system": "on {}",
+        "device": "{}",
+        "watching": "watching {}",
+        "fault": "planted fault {}",
+    }
+    different = {one.key for one in allowed}
+    shown = [text.format(told[name]) for name, text in texts.items() if name in told and name not in different]
+    return clean("; ".join(["medians over runs", *shown, *([point.notice] if point.notice else [])]))
+
+
+def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
+    ends = sorted(clean(run.finished, 40) for run in runs)
+    return (ends[0], ends[-1]) if ends else ("", "")
+
+
+def _tags(tags: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((clean(key), clean(value, 200)) for key, value in sorted(tags.items()))
+
+
+def _key_pair(one: KeyDifference) -> model.KeyPair:
+    return model.KeyPair(key=clean(one.key), title=clean(one.title), a=clean(one.a), b=clean(one.b))
+
+
+def _metric(found: ComparedMetric) -> model.MetricResult:
+    judged, metric = found.judgement, found.metric
+    power, difference, interval = judged.power, judged.difference, judged.equivalence
+    return model.MetricResult(
+        name=metric.name,
+        title=metric.title,
+        about=metric.about,
+        gated=found.gated,
+        verdict=judged.verdict if found.gated else "information",
+        reason=judged.reason if found.gated else "",
+        a=_figure(found.a, metric.unit),
+        b=_figure(found.b, metric.unit),
+        ratio=_figure(judged.ratio, "ratio"),
+        shift=judged.shift,
+        ratio_low_90=None if interval is None else interval[0],
+        ratio_high_90=None if interval is None else interval[1],
+        test="" if difference is None else difference.method,
+        p_worse=None if difference is None else difference.p_worse,
+        p_better=None if difference is None else difference.p_better,
+        p_worse_adjusted=judged.p_worse if found.gated else None,
+        p_better_adjusted=judged.p_better if found.gated else None,
+        scatter=None if power is None else power.scatter,
+        detectable=None if power is None else power.detectable,
+        wanted=None if power is None else power.wanted,
+        repeats_for_wanted=None if power is None else power.repeats,
+        values_a=found.values_a,
+        values_b=found.values_b,
+    )
+
+
+def _figure(estimate: Estimate | None, unit: str) -> Figure | None:
+    return None if estimate is None else figure_of(estimate, unit)
+
+
+def _cautions(found: ComparedPoint, whole: Comparison) -> Iterator[str]:
+    if found.b is None:
+        yield "B has no run with figures here: nothing is compared."
+        return
+    if found.unpaired:
+        yield f"{runs_text(found.unpaired)} without a partner on the other side left out."
+    shared = {run.run_id for run in found.a.runs} & {run.run_id for run in found.b.runs}
+    if shared:
+        yield f"{runs_text(len(shared))} on both sides: a run is compared with itself."
+    if not whole.paired:
+        yield _spacing(found.a.runs, found.b.runs)
+    for one in found.metrics:
+        counts = len(one.values_a), len(one.values_b)
+        wanted = len(found.a.runs), len(found.b.runs)
+        if one.gated and counts != wanted:
+            told = " and ".join(f"{n} of {of} runs of {side}" for n, of, side in zip(counts, wanted, "AB", strict=True))
+            yield f"{one.metric.title}: told by {told}."
+        if one.gated and one.judgement.power is not None and one.judgement.power.detectable is None:
+            yield (
+                f"{one.metric.title}: with {counts[0]} and {counts[1]} runs and {whole.num_compared} comparisons the "
+                "exact test cannot reach the level: no slowdown of any size would be called one."
+            )
+
+
+def _spacing(a: Sequence[SideRun], b: Sequence[SideRun]) -> str:
+    """How far apart in time the sides were run: a machine drifts."""
+    advice = "`dlbench run --ab` interleaves them, and --paired compares the pairs."
+    times = [[moment for run in side if (moment := _moment(run.finished)) is not None] for side in (a, b)]
+    if not all(times):
+        return f"When the runs ended is not known; a drift of the machine would count as a difference. {advice}"
+    first, second = sorted(times, key=min)
+    gap = min(second) - max(first)
+    if gap <= 0:
+        return f"The runs were not compared as pairs; {advice}"
+    days = gap / DAY_S
+    far = (
+        f"{days:.0f} days apart"
+        if days >= 2
+        else f"{gap / 3600:.0f} hours apart"
+        if gap >= 7200
+        else "one after the other"
+    )
+    return f"The sides were run {far}: a drift of the machine in between counts as a difference; {advice}"
+
+
+def _moment(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return None

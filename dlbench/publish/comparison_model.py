@@ -1,0 +1,139 @@
+"""A comparison as plain data: what every format of `dlbench compare` and `dlbench check` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dlbench.publish.figure import Figure
+
+FORMAT = "dlbench.comparison"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyPair:
+    """A key with its value on both sides."""
+
+    key: str
+    title: str
+    a: str
+    """Empty: at its default."""
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricResult:
+    """One metric at one point."""
+
+    name: str
+    title: str
+    about: str
+    gated: bool
+    """Whether it has a part in the verdict; the others are information."""
+    verdict: str
+    """regressed, improved, equivalent, inconclusive, insufficient; `information` for metrics that do not decide."""
+    reason: str
+    a: Figure | None
+    """Median over runs; None where no run tells."""
+    b: Figure | None
+    ratio: Figure | None
+    """Medians B / A, above 1 is worse."""
+    shift: float | None
+    """Hodges-Lehmann shift of the logarithms, as a ratio."""
+    ratio_low_90: float | None
+    """Ends of the 90 % interval of the ratio, from which equivalence is read."""
+    ratio_high_90: float | None
+    test: str
+    """The test in words; empty: none was made."""
+    p_worse: float | None
+    """One-sided, before the correction."""
+    p_better: float | None
+    p_worse_adjusted: float | None
+    """After Holm's correction over all comparisons of the command."""
+    p_better_adjusted: float | None
+    scatter: float | None
+    """Standard deviation of the logarithms over runs; where paired, of the logarithms of the ratios."""
+    detectable: float | None
+    """Smallest slowdown found with 80 % probability (fraction); None: none, or too few runs to say."""
+    wanted: float | None
+    """The slowdown for which repeats are told (fraction)."""
+    repeats_for_wanted: int | None
+    """Repeats of each side that find it with 80 % probability; None: more than 1,000, or it is tolerated."""
+    values_a: tuple[float, ...]
+    """One for each run; where paired, equal places are pairs."""
+    values_b: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointResult:
+    """One rank and node count."""
+
+    label: str
+    """Workload, preset, engine, scaling, place."""
+    caption: str
+    """Conditions of the figures in one line."""
+    workload: str
+    ranks: int
+    nodes: int
+    runs_a: tuple[str, ...]
+    runs_b: tuple[str, ...]
+    finished_a: tuple[str, str]
+    """First and last end of a run, UTC; empty where there is none."""
+    finished_b: tuple[str, str]
+    tags_a: tuple[tuple[str, str], ...]
+    """Tags that all runs of the side share."""
+    tags_b: tuple[tuple[str, str], ...]
+    allowed: tuple[KeyPair, ...]
+    """What differs between the sides on purpose."""
+    environment: tuple[KeyPair, ...]
+    """What differs between the environments at this point and not at all points."""
+    cautions: tuple[str, ...]
+    """Reasons to read its verdicts with care, in sentences; those of all points stand in the report."""
+    metrics: tuple[MetricResult, ...]
+
+    @property
+    def gated(self) -> tuple[MetricResult, ...]:
+        """Those that decide."""
+        return tuple(metric for metric in self.metrics if metric.gated)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonReport:
+    """The whole."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    dlbench_version: str
+    a: str
+    """What side A is called."""
+    b: str
+    paired: bool
+    verdict: str
+    headline: str
+    """The verdict in a sentence or two."""
+    tolerance: float
+    """Fraction by which B may be slower."""
+    level: float
+    """Chance of any false alarm, over all comparisons of the command."""
+    num_compared: int
+    """Comparisons that the correction counts."""
+    points: tuple[PointResult, ...]
+    environment: tuple[KeyPair, ...]
+    """What differs between the environments at every point."""
+    cautions: tuple[str, ...]
+    """Reasons to read every verdict with care, in sentences."""
+    only_b: tuple[str, ...]
+    """Points that A does not have."""
+    left_out: tuple[str, ...]
+    damaged: tuple[str, ...]
+    notices: tuple[str, ...]
+    """What the workloads must not be mistaken for."""
+    methods: tuple[tuple[str, str], ...]
+    """Heading and text: how the verdicts are made."""
+
+    def each(self) -> Iterator[tuple[PointResult, MetricResult]]:
+        """Every comparison that decides, with its point."""
+        for point in self.points:
+            for metric in point.gated:
+                yield point, metric

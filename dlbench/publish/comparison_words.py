@@ -1,0 +1,110 @@
+"""Verdicts of a comparison in words, and how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dlbench.analysis.gate.comparison import Comparison
+from dlbench.analysis.statistics import MIN_RUNS, RESAMPLES
+from dlbench.publish.comparison_model import MetricResult, PointResult
+from dlbench.publish.figure import Figure
+from dlbench.publish.wording import percent, times_text
+
+ORDER = ("regressed", "insufficient", "inconclusive", "improved", "equivalent")
+
+
+def headline(verdict: str, points: Sequence[PointResult], tolerance: float) -> str:
+    """The overall verdict, and the comparison that stands for it."""
+    every = [(point, metric) for point in points for metric in point.gated]
+    same = [(point, metric) for point, metric in every if metric.verdict == verdict]
+    if not same:
+        return f"{verdict}: nothing was compared."
+    point, metric = max(same, key=lambda one: _size(one[1]))
+    told = f"{metric.title} at {point.label}: {change_text(metric)}"
+    count = f"{len(same)} of {len(every)} comparisons {verdict}" if len(every) > 1 else verdict
+    return f"{count}; {'the largest change is ' if len(same) > 1 else ''}{told}; tolerance {share_text(tolerance)}."
+
+
+def _size(metric: MetricResult) -> float:
+    return 0.0 if metric.ratio is None else abs(metric.ratio.value - 1)
+
+
+def change_text(metric: MetricResult) -> str:
+    """The ratio as a change, e.g. ``5.2 % slower (1.052x [1.041, 1.064])``."""
+    if metric.ratio is None:
+        return "no ratio"
+    change = metric.ratio.value - 1
+    word = "worse" if change >= 0 else "better"
+    return f"{percent(abs(change))} {word} ({ratio_text(metric.ratio)})"
+
+
+def ratio_text(ratio: Figure) -> str:
+    """A ratio near 1 with as many digits as a gate needs, e.g. ``1.052x [1.041, 1.064]``."""
+    if ratio.value >= 10 or (ratio.high or 0) >= 10:
+        return times_text(ratio)
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.3f}x"
+    return f"{ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def share_text(fraction: float) -> str:
+    """A share without needless digits, e.g. ``2 %``, ``2.5 %``."""
+    return f"{fraction * 100:.4g} %"
+
+
+def p_text(p: float | None) -> str:
+    """A p with two significant digits."""
+    return "none" if p is None else f"{p:.2g}"
+
+
+def power_text(metric: MetricResult) -> str:
+    """What the comparison could have seen, in a sentence; empty with too few runs."""
+    if metric.scatter is None or metric.wanted is None:
+        return ""
+    seen = "none (too few runs for the level)" if metric.detectable is None else share_text(round(metric.detectable, 4))
+    if metric.repeats_for_wanted is None:
+        needed = f"{share_text(metric.wanted)}: within the tolerance, or more than 1,000 repeats"
+    else:
+        needed = f"{share_text(metric.wanted)} needs {metric.repeats_for_wanted} repeats a side"
+    scatter = share_text(round(metric.scatter, 5))
+    return f"Smallest slowdown found with 80 % probability: {seen}; {needed} (scatter of runs {scatter})."
+
+
+def _correction(num_compared: int) -> str:
+    if num_compared < 2:
+        return "; no correction, as there is no second comparison"
+    return f" for all {num_compared} comparisons of this command together, by Holm's correction"
+
+
+def methods(found: Comparison) -> tuple[tuple[str, str], ...]:
+    """How the verdicts were made, heading and text."""
+    rule = found.rule
+    if found.paired:
+        test = (
+            "One-sided sign-flip test of the mean logarithm of B / A over pairs of interleaved runs, exact up to 20 "
+            "pairs; with so few pairs that it cannot reach the level, Student's paired t test."
+        )
+    else:
+        test = (
+            "One-sided permutation test of the difference of means of logarithms over runs, by all divisions of the "
+            "runs among the sides up to 200,000 of them, else by 20,000 random ones."
+        )
+    return (
+        ("Unit", "The run: every run gives one number for each metric. Steps of one run are not independent."),
+        (
+            "Ratio",
+            f"Median over runs of B by that of A, turned so that above 1 is worse; 95 % bootstrap interval over runs "
+            f"({RESAMPLES:,} resamples{', pairs together' if found.paired else ''}); with fewer than {MIN_RUNS} runs a "
+            "side the range.",
+        ),
+        (
+            "Test",
+            f"{test} Level {share_text(rule.level)}{_correction(found.num_compared)}.",
+        ),
+        (
+            "Verdicts",
+            f"regressed: p at most {share_text(rule.level)} and the ratio above {1 + rule.tolerance:.4g}; improved: "
+            f"the mirror image; equivalent: the 90 % interval of the ratio within {share_text(rule.tolerance)} (TOST "
+            f"at 5 %); else inconclusive. Fewer than {MIN_RUNS} runs on a side: insufficient.",
+        ),
+    )

@@ -1,0 +1,97 @@
+"""`baseline.json`: the figures of runs that later ones are compared with, small enough to lie in a repository.
+
+One key a line and in a fixed order, so that equal runs give equal bytes and a change can be read as a difference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from dlbench.errors import IncompleteDataError, RunError, UserError
+from dlbench.records.files import write_json
+from dlbench.specs.base import Count, RunName, Spec
+from dlbench.specs.plan import AxisValue
+
+FORMAT = "dlbench.baseline"
+VERSION = 1
+
+Amount = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
+class BaselineRun(Spec):
+    """One run."""
+
+    run_id: RunName = Field(description="Its name.")
+    finished: str = Field(description="When it ended, UTC, ISO 8601.")
+    figures: dict[str, Amount] = Field(
+        description="Its metrics by name (dlbench.analysis.run_metrics), with the unit in the name; absent: not told."
+    )
+
+
+class BaselinePoint(Spec):
+    """Comparable runs with one rank and node count."""
+
+    ranks: Count = Field(description="Ranks of each run.")
+    nodes: Count = Field(description="Nodes of each run.")
+    registered: dict[str, str] = Field(description="Registered keys that a candidate must share, by name.")
+    plan: dict[str, AxisValue] = Field(description="Keys of the plan that a candidate must share.")
+    sample_unit: str = Field(description="What a sample is, in the plural.")
+    notice: str = Field(description="What the workload must not be mistaken for.")
+    tags: dict[str, str] = Field(description="Tags that all runs share, e.g. commit.")
+    environment: dict[str, str] = Field(description="What all runs recorded alike of their environment.")
+    runs: tuple[BaselineRun, ...] = Field(min_length=1, description="The runs, in the order of their names.")
+
+
+class Baseline(Spec):
+    """The whole file."""
+
+    format: Literal["dlbench.baseline"] = Field("dlbench.baseline", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    dlbench_version: str = Field(description="Version of dlbench that made the file.")
+    points: tuple[BaselinePoint, ...] = Field(min_length=1, description="All points.")
+
+
+def write_baseline(path: Path, baseline: Baseline) -> None:
+    """Writes the file as a whole.
+
+    Raises:
+        UserError: it cannot be written there.
+    """
+    try:
+        write_json(path, baseline.model_dump(mode="json"))
+    except RunError as error:
+        raise UserError(f"-o {error}") from None
+
+
+def read_baseline(path: Path) -> Baseline:
+    """The file.
+
+    Raises:
+        UserError: there is none, it holds something else, or a newer dlbench made it.
+        IncompleteDataError: it is damaged.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}; `dlbench baseline` makes one") from None
+    except (ValueError, RecursionError) as error:
+        raise IncompleteDataError(f"{path}: damaged: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, Mapping) or content.get("format") != FORMAT:
+        raise UserError(f"{path}: holds no baseline (format {FORMAT}); `dlbench baseline` makes one")
+    version = content.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise UserError(
+            f"{path}: version {version} of the format; this dlbench reads version {VERSION}: make the baseline anew, "
+            "or use the newer dlbench"
+        )
+    try:
+        return Baseline.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise IncompleteDataError(f"{path}: damaged: {what}") from None

@@ -1,0 +1,182 @@
+"""Runs come into a history: looked at, copied whole, renamed into place, indexed; a batch at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from dlbench.errors import IncompleteDataError
+from dlbench.records.folder import RunFolder
+from dlbench.records.history import BATCH, History
+from dlbench.records.history_entry import HistoryEntry
+from dlbench.records.history_files import content_digest, copy_run
+from dlbench.records.scan import COMM_FORMAT, plan_format
+
+Verdict = Literal["imported", "already there", "skipped", "refused", "damaged"]
+
+COPIES_AT_ONCE = 8
+"""Copying waits for the disk, or for a server, most of the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one run."""
+
+    name: str
+    """Its folder, or its place in an archive."""
+    verdict: Verdict
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A run that is to come in."""
+
+    folder: RunFolder
+    name: str
+    staged: bool = False
+    """Whether its folder was made for this and may be moved instead of copied."""
+    digest: str = ""
+    """What its content digest should be; empty where nobody has said."""
+
+
+def import_runs(history: History, candidates: Iterable[Candidate | Outcome], room: Path) -> Iterator[Outcome]:
+    """Brings runs in, and says of each what became of it.
+
+    Args:
+        history: where to.
+        candidates: the runs, and what is already known of others, which is passed on.
+        room: a folder of this process, from `Store.room`; what is unpacked of archives lies there, too.
+
+    Raises:
+        RunError: no space, or the file system refuses. Runs told as imported are in.
+    """
+    waiting = iter(candidates)
+    number = 0
+    while batch := list(islice(waiting, BATCH)):
+        number += 1
+        yield from (one for one in batch if isinstance(one, Outcome))
+        chosen = [one for one in batch if isinstance(one, Candidate)]
+        yield from _bring(history, chosen, room / f"batch-{number}")
+        # What was unpacked and did not come in need not lie there until the end.
+        for left in [room / f"batch-{number}", *(one.folder.path for one in chosen if one.staged)]:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[Outcome]:
+    fresh: dict[str, Candidate] = {}
+    later: list[Candidate] = []
+    for candidate in batch:
+        run_id = _run_id(candidate.folder)
+        if plan_format(candidate.folder) == COMM_FORMAT:
+            yield Outcome(
+                name=candidate.name,
+                verdict="skipped",
+                why="a run of the collective benchmark; a history keeps runs of training",
+            )
+        elif run_id is not None and (history.find(run_id) is not None or run_id in fresh):
+            later.append(candidate)
+        else:
+            # Without a name that can be read it is damaged, as its entry will say.
+            fresh[run_id or str(candidate.folder.path)] = candidate
+    yield from _bring_fresh(history, list(fresh.values()), room)
+    # A run that is twice in one batch is compared with what has just come in.
+    for candidate in later:
+        yield _compare(history, candidate, _run_id(candidate.folder) or "")
+
+
+def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[Outcome]:
+    made = history.maker.make([candidate.folder for candidate in batch]) if batch else []
+    chosen: list[tuple[Candidate, HistoryEntry, Path]] = []
+    for candidate, entry in zip(batch, made, strict=True):
+        told = _objection(candidate, entry)
+        if told is not None:
+            yield told
+        else:
+            staged = candidate.folder.path if candidate.staged else room / str(len(chosen)) / entry.run_id
+            chosen.append((candidate, entry, staged))
+    with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
+        problems = list(pool.map(_stage, chosen))
+    outcomes: list[Outcome] = []
+    placed: list[HistoryEntry] = []
+    try:
+        for (candidate, entry, staged), problem in zip(chosen, problems, strict=True):
+            if problem:
+                outcomes.append(Outcome(name=candidate.name, verdict="skipped", why=problem))
+                continue
+            folder = history.store.place_of(entry.run_id, entry.created)
+            if history.store.place(staged, folder):
+                placed.append(dataclasses.replace(entry, folder=folder))
+                outcomes.append(Outcome(name=candidate.name, verdict="imported"))
+            else:
+                # Another process has brought a run of that name since the history was opened.
+                history.refresh([folder])
+                outcomes.append(_compare(history, candidate, entry.run_id))
+    finally:
+        # Whatever went wrong on the way: what is in place is indexed.
+        history.store.sync(entry.folder for entry in placed)
+        history.remember(placed)
+    yield from outcomes
+
+
+def _objection(candidate: Candidate, entry: HistoryEntry) -> Outcome | None:
+    """Why a run does not come in, as far as its entry tells."""
+    if entry.state == "damaged":
+        # Where an archive was unpacked is nobody's business.
+        why = entry.why.replace(str(candidate.folder.path), candidate.name) if candidate.staged else entry.why
+        return Outcome(name=candidate.name, verdict="damaged", why=why)
+    if entry.state == "incomplete":
+        return Outcome(
+            name=candidate.name, verdict="skipped", why=f"killed or still running, it has no record: {entry.why}"
+        )
+    if candidate.digest and candidate.digest != entry.content_digest:
+        return Outcome(name=candidate.name, verdict="damaged", why="its content is not what the archive's list says")
+    return None
+
+
+def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> str:
+    """Copies a run; returns why it cannot come in."""
+    candidate, entry, target = chosen
+    if candidate.staged:
+        return ""
+    try:
+        copy_run(candidate.folder.path, target)
+        is_same = content_digest(RunFolder(target)) == entry.content_digest
+    except IncompleteDataError as error:
+        return str(error)
+    return "" if is_same else "it changed while it was read: the run has not ended"
+
+
+def _compare(history: History, candidate: Candidate, run_id: str) -> Outcome:
+    known = history.find(run_id)
+    if known is None:
+        return Outcome(name=candidate.name, verdict="skipped", why="a run of that name has gone in this moment")
+    try:
+        is_same = content_digest(candidate.folder) == known.content_digest
+    except IncompleteDataError as error:
+        return Outcome(name=candidate.name, verdict="damaged", why=str(error))
+    if is_same:
+        return Outcome(name=candidate.name, verdict="already there")
+    told = _objection(candidate, history.maker.make([candidate.folder])[0])
+    return told or Outcome(
+        name=candidate.name,
+        verdict="refused",
+        why=f"the history holds a run {run_id} with other content ({known.folder}); runs are never overwritten",
+    )
+
+
+def _run_id(folder: RunFolder) -> str | None:
+    """The run that a folder says it holds."""
+    try:
+        content = json.loads(folder.plan.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    found = content.get("run_id") if isinstance(content, dict) else None
+    return found if isinstance(found, str) else None

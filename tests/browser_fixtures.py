@@ -1,0 +1,78 @@
+"""A browser for the tests that open pages in one, and what a visit asks for and complains of."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One Chromium for all tests of a module; each visit has a context of its own."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no Chromium on PATH")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=program, args=FLAGS)
+        yield started
+        started.close()
+
+
+class Visit:
+    """One page in the browser, with everything it asked for and complained of."""
+
+    def __init__(self, browser: Any, path: Path, anchor: str = "", **context: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
+        self.page = self.context.new_page()
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url[:200]))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.goto(path.as_uri() + anchor)
+
+    def see_all_charts(self) -> None:
+        """Scrolls to every chart and waits until it answers the pointer."""
+        for figure in self.page.locator("figure[data-chart]").all():
+            figure.scroll_into_view_if_needed()
+            self.page.wait_for_function(
+                "id => document.getElementById(id).matches('.is-live') && document.querySelector(`#${id} .live svg`)",
+                arg=figure.get_attribute("id"),
+            )
+
+    def open_all(self) -> None:
+        """Opens everything that can be opened."""
+        self.page.evaluate("for (const one of document.querySelectorAll('main details')) one.open = true")
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+
+def violations(visit: Visit) -> list[str]:
+    """What axe-core finds wrong with a page, a line each; the visit's context must have `bypass_csp`."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    found = axe.Axe().run(visit.page).response["violations"]
+    return [
+        f"{one['id']}: {one['help']}: {node['html'][:160]} {node['failureSummary'][:200]}"
+        for one in found
+        for node in one["nodes"][:3]
+    ]
