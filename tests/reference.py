@@ -371,7 +371,14 @@ def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
         yield (name,), command
         if isinstance(command, click.Group):
             for inner in command.list_commands(context):
-                yield (name, inner), command.commands[inner]
+                yield (name, inner), _inner(command, context, inner)
+
+
+def _inner(group: click.Group, context: click.Context, name: str) -> click.Command:
+    """A command of a group, which may import it only now."""
+    command = group.get_command(context, name)
+    assert command is not None
+    return command
 
 
 def help_text(path: tuple[str, ...]) -> str:

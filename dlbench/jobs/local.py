@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,8 +100,7 @@ class _Ranks:
             if deadline is None:
                 failed = [index for index, p in enumerate(self._processes) if p.poll() not in (None, 0)]
                 if failed:
-                    # Of several within one look, the one that a signal ended is the cause.
-                    self._first_failure = min(failed, key=lambda index: self._processes[index].returncode >= 0)
+                    self._first_failure = self._cause(failed)
                     deadline = time.monotonic() + GRACE_S
             if deadline is not None and time.monotonic() > deadline:
                 self.end()
@@ -125,13 +124,17 @@ class _Ranks:
         for log in self._logs:
             log.close()
 
+    def _cause(self, failed: Sequence[int]) -> int:
+        """Of several that were found ended within one look, the one that a signal ended."""
+        return min(failed, key=lambda index: self._processes[index].returncode >= 0)
+
     def first_ending(self) -> str:
         """How the process that failed first ended, in words; empty if none did."""
         if self._first_failure is None:
             failed = [index for index, p in enumerate(self._processes) if p.returncode]
             if not failed:
                 return ""
-            self._first_failure = failed[0]
+            self._first_failure = self._cause(failed)
         code = self._processes[self._first_failure].returncode
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         who = f"rank {self._first_failure}" if len(self._processes) > 1 else "the launched process"

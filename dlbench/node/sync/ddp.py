@@ -74,6 +74,7 @@ class DdpEngine:
         self._optimizer: torch.optim.Optimizer | None = None
         self._watch = BackwardWatch(device)
         self._hook: WatchedHook | None = None
+        self._left: object = None
 
     def start(self) -> None:
         """Joins the process group."""
@@ -261,6 +262,9 @@ class DdpEngine:
     def stop(self) -> None:
         """Leaves the process group."""
         if dist.is_initialized():
+            # Gloo's worker thread may still hold the last callback, and with it the group. Were that the last
+            # reference, the thread would end by waiting for itself, and the process with it (std::system_error).
+            self._left = dist.distributed_c10d._get_default_group()
             dist.destroy_process_group()
 
 
