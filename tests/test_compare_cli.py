@@ -245,6 +245,14 @@ def test_a_fault_may_differ_on_purpose(tmp_path: Path, old: Path) -> None:
     assert "Differs on purpose: Planted fault: none against step_delay_s=0.05" in result.output
 
 
+def test_what_may_differ_between_the_sides_must_not_differ_within_one(tmp_path: Path, old: Path) -> None:
+    write_side(old, slower(1.0), series="faulty", overrides={"fault.step_delay_s": 0.05})
+    new = write_side(tmp_path / "new", slower(1.0))
+    error = refused("compare", old, new, "--allow", "fault")
+    assert "differ only in what may differ (Planted fault: step_delay_s=0.05 against none)" in str(error)
+    assert call("compare", old, new, "--allow", "fault", "--where-a", "series=faulty").exit_code == 0
+
+
 def test_other_sizes_are_refused_or_named(tmp_path: Path, old: Path) -> None:
     two = write_side(tmp_path / "two", slower(1.0), points=(2,))
     assert "Ranks: 1 against 2" in str(refused("compare", old, two))
@@ -382,6 +390,29 @@ def test_pairs_are_compared_pair_by_pair(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_sides_that_differ_in_more_than_was_set_are_refused(tmp_path: Path) -> None:
+    sides = {"a": {}, "b": {"train.label_smoothing": 0.1}}
+    for side, overrides in (("a", {}), ("b", {"train.seed": 9})):
+        for plan in plans(points=(1,), series="ab", sides=sides, overrides=overrides):
+            if plan.series.side == side:
+                write_run(tmp_path / "runs", plan, constant(PHASES_MS))
+    error = refused("compare", tmp_path / "runs", "--paired")
+    assert "differ in more than was set on them: train.seed: 0 against 9" in str(error)
+    assert "label_smoothing" not in str(error)
+
+
+def test_different_paired_comparisons_in_one_folder_are_not_mixed(tmp_path: Path) -> None:
+    out = write_pairs(tmp_path / "runs", 1.05)
+    write_pairs(out, 1.0, series="other", sides={"a": {"train.seed": 1}, "b": {"train.label_smoothing": 0.1}})
+    found = json.loads(call("compare", out, "--paired", "--format", "json").output)
+    assert [[one["key"] for one in point["allowed"]] for point in found["points"]] == [
+        ["train.seed"],
+        ["train.label_smoothing", "train.seed"],
+    ]
+    assert found["points"][0]["metrics"][0]["ratio"]["value"] == pytest.approx(1.05, rel=1e-3)
+    assert found["points"][1]["metrics"][0]["ratio"]["value"] == pytest.approx(1.0, rel=1e-3)
+
+
 def test_pairs_without_their_partner_are_left_out(tmp_path: Path) -> None:
     out = write_pairs(tmp_path / "runs", 1.0, repeats=6)
     victim = next(run for run in scan(out).runs if run.plan.series.side == "b")
@@ -506,21 +537,22 @@ def test_foreign_text_does_no_harm(tmp_path: Path) -> None:
 # --- real runs --------------------------------------------------------------------------------------------------------
 
 REAL = ("cosmoflow", "--preset", "ci", "--data", "synthetic", "--engine", "single", "--no-progress", "--repeats", "5")
-SHORT = ("--set", "train.batch_per_rank=1", "--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=5")
+SHORT = ("--set", "train.batch_per_rank=1", "--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3")
 
 
 @pytest.mark.slow
 def test_a_planted_slowdown_fails_the_gate_and_an_equal_series_passes(cli: Cli, tmp_path: Path) -> None:
-    for name, more in (("old", ()), ("same", ()), ("slow", ("--set", "fault.step_delay_s=2.0"))):
-        done = cli("run", *REAL, *SHORT, *more, "--series", name, "--out", name, "--set", "layout.cores_per_rank=1")
+    for name, more in (("old", ()), ("same", ()), ("slow", ("--set", "fault.step_delay_s=1.5"))):
+        made = ("--series", name, "--out", name, "--set", "layout.cores_per_rank=1")
+        done = cli("run", *REAL, *SHORT, *more, *made, timeout=900)
         assert done.returncode == 0, done.stderr
-    made = cli("baseline", "old", "-o", "baseline.json")
-    assert made.returncode == 0, made.stderr
-    # A machine that others use scatters much; the delay is far beyond what is tolerated.
-    gate = ("check", "--baseline", "baseline.json", "--tolerance", "60%")
+    written = cli("baseline", "old", "-o", "baseline.json")
+    assert written.returncode == 0, written.stderr
+    # A machine that others use scatters by a third; the delay is ten steps long, far beyond what is tolerated.
+    gate = ("check", "--baseline", "baseline.json", "--tolerance", "250%")
     refused_ = cli(*gate, "--candidate", "slow")
     assert refused_.returncode == 2
-    assert "Planted fault: none against step_delay_s=2.0" in refused_.stderr
+    assert "Planted fault: none against step_delay_s=1.5" in refused_.stderr
     failed = cli(*gate, "--candidate", "slow", "--allow", "fault", "--junit", "slow.xml")
     assert failed.returncode == 1, failed.stdout + failed.stderr
     assert 'type="regressed"' in (tmp_path / "slow.xml").read_text(encoding="utf-8")

@@ -27,18 +27,22 @@ from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.publish import delimited, drawing, html, json_tables, markdown, model, sheets, terminal, wording
 from dlbench.publish.assemble import assemble
 from dlbench.publish.figure import Figure
+from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
+from dlbench.specs.plan import RunPlan
 from tests.run_factory import (
     NOW,
     WORKLOAD,
     Story,
     constant,
     edit_json,
+    exchange_result,
     plans,
     write_run,
     write_scaling,
     write_unfinished,
 )
+from tests.watch_factory import clock_line, node_watch, watch_result, write_samples
 
 GOLDEN = Path(__file__).parent / "golden" / "report.md"
 
@@ -244,7 +248,13 @@ def write_hostile(out: Path) -> None:
     out.mkdir(parents=True)
     workload = out.parent / "hostile.yaml"
     workload.write_text(source, encoding="utf-8")
-    made = plans(workload=str(workload), points=(1, 2, 4), repeats=2, overrides={"data.source": hostile})
+    made = plans(
+        workload=str(workload),
+        points=(1, 2, 4),
+        repeats=2,
+        overrides={"data.source": hostile},
+        tags={"note": hostile[:200], "branch": PAYLOAD},
+    )
     story = Story(
         warnings=[hostile],
         settings=[{"key": hostile, "requested": hostile, "effective": 1, "evidence": hostile}],
@@ -257,7 +267,9 @@ def write_hostile(out: Path) -> None:
         bad_sample_count=1,
     )
     for plan in made[:4]:
-        folder = write_run(out, plan, constant([5, 0, 30, 50, 20 * (plan.layout.ranks - 1), 10]), story)
+        told = replace(story, exchange=hostile_exchange(plan, hostile), record={"watch": hostile_watch(hostile)})
+        folder = write_run(out, plan, constant([5, 0, 30, 50, 20 * (plan.layout.ranks - 1), 10]), told)
+        write_hostile_samples(folder, hostile)
         ranks = json.loads(folder.record.read_text())["ranks"]
         edit_json(folder.record, ranks=[{**rank, "device": f"cuda:0 ({hostile})"} for rank in ranks], finished=hostile)
     kernel = {**story.environment, "kernel": "other"}
@@ -270,6 +282,48 @@ def write_hostile(out: Path) -> None:
     broken = out / PAYLOAD.replace("/", "_")
     broken.mkdir()
     (broken / "plan.json").write_text("{}", encoding="utf-8")
+
+
+def hostile_exchange(plan: RunPlan, hostile: str) -> dict[str, Any] | None:
+    """Markup in what a run says of its messages."""
+    if plan.layout.ranks == 1:
+        return None
+    gradients = [(1_000_000, 0.01), (2_000_000, 0.03), (4_000_000, 0.05)]
+    names = dict.fromkeys(("carrier", "fusion", "exchange", "wire", "evidence"), hostile)
+    made = exchange_result(plan, gradients=gradients, alpha_s=1e-4, beta_s_per_byte=1e-9, **names)
+    for message in made["messages"]:
+        message["method"] = hostile
+    for gradient in made["gradients"]:
+        gradient["name"] = hostile
+    return made
+
+
+def hostile_watch(hostile: str) -> dict[str, Any]:
+    """Markup in what a sampler says of itself and of the clocks."""
+    node = node_watch(
+        host=hostile,
+        unavailable={hostile: hostile, "gpu.0.energy_j": hostile},
+        failures=[hostile],
+        clock=clock_line(host=hostile, problem=hostile),
+    )
+    overhead = {**watch_result()["overhead"], "evidence": hostile}
+    return watch_result(nodes=[node], overhead=overhead)
+
+
+def write_hostile_samples(folder: RunFolder, hostile: str) -> None:
+    """Markup in the facts and the failures of a node's samples."""
+    columns = ["host.cpu.0.busy", "gpu.0.power_w", "gpu.0.sm_clock_hz", "host.memory_used_bytes"]
+    rows = [(1_000_000_000 * second, 0.5, 200.0, 1.4e9, 1e9) for second in range(10)]
+    write_samples(
+        folder,
+        0,
+        columns,
+        rows,
+        unavailable={"gpu.0.energy_j": hostile},
+        failures=[{"failed": hostile, "time_ns": 3_000_000_000, "reason": hostile}],
+        host=hostile,
+        facts={"gpu.0.name": hostile, hostile: hostile},
+    )
 
 
 @pytest.fixture(scope="module")

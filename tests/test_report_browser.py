@@ -191,7 +191,8 @@ CONTRAST = """() => {
     const low = [];
     for (const element of document.querySelectorAll("p, li, td, th, dd, dt, h1, h2, h3, button, .chart svg text")) {
         const style = getComputedStyle(element);
-        if (style.opacity === "0" || element.closest(".mark-text.role-mark")) continue; // may stand on a bar
+        // White words stand on bars, whose colours are the same in both schemes.
+        if (!element.getClientRects().length || element.getAttribute("fill") === "#ffffff") continue;
         const ink = luminance(element.closest("svg") ? style.fill : style.color);
         const ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
         if (ratio < 4.5) low.push(`${element.tagName} ${element.textContent.slice(0, 30)} ${ratio.toFixed(1)}`);
@@ -285,15 +286,15 @@ def test_axes_switch_between_linear_and_logarithmic(browser: Any, sample: Case) 
         visit.see_all_charts()
         figure = visit.page.locator("figure[id$=-throughput]").last
         labels = figure.locator(".live .role-axis-label text")
-        before = labels.all_inner_texts()
+        before = labels.all_text_contents()
         button = figure.locator("button.axes")
         assert button.inner_text() == "Linear axes"
         press_and_wait(visit, figure, button)
         assert button.inner_text() == "Logarithmic axes"
-        assert "0" in labels.all_inner_texts()
-        assert labels.all_inner_texts() != before
+        assert "0" in labels.all_text_contents()
+        assert labels.all_text_contents() != before
         press_and_wait(visit, figure, button)
-        assert labels.all_inner_texts() == before
+        assert labels.all_text_contents() == before
         assert visit.complaints == []
 
 

@@ -8,12 +8,13 @@ resampled and permuted here, because runs of one night share its state of the ma
    ruptures (Truong, Oudre and Vayatis, Signal Processing 167, 2020). The energy distance of E-divisive (Matteson and
    James, JASA 109, 2014) is such a kernel discrepancy too; the bounded kernel is deaf to outliers.
 2. Candidates that do not hold are merged from the bottom, the weakest first, as Hunter does (Fleming et al., ICPE'23):
-   each is tested between its neighbours, and moved to where the two sides differ most.
-3. The test is Wilcoxon's rank sum, maximised over all places between the neighbours (Pettitt, Applied Statistics 28,
-   1979), against its own distribution over permutations, as E-divisive tests. The search for the place is thereby paid
-   for, which a t test at the place found does not do. Where neighbouring nights resemble each other (lag-1
-   autocorrelation of the ranks above its 5 % limit), the statistic shrinks by sqrt((1 - r) / (1 + r)), the standard
-   error's growth under a first-order autoregression.
+   each is moved, between its neighbours, to where the absolute deviations from the levels on its sides are least, and
+   tested there.
+3. The test is Wilcoxon's rank sum against permutations, as E-divisive tests, but against the largest rank sum of any
+   place between the neighbours (Pettitt, Applied Statistics 28, 1979): so the search for the place is paid for, which a
+   t test at the place found does not do. Where neighbouring nights resemble each other (lag-1 autocorrelation r of the
+   ranks around both levels above 0), the statistic shrinks by sqrt((1 - r) / (1 + r)), the growth of a mean's standard
+   error under a first-order autoregression, unless the levels are too far apart for it.
 4. The medians must differ by a least effect, too.
 """
 
@@ -39,23 +40,23 @@ LEVEL = 0.005
 MIN_EFFECT = 0.02
 """Least relative difference of the medians."""
 MIN_SEGMENT = 5
-"""Fewest nights between two change points: up to four odd nights in a row are outliers, and every level has a 95 %
-interval."""
+"""Fewest nights between two change points, so that every level has a 95 % interval."""
+ODD_NIGHTS = 3
+"""So many odd nights in a row are outliers, however far they lie."""
 MIN_NIGHTS = 12
 """With fewer nights no order of them, however clear, has a p below `LEVEL`."""
 
 _PERMUTATIONS = 4_999
 SMALLEST_P = 1 / (_PERMUTATIONS + 1)
 """As many permutations can tell."""
-_PLACES = 1_000
-"""Resamples for the interval of a place."""
+_RESAMPLES = 1_000
+"""For the interval of a place."""
 
 _PENALTY = 1.0
 _GAMMA = 0.5
 _SEED = 20_140_109
 _NORMAL_MAD = 0.6744897501960817
 """Median of the absolute value of a standard normal."""
-_ONE_SIDED_5 = 1.6448536269514722
 _FAR = 5.0
 """Levels so many scaled median absolute deviations apart are no wandering of one level, however autocorrelated."""
 _BLOCK = 2_000_000
@@ -105,7 +106,7 @@ class Newest:
     """Usual range of the nights before: median -+ 3 scaled median absolute deviations, and at least `MIN_EFFECT`."""
     high: float
     wait_for: int
-    """More such nights that would make a change point of them; 0 if none is beyond."""
+    """More such nights that make a change point of them at the earliest; 0 if none is beyond."""
 
 
 def change_points(
@@ -238,20 +239,33 @@ def _ratio(values: Sequence[float], before: Segment, after: Segment) -> Estimate
     return ratio_estimate(top, bottom)
 
 
+def _nearness(part: Array, place: int) -> Array:
+    """How much nearer each night is to the level before than to that after; negative: it belongs before."""
+    import numpy as np
+
+    before, after = np.median(part[:place]), np.median(part[place:])
+    # Bounded by the difference of the levels, so an outlier counts no more than any night of the other side.
+    return np.asarray(np.abs(part - before) - np.abs(part - after))
+
+
+def _places(nearness: Array) -> npt.NDArray[np.int64]:
+    """Where the sum of absolute deviations from the two levels is least, along the last axis."""
+    import numpy as np
+
+    count = nearness.shape[-1]
+    sums = np.cumsum(nearness, axis=-1)[..., MIN_SEGMENT - 1 : count - MIN_SEGMENT]
+    return np.argmin(sums, axis=-1) + MIN_SEGMENT
+
+
 def _place_interval(part: Sequence[float], place: int) -> tuple[int, int]:
     """Where the place is found again in resamples of the nights of each side: 2.5 % and 97.5 %, and the place."""
     import numpy as np
 
-    values = np.asarray(part)
-    generator = np.random.default_rng([_SEED, place, len(values)])
-    before = generator.choice(values[:place], size=(_PLACES, place))
-    after = generator.choice(values[place:], size=(_PLACES, len(values) - place))
-    # Equal nights, drawn twice, are told apart at random: in order of place they would make steps of their own.
-    noise = generator.random((_PLACES, len(values)))
-    order = np.lexsort((noise, np.concatenate([before, after], axis=1)), axis=1)
-    ranks = np.asarray(np.argsort(order, axis=1), dtype=np.float64) + 1
-    places = np.argmax(_statistics(ranks), axis=1) + MIN_SEGMENT
-    low, high = np.percentile(places, [2.5, 97.5])
+    nearness = _nearness(np.log(np.asarray(part)), place)
+    generator = np.random.default_rng([_SEED, place, len(nearness)])
+    before = generator.choice(nearness[:place], size=(_RESAMPLES, place))
+    after = generator.choice(nearness[place:], size=(_RESAMPLES, len(nearness) - place))
+    low, high = np.percentile(_places(np.concatenate([before, after], axis=1)), [2.5, 97.5])
     return min(int(low), place), max(math.ceil(high), place)
 
 
@@ -278,18 +292,17 @@ class _Tested:
 
 
 def _tested(logs: Array, places: list[int]) -> list[_Tested]:
-    """Each place between its neighbours, moved to where the two sides differ most."""
+    """Each place between its neighbours, and where it belongs."""
     import numpy as np
 
     ends = [0, *places, len(logs)]
     tested = []
-    for start, end in zip(ends, ends[2:], strict=False):
+    for start, old, end in zip(ends[:-2], places, ends[2:], strict=True):
         part = logs[start:end]
-        every = _statistics(_ranks(part))
-        best = int(np.argmax(every)) + MIN_SEGMENT
-        statistic = float(every[best - MIN_SEGMENT]) * _shrink(part, best)
-        effect = abs(float(np.median(part[best:]) - np.median(part[:best])))
-        tested.append(_Tested(start + best, _p(statistic, len(part)), effect))
+        place = int(_places(_nearness(part, old - start)))
+        statistic = float(_statistics(_ranks(part))[place - MIN_SEGMENT]) * _shrink(part, place)
+        effect = abs(float(np.median(part[place:]) - np.median(part[:place])))
+        tested.append(_Tested(start + place, _p(statistic, len(part)), effect))
     return tested
 
 
@@ -303,7 +316,7 @@ def _shrink(part: Array, place: int) -> float:
         return 1.0
     ranks = _ranks(around) - (len(around) + 1) / 2
     r = float(ranks[1:] @ ranks[:-1]) / float(ranks @ ranks)
-    return math.sqrt((1 - r) / (1 + r)) if r > _ONE_SIDED_5 / math.sqrt(len(around)) else 1.0
+    return math.sqrt((1 - r) / (1 + r)) if r > 0 else 1.0
 
 
 def _ranks(values: Array) -> Array:

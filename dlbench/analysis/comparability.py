@@ -30,17 +30,18 @@ def comparable_values(run: Run) -> dict[str, str]:
 
 def group_id(run: Run) -> str:
     """A digest equal for exactly those runs that may be compared or averaged; stable over time and machines."""
-    return _digest(_content(run))
+    return _digest(comparable_content(run))
 
 
 def planned_id(run: Run) -> str:
     """The same without the device, which only a record tells: finds runs that were to join a group and died."""
-    content = _content(run)
+    content = comparable_content(run)
     del content["registered"]["device"]
     return _digest(content)
 
 
-def _content(run: Run) -> dict[str, Any]:
+def comparable_content(run: Run) -> dict[str, Any]:
+    """All of a run that must be equal for two runs to be comparable, as JSON has it."""
     plan = run.plan
     workload = plan.workload.model_dump(mode="json", exclude=_WORDS)
     measure = plan.measure.model_dump(mode="json", exclude={"stall_timeout_s"})

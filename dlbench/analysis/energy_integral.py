@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -188,9 +189,18 @@ def joined(times: Times, period_s: float) -> Flags:
     """
     import numpy as np
 
-    gaps = np.diff(times)
+    # All sources of a node were mostly read at the same times.
+    return np.frombuffer(_joined(np.ascontiguousarray(times, dtype=np.int64).tobytes(), period_s), dtype=np.bool_)
+
+
+@lru_cache(maxsize=8)
+def _joined(content: bytes, period_s: float) -> bytes:
+    """`joined` of the bytes of times, as bytes."""
+    import numpy as np
+
+    gaps = np.diff(np.frombuffer(content, dtype=np.int64))
     if not len(gaps):
-        return np.zeros(0, dtype=np.bool_)
+        return b""
     windows = np.full((2 * _NEIGHBOURS + 1, len(gaps)), np.nan)
     for row, shift in enumerate(range(-_NEIGHBOURS, _NEIGHBOURS + 1)):
         begin, end = max(0, -shift), min(len(gaps), len(gaps) - shift)
@@ -200,7 +210,7 @@ def joined(times: Times, period_s: float) -> Flags:
     windows.sort(axis=0)
     local = windows[(count - 1) // 2, np.arange(len(gaps))]
     near: Flags = gaps <= MAX_GAP_PERIODS * np.minimum(local, period_s * 1e9)
-    return near
+    return near.tobytes()
 
 
 def _readable(time_ns: Times, values: Floats) -> tuple[Times, Floats]:

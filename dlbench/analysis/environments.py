@@ -41,6 +41,11 @@ class Environments:
     differences: tuple[Difference, ...]
 
 
+def names_the_job(key: str) -> bool:
+    """Whether a key of the environment names the job or the place in it, and so differs by nature."""
+    return _EXPECTED.fullmatch(key) is not None
+
+
 def compare(runs: Sequence[Run], *, with_data: bool = False) -> Environments:
     """The environments (of rank 0) of runs that have a record; others are passed over.
 
@@ -62,7 +67,7 @@ def compare(runs: Sequence[Run], *, with_data: bool = False) -> Environments:
             continue
         ordered = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[0]))
         values = tuple((value, tuple(ids)) for value, ids in ordered)
-        differences.append(Difference(key=key, values=values, expected=_EXPECTED.fullmatch(key) is not None))
+        differences.append(Difference(key=key, values=values, expected=names_the_job(key)))
     return Environments(common=common, differences=tuple(differences))
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import re
 import statistics
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -81,10 +83,13 @@ def slow_nodes(table: RunTable) -> SlowNodes:
     ratios: dict[str, list[float]] = {}
     last: dict[str, list[tuple[int, float, int]]] = {}
     for causes in several:
+        on_host = Counter(causes.hosts)
+        times: Counter[str] = Counter()
+        for one in causes.waiting.ranks:
+            times[causes.hosts[one.rank]] += one.steps_last
         for host, ratio in host_ratios(causes).items():
             ratios.setdefault(host, []).append(ratio)
-            times = sum(one.steps_last for one in causes.waiting.ranks if causes.hosts[one.rank] == host)
-            last.setdefault(host, []).append((times, causes.hosts.count(host) / causes.ranks, causes.steps))
+            last.setdefault(host, []).append((times[host], on_host[host] / causes.ranks, causes.steps))
     hosts = [_history(host, values, last[host]) for host, values in ratios.items()]
     return SlowNodes(
         hosts=tuple(sorted(hosts, key=lambda one: (-one.ratio.value, one.host))),
@@ -99,10 +104,15 @@ def host_ratios(causes: Causes) -> Mapping[str, float]:
     slowest: dict[str, int] = {}
     for host, work in zip(causes.hosts, causes.work_ns, strict=True):
         slowest[host] = max(work, slowest.get(host, 0))
-    return {
-        host: own / statistics.median(work for other, work in slowest.items() if other != host)
-        for host, own in slowest.items()
-    }
+    ordered = sorted(slowest.values())
+    return {host: own / _median_without(ordered, own) for host, own in slowest.items()}
+
+
+def _median_without(ordered: list[int], one: int) -> float:
+    """The median of sorted values, one of them left out."""
+    place, middle = bisect_left(ordered, one), (len(ordered) - 2) // 2
+    near = [ordered[at + (at >= place)] for at in range(middle, len(ordered) - 1 - middle)]
+    return statistics.median(near)
 
 
 def _history(host: str, ratios: list[float], last: list[tuple[int, float, int]]) -> HostHistory:

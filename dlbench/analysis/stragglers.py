@@ -31,6 +31,7 @@ about half of the ranks are late then, now these, now those. On a GPU x is time 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -246,10 +247,11 @@ def ranking(runs: Sequence[Waited]) -> tuple[tuple[Late, ...], tuple[Late, ...]]
     by_rank: dict[tuple[int | None, str], list[_Part]] = {}
     by_host: dict[tuple[int | None, str], list[_Part]] = {}
     for run in runs:
+        on_host = Counter(run.hosts)
         for one in run.waiting.ranks:
             host = run.hosts[one.rank]
             by_rank.setdefault((one.rank, host), []).append((one, len(run.hosts), 1))
-            by_host.setdefault((None, host), []).append((one, len(run.hosts), run.hosts.count(host)))
+            by_host.setdefault((None, host), []).append((one, len(run.hosts), on_host[host]))
     return _ranked(by_rank, total, steps), _ranked(by_host, total, steps)
 
 

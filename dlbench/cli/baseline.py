@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dlbench.cli.compare import parse_where, where_option
+from dlbench.cli.comparing import parse_where, where_option
 from dlbench.cli.report import check_writable, require_modules
 from dlbench.errors import IncompleteDataError
 
@@ -16,7 +16,7 @@ from dlbench.errors import IncompleteDataError
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="File to write, e.g. baseline.json."
 )
-@where_option("--where", "")
+@where_option("--where", "runs")
 @click.option("--allow-few", is_flag=True, help="Take points with fewer than five runs, which allow no verdict.")
 def baseline(runs: Path, output: Path, where: tuple[str, ...], allow_few: bool) -> None:
     """Write the figures of the runs in folder RUNS as the baseline that dlbench check compares with.

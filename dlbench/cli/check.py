@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dlbench.cli.compare import (
+from dlbench.cli.comparing import (
     comparison,
     finish,
     paired_comparison,
@@ -33,9 +33,9 @@ from dlbench.errors import UserError
     metavar="RUNS",
     help="Instead of both: a folder of interleaved runs (run --ab); side b is checked against side a.",
 )
-@where_option("--where", "of both sides")
-@where_option("--where-baseline", "of the baseline")
-@where_option("--where-candidate", "of the candidate")
+@where_option("--where", "runs of both sides")
+@where_option("--where-baseline", "runs of the baseline")
+@where_option("--where-candidate", "runs of the candidate")
 @rule_options
 def check(
     baseline: Path | None,

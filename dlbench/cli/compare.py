@@ -2,134 +2,29 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import click
 
-from dlbench.cli.options import F, decorated, write_output
-from dlbench.cli.report import check_writable, format_by_suffix, require_modules
-from dlbench.errors import ExitCode, UserError, nearest
-
-if TYPE_CHECKING:
-    from dlbench.analysis.gate.comparison import Comparison
-    from dlbench.analysis.gate.sides import Side
-    from dlbench.analysis.gate.verdicts import Rule
-    from dlbench.publish.comparison_model import ComparisonReport
-
-FormatName = Literal["text", "json", "md", "junit"]
-
-SUFFIXES: dict[str, FormatName] = {".txt": "text", ".json": "json", ".md": "md", ".xml": "junit"}
-
-EXIT_CODES = {
-    "regressed": ExitCode.REGRESSION,
-    "improved": ExitCode.OK,
-    "equivalent": ExitCode.OK,
-    "inconclusive": ExitCode.INCONCLUSIVE,
-    "insufficient": ExitCode.INCONCLUSIVE,
-}
-
-_MOST = 10.0
-"""Largest share that --tolerance and --detect take: 1,000 %."""
-
-
-def _share(most: float, *, with_zero: bool) -> Callable[[click.Context, click.Parameter, str], float]:
-    """Reads an option's share, such as `2%` or `0.02`."""
-
-    def convert(ctx: click.Context, param: click.Parameter, text: str) -> float:
-        match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,12})?)\s*(%?)\s*", text)
-        share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
-        if not (0 <= share <= most and (share > 0 or with_zero)):
-            least = "from 0" if with_zero else "above 0"
-            raise UserError(f"--{param.name} {text}: is no share {least} to {most * 100:g}%, such as 2% or 0.02")
-        return share
-
-    return convert
-
-
-def rule_options(function: F) -> F:
-    """What decides a comparison, and where it is written: options of `compare` and `check`."""
-    decorators: list[Callable[[F], F]] = [
-        click.option(
-            "--metric",
-            "metrics",
-            multiple=True,
-            metavar="NAME",
-            help="Metric that decides, repeatable; all: every one that runs tell.  [default: step_median_s]",
-        ),
-        click.option(
-            "--tolerance",
-            metavar="SHARE",
-            callback=_share(_MOST, with_zero=True),
-            default="2%",
-            show_default=True,
-            help="A change up to this never fails; equivalence is shown within it.",
-        ),
-        click.option(
-            "--level",
-            metavar="SHARE",
-            callback=_share(0.5, with_zero=False),
-            default="1%",
-            show_default=True,
-            help="Chance of any false alarm, over all metrics and points of the command.",
-        ),
-        click.option(
-            "--detect",
-            metavar="SHARE",
-            callback=_share(_MOST, with_zero=False),
-            default="3%",
-            show_default=True,
-            help="Slowdown for which the number of repeats is told.",
-        ),
-        click.option(
-            "--allow",
-            multiple=True,
-            metavar="KEY[,KEY]",
-            help="Key that may differ between the sides, e.g. system or train.learning_rate.",
-        ),
-        click.option(
-            "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
-        ),
-        click.option(
-            "--format",
-            "format_name",
-            type=click.Choice(["text", "json", "md", "junit"]),
-            help="Default: what the name of the output file says (.txt, .json, .md, .xml), else text.",
-        ),
-        click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write JSON to this file too."),
-        click.option(
-            "--junit", "junit_file", type=click.Path(path_type=Path), help="Write JUnit XML to this file too."
-        ),
-        click.option(
-            "--summary",
-            "summary_file",
-            type=click.Path(path_type=Path),
-            help="Append Markdown to this file too, such as $GITHUB_STEP_SUMMARY.",
-        ),
-    ]
-    return decorated(function, decorators)
-
-
-def where_option(name: str, of: str) -> Callable[[F], F]:
-    """An option that chooses runs by their properties."""
-    return click.option(
-        name,
-        multiple=True,
-        metavar="KEY=VALUE",
-        help=f"Only runs {of} with this property, repeatable: series, side, variant, tag.NAME, or a registered key "
-        "such as workload, preset, engine, precision, ranks.",
-    )
+from dlbench.cli.comparing import (
+    comparison,
+    finish,
+    paired_comparison,
+    prepare,
+    read_side,
+    rule_options,
+    where_option,
+)
+from dlbench.errors import UserError
 
 
 @click.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="A B | RUNS --paired")
 @click.option("--paired", is_flag=True, help="Compare sides a and b of interleaved runs (run --ab) in one folder.")
-@where_option("--where", "of both sides")
-@where_option("--where-a", "of A")
-@where_option("--where-b", "of B")
+@where_option("--where", "runs of both sides")
+@where_option("--where-a", "runs of A")
+@where_option("--where-b", "runs of B")
 @rule_options
 @click.option("--exit-zero", is_flag=True, help="Only inform: end with 0 whatever the verdict is.")
 def compare(
@@ -178,159 +73,3 @@ def compare(
         ]
         found = comparison(sides[0], sides[1], options)
     finish(found, options, exit_zero=exit_zero, name="dlbench compare")
-
-
-def prepare(command: str, options: dict[str, Any]) -> None:
-    """Refuses what cannot end well before anything is read.
-
-    Raises:
-        UserError: a metric is not known, or a file cannot be written.
-        EnvironmentLacksError: something is not installed.
-    """
-    metric_names(options["metrics"])
-    files = [options[name] for name in ("output", "json_file", "junit_file", "summary_file")]
-    for path in filter(None, files):
-        check_writable(path)
-    chosen_format(options)
-    require_modules(command, "numpy", "pandas")
-
-
-def chosen_format(options: dict[str, Any]) -> FormatName:
-    """The format of the main output."""
-    return format_by_suffix(options["output"], options["format_name"], SUFFIXES, "text")
-
-
-def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
-    """Names of the metrics that decide.
-
-    Raises:
-        UserError: one is not known.
-    """
-    from dlbench.analysis.run_metrics import DEFAULT_METRIC, by_name
-
-    for name in asked:
-        if name != "all" and name not in by_name():
-            raise UserError(f"--metric {name}: no such metric; {nearest(name, [*by_name(), 'all'])}")
-    if "all" in asked:
-        return tuple(by_name())
-    return tuple(dict.fromkeys(asked)) or (DEFAULT_METRIC,)
-
-
-def parse_where(texts: Sequence[str], option: str) -> dict[str, str]:
-    """`KEY=VALUE` texts by key.
-
-    Raises:
-        UserError: a text has another form, or a key two values.
-    """
-    found: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key or not value:
-            raise UserError(f"{option} {text}: must be KEY=VALUE, e.g. series=nightly")
-        if found.setdefault(key, value) != value:
-            raise UserError(f"{option} {key}: is given two values, {found[key]} and {value}; no run has both")
-    return found
-
-
-def read_side(path: Path, where: Sequence[str], option: str) -> Side:
-    """One side: a folder of runs, one run, or a baseline file.
-
-    Raises:
-        UserError: there is nothing there, or no run with these properties.
-        IncompleteDataError: a file is damaged, or no run has figures.
-    """
-    from dlbench.analysis.gate.baseline_values import side_of_baseline
-    from dlbench.analysis.gate.sides import side_of_runs
-    from dlbench.records.baseline import read_baseline
-    from dlbench.records.scan import scan
-
-    chosen = parse_where(where, option)
-    if path.is_file():
-        return side_of_baseline(read_baseline(path), str(path), chosen, option)
-    return side_of_runs(scan(path), str(path), chosen, option)
-
-
-def rule_of(options: dict[str, Any]) -> Rule:
-    """What counts as a change."""
-    from dlbench.analysis.gate.verdicts import Rule
-
-    return Rule(tolerance=options["tolerance"], level=options["level"], wanted=options["detect"])
-
-
-def comparison(a: Side, b: Side, options: dict[str, Any]) -> Comparison:
-    """B against A.
-
-    Raises:
-        UserError: the sides are not comparable.
-    """
-    from dlbench.analysis.gate.comparison import compare_sides
-    from dlbench.analysis.gate.content import parse_allowed
-
-    allowed = parse_allowed(options["allow"], (point.content for side in (a, b) for point in side.points))
-    return compare_sides(a, b, metrics=metric_names(options["metrics"]), rule=rule_of(options), allowed=allowed)
-
-
-def paired_comparison(path: Path, where: Sequence[str], options: dict[str, Any]) -> Comparison:
-    """Side b against side a of the interleaved runs of one folder.
-
-    Raises:
-        UserError: there are no such runs, or the sides differ in more than was set on them.
-        IncompleteDataError: no run has figures.
-    """
-    from dlbench.analysis.gate.comparison import compare_pairs
-    from dlbench.analysis.gate.pairs import paired_points
-    from dlbench.records.scan import scan
-
-    if options["allow"]:
-        raise UserError("--allow: has no effect with --paired; the sides may differ in what run --ab set on them")
-    points, both = paired_points(scan(path), str(path), parse_where(where, "--where"), "--where")
-    return compare_pairs(points, both=both, metrics=metric_names(options["metrics"]), rule=rule_of(options))
-
-
-def finish(found: Comparison, options: dict[str, Any], *, exit_zero: bool, name: str) -> None:
-    """Writes every output that was asked for, and ends with the verdict's exit code."""
-    from dlbench.publish.comparison_assemble import assemble
-
-    report = assemble(found)
-    formats: list[tuple[Path | None, FormatName]] = [(options["json_file"], "json"), (options["junit_file"], "junit")]
-    for path, format_name in formats:
-        if path is not None:
-            write_output(_render(report, format_name, name), path)
-    if options["summary_file"] is not None:
-        _append(options["summary_file"], _render(report, "md", name))
-    write_output(_render(report, chosen_format(options), name), options["output"])
-    if options["output"] is not None:
-        click.echo(f"{options['output']}: {report.headline}", err=True)
-    for line in report.damaged:
-        click.echo(f"dlbench: damaged: {line}", err=True)
-    if report.damaged:
-        sys.exit(int(ExitCode.INCOMPLETE))
-    if not exit_zero:
-        sys.exit(int(EXIT_CODES[report.verdict]))
-
-
-def _render(report: ComparisonReport, format_name: FormatName, name: str) -> bytes:
-    if format_name == "json":
-        from dlbench.publish.comparison_json import to_json
-
-        return to_json(report).encode("utf-8")
-    if format_name == "md":
-        from dlbench.publish.comparison_markdown import to_markdown
-
-        return to_markdown(report).encode("utf-8")
-    if format_name == "junit":
-        from dlbench.publish.junit import to_junit
-
-        return to_junit(report, name).encode("utf-8")
-    from dlbench.publish.comparison_text import to_text
-
-    return to_text(report).encode("utf-8")
-
-
-def _append(path: Path, content: bytes) -> None:
-    """Adds to a file that others write to as well: a CI step's summary."""
-    try:
-        with path.open("ab") as file:
-            file.write(content)
-    except OSError as error:
-        raise UserError(f"--summary {path}: cannot be written: {error.strerror or error}") from None

@@ -100,7 +100,10 @@ def _row(run: LaunchedRun, submission: Submission | None, states: dict[str, str]
         elif told in FINAL:
             state, story = "failed", f"job {job} ended as {told} without a record; {story}; {_where(submission)}"
         elif submission.runs and not run.statuses and told != "PENDING":
-            state, story = told, f"no rank has said anything yet; the {len(submission.runs)} runs of job {job} go one after the other"
+            state = told
+            story = (
+                f"no rank has said anything yet; the {len(submission.runs)} runs of job {job} go one after the other"
+            )
         else:
             state, story = told, ""
     return {"run_id": run.plan.run_id, "state": state, "job": job, "story": story}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
@@ -20,6 +21,8 @@ from dlbench.publish.wording import ENGINE_TITLES, clean, place_text, runs_text
 DAY_S = 86_400
 
 T = TypeVar("T")
+
+_SECOND_FRACTION = re.compile(r"\.\d+(?=Z$)")
 
 
 def assemble(found: Comparison) -> model.ComparisonReport:
@@ -113,7 +116,7 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
 
 
 def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
-    ends = sorted(clean(run.finished, 40) for run in runs)
+    ends = sorted(_SECOND_FRACTION.sub("", clean(run.finished, 40)) for run in runs)
     return (ends[0], ends[-1]) if ends else ("", "")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from dlbench.publish.chart_style import CONFIG, FONT
@@ -16,6 +18,18 @@ _NEEDLESS = re.compile(
 )
 _LONG_NUMBER = re.compile(r"\d+\.\d{3,}")
 _ID = re.compile(r'(\bid="|url\(#|href="#)([A-Za-z][\w-]*)')
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """Charts made within are not checked against Vega-Lite's schema: that takes longer than drawing them.
+
+    Tests make every chart outside of it.
+    """
+    from altair.utils import schemapi
+
+    with schemapi.debug_mode(False):
+        yield
 
 
 def vegalite_version() -> str:

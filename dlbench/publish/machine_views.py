@@ -39,7 +39,7 @@ def _telemetry_words(group: Group) -> tuple[str, ...]:
     if found is None:
         return ()
     words = []
-    worst = max(found.nodes, key=lambda node: node.throttled or 0.0)
+    worst = max(found.nodes, key=lambda node: (node.throttled or 0.0, node.ranks))
     told = [node for node in found.nodes if node.throttled is not None]
     if worst.throttled:
         words.append(

@@ -106,7 +106,7 @@ def _lost(group: Group) -> Chart:
     ]
     base = alt.Chart(alt.InlineData(values=rows)).encode(y=alt.Y("part:N", title=None, sort=names).axis(labelLimit=200))
     bars = base.mark_bar(height={"band": 0.72}).encode(
-        x=alt.X("points:Q", title="points of the ideal").axis(tickCount=5, format="~g"),
+        x=alt.X("points:Q", title="points of the ideal").axis(tickCount=5, format=".4~g"),
         color=alt.Color("part:N", legend=None).scale(domain=names, range=[PART_COLOURS[part.name] for part in parts]),
         tooltip=[alt.Tooltip("part:N", title="part"), alt.Tooltip("shown:N", title="lost")],
     )

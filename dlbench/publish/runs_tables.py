@@ -162,7 +162,7 @@ def _differences(report: Report, names: dict[str, str]) -> Table:
         kind = KIND_TITLES[item.kind] + (", differs by nature" if item.expected else "")
         compared = "not across it" if item.keeps_apart else "across it"
         for value in item.values:
-            groups = ", ".join(names.get(group, "?") for group in value.groups[:MAX_GROUPS])
+            groups = ", ".join(sorted(names.get(group, "?") for group in value.groups)[:MAX_GROUPS])
             more = f" and {len(value.groups) - MAX_GROUPS} more" if len(value.groups) > MAX_GROUPS else ""
             rows.append((item.key, kind, value.value or "empty", str(value.num_runs), groups + more, compared))
         if item.num_values > len(item.values):

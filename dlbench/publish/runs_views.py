@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dlbench.publish.model import Report
 from dlbench.publish.runs_charts import precision_charts
+from dlbench.publish.runs_model import RunDifference
 from dlbench.publish.runs_tables import difference_sheets, precision_sheets, system_sheets
 from dlbench.publish.view import View
 from dlbench.publish.wording import runs_text
@@ -37,15 +38,24 @@ def _difference_words(report: Report) -> tuple[str, ...]:
     if not unexpected:
         return (f"The {runs} differ only in what differs by nature: hosts, jobs, rank counts.",)
     apart = [item.key for item in unexpected if item.keeps_apart]
-    rest = [item.key for item in unexpected if not item.keeps_apart]
+    within = [item.key for item in unexpected if not item.keeps_apart and _is_within_a_group(item)]
+    between = [item.key for item in unexpected if not item.keeps_apart and not _is_within_a_group(item)]
     words = [f"The {runs} differ in {len(unexpected)} key{'s' * (len(unexpected) != 1)}."]
+    if within:
+        words.append(
+            f"Runs of one group differ in {_listed(within)}: look here first where repeats scatter more than usual."
+        )
     if apart:
         words.append(f"Runs are not compared across {_listed(apart)}.")
-    if rest:
-        words.append(
-            f"Runs of one group may differ in {_listed(rest)}: look here first where repeats scatter more than usual."
-        )
+    if between:
+        words.append(f"Groups, but no runs of one group, differ in {_listed(between)} too.")
     return tuple(words)
+
+
+def _is_within_a_group(item: RunDifference) -> bool:
+    """Whether runs that are compared with each other have different values."""
+    groups = [group for value in item.values for group in value.groups]
+    return len(groups) > len(set(groups))
 
 
 def _listed(keys: list[str], most: int = 8) -> str:

@@ -137,4 +137,4 @@ def _log_axis(alt: Any, quantity: _Quantity, rows: Rows) -> Any:
     values = [value for row in rows for value in (row["value"], row["ideal"], row["low"], row["high"]) if value]
     domain = [min(values) * 0.85, max(values) * 1.25]
     y = alt.Y("value:Q", title=quantity.axis).scale(type="log", base=2, domain=domain, nice=False)
-    return y.axis(format="~s", tickCount=5)
+    return y.axis(format=",.4~r", tickCount=5)

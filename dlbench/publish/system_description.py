@@ -85,7 +85,8 @@ def to_system_description(run: Run, statement: Statement) -> str:
 
 def _gpu_names(record: Record) -> str:
     """`cuda:0 (NVIDIA A100)` on one rank and `cuda:1 (NVIDIA A100)` on another -> `NVIDIA A100`."""
-    names = {re.sub(r"^cuda(:\d+)?\s*\((.*)\)$", r"\2", rank.device) for rank in record.ranks}
+    devices = {rank.device for rank in record.ranks}
+    names = {re.sub(r"^cuda(:\d+)?\s*\((.*)\)$", r"\2", device) for device in devices}
     return ", ".join(sorted(names))
 
 

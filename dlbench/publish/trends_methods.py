@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbench.analysis.change_points import LEVEL, MIN_EFFECT, MIN_NIGHTS, MIN_SEGMENT
+from dlbench.analysis.change_points import LEVEL, MIN_EFFECT, MIN_NIGHTS, MIN_SEGMENT, ODD_NIGHTS
 from dlbench.analysis.slow_months import RECENT_DAYS
 from dlbench.analysis.slow_nodes import SLOW
 from dlbench.analysis.statistics import MIN_RUNS, RESAMPLES
@@ -22,10 +22,11 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "Change points",
         "Candidates are kernel change points (ruptures; the family of E-divisive), far too many; those that do not "
-        "hold are merged away from the bottom, the weakest first, as Hunter does. A candidate is tested by rank sums, "
-        "maximised over all places between its neighbours, against permutations, so p pays for the search. Nights "
+        "hold are merged away from the bottom, the weakest first, as Hunter does. A candidate is tested by its rank "
+        "sum against the largest one of any place between its neighbours in permutations, so p pays for the search. "
+        "Nights "
         f"that resemble their neighbours count less. A change point has p at most {LEVEL}, medians at least "
-        f"{MIN_EFFECT:.0%} apart, and at least {MIN_SEGMENT} nights on either side: up to {MIN_SEGMENT - 1} odd nights "
+        f"{MIN_EFFECT:.0%} apart, and at least {MIN_SEGMENT} nights on either side: up to {ODD_NIGHTS} odd nights "
         f"are outliers. Fewer than {MIN_NIGHTS} nights show nothing.",
     ),
     (

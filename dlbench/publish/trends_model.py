@@ -99,7 +99,7 @@ class NewestNights:
     """Usual range of a night, in the metric's unit."""
     high: float
     wait_for: int
-    """More such nights that would make a change point of them."""
+    """More such nights that make a change point of them at the earliest."""
     is_worse: bool
 
 

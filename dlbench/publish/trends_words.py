@@ -100,7 +100,7 @@ def newest_text(newest: NewestNights, title: str, unit: str) -> str:
     word = "worse" if newest.is_worse else "better"
     return (
         f"{what} beyond the usual range ({title.lower()} {percent_change(newest.ratio)}, {word}; usual: {usual}). That "
-        f"is not yet a change point: wait for {newest.wait_for} more such night{'s' * (newest.wait_for > 1)}."
+        f"is not yet a change point: wait for {newest.wait_for} or more such nights."
     )
 
 

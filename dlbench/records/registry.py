@@ -103,7 +103,8 @@ def _device(run: Run) -> str:
     if run.record is None:
         return "unknown"
     # "cuda:0 (NVIDIA A100)" on one rank and "cuda:1 (NVIDIA A100)" on the next are the same device for a comparison.
-    return ", ".join(sorted({re.sub(r"^cuda:\d+", "cuda", rank.device) for rank in run.record.ranks}))
+    devices = {rank.device for rank in run.record.ranks}
+    return ", ".join(sorted({re.sub(r"^cuda:\d+", "cuda", device) for device in devices}))
 
 
 KEYS: tuple[Key, ...] = (

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-from tests.bench import communication, spine, watching, workloads
+from tests.bench import communication, gate, reading, spine, watching, workloads
 from tests.bench.figures import Figure, save
 
 AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -14,19 +14,29 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "workloads": workloads.figures,
     "communication": communication.figures,
     "watching": watching.figures,
+    "reading": reading.figures,
+    "gate": gate.figures,
 }
+
+PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "reading.few": reading.few,
+    "reading.many": reading.many,
+    "reading.large": reading.large,
+}
+"""Of areas; measured only when named."""
 
 
 def main(names: list[str]) -> int:
     """Measures, prints and saves; only a wrong name is an error."""
-    unknown = [name for name in names if name not in AREAS]
+    known = AREAS | PARTS
+    unknown = [name for name in names if name not in known]
     if unknown:
-        print(f"no benchmark area {unknown[0]!r}; known: {', '.join(AREAS)}", file=sys.stderr)
+        print(f"no benchmark area {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
         return 2
     for name in names or list(AREAS):
         figures: list[Figure] = []
         try:
-            for figure in AREAS[name]():
+            for figure in known[name]():
                 figures.append(figure)
                 print(figure.line(), flush=True)
         except Exception as error:  # a benchmark never fails a build; it tells what happened

@@ -195,6 +195,8 @@ def real_pairs(pairs: int = PAIRS) -> Iterator[Figure]:
     )
     for size in (WINDOW, 2 * WINDOW):
         windows = range(len(sides["a"]) - size + 1)
+        if not windows:
+            continue
         yield _alarms(
             f"A/A, {size} interleaved pairs",
             [(sides["a"][start : start + size], sides["b"][start : start + size]) for start in windows],

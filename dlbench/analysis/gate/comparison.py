@@ -95,8 +95,8 @@ def compare_pairs(points: Sequence[PairedPoint], *, both: Side, metrics: Collect
         rule: what counts as a change.
     """
     drafts = [_Draft(one.match, paired=True, metrics=metrics, unpaired=one.unpaired) for one in points]
-    named = Side(name="side a", points=(), left_out=(), damaged=())
-    other = Side(name="side b", points=(), left_out=both.left_out, damaged=both.damaged)
+    named = Side(name=f"{both.name}, side a", points=(), left_out=(), damaged=())
+    other = Side(name=f"{both.name}, side b", points=(), left_out=both.left_out, damaged=both.damaged)
     return _whole(named, other, drafts, rule, paired=True, only_b=[])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dlbench.analysis.comparability import _content as comparable_content
+from dlbench.analysis.comparability import comparable_content
 from dlbench.errors import UserError, nearest
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run

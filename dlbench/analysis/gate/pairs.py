@@ -49,7 +49,9 @@ def paired_points(scan: Scan, name: str, where: Mapping[str, str], option: str) 
         left_out.append(f"{len(runs) - len(sided)} runs that belong to no paired comparison")
     damaged: list[str] = []
     table = tabulate(Scan(root=scan.root, runs=sided, problems=list(scan.problems)))
-    left_out += [f"{item.run.plan.run_id}: {item.state}: {item.why}" for item in table.without]
+    left_out += [
+        f"{item.run.plan.run_id}: {item.state}: {item.why}" for item in table.without if item.state != "damaged"
+    ]
     found: list[PairedPoint] = []
     for text, members in _comparisons(table).items():
         found += _of_comparison(json.loads(text), members, damaged)

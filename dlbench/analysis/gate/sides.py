@@ -80,7 +80,9 @@ def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -
     damaged: list[str] = []
     table = tabulate(Scan(root=scan.root, runs=runs, problems=list(scan.problems)))
     points = points_of(table, damaged)
-    left_out += [f"{item.run.plan.run_id}: {item.state}: {item.why}" for item in table.without]
+    left_out += [
+        f"{item.run.plan.run_id}: {item.state}: {item.why}" for item in table.without if item.state != "damaged"
+    ]
     refuse_no_figures(name, points, left_out, table.damaged)
     return Side(name=name, points=points, left_out=tuple(left_out), damaged=(*table.damaged, *damaged))
 
@@ -160,7 +162,7 @@ def _point(
         environment={
             key: value
             for key, value in environments.compare(runs).common.items()
-            if environments._EXPECTED.fullmatch(key) is None
+            if not environments.names_the_job(key)
         },
         tags={key: value for key, value in tags[0].items() if all(other.get(key) == value for other in tags)},
     )
