@@ -16,15 +16,14 @@ from dlbench.analysis.change_points import (
     LEVEL,
     MIN_EFFECT,
     MIN_NIGHTS,
-    MIN_SEGMENT,
     ODD_NIGHTS,
-    SMALLEST_P,
     change_points,
     detect,
     newest,
     nights_needed,
     segments,
 )
+from dlbench.analysis.rank_sums import MIN_SEGMENT, SMALLEST_P
 
 Array = npt.NDArray[np.float64]
 

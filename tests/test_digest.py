@@ -52,6 +52,8 @@ def run_steps(table: np.ndarray, first: int = 0) -> RunSteps:
     """Times of phases and of the rest, shape (ranks, steps, parts)."""
     return RunSteps(
         numbers=np.arange(first, first + table.shape[1]),
+        begin_ns=np.zeros(len(table), np.int64),
+        end_ns=table.sum(axis=(1, 2)),
         step_ns=table.sum(axis=2),
         phase_ns={name: table[:, :, i].copy() for i, name in enumerate(PHASES)},
     )

@@ -30,7 +30,14 @@ def run_steps(rows: Sequence[Sequence[Row]]) -> RunSteps:
     """Rows by rank and step."""
     table = np.array(rows, dtype=np.int64)
     phases = {name: table[:, :, i].copy() for i, name in enumerate(PHASES)}
-    return RunSteps(numbers=np.arange(table.shape[1]), step_ns=table.sum(axis=2), phase_ns=phases)
+    ends = table.sum(axis=(1, 2))
+    return RunSteps(
+        numbers=np.arange(table.shape[1]),
+        begin_ns=np.zeros_like(ends),
+        end_ns=ends,
+        step_ns=table.sum(axis=2),
+        phase_ns=phases,
+    )
 
 
 @dataclass

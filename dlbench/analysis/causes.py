@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbench.analysis.measures import RunSteps, load_steps
+from dlbench.analysis.node_samples import Interval, node_ranks
 from dlbench.analysis.stragglers import Waiting, waiting
 from dlbench.analysis.telemetry import throttled_share
 from dlbench.errors import IncompleteDataError
@@ -80,7 +81,7 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     """
     loaded = steps or load_steps(run)
     assert run.record is not None
-    share, why = _throttled(run)
+    share, why = _throttled(run, loaded)
     found = waiting(loaded)
     ranks, count = loaded.step_ns.shape
     work = loaded.step_ns.sum(axis=1) - loaded.phase_ns["exchange"].sum(axis=1)
@@ -96,10 +97,15 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     )
 
 
-def _throttled(run: Run) -> tuple[float | None, str]:
+def _throttled(run: Run, steps: RunSteps) -> tuple[float | None, str]:
     """`throttled_share`; damaged samples take no figure from the steps, but are told."""
+
+    def window(node: int) -> Interval:
+        rank = node_ranks(run, node)[0].rank
+        return int(steps.begin_ns[rank]), int(steps.end_ns[rank])
+
     try:
-        return throttled_share(run)
+        return throttled_share(run, window)
     except IncompleteDataError as error:
         return None, str(error)
 

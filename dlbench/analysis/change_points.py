@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlbench.analysis.rank_sums import MIN_SEGMENT, NORMAL_MAD, p_value, rank_sums, ranks_of, shrink
 from dlbench.analysis.statistics import Estimate, median_estimate, ratio_estimate
 
 if TYPE_CHECKING:
@@ -39,28 +40,17 @@ LEVEL = 0.005
 """Largest p of a change point; p counts the search for the place."""
 MIN_EFFECT = 0.02
 """Least relative difference of the medians."""
-MIN_SEGMENT = 5
-"""Fewest nights between two change points, so that every level has a 95 % interval."""
 ODD_NIGHTS = 3
 """So many odd nights in a row are outliers, however far they lie."""
 MIN_NIGHTS = 12
 """With fewer nights no order of them, however clear, has a p below `LEVEL`."""
 
-_PERMUTATIONS = 4_999
-SMALLEST_P = 1 / (_PERMUTATIONS + 1)
-"""As many permutations can tell."""
 _RESAMPLES = 1_000
 """For the interval of a place."""
 
 _PENALTY = 1.0
 _GAMMA = 0.5
 _SEED = 20_140_109
-_NORMAL_MAD = 0.6744897501960817
-"""Median of the absolute value of a standard normal."""
-_FAR = 5.0
-"""Levels so many scaled median absolute deviations apart are no wandering of one level, however autocorrelated."""
-_BLOCK = 2_000_000
-"""Numbers permuted at a time, so that long histories need no gigabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,8 +207,8 @@ def nights_needed(before: int) -> int:
     before = max(before, MIN_SEGMENT)
     for count in itertools.count(max(MIN_SEGMENT, MIN_NIGHTS - before)):
         # Ascending ranks: every night after lies above every night before.
-        statistics = _statistics(np.arange(1.0, before + count + 1))
-        if _p(float(statistics[before - MIN_SEGMENT]), before + count) <= LEVEL:
+        statistics = rank_sums(np.arange(1.0, before + count + 1))
+        if p_value(float(statistics[before - MIN_SEGMENT]), before + count) <= LEVEL:
             return count
     raise AssertionError("counting does not end")
 
@@ -227,7 +217,7 @@ def _usual(logs: Array) -> tuple[float, float]:
     import numpy as np
 
     centre = float(np.median(logs))
-    spread = float(np.median(np.abs(logs - centre))) / _NORMAL_MAD
+    spread = float(np.median(np.abs(logs - centre))) / NORMAL_MAD
     width = max(3 * spread, math.log1p(MIN_EFFECT))
     return centre - width, centre + width
 
@@ -254,7 +244,7 @@ def _places(nearness: Array) -> npt.NDArray[np.int64]:
 
     count = nearness.shape[-1]
     sums = np.cumsum(nearness, axis=-1)[..., MIN_SEGMENT - 1 : count - MIN_SEGMENT]
-    return np.argmin(sums, axis=-1) + MIN_SEGMENT
+    return np.asarray(np.argmin(sums, axis=-1) + MIN_SEGMENT)
 
 
 def _place_interval(part: Sequence[float], place: int) -> tuple[int, int]:
@@ -275,7 +265,7 @@ def _candidates(logs: Array) -> list[int]:
 
     steps = np.abs(np.diff(logs))
     # Differences of neighbours know nothing of levels. More than half of them zero: values are rounded.
-    scale = float(np.median(steps)) / (_NORMAL_MAD * math.sqrt(2)) or float(np.mean(steps))
+    scale = float(np.median(steps)) / (NORMAL_MAD * math.sqrt(2)) or float(np.mean(steps))
     if scale == 0:
         return []
     search = KernelCPD(kernel="rbf", min_size=MIN_SEGMENT, params={"gamma": _GAMMA})
@@ -300,64 +290,7 @@ def _tested(logs: Array, places: list[int]) -> list[_Tested]:
     for start, old, end in zip(ends[:-2], places, ends[2:], strict=True):
         part = logs[start:end]
         place = int(_places(_nearness(part, old - start)))
-        statistic = float(_statistics(_ranks(part))[place - MIN_SEGMENT]) * _shrink(part, place)
+        statistic = float(rank_sums(ranks_of(part))[place - MIN_SEGMENT]) * shrink(part, place)
         effect = abs(float(np.median(part[place:]) - np.median(part[:place])))
-        tested.append(_Tested(start + place, _p(statistic, len(part)), effect))
+        tested.append(_Tested(start + place, p_value(statistic, len(part)), effect))
     return tested
-
-
-def _shrink(part: Array, place: int) -> float:
-    """What autocorrelation leaves of a standardised difference (1)."""
-    import numpy as np
-
-    around = np.concatenate([side - np.median(side) for side in (part[:place], part[place:])])
-    scatter = float(np.median(np.abs(around))) / _NORMAL_MAD
-    if abs(float(np.median(part[place:]) - np.median(part[:place]))) >= _FAR * scatter:
-        return 1.0
-    ranks = _ranks(around) - (len(around) + 1) / 2
-    r = float(ranks[1:] @ ranks[:-1]) / float(ranks @ ranks)
-    return math.sqrt((1 - r) / (1 + r)) if r > 0 else 1.0
-
-
-def _ranks(values: Array) -> Array:
-    """Ranks from 1, equal values share their mean; ties make the test say less, never more."""
-    import numpy as np
-
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[inverse], dtype=float)
-
-
-def _statistics(ranks: Array) -> Array:
-    """Standardised rank sums of the first k of n nights; along the last axis, k from `MIN_SEGMENT` on.
-
-    |sum - k (n + 1) / 2| / sqrt(k (n - k) (n + 1) / 12)
-    """
-    import numpy as np
-
-    n = ranks.shape[-1]
-    k = np.arange(MIN_SEGMENT, n - MIN_SEGMENT + 1)
-    sums = np.cumsum(ranks, axis=-1)[..., MIN_SEGMENT - 1 : n - MIN_SEGMENT]
-    return np.asarray(np.abs(sums - k * (n + 1) / 2) / np.sqrt(k * (n - k) * (n + 1) / 12))
-
-
-def _p(statistic: float, n: int) -> float:
-    """Share of permutations, the one seen among them, whose largest statistic is no smaller."""
-    import numpy as np
-
-    as_large = _PERMUTATIONS - int(np.searchsorted(_null(n), statistic - 1e-9))
-    return (as_large + 1) / (_PERMUTATIONS + 1)
-
-
-@functools.lru_cache(maxsize=1024)
-def _null(n: int) -> Array:
-    """Largest statistics of `_PERMUTATIONS` random orders of n nights, ascending; equal n, equal numbers."""
-    import numpy as np
-
-    generator = np.random.default_rng([_SEED, n])
-    rows = max(1, _BLOCK // n)
-    largest = []
-    for done in range(0, _PERMUTATIONS, rows):
-        count = min(rows, _PERMUTATIONS - done)
-        orders = generator.permuted(np.broadcast_to(np.arange(1.0, n + 1), (count, n)), axis=1)
-        largest.append(_statistics(orders).max(axis=1))
-    return np.sort(np.concatenate(largest))

@@ -17,6 +17,7 @@ from dlbench.records.history import EntryMaker, History, Notify
 from dlbench.records.history_entry import HistoryEntry, HostEntry
 from dlbench.records.history_files import content_digest
 from dlbench.records.history_prune import dropped_kinds
+from dlbench.records.registry import data_source
 from dlbench.records.scan import Run, Scan, read_run
 
 ENTRIES_VERSION = 1
@@ -81,7 +82,7 @@ def _entry(
 ) -> HistoryEntry:
     plan = run.plan
     record = run.record
-    environment = {} if record is None else dict(record.environment)
+    environment = {} if record is None else {**record.environment, "dlbench.version": plan.dlbench_version}
     return HistoryEntry(
         run_id=plan.run_id,
         folder=str(run.folder.path),
@@ -127,9 +128,10 @@ def _label(run: Run) -> str:
     shown = "".join(f", {key}={value}" for key, value in chosen_settings(run).items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""
+    train = plan.workload.train
     return (
-        f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine.name}, {plan.series.scaling} scaling"
-        f"{shown}{variant}{side}"
+        f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine.name}, {train.precision}, batch "
+        f"{train.batch_per_rank} a rank, {data_source(run)}, {plan.series.scaling} scaling{shown}{variant}{side}"
     )
 
 

@@ -29,7 +29,7 @@ ROUNDING_NS = 10_000
 # `measured_s` and the step times are the same clock readings; more apart than this, one of them is damaged.
 TOLERANCE = 0.01
 
-_COLUMNS = ("step", "warmup", "step_ns", *(f"{phase}_ns" for phase in PHASES), "samples")
+_COLUMNS = ("step", "warmup", "start_ns", "step_ns", *(f"{phase}_ns" for phase in PHASES), "samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,10 @@ class RunSteps:
 
     numbers: Times
     """Of the steps, warm-up steps counted; shape (steps,)."""
+    begin_ns: Times
+    """Start of each rank's first measured step on its machine's clock; shape (ranks,)."""
+    end_ns: Times
+    """End of each rank's last measured step, likewise."""
     step_ns: Times
     phase_ns: dict[str, Times]
     """By phase, in the order of `PHASES`."""
@@ -118,7 +122,7 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
         step_p95_s=float(np.percentile(slowest_s, 95)),
         step_cv=float(slowest_s.std() / slowest_s.mean()),
         parts=_parts(step_ns, phase_ns),
-        exchange_wait_s=float((exchange - exchange.min(axis=0)).sum()) / exchange.size / 1e9,
+        exchange_wait_s=float(exchange.sum() - len(exchange) * exchange.min(axis=0).sum()) / exchange.size / 1e9,
     )
 
 
@@ -159,9 +163,13 @@ def _all_ranks(run: Run) -> RunSteps:
             numbers, shape = steps["step"], (len(ranks), count)
             result = RunSteps(
                 numbers=numbers,
+                begin_ns=np.empty(len(ranks), np.int64),
+                end_ns=np.empty(len(ranks), np.int64),
                 step_ns=np.empty(shape, np.int64),
                 phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
             )
+        result.begin_ns[entry.rank] = steps["start_ns"][0]
+        result.end_ns[entry.rank] = steps["start_ns"][-1] + steps["step_ns"][-1]
         result.step_ns[entry.rank] = steps["step_ns"]
         for phase in PHASES:
             result.phase_ns[phase][entry.rank] = steps[f"{phase}_ns"]

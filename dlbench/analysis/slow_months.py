@@ -14,8 +14,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Literal
 
 from dlbench.analysis.change_points import ChangePoint, change_points
-from dlbench.analysis.slow_nodes import SAFE_HOST, Verdict
-from dlbench.analysis.slow_nodes import _verdict as verdict_of
+from dlbench.analysis.slow_nodes import SAFE_HOST, Verdict, verdict_of
 from dlbench.analysis.statistics import Estimate, median_estimate
 from dlbench.analysis.trends import UTC_FORMAT, by_night, dated, utc_text
 from dlbench.records.history_entry import HistoryEntry

@@ -123,11 +123,12 @@ def _history(host: str, ratios: list[float], last: list[tuple[int, float, int]])
         ratio=ratio,
         last_share=sum(times for times, *_ in last) / steps,
         fair_share=sum(share * count for _, share, count in last) / steps,
-        verdict=_verdict(ratio),
+        verdict=verdict_of(ratio),
     )
 
 
-def _verdict(ratio: Estimate) -> Verdict:
+def verdict_of(ratio: Estimate) -> Verdict:
+    """Of a host's ratio over runs."""
     if ratio.n < MIN_RUNS:
         return "suspected" if ratio.value > SLOW else "too few runs"
     return "slow" if ratio.low is not None and ratio.low > SLOW else "not shown to be slow"

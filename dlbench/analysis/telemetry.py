@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,7 @@ class Throttled:
     evidence: str
 
 
-def throttled_share(run: Run) -> tuple[float | None, str]:
+def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None) -> tuple[float | None, str]:
     """Share of the measured window's computing that was lost to throttling (1), and how it is known.
 
     On GPUs: in a sample whose clock reasons hold a throttling bit, 1 - clock / reference is lost, else nothing; the
@@ -55,6 +55,11 @@ def throttled_share(run: Run) -> tuple[float | None, str]:
     memory loses less. On CPUs: time for which the kernel held back the cgroup's processes because its quota was used
     up, summed over CPUs, over the window times the CPUs the ranks could keep busy; the mean over nodes. Their clocks
     are not attributed.
+
+    Args:
+        run: with a record.
+        window_of: `dlbench.analysis.node_samples.measured_window` of a node, for callers that have it; None: it is
+            read.
 
     Returns:
         The share, or None where nothing tells; and the evidence, or the reason.
@@ -71,7 +76,7 @@ def throttled_share(run: Run) -> tuple[float | None, str]:
     why: list[str] = []
     silent = 0
     for node in on_gpu or nodes:
-        told = list(_node(run, node, why, on_gpu=bool(on_gpu)))
+        told = list(_node(run, node, why, window_of, on_gpu=bool(on_gpu)))
         silent += not told
         found += told
     if not found:
@@ -94,14 +99,16 @@ def _plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word}s"
 
 
-def _node(run: Run, node: int, why: list[str], *, on_gpu: bool) -> Iterator[Throttled]:
+def _node(
+    run: Run, node: int, why: list[str], window_of: Callable[[int], Interval] | None, *, on_gpu: bool
+) -> Iterator[Throttled]:
     """What the GPUs of a node, or the node, lost; adds to `why` where it does not tell."""
     reason = why_not_sampled(run, node)
     if reason:
         why.append(reason)
         return
     samples = read_node(run, node, lambda name: name == _QUOTA or _FIELDS.fullmatch(name) is not None)
-    window = measured_window(run, node)
+    window = measured_window(run, node) if window_of is None else window_of(node)
     if not on_gpu:
         told = _quota(run, samples, window)
         if isinstance(told, str):

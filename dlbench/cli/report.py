@@ -15,6 +15,7 @@ from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.publish.model import Report
+    from dlbench.publish.trends_model import TrendsReport
 
 FormatT = TypeVar("FormatT", bound=str)
 
@@ -57,12 +58,21 @@ def report_options(function: F) -> F:
 @click.command()
 @report_options
 @click.option(
+    "--history",
+    "store",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder of a history: show beside the runs what changed over months, and which nodes are slow.",
+)
+@click.option(
     "--table",
     metavar="NAME|?",
     help="Which table CSV holds: points (of scaling, default), parts (of a step), runs, quality (of points), "
     "evaluations, exchange, sweep, or any other of the report; ? lists them.",
 )
-def report(runs: Path, output: Path | None, format_name: FormatName | None, table: str | None) -> None:
+def report(
+    runs: Path, output: Path | None, format_name: FormatName | None, store: Path | None, table: str | None
+) -> None:
     """Turn the runs in folder RUNS into a report: scaling, where the time goes, and how far to trust it.
 
     Only runs whose sanity checks held yield figures; all others are listed with the reason. Ends with 4 if a file
@@ -84,7 +94,7 @@ def report(runs: Path, output: Path | None, format_name: FormatName | None, tabl
     from dlbench.publish.assemble import assemble
     from dlbench.records.scan import scan
 
-    found = assemble(scan(runs))
+    found = assemble(scan(runs), None if store is None else _history(store))
     if table == LIST:
         write_output(_listed(found).encode("utf-8"), output)
     else:
@@ -95,6 +105,15 @@ def report(runs: Path, output: Path | None, format_name: FormatName | None, tabl
         click.echo(f"dlbench: {runs}: no run has figures; the report says why", err=True)
     if found.damaged or not found.groups:
         sys.exit(int(ExitCode.INCOMPLETE))
+
+
+def _history(store: Path) -> TrendsReport:
+    """What changed over the months of a history."""
+    require_modules("report --history", "ruptures")
+    from dlbench.cli.history_store import open_store
+    from dlbench.publish.trends_assemble import trends_of
+
+    return trends_of(open_store(store, None).entries())
 
 
 def _listed(found: Report) -> str:

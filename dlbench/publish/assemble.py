@@ -27,6 +27,7 @@ from dlbench.publish import (
 from dlbench.publish.figure import figure_of
 from dlbench.publish.methods import METHODS, not_shown
 from dlbench.publish.quality_verdict import quality_verdict
+from dlbench.publish.trends_model import TrendsReport
 from dlbench.publish.verdict import next_step, verdict
 from dlbench.publish.wording import ENGINE_TITLES, clean
 from dlbench.records.registry import KEYS, data_source, goal
@@ -45,8 +46,13 @@ _DATA_TITLES = {
 }
 
 
-def assemble(scan: Scan) -> model.Report:
-    """The report of everything found under one folder; equal folders give equal reports."""
+def assemble(scan: Scan, history: TrendsReport | None = None) -> model.Report:
+    """The report of everything found under one folder; equal folders give equal reports.
+
+    Args:
+        scan: the runs.
+        history: what changed over months, shown beside them; None: no such view.
+    """
     table = tabulate(scan, with_causes=True, with_digests=True)
     measured = list(table.runs.values())
     found = scaling.groups(table)
@@ -70,6 +76,7 @@ def assemble(scan: Scan) -> model.Report:
         environment=_environment(measured),
         methods=METHODS,
         missing=not_shown(groups),
+        history=history,
     )
     return dataclasses.replace(report, missing=(*report.missing, *sheets.report_untold(report)))
 
@@ -147,7 +154,8 @@ def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     engine = ENGINE_TITLES[plan.engine.name]
     shown = "".join(f", {key}={value}" for key, value in settings)
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
-    return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{shown}{variant}"
+    side = f", side {plan.series.side}" if plan.series.side else ""
+    return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{shown}{variant}{side}"
 
 
 def _batch_text(group: scaling.Group) -> str:

@@ -62,8 +62,11 @@ def finish(
         size: width and height of the plot, pixels.
         axes: those that a reader may switch between linear and logarithmic; all their values must be above 0.
     """
+    from altair.utils import schemapi
+
     width, height = size
-    spec: dict[str, Any] = chart.properties(width=width, height=height, description=alt).to_dict()
+    sized = chart.properties(width=width, height=height, description=alt)
+    spec: dict[str, Any] = sized.to_dict(validate=schemapi.DEBUG_MODE)
     # The page gives all charts one configuration.
     spec.pop("config", None)
     # A longer line would widen the whole chart.

@@ -71,6 +71,7 @@ def diagnosed_group(
 def _label(group: scaling.Group) -> str:
     plan = group.sample.plan
     chosen = "".join(f", {clean(k)}={clean(v)}" for k, v in chosen_settings(group.sample).items())
+    chosen += f", side {plan.series.side}" if plan.series.side else ""
     engine = ENGINE_TITLES[plan.engine.name]
     return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{chosen}"
 

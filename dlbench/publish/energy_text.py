@@ -66,6 +66,7 @@ def _why_none(points: Sequence[EnergyPoint]) -> str:
 def _label(point: EnergyPoint) -> str:
     plan = point.sample.plan
     variant = "" if point.variant == "plain" else f", {point.variant}"
+    variant += f", side {plan.series.side}" if plan.series.side else ""
     where = place_text(point.ranks, point.nodes)
     return f"{plan.workload.name} ({plan.workload.preset}), {ENGINE_TITLES[plan.engine.name]}{variant}, {where}"
 

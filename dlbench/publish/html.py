@@ -134,24 +134,23 @@ def _charts(
     drawn: Drawn = {}
     specs: dict[str, Any] = {}
     used = 0
-    places: list[tuple[str, list[tuple[str, Chart]]]] = [
-        ("", [(view.id, chart) for view in VIEWS for chart in view.report_charts(report)])
-    ]
-    for number, (group_id, found) in enumerate(itertools.chain(places, _group_charts(groups))):
+    whole = ((view.id, chart) for view in VIEWS for chart in view.report_charts(report))
+    for number, (group_id, found) in enumerate(itertools.chain([("", whole)], _group_charts(groups))):
         if number > 1 and used > CHART_BYTES:
             return drawn, specs, number - 1
-        made = drawers.map(draw, [chart for _, chart in found])
-        for (view_id, chart), one in zip(found, made, strict=True):
-            drawn.setdefault((group_id, view_id), []).append(one)
+        # Charts are drawn while the next ones are made.
+        coming = [(view_id, chart, drawers.submit(draw, chart)) for view_id, chart in found]
+        for view_id, chart, one in coming:
+            drawn.setdefault((group_id, view_id), []).append(one.result())
             specs[chart.id] = chart.spec
-            used += len(one["svg"]) + len(json.dumps(chart.spec))
+            used += len(one.result()["svg"]) + len(json.dumps(chart.spec))
     return drawn, specs, min(len(groups), MAX_CHARTED_GROUPS)
 
 
-def _group_charts(groups: tuple[Group, ...]) -> Iterator[tuple[str, list[tuple[str, Chart]]]]:
+def _group_charts(groups: tuple[Group, ...]) -> Iterator[tuple[str, Iterator[tuple[str, Chart]]]]:
     for group in groups[:MAX_CHARTED_GROUPS]:
         shown = [view for view in VIEWS if view.place == "group" and view.is_for(group)]
-        yield group.id, [(view.id, chart) for view in shown for chart in view.charts(group)]
+        yield group.id, ((view.id, chart) for view in shown for chart in view.charts(group))
 
 
 Content = tuple[tuple[str, ...], list[Sheet], list[str]]

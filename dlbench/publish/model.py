@@ -19,6 +19,7 @@ from dlbench.publish.outlook_model import Outlook
 from dlbench.publish.runs_model import PrecisionComparison, RunDifference, SystemDescription
 from dlbench.publish.steps_model import StepTimes
 from dlbench.publish.training_model import LayerTable, NoisePoint, Quality, Utilisation
+from dlbench.publish.trends_model import TrendsReport
 
 FORMAT = "dlbench.report"
 VERSION = 1
@@ -234,6 +235,8 @@ class Report:
     precisions: tuple[PrecisionComparison, ...]
     differences: tuple[RunDifference, ...]
     systems: tuple[SystemDescription, ...]
+    history: TrendsReport | None
+    """What changed over months; None where the report was made without a history."""
     runs: tuple[RunRow, ...]
     damaged: tuple[str, ...]
     environment: Environment

@@ -90,11 +90,11 @@ def _layers(alt: Any, group: Group, found: Outlook, law: Law) -> list[Any]:
     anchors = [anchor for anchor in found.anchors if anchor.is_same_work]
     counts = sorted({row["ranks"] for row in (*rows, *coming)})
     ends = [counts[0] / 1.2, counts[-1] * max(2.0, counts[-1] / counts[0]) ** 0.2]
-    x = alt.X("ranks:Q", title="ranks").scale(type="log", base=2, domain=ends, nice=False)
-    x = x.axis(values=counts, grid=False, format="d")
+    scale = alt.Scale(type="log", base=2, domain=ends, nice=False)
+    x = alt.X("ranks:Q", title="ranks", scale=scale, axis=alt.Axis(values=counts, grid=False, format="d"))
     top = max(1.0, *(row["high"] or row["value"] for row in (*rows, *coming)))
-    y = alt.Y("value:Q", title="share of the ideal").scale(domain=[0, top * 1.12], nice=False)
-    y = y.axis(format=".0%", tickCount=6)
+    scale = alt.Scale(domain=[0, top * 1.12], nice=False)
+    y = alt.Y("value:Q", title="share of the ideal", scale=scale, axis=alt.Axis(format=".0%", tickCount=6))
     tooltip = [
         alt.Tooltip("place:N", title="at"),
         alt.Tooltip("shown:N", title="efficiency"),

@@ -101,8 +101,9 @@ def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:
     counts = sorted({row["ranks"] for row in rows})
     # Room on the right for the labels at the ends of the lines.
     ends = [counts[0] / 1.2, counts[-1] * max(2.0, counts[-1] / counts[0]) ** 0.28]
-    x = alt.X("ranks:Q", title="ranks").scale(type="log", base=2, domain=ends, nice=False)
-    x = x.axis(values=counts, grid=False, format="d")
+    # Arguments instead of methods, here and below: altair's methods make their help text anew at every use.
+    scale = alt.Scale(type="log", base=2, domain=ends, nice=False)
+    x = alt.X("ranks:Q", title="ranks", scale=scale, axis=alt.Axis(values=counts, grid=False, format="d"))
     y = _share_axis(alt, quantity, rows) if quantity.name == "efficiency" else _log_axis(alt, quantity, rows)
     tooltip = [
         alt.Tooltip("place:N", title="at"),
@@ -128,13 +129,13 @@ def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:
 def _share_axis(alt: Any, quantity: _Quantity, rows: Rows) -> Any:
     """From zero, because a share read off a cut axis misleads."""
     top = max(1.0, *(row["high"] or row["value"] for row in rows))
-    y = alt.Y("value:Q", title=quantity.axis).scale(domain=[0, top * 1.12], nice=False)
-    return y.axis(format=".0%", tickCount=6)
+    scale = alt.Scale(domain=[0, top * 1.12], nice=False)
+    return alt.Y("value:Q", title=quantity.axis, scale=scale, axis=alt.Axis(format=".0%", tickCount=6))
 
 
 def _log_axis(alt: Any, quantity: _Quantity, rows: Rows) -> Any:
     """Logarithmic like the ranks, so that the ideal is a straight line."""
     values = [value for row in rows for value in (row["value"], row["ideal"], row["low"], row["high"]) if value]
     domain = [min(values) * 0.85, max(values) * 1.25]
-    y = alt.Y("value:Q", title=quantity.axis).scale(type="log", base=2, domain=domain, nice=False)
-    return y.axis(format=",.4~r", tickCount=5)
+    scale = alt.Scale(type="log", base=2, domain=domain, nice=False)
+    return alt.Y("value:Q", title=quantity.axis, scale=scale, axis=alt.Axis(format=",.4~r", tickCount=5))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dlbench.analysis.change_points import LEVEL, MIN_EFFECT, MIN_NIGHTS, MIN_SEGMENT, ODD_NIGHTS
+from dlbench.analysis.change_points import LEVEL, MIN_EFFECT, MIN_NIGHTS, ODD_NIGHTS
+from dlbench.analysis.rank_sums import MIN_SEGMENT
 from dlbench.analysis.slow_months import RECENT_DAYS
 from dlbench.analysis.slow_nodes import SLOW
 from dlbench.analysis.statistics import MIN_RUNS, RESAMPLES

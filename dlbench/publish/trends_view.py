@@ -51,8 +51,8 @@ def words(found: TrendsReport) -> tuple[str, ...]:
     better = len(found.changes) - len(worse)
     long_enough = sum(series.is_long_enough for series in found.series)
     told = [
-        f"In {runs_text(found.num_runs)} of the history, {long_enough} of {len(found.series)} series are long enough to "
-        f"tell changes: {len(worse)} regressions and {better} improvements."
+        f"In {runs_text(found.num_runs)} of the history, {long_enough} of {len(found.series)} series are long enough "
+        f"to tell changes: {len(worse)} regressions and {better} improvements."
     ]
     told += [f"{one.label}: {one.verdict}" for one in telling_first(found) if one.changes][:MAX_CHARTED]
     told += [f"{one.label}: {newest_text(one.newest, one.title, one.unit)}" for one in found.series if one.newest]

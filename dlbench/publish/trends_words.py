@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlbench.analysis.change_points import SMALLEST_P
+from dlbench.analysis.rank_sums import SMALLEST_P
 from dlbench.publish.figure import Figure
 from dlbench.publish.trends_model import ChangeRow, HostRow, NewestNights, TrendSeries, TrendsReport
 from dlbench.publish.wording import number_text

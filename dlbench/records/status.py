@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from typing import Literal
 
 from pydantic import Field, ValidationError
@@ -14,6 +16,8 @@ from dlbench.specs.base import CountOrZero, Spec
 
 PROGRESS_MARK = "DLBENCH-PROGRESS "
 """What the lines begin with by which rank 0 tells a launcher, on standard output, how far it is."""
+
+_STATUS = re.compile(r"rank-.*\.status\.json", re.DOTALL)
 
 Stage = Literal["starting", "warm-up", "measuring", "finishing", "done", "failed"]
 
@@ -66,9 +70,11 @@ def read_statuses(folder: RunFolder) -> list[RankStatus]:
         IncompleteDataError: one of them is damaged.
     """
     result = []
-    for path in sorted(folder.path.glob("rank-*.status.json")):
+    # Names are sorted and not paths, which compare part by part: a large run has a thousand of them.
+    for name in sorted(entry.name for entry in os.scandir(folder.path) if _STATUS.fullmatch(entry.name)):
+        path = folder.path / name
         try:
-            result.append(RankStatus.model_validate(json.loads(path.read_text(encoding="utf-8"))))
+            result.append(RankStatus.model_validate(json.loads(path.read_bytes().decode())))
         except (OSError, ValueError, ValidationError, RecursionError):
             raise IncompleteDataError(f"{path}: damaged; delete it or restore it from a copy") from None
     return sorted(result, key=lambda status: status.rank)

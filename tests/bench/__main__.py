@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-from tests.bench import communication, gate, reading, spine, watching, workloads
+from tests.bench import communication, gate, history, reading, spine, watching, workloads
 from tests.bench.figures import Figure, save
 
 AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -16,6 +16,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "watching": watching.figures,
     "reading": reading.figures,
     "gate": gate.figures,
+    "history": history.figures,
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
