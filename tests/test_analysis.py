@@ -23,7 +23,7 @@ from dlbench.analysis.attribution import attribute
 from dlbench.analysis.comparability import group_id
 from dlbench.analysis.doubts import group_doubts, run_doubts
 from dlbench.analysis.environments import compare
-from dlbench.analysis.measures import PARTS, measure
+from dlbench.analysis.measures import PARTS, load_steps, measure
 from dlbench.analysis.scaling import Group, groups, serial_fraction
 from dlbench.analysis.statistics import (
     RESAMPLES,
@@ -38,6 +38,7 @@ from dlbench.analysis.statistics import (
 from dlbench.analysis.tables import tabulate
 from dlbench.errors import IncompleteDataError
 from dlbench.records.scan import read_run, scan
+from dlbench.records.steps import StepWriter, read_steps
 from dlbench.specs.plan import RunPlan
 from tests.run_factory import (
     MS,
@@ -141,6 +142,40 @@ def test_parts_sum_to_the_step_for_any_times(
     assert math.isclose(sum(found.parts.values()), found.measured_s / found.steps, rel_tol=1e-12)
     assert all(seconds >= -1e-15 for seconds in found.parts.values())
     assert 0 <= found.exchange_wait_s <= found.parts["exchange"] + 1e-15
+
+
+@pytest.mark.parametrize("odd", [None, 0, 7, 18])
+def test_ranks_whose_files_are_written_otherwise_are_read_as_well(tmp_path: Path, odd: int | None) -> None:
+    """Files that are alike are read together, others one by one; one rank flushed at other steps than the rest."""
+    plan = one_plan(19)
+    folder = write_run(
+        tmp_path, plan, lambda rank, step: ([MS * (1 + rank + step), 0, 0, 0, 7 * (rank == step), 0], 100 + rank)
+    )
+    if odd is not None:
+        path = folder.steps(odd)
+        whole = read_steps(path)
+        path.unlink()
+        header = {key: value for key, value in whole.header.items() if key not in ("fields", "delta")}
+        with StepWriter(path, header, capacity=3) as writer:
+            for row in whole.steps.tolist():
+                writer.append(row)
+    found = load_steps(read_run(folder.path))
+    warmup, steps = plan.measure.warmup_steps, plan.measure.measured_steps
+    assert found.numbers.tolist() == list(range(warmup, warmup + steps))
+    for rank in range(19):
+        own = read_steps(folder.steps(rank)).measured
+        assert found.step_ns[rank].tolist() == own["step_ns"].tolist()
+        assert all(found.phase_ns[name][rank].tolist() == own[f"{name}_ns"].tolist() for name in found.phase_ns)
+        assert found.begin_ns[rank] == own["start_ns"][0]
+        assert found.end_ns[rank] == own["start_ns"][-1] + own["step_ns"][-1]
+
+
+def test_the_first_bad_rank_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, one_plan(19), constant(PHASES, OTHER))
+    for rank in (17, 5):
+        folder.steps(rank).write_bytes(folder.steps(rank).read_bytes()[:-1])
+    with pytest.raises(IncompleteDataError, match=r"rank-0005\.steps: .* bytes behind the last whole step"):
+        load_steps(read_run(folder.path))
 
 
 def test_ranks_may_change_their_numbers(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.block_reader import BlockReader
+from dlbench.records.block_reader import BlockReader, read_alike
 from dlbench.records.blocks import BlockWriter
 from dlbench.records.steps import FIELDS, StepReader, StepWriter, read_steps, step_dtype
 
@@ -143,3 +143,43 @@ def test_steps_of_both_versions_are_read_by_column(tmp_path: Path) -> None:
     reader = StepReader(old)
     assert len(reader.read(("step",))["step"]) == 150
     assert reader.torn_bytes == 4
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), count=st.integers(0, 20), per_block=st.integers(1, 7), num_files=st.integers(1, 4))
+def test_files_that_are_alike_are_read_together(
+    tmp_path: Path, data: st.DataObject, count: int, per_block: int, num_files: int
+) -> None:
+    fields = [("a", "<i8"), ("b", "<i4"), ("c", "<f8"), ("d", "<i8")]
+    readers = []
+    for number in range(num_files):
+        rows = data.draw(
+            st.lists(st.tuples(*(value(kind) for _, kind in fields)), min_size=count, max_size=count)
+        )  # fmt: skip
+        path = tmp_path / str(number)
+        write(path, fields, ["a", "b"], [*rows, {"note": number}], per_block)
+        readers.append(BlockReader(path, "dlbench.test"))
+    together = read_alike(readers, ("b", "c", "d"))
+    assert together is not None
+    for number, reader in enumerate(readers):
+        alone, _ = reader.read(("b", "c", "d"))
+        assert together.keys() == alone.keys()
+        assert all(together[name][number].tobytes() == alone[name].tobytes() for name in alone)
+
+
+@pytest.mark.parametrize("change", ["rows", "blocks", "delta", "columns"])
+def test_files_that_differ_are_not_read_together(tmp_path: Path, change: str) -> None:
+    rows = [(number, number) for number in range(9)]
+    fields, delta = [("a", "<i8"), ("b", "<i4")], ["a"]
+    write(tmp_path / "one", fields, delta, rows, 4)
+    if change == "columns":
+        fields = [("a", "<i8"), ("x", "<i4")]
+    write(
+        tmp_path / "two",
+        fields,
+        [] if change == "delta" else delta,
+        rows[:-1] if change == "rows" else rows,
+        3 if change == "blocks" else 4,
+    )
+    readers = [BlockReader(tmp_path / name, "dlbench.test") for name in ("one", "two")]
+    assert read_alike(readers, ("a",)) is None

@@ -17,12 +17,15 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlbench.analysis import history_entries
 from dlbench.analysis.comparability import group_id
+from dlbench.analysis.energy import run_energy
 from dlbench.analysis.history_entries import MAKER, open_history
 from dlbench.analysis.run_metrics import metrics_by_run
 from dlbench.analysis.tables import tabulate
@@ -30,14 +33,16 @@ from dlbench.errors import RunError, UserError
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.history import EntryMaker, History
+from dlbench.records.history_content import content_digest
 from dlbench.records.history_entry import HistoryEntry, HostEntry
-from dlbench.records.history_files import content_digest
 from dlbench.records.history_prune import beyond, prune, removals
 from dlbench.records.history_where import PLAIN, matches, parse_where
 from dlbench.records.scan import read_run, scan
+from dlbench.records.spans import STAGE
 from tests.comm_factory import comm_plans, write_comm_run
 from tests.history_factory import history_plan, import_folder, write_history
 from tests.run_factory import NOW, Story, constant, edit_json, write_run, write_unfinished
+from tests.watch_factory import write_samples, write_spans
 
 STEP = constant([5, 0, 30, 50, 0, 10])
 
@@ -220,6 +225,8 @@ def test_what_a_history_does_not_keep(tmp_path: Path) -> None:
     (runs / "z-empty").mkdir()
     linked = write_run(runs, history_plan(6, 0, points=(1,)), STEP)
     (linked.path / "data").symlink_to("/etc/passwd")
+    deep = write_run(runs, history_plan(7, 0, points=(1,)), STEP)
+    (deep.path / "a" / "b" / "c" / "d").mkdir(parents=True)
     history = new_history(tmp_path / "store")
     told = {outcome.name: outcome for outcome in import_folder(history, runs)}
     found = {name.split("-")[0]: outcome.verdict for name, outcome in told.items()}
@@ -229,7 +236,8 @@ def test_what_a_history_does_not_keep(tmp_path: Path) -> None:
         "h0003": "imported",
         "h0004": "imported",
         "h0005": "damaged",
-        "h0006": "skipped",
+        "h0006": "damaged",
+        "h0007": "damaged",
         "z": "damaged",
     }
     assert all(outcome.why for outcome in told.values() if outcome.verdict != "imported")
@@ -635,16 +643,17 @@ def test_whole_runs_go_and_the_index_follows(store: Path) -> None:
 def test_traces_go_and_figures_stay(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs", 2)
     first, second = sorted(runs.iterdir())
-    traces = ("rank-0000.spans", "rank-0000.profile.json", "rank-0000.log", "launch.log", "slurm-12.out")
-    for name in (*traces, "node-0000.samples", "notes.txt"):
+    traces = ("rank-0001.spans", "rank-0000.profile.json", "rank-0000.log", "launch.log", "slurm-12.out")
+    for name in (*traces, "rank-0000.spans", "node-0000.samples", "notes.txt"):
         (first / name).write_bytes(b"x" * 10)
-    (first / "checkpoints").mkdir()
+    (first / "checkpoints" / "old").mkdir(parents=True)
+    (first / "checkpoints" / "old" / "x").write_bytes(b"")
     (first / "checkpoints" / "step-00000009.safetensors").write_bytes(b"y" * 7)
     history = new_history(tmp_path / "store")
     import_folder(history, runs)
     before = {entry.run_id: entry for entry in history.entries()}
     chosen = removals(history, history.entries(), traces_only=True)
-    assert [(one.entry.run_id, one.num_bytes, len(one.files)) for one in chosen] == [(first.name, 57, 6)]
+    assert [(one.entry.run_id, one.num_bytes, len(one.files)) for one in chosen] == [(first.name, 57, 7)]
     prune(history, chosen)
     for opened in (history, open_history(tmp_path / "store")):
         after = {entry.run_id: entry for entry in opened.entries()}
@@ -652,11 +661,63 @@ def test_traces_go_and_figures_stay(tmp_path: Path) -> None:
         assert after[first.name].dropped == ("checkpoints", "logs", "profiles", "spans")
         assert dataclasses.replace(after[first.name], dropped=()) == before[first.name]
     left = set(tree(history.run_folder(before[first.name])))
-    assert left == set(tree(first)) - {*traces, "checkpoints/step-00000009.safetensors"} | {"dropped.json"}
+    assert left == set(tree(first)) - {*traces, "checkpoints/step-00000009.safetensors", "checkpoints/old/x"} | {
+        "dropped.json"
+    }
     assert not (history.run_folder(before[first.name]) / "checkpoints").exists()
     assert removals(history, history.entries(), traces_only=True) == []
     # It is the same run still: bringing it in again brings nothing back.
     assert verdicts(import_folder(history, runs)) == ["already there", "already there"]
+
+
+def test_energy_is_the_same_without_traces(tmp_path: Path) -> None:
+    plan = history_plan(0, 0, points=(4,), overrides={"system.ranks_per_node": 2})
+    assert plan.layout.nodes == 2
+    folder = write_run(tmp_path / "runs", plan, STEP, Story(host=lambda rank: f"n{rank // 2}"))
+    seconds = [number * 0.02 - 5 for number in range(500)]
+    for rank in range(4):
+        spans = [{"lane": STAGE, "name": "building", "start_ns": -4 * 10**9, "end_ns": 10**9 // 2}]
+        write_spans(folder, rank, spans)
+    for node in range(2):
+        rows = [(round(time_s * 1e9), 1000 + 80 * time_s) for time_s in seconds]
+        write_samples(folder, node, ["host.energy.package-0_j"], rows, host=f"n{node}")
+    history = new_history(tmp_path / "store")
+    import_folder(history, tmp_path / "runs")
+    (entry,) = history.entries()
+    before = run_energy(read_run(history.run_folder(entry)))
+    assert before.stage("host", "building") is not None
+    chosen = removals(history, [entry], traces_only=True)
+    assert [one.files for one in chosen] == [("rank-0001.spans", "rank-0003.spans")]
+    prune(history, chosen)
+    assert run_energy(read_run(history.run_folder(entry))) == before
+    # Whose spans they are nobody can tell then.
+    RunFolder(history.run_folder(entry)).record.write_text("{")
+    assert removals(history, history.entries(), traces_only=True) == []
+
+
+def test_two_prunes_at_once(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", 1)
+    (next(runs.iterdir()) / "checkpoints").mkdir()
+    (next(runs.iterdir()) / "checkpoints" / "step-00000009.safetensors").write_bytes(b"y")
+    history = new_history(tmp_path / "store")
+    import_folder(history, runs)
+    chosen = removals(history, history.entries(), traces_only=True)
+    for _ in range(2):
+        prune(history, chosen)
+    assert history.entries()[0].dropped == ("checkpoints",)
+
+
+def test_a_run_that_goes_while_it_is_read_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = sorted(write_runs(tmp_path, 2).iterdir())
+
+    def tabulate_and_lose(*arguments: Any, **options: Any) -> Any:
+        table = tabulate(*arguments, **options)
+        shutil.rmtree(first)
+        return table
+
+    monkeypatch.setattr(history_entries, "tabulate", tabulate_and_lose)
+    entries = MAKER.make([RunFolder(first), RunFolder(second)])
+    assert [entry.state for entry in entries] == ["damaged", "valid"]
 
 
 def test_an_index_elsewhere_learns_of_dropped_traces(tmp_path: Path) -> None:

@@ -209,6 +209,46 @@ def test_a_run_that_the_list_names_and_that_is_not_there(made: Path, tmp_path: P
     assert history.entries() == []
 
 
+def loose(made: Path, path: Path, order: Callable[[list[tuple[str, Path]]], list[tuple[str, Path]]]) -> Path:
+    """An archive without a list, its files in some order."""
+    files = [(str(file.relative_to(made)), file) for file in sorted((made / "runs").rglob("*")) if file.is_file()]
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as opened:
+        for name, file in order(files):
+            opened.add(file, name)
+    return path
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        # By the file's name, so that every run is there again and again; and one file of the first run at the end.
+        lambda files: sorted(files, key=lambda one: (one[1].name, one[0])),
+        lambda files: [*files[1:], files[0]],
+    ],
+)
+def test_runs_that_do_not_lie_together_are_refused(
+    made: Path, tmp_path: Path, order: Callable[[list[tuple[str, Path]]], list[tuple[str, Path]]]
+) -> None:
+    history, outcomes = bring(loose(made, tmp_path / "a.tar", order), tmp_path / "store")
+    assert verdicts(outcomes) == ["damaged"]
+    assert "do not lie together; make the archive of whole folders" in outcomes[0].why
+    assert history.entries() == []
+
+
+def test_folders_in_a_run_belong_to_it(made: Path, tmp_path: Path) -> None:
+    first = sorted((made / "runs").glob("*/*"))[0]
+    path = tmp_path / "a.tar"
+    more = ("checkpoints/old/x", "notes/y")
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as opened:
+        for name in more:
+            add(opened, f"{first.name}/{name}", b"z")
+        opened.add(first, first.name)
+        add(opened, "stray.txt", b"z")
+    history, outcomes = bring(path, tmp_path / "store")
+    assert sorted(verdicts(outcomes)) == ["imported", "skipped"]
+    assert set(tree(history.run_folder(history.entries()[0]))) == {*tree(first), *more}
+
+
 # Hostility
 
 

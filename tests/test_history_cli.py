@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -16,7 +18,8 @@ from click.testing import CliRunner, Result
 from dlbench.analysis.history_entries import open_history
 from dlbench.cli import cli
 from dlbench.cli import history as group
-from dlbench.errors import DlbenchError
+from dlbench.errors import DlbenchError, RunError
+from dlbench.records import history_prune
 from dlbench.records.history_entry import HistoryEntry
 from tests.history_factory import history_plan, write_history
 from tests.run_factory import NOW, Story, constant, edit_json, write_run, write_unfinished
@@ -90,6 +93,64 @@ def test_the_group_names_commands_that_are_there() -> None:
     assert "No such command" in call("lst").output
 
 
+def foreign_database(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE mine (precious TEXT)")
+    connection.commit()
+    connection.close()
+
+
+FOREIGN: list[Callable[[Path], object]] = [lambda path: path.write_text("precious\n"), foreign_database]
+
+
+@pytest.mark.parametrize("make", FOREIGN)
+@pytest.mark.parametrize("command", [["list"], ["rebuild"], ["prune", "--keep-days", "0"]])
+def test_a_file_that_is_no_index_is_left_alone(
+    store: Path, tmp_path: Path, make: Callable[[Path], object], command: list[str]
+) -> None:
+    mine = tmp_path / "mine"
+    make(mine)
+    before = (mine.read_bytes(), tree(store))
+    for result in (
+        call(*command, "--store", store, "--index", mine),
+        call(*command, "--store", store, DLBENCH_HISTORY_INDEX=str(mine)),
+    ):
+        assert failed(result) == f"--index {mine}: is no index of a history; name another file, or delete it"
+    assert (mine.read_bytes(), tree(store)) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "store"}
+
+
+def test_an_index_elsewhere_is_known_again_and_made_anew(store: Path, tmp_path: Path) -> None:
+    index = tmp_path / "my.sqlite"
+    index.touch()
+    options = ["--store", store, "--index", index]
+    assert call("list", *options).output.endswith("6 runs, 6 valid\n")
+    index.write_bytes(index.read_bytes()[:5000])
+    harmed = call("list", *options)
+    assert "made anew" in harmed.stderr
+    assert call("rebuild", *options).stdout == "6 runs indexed\n"
+    # The store's own place, named.
+    (store / "index.sqlite").write_text("garbage")
+    assert call("list", "--store", store, "--index", store / "index.sqlite").exit_code == 0
+
+
+def test_a_pipe_is_no_index(store: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no index" in failed(call("list", "--store", store, "--index", tmp_path / "pipe"))
+
+
+def test_stray_folders_are_passed_over_and_told_once(store: Path) -> None:
+    (store / "runs" / "2026-03" / "copy of a run").mkdir()
+    (store / "runs" / "2026-03" / os.fsdecode(b"x\xff")).mkdir()
+    (store / "runs" / os.fsdecode(b"\xfe")).mkdir()
+    for command in ("list", "rebuild"):
+        result = call(command, "--store", store)
+        assert result.exit_code == 0, result.output
+        assert result.stderr.count("passed over") == 3
+        assert r"'runs/2026-03/x\udcff'" in result.stderr
+    assert len(open_history(store).entries()) == 6
+
+
 # Bringing in
 
 
@@ -139,6 +200,57 @@ def test_import_wants_something_that_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
+def test_import_takes_the_root_of_another_history(made: Path, tmp_path: Path) -> None:
+    result = call("import", made, "--store", tmp_path / "new")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "6 imported")
+    assert open_history(tmp_path / "new").entries() == open_history(made).entries()
+
+
+@pytest.mark.parametrize("name", ["plan.json", "record.json", "rank-0000.steps", "data"])
+def test_a_pipe_in_a_run_does_not_hang(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "runs", history_plan(0, 0, points=(1,)), STEP)
+    stored = write_history(tmp_path / "old", [(0.0, 1.0)])
+    for path in (folder.path, stored.run_folder(stored.entries()[0])):
+        (path / name).unlink(missing_ok=True)
+        os.mkfifo(path / name)
+    result = call("import", tmp_path / "runs", "--store", tmp_path / "new")
+    assert result.exit_code == 4
+    assert "plain files alone" in result.stderr
+    assert call("rebuild", "--store", tmp_path / "old").exit_code == 0
+    (run,) = json.loads(call("list", "--store", tmp_path / "old", "--format", "json").stdout)["runs"]
+    assert (run["state"], run["content_digest"]) == ("damaged", "")
+
+
+def test_an_archive_from_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    message = failed(call("import", tmp_path / "pipe", "--store", tmp_path / "new"))
+    assert message == f"{tmp_path / 'pipe'}: is no plain file; write the archive to a file first"
+    assert "no plain file" in failed(call("import", "/dev/null", "--store", tmp_path / "new"))
+
+
+def test_without_permission_one_line_says_so(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, whom nothing is denied."""
+    stat = Path.stat
+    denied: list[Path] = []
+
+    def deny(path: Path, **options: bool) -> os.stat_result:
+        if path in denied:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", deny)
+    for path, command in (
+        (store / "history.json", ["list"]),
+        (tmp_path / "runs", ["import", tmp_path / "runs"]),
+    ):
+        denied[:] = [path]
+        assert failed(call(*command, "--store", store)) == f"{path}: cannot be read: Permission denied"
+    denied[:] = [store / "index.sqlite"]
+    result = call("list", "--store", store)
+    assert result.exit_code == 0
+    assert "kept in memory" in result.stderr
+
+
 def test_a_month_is_a_folder_of_runs(made: Path) -> None:
     result = CliRunner().invoke(cli, ["status", str(made / "runs" / "2026-03")])
     assert result.exit_code == 0
@@ -163,6 +275,8 @@ def test_the_list_can_be_narrowed(made: Path) -> None:
     assert [run["commit"] for run in json.loads(result.stdout)["runs"]] == ["c1", "c1"]
     assert call("list", "--store", made, "--where", "slurm_job_id=4003").stdout.endswith("1 run, 1 valid\n")
     assert "did you mean" in failed(call("list", "--store", made, "--where", "comit=c1"))
+    assert "tag.NAME" in failed(call("list", "--store", made, "--where", "tag.=1"))
+    assert "environment.NAME" in failed(call("list", "--store", made, "--where", "environment.=x"))
 
 
 def test_csv_and_json_hold_the_same(made: Path) -> None:
@@ -241,13 +355,23 @@ def test_prune_prints_what_goes_and_how_much(store: Path) -> None:
     sizes = sum(file.stat().st_size for entry in entries[:3] for file in (store / entry.folder).iterdir())
     done = call("prune", *options)
     assert done.exit_code == 0
-    assert done.stdout == planned.replace("would remove", "removes")
+    assert done.stdout == planned.replace("would remove", "removed")
     assert [entry.run_id in done.stdout for entry in entries] == [True] * 3 + [False] * 3
-    assert done.stdout.splitlines()[-1] == f"removes {sizes / 1024:.4g} KiB of 3 of 6 runs"
+    assert done.stdout.splitlines()[-1] == f"removed {sizes / 1024:.4g} KiB of 3 of 6 runs"
     assert open_history(store).entries() == entries[3:]
     kept = call("prune", "--keep-days", "0", "--keep-last", "2", "--store", store)
     assert kept.exit_code == 0
     assert open_history(store).entries() == entries[4:]
+
+
+def test_prune_says_what_is_done_and_not_what_will_be(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RunError("the file system refuses")
+
+    monkeypatch.setattr(history_prune, "prune", refuse)
+    result = call("prune", "--keep-days", "0", "--store", store)
+    assert failed(result) == "the file system refuses"
+    assert result.stdout == ""
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,52 @@ def test_intervals_say_what_they_are(tmp_path: Path) -> None:
         assert noisy.low <= noisy.value <= noisy.high
 
 
+def write_speedups(out: Path, speedups: dict[int, float], scaling_kind: str) -> None:
+    """Single runs at one rank and at these rank counts."""
+    overrides = {"train.batch_per_rank": 16}
+    for plan in plans(points=(1, *speedups), repeats=1, scaling=scaling_kind, overrides=overrides):
+        ranks = plan.layout.ranks
+        step = 1600 / {1: 1.0, **speedups}[ranks] * (ranks if scaling_kind == "weak" else 1)
+        write_run(out, plan, constant([0, 0, 0, step, 0, 0]))
+
+
+@pytest.mark.parametrize("scaling_kind", ["weak", "strong"])
+@pytest.mark.parametrize("speedups", [{2: 4.0, 16: 16.0}, {2: 4.0, 4: 4.0, 16: 16.0}])
+def test_more_than_the_ideal_fits_no_law(tmp_path: Path, speedups: dict[int, float], scaling_kind: str) -> None:
+    """Beyond a fraction of 0 Amdahl's law has a pole, and efficiencies below 0: points are held against the ideal."""
+    write_speedups(tmp_path, speedups, scaling_kind)
+    law = law_of(tmp_path)
+    assert law.fraction.value < 0
+    assert [point.fitted for point in law.points] == [1.0] * len(speedups)
+    assert law.worst_residual == pytest.approx(1.0)
+    assert law.hindcast is None or law.hindcast.fitted == 1.0
+    assert (law.hindcast is None) == (len(speedups) == 2)
+    text = to_markdown(assemble(scan(tmp_path)))
+    words = text.partition("### Laws")[2]
+    assert " does not fit: least squares gives f = -" in words
+    assert "misses a measured point by 100.0 points of efficiency." in words
+    assert " fits with f" not in words
+
+
+def test_points_that_bend_away_do_not_fit(tmp_path: Path) -> None:
+    write_law(tmp_path, 0.1, bend=8.0, repeats=1)
+    text = to_markdown(assemble(scan(tmp_path)))
+    assert " does not fit: least squares gives f = " in text
+    assert " fits with f" not in text
+
+
+def test_the_drawn_law_does_not_exceed_the_ideal(tmp_path: Path) -> None:
+    from dlbench.publish.outlook_charts import CURVE, outlook_charts
+
+    # f = -0.25: the pole is at 5 times the ranks.
+    write_speedups(tmp_path, {2: 4.0, 4: 16.0, 8: 16.0}, "strong")
+    group, found = outlook_of(tmp_path)
+    assert found.law.fraction.value < 0
+    (chart,) = outlook_charts(group)
+    (curve,) = [rows for rows in chart.spec["datasets"].values() if len(rows) == CURVE]
+    assert {row["value"] for row in curve} == {1.0}
+
+
 # Forecasts
 
 

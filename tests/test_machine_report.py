@@ -6,11 +6,13 @@ import dataclasses
 import itertools
 import json
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,16 +23,21 @@ from dlbench.analysis.energy_integral import counter_curve, joined, rate_curve
 from dlbench.analysis.node_samples import NodeSamples
 from dlbench.analysis.tables import tabulate
 from dlbench.analysis.telemetry_series import MAX_BARS, MAX_POINTS, series, thinned, throttled_bars
+from dlbench.cli import cli
 from dlbench.publish import html, model
 from dlbench.publish.assemble import assemble
 from dlbench.publish.machine_views import VIEWS
 from dlbench.publish.telemetry_charts import telemetry_charts
 from dlbench.publish.view import View
+from dlbench.publish.wording import percent
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
+from dlbench.records.spans import STAGE, STAGING
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.requests import parse_set, parse_sweep
+from dlbench.units import format_seconds
 from tests.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_unfinished
-from tests.watch_factory import node_watch, watch_result, write_samples
+from tests.watch_factory import node_watch, watch_result, write_samples, write_spans
 
 S = 1_000_000_000
 THERMAL = 0x20
@@ -252,6 +259,28 @@ def test_means_of_a_run_are_those_of_its_samples(tmp_path: Path) -> None:
     assert "throttled" in view("telemetry").words(group)[0].lower()
 
 
+@pytest.mark.parametrize("telling", [1, 2])
+def test_power_of_some_gpus_is_not_that_of_the_node(tmp_path: Path, telling: int) -> None:
+    columns = ["gpu.0.power_w", "gpu.1.power_w", "gpu.0.sm_clock_hz", "gpu.1.sm_clock_hz", COLUMNS[-3]]
+    kept = [name for name in columns if telling == 2 or name != "gpu.1.power_w"]
+    told = {"gpu.0.power_w": 250.0, "gpu.1.power_w": 350.0, "gpu.0.sm_clock_hz": 1e9, "gpu.1.sm_clock_hz": 1e9}
+    (plan,) = plans(points=(2,), repeats=1)
+    one_run(tmp_path, plan, columns=kept, rows=rows(lambda t: [told.get(name, 1e12 + 2 * 2**20 * t) for name in kept]))
+    group = group_of(tmp_path)
+    assert group.telemetry is not None
+    (node,) = group.telemetry.nodes
+    assert (node.num_gpus, node.num_power) == (2, telling)
+    assert node.gpu_power_w == (pytest.approx(600) if telling == 2 else None)
+    header, row = sheet(group, "telemetry").text
+    cells = dict(zip(header, row, strict=True))
+    assert cells["Power of its GPUs"] == ("600.0 W" if telling == 2 else "1 of 2 GPUs tell")
+    assert cells["Received"] == "2 MiB/s"
+    words = " ".join(view("telemetry").words(group))
+    assert "receives 2.00 MiB/s" in words
+    if telling == 2:
+        assert "a GPU's power 250 W at GPU 0 of n0 to 350 W at GPU 1 of n0" in words.replace("A GPU's", "a GPU's")
+
+
 def test_a_gap_in_the_samples_is_a_gap_in_the_lines(tmp_path: Path) -> None:
     one_run(tmp_path, rows=rows(keep=lambda t: not 6 < t < 12))
     group = group_of(tmp_path)
@@ -465,10 +494,44 @@ def test_waits_stalls_and_disks(tmp_path: Path) -> None:
     assert facts["Coverage"].startswith(f"{seen:,} samples of a set of 1,000")
     assert facts["Cold or warm"].startswith("cold at least in part")
     assert facts["Readers"] == "3 reader processes a rank (data.loader_workers); decoder simplejpeg"
-    assert facts["Staging"].startswith("not done by these runs")
+    assert facts["Staging"] == "not known: no node's spans were read"
+    assert group.data_path.verdict == (
+        f"On average over ranks, steps and runs ranks wait for input for {percent(point.wait_share.value)} of a step "
+        f"({format_seconds(wait)}) at 2 ranks; the longest single wait looked at was 500 ms; up to "
+        f"{percent(slow / (2 * count))} of the steps stall (run in the middle, at most 16 ranks)."
+    )
     assert "one permutation an epoch" in facts["Order"]
     row = sheet(group, "data-path").rows[0]
     assert (row["input_wait_s"], row["stalled_share"]) == (point.wait.value, point.stalled)
+
+
+def test_the_largest_mean_wait_is_called_a_mean(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2), repeats=1):
+        write_run(tmp_path, plan, constant([100 * plan.layout.ranks, 0, 300, 400, 100, 100]))
+    found = group_of(tmp_path).data_path
+    assert found is not None
+    start = "On average over ranks, steps and runs ranks wait for input for 18.2 % of a step (200 ms) at 2 ranks, "
+    assert found.verdict.startswith(
+        f"{start}the largest share of any rank count; the longest single wait looked at was 200 ms."
+    )
+
+
+@pytest.mark.parametrize("staged_s", [0, 2])
+def test_staging_is_told_by_spans_without_any_sample(tmp_path: Path, staged_s: int) -> None:
+    made = plans(points=(1, 2), repeats=1, overrides={"data.source": "/data/jpegs"})
+    folders = [write_run(tmp_path, plan, constant(STEP_MS)) for plan in made]
+    spans = [{"lane": STAGE, "name": "building", "start_ns": -5 * S, "end_ns": 0}]
+    if staged_s:
+        spans.append({"lane": STAGING, "name": "copy", "start_ns": -staged_s * S, "end_ns": 0})
+    write_spans(folders[1], 0, spans)
+    found = group_of(tmp_path).data_path
+    assert found is not None
+    whose = "(by the spans of 1 run, the middle one of each rank count)"
+    assert dict(found.facts)["Staging"] == (
+        f"up to 2 s on a node {whose}"
+        if staged_s
+        else f"not done by these runs: ranks read the data source where it lies {whose}"
+    )
 
 
 def test_disks_at_rest_are_warm_or_far(tmp_path: Path) -> None:
@@ -484,6 +547,7 @@ def test_synthetic_data_says_that_nothing_is_read(tmp_path: Path) -> None:
     assert found is not None
     assert "synthetic" in found.verdict
     assert dict(found.facts)["Cold or warm"] == "no file is read"
+    assert dict(found.facts)["Staging"] == "no file is read"
 
 
 # Memory
@@ -518,7 +582,95 @@ def test_the_batch_limit_is_not_invented(tmp_path: Path) -> None:
     found = group_of(tmp_path).memory
     assert found is not None
     assert "was not measured" in found.limit
-    assert "--sweep train.batch_per_rank=8,16,32" in found.limit
+    assert "no run of this precision and these parts ended without memory" in found.limit
+    assert found.limit.endswith(
+        "dlbench run sample --preset tiny --engine horovod --data synthetic --ranks 1 "
+        "--sweep train.batch_per_rank=8,16,32"
+    )
+
+
+def batches(out: Path, fitted: Sequence[int], ended: Sequence[int], **overrides: Any) -> None:
+    """A run of one rank for each batch that fitted, and one for each that ended without memory."""
+    for kind, wanted in (("fit", fitted), ("end", ended)):
+        for number, batch in enumerate(wanted):
+            chosen = {"train.batch_per_rank": batch, **overrides}
+            (plan,) = plans(points=(1,), repeats=1, series=f"{kind}{number}-{len(overrides)}", overrides=chosen)
+            if kind == "fit":
+                write_run(out, plan, constant(STEP_MS))
+            else:
+                write_unfinished(out, plan, "failed", "CUDA out of memory")
+
+
+def limit_of(out: Path, precision: str = "fp32") -> str:
+    groups = assemble(scan(out)).groups
+    group = next(group for group in groups if {c.name: c.value for c in group.conditions}["precision"] == precision)
+    assert group.memory is not None
+    return group.memory.limit
+
+
+def test_a_batch_that_fitted_at_times_is_told(tmp_path: Path) -> None:
+    batches(tmp_path, [8, 8, 8, 8], [8])
+    limit = limit_of(tmp_path)
+    assert "8 samples ended without memory in 1 run and fitted in 4" in limit
+    assert "no larger batch of this precision and these parts ended without memory" in limit
+    assert "was not measured" not in limit
+
+
+def test_other_precisions_set_no_limit(tmp_path: Path) -> None:
+    batches(tmp_path, [8], [])
+    batches(tmp_path, [4], [8], **{"train.precision": "bf16"})
+    assert "no run of this precision and these parts ended without memory" in limit_of(tmp_path)
+    assert limit_of(tmp_path, "bf16").endswith("; 8 samples ended without memory.")
+
+
+def test_the_limit_lies_above_what_fitted(tmp_path: Path) -> None:
+    batches(tmp_path, [8], [4, 16, 32])
+    limit = limit_of(tmp_path)
+    assert limit.startswith("8 samples a rank fitted in fp32 (500 MiB at the rank that held most); 4 samples ended ")
+    assert limit.endswith(
+        "; 4 samples ended without memory in 1 run, though more fitted in others; 16 samples ended without memory."
+    )
+
+
+def test_the_command_for_larger_batches_repeats_the_runs(tmp_path: Path) -> None:
+    """Through the parser of commands: it asks for the plan of the group but for the batch."""
+    chosen = {"train.optimizer.learning_rate": 0.5, "watch.sampler": False, "data.source": "/data/it's here"}
+    (made,) = plans(points=(2,), repeats=1, engine="ddp", overrides={**chosen, "train.batch_per_rank": 8})
+    write_run(tmp_path, made, constant(STEP_MS))
+    words = shlex.split(limit_of(tmp_path).partition("Larger ones: dlbench run ")[2])
+    command = cli.get_command(click.Context(cli), "run")
+    assert command is not None
+    with command.make_context("run", words) as context:
+        asked = context.params
+    assert (asked["workload"], asked["preset"], asked["engine"], asked["ranks"]) == ("sample", "tiny", "ddp", "2")
+    assert asked["data"] == chosen.pop("data.source")
+    assert parse_set(asked["overrides"]) == chosen
+    assert parse_sweep(asked["sweep"]) == {"train.batch_per_rank": (16, 32, 64)}
+
+
+def test_words_that_hold_oom_are_no_lack_of_memory(tmp_path: Path) -> None:
+    reasons = {
+        "torch.OutOfMemoryError: CUDA out of memory": True,
+        "OSError: [Errno 12] Cannot allocate memory": True,
+        "MemoryError: Unable to allocate 3 GiB": True,
+        "slurmstepd: Detected 1 oom_kill event": True,
+        "OOMKilled": True,
+        "rank 3: OOM": True,
+        "node bloom3 went down": False,
+        "no room left on device": False,
+        "the zoom of augmentation is below 1": False,
+        "node bloom killed by signal 9": False,
+    }
+    (plan,) = plans(points=(1,), repeats=1)
+    write_run(tmp_path, plan, constant(STEP_MS))
+    for number, reason in enumerate(reasons):
+        chosen = {"train.batch_per_rank": 100 + number}
+        (failed,) = plans(points=(1,), repeats=1, series=f"f{number}", overrides=chosen)
+        write_unfinished(tmp_path, failed, "failed", reason)
+    memory = group_of(tmp_path).memory
+    assert memory is not None
+    told = {found.batch - 100 for found in memory.batches if found.num_without_memory}
+    assert told == {number for number, is_lack in enumerate(reasons.values()) if is_lack}
 
 
 def test_old_records_tell_no_resident_memory(tmp_path: Path) -> None:

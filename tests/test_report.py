@@ -170,7 +170,7 @@ def test_verdict_says_what_was_lost_and_to_what(made: model.Report) -> None:
     assert weak.verdict == (
         "Sample network on sample images (tiny preset, Horovod, fp32, 4 images a rank, synthetic data) keeps "
         "80.0 % [80.0, 80.0] of the ideal at 4 ranks, measured against 1 rank (95 % bootstrap, 5 runs); the largest "
-        "part of the loss is exposed gradient exchange (20.0 of the 20.0 points lost on average)."
+        "part of the loss is exposed exchange (20.0 of the 20.0 points lost on average)."
     )
     strong = next(group for group in made.groups if group.scaling == "strong")
     assert strong.verdict.endswith("Too few runs for a comparison.")
@@ -180,6 +180,25 @@ def test_verdict_says_what_was_lost_and_to_what(made: model.Report) -> None:
 def verdict_of(folder: Path) -> str:
     (group,) = assemble(scan(folder)).groups
     return group.verdict
+
+
+def test_verdict_tells_waiting_from_exchange(tmp_path: Path) -> None:
+    """One rank computes 20 ms longer, the others wait in the exchange; then the same without causes."""
+    for plan in plans(points=(1, 4), repeats=5):
+
+        def times(rank: int, step: int, ranks: int = plan.layout.ranks) -> tuple[list[int], int]:
+            late = 0 if rank < 3 else 20_000_000
+            return [0, 0, 0, 80_000_000 + late, 0 if ranks == 1 else 25_000_000 - late, 0], 0
+
+        for name in ("plain", "no-exchange"):
+            series = plan.series.model_copy(update={"variant": name})
+            write_run(tmp_path / name, plan.model_copy(update={"series": series}), times)
+    told = {name: verdict_of(tmp_path / name) for name in ("plain", "no-exchange")}
+    # Of 105 ms, 20 are for the late rank and 5 are exchange; the exchange takes 20 on average over the ranks.
+    assert "the largest part of the loss is waiting for late ranks (19.0 of the 23.8 points lost" in told["plain"]
+    assert (
+        "the largest part of the loss is exposed gradient exchange, waiting for late ranks included (19.0 of the 23.8 "
+    ) in told["no-exchange"]
 
 
 def test_verdicts_at_the_edges(tmp_path: Path) -> None:

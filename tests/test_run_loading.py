@@ -15,11 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dlbench.analysis import run_loading, run_workers
+from dlbench.analysis import run_reading, run_workers
 from dlbench.analysis.causes import causes_of
 from dlbench.analysis.digest import digest_of
 from dlbench.analysis.measures import load_steps
-from dlbench.analysis.run_loading import LoadedRun, Wanted, load_runs
+from dlbench.analysis.run_loading import LoadedRun, Wanted
+from dlbench.analysis.run_reading import load_runs
 from dlbench.analysis.tables import RunTable, tabulate
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.records.scan import scan
@@ -76,8 +77,8 @@ def test_a_table_is_the_same_with_and_without_processes(out: Path, monkeypatch: 
         started.append(int(str(arguments[-1])))
         return load(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run_workers, "load_in_processes", counted)
-    monkeypatch.setattr(run_loading, "WORTH_A_PROCESS", 1)
+    monkeypatch.setattr(run_reading, "load_in_processes", counted)
+    monkeypatch.setattr(run_reading, "WORTH_A_PROCESS", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     together = tabulate(scan(out), with_causes=True, with_digests=True)
     assert started == [2]
@@ -142,7 +143,8 @@ def test_ctrl_c_ends_all_processes_without_their_traces(out: Path, tmp_path: Pat
     script = tmp_path / "read.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from dlbench.analysis.run_loading import Wanted, load_runs\n"
+        "from dlbench.analysis.run_loading import Wanted\n"
+        "from dlbench.analysis.run_reading import load_runs\n"
         "from dlbench.records.scan import scan\n"
         "if __name__ == '__main__':\n"
         f"    load_runs(scan(Path({str(stuck)!r})).runs * 2, Wanted(), processes=2)\n"

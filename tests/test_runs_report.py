@@ -216,6 +216,37 @@ def test_what_keeps_runs_apart_is_what_groups_are_made_by(tmp_path: Path) -> Non
         assert any(item.keeps_apart for item in found) == is_apart, name
 
 
+def test_a_shared_out_batch_keeps_no_runs_apart(tmp_path: Path) -> None:
+    """Under strong scaling a rank's batch follows from the rank count; the global batch keeps groups apart."""
+    write_scaling(tmp_path, points=(1, 2), repeats=1, series="a", scaling="strong")
+    (group,) = assemble(scan(tmp_path)).groups
+    assert [point.batch_per_rank for point in group.points] == [4, 2]
+    found = {item.key: item for item in assemble(scan(tmp_path)).differences}
+    assert found.keys() == {"batch_per_rank", "ranks"}
+    assert (found["batch_per_rank"].expected, found["batch_per_rank"].keeps_apart) == (True, False)
+    doubled = {"train.batch_per_rank": 8}
+    write_scaling(tmp_path, points=(1, 2), repeats=1, series="b", scaling="strong", overrides=doubled)
+    report = assemble(scan(tmp_path))
+    found = {item.key: item for item in report.differences}
+    assert len(report.groups) == 2
+    assert (found["global_batch"].expected, found["global_batch"].keeps_apart) == (False, True)
+    assert not found["batch_per_rank"].keeps_apart
+    assert "Runs are not compared across global_batch." in view("differences").report_words(report)
+
+
+@pytest.mark.parametrize("batches", [(4, 4), (4, 8)])
+def test_weak_batches_keep_runs_apart_beside_strong_ones(tmp_path: Path, batches: tuple[int, int]) -> None:
+    write_scaling(tmp_path, points=(2,), repeats=1, series="strong", scaling="strong")
+    for number, batch in enumerate(batches):
+        write_scaling(tmp_path, points=(2,), repeats=1, series=f"w{number}", overrides={"train.batch_per_rank": batch})
+    found = {item.key: item for item in assemble(scan(tmp_path)).differences}
+    assert found["scaling"].keeps_apart
+    if batches[0] == batches[1]:
+        assert "batch_per_rank" not in found
+    else:
+        assert (found["batch_per_rank"].expected, found["batch_per_rank"].keeps_apart) == (False, True)
+
+
 # Systems
 
 

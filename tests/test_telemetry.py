@@ -106,6 +106,33 @@ def test_always_throttled_is_measured_against_the_highest_clock(tmp_path: Path) 
     assert "its highest clock is not known" in why
 
 
+@pytest.mark.parametrize("reason", [IDLE, 0], ids=["idle", "about to work"])
+def test_an_idle_sample_is_no_reference_for_throttled_ones(tmp_path: Path, reason: int) -> None:
+    """Throttled throughout, but for one sample at the edge of the window, when the clock was low for want of work."""
+    columns = [*CLOCKS, "gpu.0.sm_clock_max_hz"]
+    rows = rows_of(
+        lambda t: 0.195 * GHZ if t < 5 else 1.5 * GHZ,
+        lambda t: reason if t < 5 else POWER_CAP,
+        lambda t: 2.0 * GHZ,
+    )
+    share, evidence = throttled(make_run(tmp_path / "known", columns, rows))
+    assert share == pytest.approx(0.25 * 11 / 12)
+    assert evidence == "mean of 1 GPU; most at gpu.0 of n0, 22.9%; throttled 92% of the time (sw_power_cap)"
+    unknown, why = throttled_share(make_run(tmp_path / "unknown", CLOCKS, [row[:3] for row in rows]))
+    assert unknown is None
+    assert "its highest clock is not known" in why
+
+
+def test_throttling_that_costs_nothing_is_told(tmp_path: Path) -> None:
+    """Two GPUs, of which the second one holds a limit at its highest clock."""
+    plan = plans(points=(2,), repeats=1)[0]
+    columns = [f"gpu.{gpu}.{name}" for gpu in range(2) for name in ("sm_clock_hz", "clock_reasons")]
+    rows = rows_of(lambda t: GHZ, lambda t: 0, lambda t: GHZ, lambda t: POWER_CAP if t < 7 else 0)
+    share, evidence = throttled(make_run(tmp_path, columns, rows, plan=plan))
+    assert share == 0.0
+    assert evidence == "mean of 2 GPUs; most at gpu.1 of n0, 0.0%; throttled 25% of the time (sw_power_cap)"
+
+
 def test_shares_are_averaged_over_the_gpus_of_the_ranks(tmp_path: Path) -> None:
     plan = plans(points=(2,), repeats=1)[0]
     columns = [f"gpu.{gpu}.{name}" for gpu in range(2) for name in ("sm_clock_hz", "clock_reasons")]

@@ -41,6 +41,8 @@ class Diagnosis:
     computing. None where none costs anything."""
     rule: Rule | None
     """What that cause is called and what helps."""
+    told: str
+    """Where the time goes, after `is lost in`; empty without a rule."""
     bound: float | None
     """Growth of the throughput if what is lost to that cause took no time (1)."""
     advice: tuple[Advice, ...]
@@ -61,14 +63,21 @@ def diagnose(
     largest = _largest(point)
     finding = _finding(point, largest)
     if largest is None or finding in ("no loss", "small loss", "above ideal"):
-        return Diagnosis(finding=finding, largest=None, rule=None, bound=None, advice=())
+        return Diagnosis(finding=finding, largest=None, rule=None, told="", bound=None, advice=())
     rule = RULES[largest.name]
     share = largest.seconds.value / point.whole.seconds.value if point.is_baseline else largest.lost.value
     advice: tuple[Advice, ...] = ()
     if finding == "found":
         case = Case(run=_telling(runs), point=point, exclude=exclude)
         advice = tuple(_advice(one, case, network) for one in rule.experiments if one.when(case))
-    return Diagnosis(finding=finding, largest=largest, rule=rule, bound=_bound(share), advice=_by_gain(advice))
+    return Diagnosis(
+        finding=finding,
+        largest=largest,
+        rule=rule,
+        told=rule.told_of(runs[0]),
+        bound=_bound(share),
+        advice=_by_gain(advice),
+    )
 
 
 def _largest(point: CausePoint) -> Part | None:

@@ -59,6 +59,12 @@ class Rule:
     told: str
     """Where the time goes, after `is lost in`."""
     experiments: tuple[Experiment, ...]
+    told_strong: str = ""
+    """The same under strong scaling; empty where that does not differ."""
+
+    def told_of(self, run: Run) -> str:
+        """Where the time goes in runs like this one."""
+        return (self.told_strong if run.plan.series.scaling == "strong" else "") or self.told
 
 
 _PACKED_BY = {"jpeg-tree": "dlbench data pack: shards", "text": "dlbench data samples"}
@@ -167,6 +173,22 @@ def _larger_batch(case: Case) -> str:
     return f"a larger batch a rank (--set train.batch_per_rank={2 * case.batch}): fewer steps for the same samples"
 
 
+_COMPUTE_PARTS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimiser"}
+
+
+def _less_fixed_work(case: Case) -> str:
+    """Under strong scaling a rank's batch shrinks, and what does not depend on it (the optimiser) stays."""
+    at_smallest = round(2 * case.batch * case.point.point.ideal_speedup)
+    text = (
+        f"a larger global batch (--set train.batch_per_rank={at_smallest}, that of the smallest rank count) or weak "
+        "scaling (--scaling weak), in which work that does not shrink weighs less"
+    )
+    largest = max(
+        (part for part in case.point.point.parts if part.name in _COMPUTE_PARTS), key=lambda part: part.lost.value
+    )
+    return f"{text}: the largest part is {_COMPUTE_PARTS[largest.name]}" if largest.lost.value > 0 else text
+
+
 RULES: Mapping[str, Rule] = {
     "exchange": Rule(
         name="network-bound",
@@ -202,7 +224,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "input": Rule(
         name="input-bound",
-        told="waiting for input",
+        told="waiting for input and the copy to the device",
         experiments=(
             Experiment(text=_workers_text, when=_few_workers),
             Experiment(text=_packed_text, when=_can_be_packed),
@@ -234,12 +256,14 @@ RULES: Mapping[str, Rule] = {
     "compute": Rule(
         name="compute-bound",
         told="computing that takes longer than at the baseline",
+        told_strong="computing that does not shrink with the batch a rank",
         experiments=(
+            Experiment(text=_less_fixed_work, when=lambda case: not _is_weak(case)),
             Experiment(
                 text=lambda case: (
                     "fewer ranks a node, to see whether they share memory bandwidth or caches (--ranks-per-node)"
                 ),
-                when=lambda case: case.run.plan.layout.ranks_per_node > 1,
+                when=lambda case: _is_weak(case) and case.run.plan.layout.ranks_per_node > 1,
             ),
             Experiment(
                 text=lambda case: "a look at clocks and memory of these nodes, and at other work on their cores"

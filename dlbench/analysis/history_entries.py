@@ -14,13 +14,13 @@ from dlbench.analysis.tables import WithoutFigures, tabulate
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.folder import RunFolder
 from dlbench.records.history import EntryMaker, History, Notify
+from dlbench.records.history_content import content_digest, files_of
 from dlbench.records.history_entry import HistoryEntry, HostEntry
-from dlbench.records.history_files import content_digest
 from dlbench.records.history_prune import dropped_kinds
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run, Scan, read_run
 
-ENTRIES_VERSION = 1
+ENTRIES_VERSION = 2
 """To be counted up when entries of the same folders come out differently: an index of before is made anew then."""
 
 
@@ -32,21 +32,29 @@ def make_entries(folders: Sequence[RunFolder]) -> list[HistoryEntry]:
     runs: dict[Path, Run] = {}
     found: dict[Path, HistoryEntry] = {}
     for folder in folders:
+        is_plain = False
         try:
+            # First: reading a named pipe would wait forever.
+            files_of(folder.path)
+            is_plain = True
             runs[folder.path] = read_run(folder.path)
         except (IncompleteDataError, UserError) as error:
-            found[folder.path] = _damaged(folder, str(error))
+            found[folder.path] = _damaged(folder, str(error), _digest(folder) if is_plain else "")
     for chosen in _each_name_once(list(runs.values())):
         table = tabulate(Scan(root=Path(), runs=chosen), with_causes=True)
         figures = metrics_by_run(table)
         without = {one.run.folder.path: one for one in table.without}
         for run in chosen:
-            found[run.folder.path] = _entry(
-                run,
-                without.get(run.folder.path),
-                figures.get(run.plan.run_id, {}),
-                table.causes.get(run.plan.run_id),
-            )
+            try:
+                found[run.folder.path] = _entry(
+                    run,
+                    without.get(run.folder.path),
+                    figures.get(run.plan.run_id, {}),
+                    table.causes.get(run.plan.run_id),
+                )
+            except IncompleteDataError as error:
+                # Changed, or taken away, since it was read.
+                found[run.folder.path] = _damaged(run.folder, str(error), "")
     return [found[folder.path] for folder in folders]
 
 
@@ -145,12 +153,15 @@ def _submitted_job(folder: RunFolder) -> str:
     return job if isinstance(job, str) else ""
 
 
-def _damaged(folder: RunFolder, why: str) -> HistoryEntry:
-    """All that is known of a folder that cannot be read: its name."""
+def _digest(folder: RunFolder) -> str:
     try:
-        digest = content_digest(folder)
+        return content_digest(folder)
     except IncompleteDataError:
-        digest = ""
+        return ""
+
+
+def _damaged(folder: RunFolder, why: str, digest: str) -> HistoryEntry:
+    """All that is known of a folder that cannot be read: its name, and the digest if there is one."""
     return HistoryEntry(
         run_id=folder.path.name,
         folder=str(folder.path),

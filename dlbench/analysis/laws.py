@@ -44,7 +44,7 @@ class FittedPoint:
     efficiency: Estimate
     """Measured (1)."""
     fitted: float
-    """By the law (1)."""
+    """By the law (1); the ideal for a fraction below 0, of which the law knows nothing."""
 
     @property
     def residual(self) -> float:
@@ -116,10 +116,18 @@ def fraction_of(law: LawName, ratios: Array, speedups: Array) -> Array:
 
 
 def efficiency_at(law: LawName, fraction: float, ratio: float) -> float:
-    """Efficiency by the law (1) at `ratio` times the baseline's ranks."""
+    """Efficiency by the law (1) at `ratio` times the baseline's ranks.
+
+    Below a fraction of 0 Amdahl's law has a pole at `ratio` = 1 - 1 / fraction, and is below 0 beyond it.
+    """
     if law == "Amdahl":
         return 1 / (fraction * ratio + (1 - fraction))
     return 1 - fraction * (1 - 1 / ratio)
+
+
+def _known_efficiency(law: LawName, fraction: float, ratio: float) -> float:
+    """`efficiency_at`, but the ideal below a fraction of 0."""
+    return efficiency_at(law, max(0.0, fraction), ratio)
 
 
 def law_of(group: Group, table: RunTable) -> Law | None:
@@ -142,7 +150,7 @@ def law_of(group: Group, table: RunTable) -> Law | None:
             ranks=point.ranks,
             nodes=point.nodes,
             efficiency=point.efficiency,
-            fitted=efficiency_at(name, fraction.value, point.ideal_speedup),
+            fitted=_known_efficiency(name, fraction.value, point.ideal_speedup),
         )
         for point in others
     )
@@ -196,7 +204,7 @@ def _hindcast(name: LawName, points: tuple[Point, ...]) -> Hindcast | None:
         return None
     ratios = np.array([point.ideal_speedup for point in earlier[1:]])
     fraction = float(fraction_of(name, ratios, np.array([point.speedup.value for point in earlier[1:]])))
-    fitted = efficiency_at(name, fraction, last.ideal_speedup)
+    fitted = _known_efficiency(name, fraction, last.ideal_speedup)
     return Hindcast(ranks=last.ranks, fitted=fitted, error=last.efficiency.value - fitted)
 
 

@@ -6,14 +6,14 @@ whole and medians do not: `sum(parts) == measured_s / steps`, to the nanosecond.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
 from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
-from dlbench.records.steps import PHASES, StepReader
+from dlbench.records.steps import PHASES, StepReader, read_alike_steps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +29,8 @@ ROUNDING_NS = 10_000
 # `measured_s` and the step times are the same clock readings; more apart than this, one of them is damaged.
 TOLERANCE = 0.01
 
+# Step files that are read together.
+_AT_ONCE = 16
 _COLUMNS = ("step", "warmup", "start_ns", "step_ns", *(f"{phase}_ns" for phase in PHASES), "samples")
 
 
@@ -148,66 +150,112 @@ def _all_ranks(run: Run) -> RunSteps:
         raise IncompleteDataError(
             f"{run.folder.record}: holds {len(ranks)} ranks, the plan has {run.plan.layout.ranks}; no figure is made"
         )
-    # One file at a time, so that a run of many ranks is never held twice.
+    # Few files at a time, so that a run of many ranks is never held twice.
     result: RunSteps | None = None
-    numbers: Times | None = None
-    for entry in sorted(run.record.ranks, key=lambda rank: rank.rank):
-        steps = _one_rank(run, entry)
-        count = len(steps["step"])
-        if count == 0 or (numbers is not None and not np.array_equal(steps["step"], numbers)):
-            raise IncompleteDataError(
-                f"{run.folder.steps(entry.rank)}: {count} measured steps, not the same as on the other ranks"
+    entries = sorted(run.record.ranks, key=lambda rank: rank.rank)
+    alike = True
+    for first in range(0, len(entries), _AT_ONCE):
+        some = entries[first : first + _AT_ONCE]
+        numbers = None if result is None else result.numbers
+        steps = _ranks_alike(run, some, numbers) if alike else None
+        # Files that differ are read one by one, which also tells what is wrong where something is.
+        alike = steps is not None
+        for entry in some:
+            own = (
+                _one_rank(run, entry, numbers)
+                if steps is None
+                else {k: v[entry.rank - first] for k, v in steps.items()}
             )
-        _refuse_other_sums(run.folder.steps(entry.rank), steps, entry)
-        if result is None:
-            numbers, shape = steps["step"], (len(ranks), count)
-            result = RunSteps(
-                numbers=numbers,
-                begin_ns=np.empty(len(ranks), np.int64),
-                end_ns=np.empty(len(ranks), np.int64),
-                step_ns=np.empty(shape, np.int64),
-                phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
-            )
-        result.begin_ns[entry.rank] = steps["start_ns"][0]
-        result.end_ns[entry.rank] = steps["start_ns"][-1] + steps["step_ns"][-1]
-        result.step_ns[entry.rank] = steps["step_ns"]
-        for phase in PHASES:
-            result.phase_ns[phase][entry.rank] = steps[f"{phase}_ns"]
+            if result is None:
+                numbers, shape = own["step"].copy(), (len(ranks), len(own["step"]))
+                result = RunSteps(
+                    numbers=numbers,
+                    begin_ns=np.empty(len(ranks), np.int64),
+                    end_ns=np.empty(len(ranks), np.int64),
+                    step_ns=np.empty(shape, np.int64),
+                    phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
+                )
+            result.begin_ns[entry.rank] = own["start_ns"][0]
+            result.end_ns[entry.rank] = own["start_ns"][-1] + own["step_ns"][-1]
+            result.step_ns[entry.rank] = own["step_ns"]
+            for phase in PHASES:
+                result.phase_ns[phase][entry.rank] = own[f"{phase}_ns"]
     assert result is not None
     return result
 
 
-def _one_rank(run: Run, entry: RankResult) -> dict[str, Times]:
-    """`_COLUMNS` of the measured steps of one rank; the file is whole, and of this run and rank."""
+def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None) -> dict[str, Times] | None:
+    """As `_one_rank` of several ranks, shape (ranks, steps); None where their files differ, or one is damaged."""
+    import numpy as np
+
+    assert run.record is not None
+    try:
+        readers = [StepReader(run.folder.steps(entry.rank)) for entry in entries]
+        steps = read_alike_steps(readers, _COLUMNS)
+    except IncompleteDataError:
+        return None
+    if steps is None or any(reader.torn_bytes for reader in readers):
+        return None
+    if any(_foreign(run, reader, entry) for reader, entry in zip(readers, entries, strict=True)):
+        return None
+    is_measured = steps["warmup"] == 0
+    count = is_measured.shape[1]
+    begin = count - int(np.count_nonzero(is_measured[0]))
+    if begin == count or run.record.steps not in (None, count):
+        return None
+    if is_measured[:, :begin].any() or not is_measured[:, begin:].all():
+        return None
+    chosen: dict[str, Any] = {name: values[:, begin:] for name, values in steps.items()}
+    if (chosen["step"] != (chosen["step"][0] if numbers is None else numbers)).any():
+        return None
+    sums = zip(entries, chosen["samples"].sum(axis=1).tolist(), chosen["step_ns"].sum(axis=1).tolist(), strict=True)
+    return None if any(_other_sums(entry, samples, ns) for entry, samples, ns in sums) else chosen
+
+
+def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, Times]:
+    """`_COLUMNS` of the measured steps of one rank, checked; `numbers` are those of the ranks before."""
+    import numpy as np
+
     assert run.record is not None
     path = run.folder.steps(entry.rank)
     reader = StepReader(path)
-    steps = reader.read(_COLUMNS)
+    steps: dict[str, Any] = reader.read(_COLUMNS)
     if reader.torn_bytes:
         raise IncompleteDataError(f"{path}: {reader.torn_bytes} bytes behind the last whole step: copied in part?")
-    # A file copied from another run or rank is no repeat of this one.
-    for key, wanted in (("rank", entry.rank), ("run_id", run.plan.run_id)):
-        if reader.header.get(key, wanted) != wanted:
-            raise IncompleteDataError(f"{path}: belongs to {key} {str(reader.header[key])[:80]!r}, not to {wanted!r}")
+    if foreign := _foreign(run, reader, entry):
+        raise IncompleteDataError(f"{path}: {foreign}")
     # How many steps a run to a quality takes is not planned: the record tells it.
     count = len(steps["step"])
     if run.record.steps is not None and count != run.record.steps:
         raise IncompleteDataError(f"{path}: {count} steps, record.json says {run.record.steps}; no figure is made")
     is_measured = steps["warmup"] == 0
-    return {name: values[is_measured] for name, values in steps.items()}
+    found: dict[str, Times] = {name: values[is_measured] for name, values in steps.items()}
+    count = len(found["step"])
+    if count == 0 or (numbers is not None and not np.array_equal(found["step"], numbers)):
+        raise IncompleteDataError(f"{path}: {count} measured steps, not the same as on the other ranks")
+    if other := _other_sums(entry, int(found["samples"].sum()), int(found["step_ns"].sum())):
+        raise IncompleteDataError(f"{path}: {other}; no figure is made")
+    return found
 
 
-def _refuse_other_sums(path: Path, steps: dict[str, Times], entry: RankResult) -> None:
-    """Samples and time of a rank's measured steps are those of its record."""
-    samples = int(steps["samples"].sum())
+def _foreign(run: Run, reader: StepReader, entry: RankResult) -> str:
+    """Why a file is none of this run and rank; empty where it is: one copied from another is no repeat of this."""
+    for key, wanted in (("rank", entry.rank), ("run_id", run.plan.run_id)):
+        if reader.header.get(key, wanted) != wanted:
+            return f"belongs to {key} {str(reader.header[key])[:80]!r}, not to {wanted!r}"
+    return ""
+
+
+def _other_sums(entry: RankResult, samples: int, step_ns: int) -> str:
+    """How samples or time of a rank's measured steps differ from its record; empty where they do not."""
     if samples != entry.samples:
-        raise IncompleteDataError(f"{path}: {samples} samples, record.json says {entry.samples}; no figure is made")
-    seconds = int(steps["step_ns"].sum()) / 1e9
+        return f"{samples} samples, record.json says {entry.samples}"
+    seconds = step_ns / 1e9
     if entry.samples <= 0 or entry.measured_s <= 0 or abs(seconds / entry.measured_s - 1) > TOLERANCE:
-        raise IncompleteDataError(
-            f"{path}: {seconds:.6g} s of measured steps, record.json says {entry.measured_s:.6g} s for "
-            f"{entry.samples} samples; no figure is made"
+        return (
+            f"{seconds:.6g} s of measured steps, record.json says {entry.measured_s:.6g} s for {entry.samples} samples"
         )
+    return ""
 
 
 def _refuse_impossible(run: Run, step_ns: Times, phase_ns: dict[str, Times]) -> None:

@@ -13,7 +13,10 @@ from dlbench.analysis.tables import RunTable
 from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
 
-_NO_MEMORY = re.compile(r"out of memory|cannot allocate memory|MemoryError|OOM", re.IGNORECASE)
+# Letters before or after OOM make other words of it: bloom, room, zoom.
+_NO_MEMORY = re.compile(
+    r"out of memory|cannot allocate memory|MemoryError|(?<![a-z])oom(?:[-_ ]?kill|(?![a-z]))", re.IGNORECASE
+)
 
 _GPU_USED = re.compile(r"gpu\.\d+\.memory_used_bytes")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from dlbench.analysis.comparability import comparable_values, group_id
 from dlbench.analysis.environments import compare
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
@@ -29,6 +30,9 @@ _APART = (
 _SIZES = frozenset({"ranks", "nodes"})
 """Registered keys that a series varies on purpose."""
 
+_SHARE = "batch_per_rank"
+"""The registered key that strong scaling varies with the rank count."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDifference:
@@ -51,9 +55,9 @@ def run_differences(runs: Sequence[Run]) -> tuple[KeyDifference, ...]:
     what differs by nature.
     """
     known = [run for run in runs if run.record is not None]
+    groups = {run.plan.run_id: group_id(run) for run in known}
     found = [
-        *_registered(known),
-        *_settings(known),
+        *(_within_groups(item, groups) for item in (*_registered(known), *_settings(known))),
         *_of_each("tag", {run.plan.run_id: dict(run.plan.tags) for run in known}),
         *_environment(known),
     ]
@@ -62,17 +66,30 @@ def run_differences(runs: Sequence[Run]) -> tuple[KeyDifference, ...]:
     return tuple(sorted(found, key=lambda item: (item.expected, order[item.kind])))
 
 
+def _within_groups(item: KeyDifference, groups: Mapping[str, str]) -> KeyDifference:
+    """What differs within a group keeps no runs apart: its runs are compared across it."""
+    of_values = [{groups[run_id] for run_id in run_ids} for _, run_ids in item.values]
+    is_within = sum(map(len, of_values)) > len(set().union(*of_values))
+    return replace(item, keeps_apart=False) if is_within else item
+
+
 def _registered(runs: Sequence[Run]) -> Iterator[KeyDifference]:
-    values = {run.plan.run_id: {key.name: key.value(run) or "none" for key in KEYS} for run in runs}
-    comparable = {key.name for key in KEYS if key.comparable}
+    values = {run.plan.run_id: _registered_values(run) for run in runs}
+    comparable = {name for run in runs for name in comparable_values(run)}
+    shared_out = {run.plan.run_id for run in runs if run.plan.series.scaling == "strong"}
     for item in _of_each("registered", values):
-        yield KeyDifference(
-            kind=item.kind,
-            key=item.key,
-            expected=item.key in _SIZES,
-            keeps_apart=item.key in comparable,
-            values=item.values,
-        )
+        expected, keeps_apart = item.key in _SIZES, item.key in comparable
+        if item.key == _SHARE and shared_out:
+            # Where the global batch is shared out, a rank's part of it follows from the rank count.
+            chosen = [value for value, run_ids in item.values if not shared_out.issuperset(run_ids)]
+            expected, keeps_apart = len(chosen) < 2, len(chosen) > 1
+        yield replace(item, expected=expected, keeps_apart=keeps_apart)
+
+
+def _registered_values(run: Run) -> dict[str, str]:
+    """All registered keys, and the global batch where that one has to agree."""
+    values = {key.name: key.value(run) for key in KEYS} | comparable_values(run)
+    return {name: value or "none" for name, value in values.items()}
 
 
 def _settings(runs: Sequence[Run]) -> Iterator[KeyDifference]:

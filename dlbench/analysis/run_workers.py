@@ -95,7 +95,7 @@ class _Worker:
 def load_in_processes(
     runs: Sequence[Run], weights: Sequence[int], wanted: Wanted, processes: int
 ) -> list[LoadedRun | IncompleteDataError]:
-    """As `dlbench.analysis.run_loading.load_runs`; the largest runs first, so that none of them is left for the end.
+    """As `dlbench.analysis.run_reading.load_runs`; the largest runs first, so that none of them is left for the end.
 
     Raises:
         RunError: a process died.

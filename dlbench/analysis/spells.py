@@ -19,7 +19,9 @@ from dlbench.analysis.digest import RankStepMap
 LEAST = 0.05
 """Mean excess that a spell has at least (1)."""
 LEAST_SHARE = 0.05
-"""Share of the columns that a spell covers at least; and never less than three."""
+"""Share of the columns that a spell covers at least."""
+LEAST_COLUMNS = 3
+"""And never fewer columns than these."""
 SIGMAS = 8.0
 """How far the mean excess must be beyond 0, in standard errors. There are up to 64 x 5,000 spans to choose from, excess
 is skewed, and the error is known from few cells where a run is short."""
@@ -43,6 +45,11 @@ class Spell:
     to_end: bool
 
 
+def least_columns(columns: int) -> int:
+    """Columns that a spell covers at least in a map of so many."""
+    return max(LEAST_COLUMNS, math.ceil(LEAST_SHARE * columns))
+
+
 def spell(found: RankStepMap) -> Spell | None:
     """The spell of a map; None where nothing stands out, or where there is one row only."""
     if len(found.cells) < 2:
@@ -51,7 +58,7 @@ def spell(found: RankStepMap) -> Spell | None:
     best = max((_heaviest(row), -number) for number, row in enumerate(excess))
     (weight, start, end), row = best[0], -best[1]
     columns = len(found.step_starts)
-    if weight <= 0 or end - start < max(3, math.ceil(LEAST_SHARE * columns)):
+    if weight <= 0 or end - start < least_columns(columns):
         return None
     mean = statistics.fmean(excess[row][start:end])
     # One very long step would carry a whole span: half of its columns have to stand out by themselves.

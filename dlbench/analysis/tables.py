@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from dlbench.analysis.causes import Causes
 from dlbench.analysis.digest import StepDigest
 from dlbench.analysis.measures import PARTS
-from dlbench.analysis.run_loading import LoadedRun, Wanted, load_runs
+from dlbench.analysis.run_loading import LoadedRun, Wanted
+from dlbench.analysis.run_reading import load_runs
 from dlbench.errors import IncompleteDataError
 from dlbench.records.scan import Run, Scan
 

@@ -19,7 +19,7 @@ from dlbench.analysis.node_samples import (
     read_node,
     why_not_sampled,
 )
-from dlbench.records.clock_reasons import THROTTLING_MASK, throttling_names
+from dlbench.records.clock_reasons import IDLE_BIT, THROTTLING_MASK, throttling_names
 from dlbench.records.scan import Run
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Throttled:
     """`gpu.0 of n0`, `n0`."""
     share: float
     """Of the computing in the measured window (1)."""
+    time_share: float
+    """Of the sampled window: time with a throttling bit; of a node, what its quota held back (1)."""
     coverage: float
     """Sampled share of the window (1)."""
     evidence: str
@@ -51,10 +53,10 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
 
     On GPUs: in a sample whose clock reasons hold a throttling bit, 1 - clock / reference is lost, else nothing; the
     mean over the window (each sample stands for the time that is nearest to it) and over the GPUs that ranks used. The
-    reference is the GPU's highest clock in the window without such a bit, else its maximum. First order: what waits for
-    memory loses less. On CPUs: time for which the kernel held back the cgroup's processes because its quota was used
-    up, summed over CPUs, over the window times the CPUs the ranks could keep busy; the mean over nodes. Their clocks
-    are not attributed.
+    reference is the GPU's highest clock in the window without such a bit and not idle, unless a throttled clock exceeds
+    it; else its maximum. First order: what waits for memory loses less. On CPUs: time for which the kernel held back
+    the cgroup's processes because its quota was used up, summed over CPUs, over the window times the CPUs the ranks
+    could keep busy; the mean over nodes. Their clocks are not attributed.
 
     Args:
         run: with a record.
@@ -82,10 +84,10 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
     if not found:
         return None, why[0]
     share = sum(one.share for one in found) / len(found)
-    worst = max(found, key=lambda one: one.share)
+    worst = max(found, key=lambda one: (one.share, one.time_share))
     missing = 1 - sum(one.coverage for one in found) / len(found)
     parts = [f"mean of {len(found)} {_plural('GPU' if on_gpu else 'node', len(found))}"]
-    if worst.share > 0:
+    if worst.time_share > 0:
         parts.append(f"most at {worst.where}, {worst.share:.1%}")
     parts.append(worst.evidence)
     if missing > 0.01:
@@ -158,27 +160,35 @@ def _gpu(samples: NodeSamples, name: str, weigh: _Weights) -> Throttled | str:
     if not weight.sum():
         return f"{where}: no sample of its clock in the measured window"
     throttled = (masks & THROTTLING_MASK) != 0
-    reference = _reference(samples, name, clock[(weight > 0) & ~throttled])
+    slow = throttled & (weight > 0)
+    coverage = float(weight.sum() / (weigh.window[1] - weigh.window[0]))
+    if not slow.any():
+        return Throttled(where=where, share=0.0, time_share=0.0, coverage=coverage, evidence="no sample was throttled")
+    at_work = (weight > 0) & ~throttled & ((masks & IDLE_BIT) == 0)
+    reference = _reference(samples, name, clock[at_work], float(clock[slow].max()))
     if reference is None:
-        return f"{where}: throttled in every sample, and its highest clock is not known"
+        return f"{where}: no sample shows its clock at work without throttling, and its highest clock is not known"
     lost = np.where(throttled, np.maximum(0.0, 1 - clock / reference), 0.0)
-    inside = int(np.bitwise_or.reduce(masks[(weight > 0) & throttled])) if (throttled & (weight > 0)).any() else 0
-    time_share = float(weight[throttled].sum() / weight.sum())
-    names = ", ".join(throttling_names(inside))
+    time_share = float(weight[slow].sum() / weight.sum())
+    names = ", ".join(throttling_names(int(np.bitwise_or.reduce(masks[slow]))))
     return Throttled(
         where=where,
         share=float((lost * weight).sum() / weight.sum()),
-        coverage=float(weight.sum() / (weigh.window[1] - weigh.window[0])),
-        evidence=f"throttled {time_share:.0%} of the time ({names})" if inside else "no sample was throttled",
+        time_share=time_share,
+        coverage=coverage,
+        evidence=f"throttled {time_share:.0%} of the time ({names})",
     )
 
 
-def _reference(samples: NodeSamples, name: str, unthrottled: Floats) -> float | None:
-    """The clock without throttling, Hz: as seen in the window, else the GPU's maximum."""
+def _reference(samples: NodeSamples, name: str, at_work: Floats, highest_throttled: float) -> float | None:
+    """The clock without throttling, Hz: as seen at work in the window, else the GPU's maximum.
+
+    Clocks below a throttled one are of a GPU that was about to work or to rest, and no reference.
+    """
     import numpy as np
 
-    if len(unthrottled) and unthrottled.max() > 0:
-        return float(unthrottled.max())
+    if len(at_work) and at_work.max() > 0 and at_work.max() >= highest_throttled:
+        return float(at_work.max())
     limits = samples.columns.get(f"{name}.sm_clock_max_hz", np.zeros(0))
     limits = limits[np.isfinite(limits)]
     if len(limits) and limits.max() > 0:
@@ -234,6 +244,7 @@ def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
     return Throttled(
         where=samples.host,
         share=min(1.0, share),
+        time_share=min(1.0, share),
         coverage=held_back.coverage,
         evidence=f"the CPU quota held processes of {samples.host} back for {seconds:.3g} s in all; clocks of CPUs are "
         "not attributed",

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlbench.cli.history_store import open_store, store_options
+from dlbench.cli.history_store import open_store, store_options, tell
 from dlbench.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
+    from dlbench.records.folder import RunFolder
     from dlbench.records.history import History
     from dlbench.records.history_import import Candidate, Outcome
 
@@ -24,11 +25,13 @@ _VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
 @store_options
 def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) -> None:
-    """Bring RUNS in: folders of runs, single runs, or archives (.tar, .tar.gz) that `dlbench history export` wrote.
+    """Bring RUNS in: folders of runs, single runs, histories, or archives (.tar, .tar.gz) of `dlbench history export`.
 
     Runs are copied whole and never changed or overwritten afterwards. A run that is there already is left alone; one
     of the same name with other content is refused. Runs that still run, or were killed, have no record and are passed
-    over: import them again when they have ended. The history is made if the folder is empty or not there.
+    over: import them again when they have ended. A run that cannot be copied whole, because a file cannot be read or a
+    link, a pipe or a folder too deep lies in it, counts as damaged: a history keeps plain files alone. The history is
+    made if the folder is empty or not there.
 
     Ends with 2 if a run was refused, and with 4 if one is damaged; all others are in then.
 
@@ -37,9 +40,10 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
       dlbench history import runs --store /shared/history
     """
     from dlbench.records import history_import
+    from dlbench.records.history_files import is_there
 
     for path in runs:
-        if not path.exists():
+        if not is_there(path):
             raise UserError(f"{path}: no such folder of runs or archive")
     opened = open_store(store, index, create=True)
     counts: Counter[str] = Counter()
@@ -58,13 +62,29 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
 def _candidates(paths: tuple[Path, ...], opened: History, room: Path) -> Iterator[Candidate | Outcome]:
     from dlbench.records.history_archive import read_archive
     from dlbench.records.history_import import Candidate
-    from dlbench.records.scan import run_folders
 
     for path in paths:
         if path.is_dir():
-            yield from (Candidate(folder=folder, name=str(folder.path)) for folder in run_folders(path))
+            yield from (Candidate(folder=folder, name=str(folder.path)) for folder in _folders(path))
         else:
             yield from read_archive(path, opened, room)
+
+
+def _folders(path: Path) -> list[RunFolder]:
+    """The runs of a history, or of a folder of runs."""
+    from dlbench.records.folder import RunFolder
+    from dlbench.records.history_files import MARKER, Store, is_there
+    from dlbench.records.scan import run_folders
+
+    if is_there(path / MARKER):
+        return [
+            RunFolder(path / name)
+            for name in Store.at(path).listing(lambda folder: tell(f"{folder!a}: a name that no run has; passed over"))
+        ]
+    try:
+        return run_folders(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _line(outcome: Outcome) -> str:

@@ -22,14 +22,15 @@ from dlbench.errors import UserError
 @click.option(
     "--traces-only",
     is_flag=True,
-    help="Keep the runs; take spans, profiles, checkpoints and logs out of them. Every figure can still be made.",
+    help="Keep the runs; take spans, profiles, checkpoints and logs out of them. Spans of each node's first rank stay, "
+    "so that every figure can still be made.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would go; touch nothing.")
 @store_options
 def prune(
     keep_days: float, keep_last: int, traces_only: bool, dry_run: bool, store: Path | None, index: Path | None
 ) -> None:
-    """Let old runs go, or only their traces; prints what goes, and how many bytes.
+    """Let old runs go, or only their traces; prints what went, and how many bytes.
 
     A run's age counts from its end; of a run that did not end, from its plan.
 
@@ -52,8 +53,9 @@ def prune(
     old = history_prune.beyond(
         opened.entries(), keep_days=keep_days, keep_last=keep_last, now=datetime.now(timezone.utc)
     )
+    num_runs = len(opened.entries())
     chosen = history_prune.removals(opened, old, traces_only=traces_only)
-    for line in removal_lines(chosen, dry_run=dry_run, num_runs=len(opened.entries())):
-        click.echo(line.encode() + b"\n", nl=False)
     if not dry_run:
         history_prune.prune(opened, chosen)
+    for line in removal_lines(chosen, dry_run=dry_run, num_runs=num_runs):
+        click.echo(line.encode() + b"\n", nl=False)

@@ -89,6 +89,7 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
     found = doubts.group_doubts(group, table)
     quality = assemble_training.quality(group, table)
     exchange = assemble_exchange.exchange(group)
+    causes = assemble_causes.causes(group, table)
     is_crowded = any(doubt.code == "oversubscribed" for doubt in found)
     subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
     speed = verdict(
@@ -98,6 +99,7 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         is_sufficient=group.is_sufficient,
         is_crowded=is_crowded,
         exchange=exchange,
+        causes=causes,
     )
     return model.Group(
         id=group.id,
@@ -122,7 +124,7 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         noise=assemble_training.noise(group),
         utilisation=assemble_training.utilisation(group),
         exchange=exchange,
-        causes=assemble_causes.causes(group, table),
+        causes=causes,
         step_times=assemble_steps.step_times(group, table),
         data_path=assemble_machine.data_path(group, table),
         memory=assemble_machine.memory(group, table),
@@ -153,9 +155,9 @@ def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     plan = group.sample.plan
     engine = ENGINE_TITLES[plan.engine.name]
     shown = "".join(f", {key}={value}" for key, value in settings)
-    variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
-    side = f", side {plan.series.side}" if plan.series.side else ""
-    return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{shown}{variant}{side}"
+    kind = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
+    kind += f", side {plan.series.side}" if plan.series.side else ""
+    return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{shown}{kind}"
 
 
 def _batch_text(group: scaling.Group) -> str:

@@ -121,7 +121,7 @@ def _spread(items: Sequence[int], most: int) -> list[int]:
 
 _GPU_PANELS = (
     # Field, title, unit, factor to the unit.
-    ("power_w", "GPU power", "W", 1.0),
+    ("power_w", "Power of a GPU", "W", 1.0),
     ("sm_clock_hz", "SM clock", "MHz", 1e-6),
     ("utilization", "GPU utilisation", "%", 100.0),
 )
@@ -157,11 +157,11 @@ def _host_panels(by_node: Mapping[int, _Lane], reading: MachineReading) -> list[
         pattern = rf"host\.(?:net|infiniband)\.(.+)\.{what}_bytes"
         interface = re.fullmatch(pattern, _busiest(reading, pattern))
         if interface is not None:
-            found.append(panel(interface[0], f"{clean(interface[1], 30)} {title}", "MB/s", 1e-6))
+            found.append(panel(interface[0], f"{clean(interface[1], 30)} {title}", "MiB/s", 2**-20))
     pattern = r"host\.disk\.(.+)\.read_bytes"
     disk = re.fullmatch(pattern, _busiest(reading, pattern))
     if disk is not None:
-        found.append(panel(disk[0], f"Disk {clean(disk[1], 30)} reads", "MB/s", 1e-6))
+        found.append(panel(disk[0], f"Disk {clean(disk[1], 30)} reads", "MiB/s", 2**-20))
     return found
 
 

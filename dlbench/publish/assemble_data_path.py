@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dlbench.analysis.data_path import DataPoint, data_points
-from dlbench.analysis.machine_readings import MachineReadings, machine_readings
+from dlbench.analysis.data_path import MAX_RANKS, DataPoint, data_points, spread
+from dlbench.analysis.machine_readings import MAX_NODES_OF_LARGE_RUN, MachineReadings, machine_readings
+from dlbench.analysis.node_samples import node_course, nodes_of
 from dlbench.analysis.scaling import Group
 from dlbench.analysis.tables import RunTable
+from dlbench.errors import IncompleteDataError
 from dlbench.publish import machine_model as model
 from dlbench.publish.figure import figure_of
-from dlbench.publish.wording import clean, figure_text, number_text, percent, place_text
+from dlbench.publish.wording import clean, figure_text, number_text, percent, place_text, runs_text
 from dlbench.records.scan import Run
 from dlbench.units import format_bytes
 
@@ -63,12 +65,20 @@ def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
     share = figure_text(figure_of(worst.wait_share, "fraction"))
     wait = figure_text(figure_of(worst.wait_s, "s"))
     where = place_text(worst.ranks, worst.nodes)
-    start = f"Ranks wait for input for at most {share} of a step ({wait}, at {where})"
+    largest = ", the largest share of any rank count" if len(points) > 1 else ""
+    start = (
+        f"On average over ranks, steps and runs ranks wait for input for {share} of a step ({wait}) at {where}{largest}"
+    )
+    looked_at = [point.stalls for point in points if point.stalls is not None]
+    if looked_at:
+        longest = max(stalls.longest_s for stalls in looked_at)
+        start += f"; the longest single wait looked at was {number_text(longest, 's')}"
     if is_synthetic:
         return f"{start}. The data is synthetic: made in memory, so that nothing here tells of storage."
-    stalled = [point.stalls.stalled for point in points if point.stalls is not None]
-    more = f"; up to {percent(max(stalled))} of the steps stall" if stalled and max(stalled) > 0 else ""
-    return f"{start}{more}."
+    stalled = max((stalls.stalled for stalls in looked_at), default=0.0)
+    if stalled > 0:
+        start += f"; up to {percent(stalled)} of the steps stall (run in the middle, at most {MAX_RANKS} ranks)"
+    return f"{start}."
 
 
 def _facts(group: Group, readings: MachineReadings, points: tuple[DataPoint, ...]) -> list[tuple[str, str]]:
@@ -172,13 +182,31 @@ def _unreadable(group: Group) -> str:
 
 
 def _staging(readings: MachineReadings, group: Group) -> str:
-    seconds = [
-        amount.length_ns / 1e9
-        for run in group.runs
-        if (reading := readings.by_run.get(run.plan.run_id)) is not None and reading.energy is not None
-        for source in reading.energy.sources
-        if (amount := source.stages.get("staging")) is not None
+    """Of the run in the middle of each point: spans tell of staging whether or not the node was sampled."""
+    if group.sample.plan.workload.data.is_synthetic:
+        return "no file is read"
+    told = [
+        seconds
+        for point in group.points
+        if (seconds := _staged_s(readings.middle[group.id, point.ranks, point.nodes])) is not None
     ]
-    if not seconds or not max(seconds):
-        return "not done by these runs: ranks read the data source where it lies"
-    return f"up to {number_text(max(seconds), 's')} a run, outside of the measured steps"
+    if not told:
+        return "not known: no node's spans were read"
+    whose = f"by the spans of {runs_text(len(told))}, the middle one of each rank count"
+    if not max(told):
+        return f"not done by these runs: ranks read the data source where it lies ({whose})"
+    return f"up to {number_text(max(told), 's')} on a node ({whose})"
+
+
+def _staged_s(run: Run) -> float | None:
+    """Seconds of staging on the node with most of it; None where no node that is looked at has spans."""
+    found = []
+    for node in spread(nodes_of(run), MAX_NODES_OF_LARGE_RUN):
+        try:
+            course = node_course(run, node)
+        except IncompleteDataError:
+            # Damage is told by the views of telemetry and steps.
+            continue
+        if course.has_spans:
+            found.append(sum(end - begin for stage, begin, end in course.pieces if stage == "staging") / 1e9)
+    return max(found, default=None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+
 from dlbench.analysis.energy_points import KINDS
 from dlbench.analysis.energy_points import KindEnergy as KindOfPoint
 from dlbench.analysis.energy_scaling import ScaledEnergy, scaled_energy
@@ -15,13 +18,15 @@ from dlbench.publish import machine_model as model
 from dlbench.publish.assemble_data_path import data_path
 from dlbench.publish.assemble_telemetry import telemetry
 from dlbench.publish.figure import figure_of, optional_figure_of
-from dlbench.publish.wording import clean
+from dlbench.publish.wording import clean, runs_text
+from dlbench.specs.plan import AxisValue
 from dlbench.units import format_bytes
 
 __all__ = ["data_path", "energy", "memory", "telemetry"]
 
 MAX_BATCHES = 40
 _FP32_BYTES = 4
+_BATCH = "train.batch_per_rank"
 
 
 def energy(group: Group, table: RunTable) -> model.Energy | None:
@@ -111,20 +116,47 @@ def _batch(found: BatchMemory) -> model.BatchMemory:
 
 
 def _limit(group: Group, batches: tuple[BatchMemory, ...]) -> str:
-    """What the runs of the group's precision tell of the largest batch."""
-    workload = group.sample.plan.workload
-    train = workload.train
+    """What the runs of the group's precision and parts tell of the largest batch."""
+    train = group.sample.plan.workload.train
     own = [b for b in batches if b.precision == train.precision and b.parts == train.gradient_accumulation]
-    fitted = [b for b in own if b.num_runs]
-    failed = [b.batch for b in own if b.num_without_memory and not b.num_runs]
-    largest = max(fitted, key=lambda b: b.batch)
-    fits = f"{largest.batch} samples a rank fitted in {train.precision}"
+    largest = max((b for b in own if b.num_runs), key=lambda b: b.batch)
+    told = [f"{largest.batch} samples a rank fitted in {train.precision}"]
     if largest.peak_bytes:
-        fits += f" ({format_bytes(largest.peak_bytes)} at the rank that held most)"
-    if failed:
-        return f"{fits}; {min(failed)} samples ended without memory."
-    next_batches = ",".join(str(largest.batch * factor) for factor in (2, 4, 8))
-    return (
-        f"{fits}; what limits the batch was not measured: no run ended without memory. Larger ones: dlbench run "
-        f"{workload.name} --preset {workload.preset} --sweep train.batch_per_rank={next_batches}"
-    )
+        told[0] += f" ({format_bytes(largest.peak_bytes)} at the rank that held most)"
+    ended = [b for b in own if b.num_without_memory]
+    for b in ended:
+        if b.batch <= largest.batch:
+            fits = f" and fitted in {b.num_runs}" if b.num_runs else ", though more fitted in others"
+            told.append(f"{b.batch} samples ended without memory in {runs_text(b.num_without_memory)}{fits}")
+    above = [b.batch for b in ended if b.batch > largest.batch]
+    if above:
+        return f"{'; '.join([*told, f'{min(above)} samples ended without memory'])}."
+    if ended:
+        told.append("no larger batch of this precision and these parts ended without memory")
+    else:
+        told.append(
+            "what limits the batch was not measured: no run of this precision and these parts ended without memory"
+        )
+    return f"{'; '.join(told)}. Larger ones: {_larger_batches(group, largest.batch)}"
+
+
+def _larger_batches(group: Group, batch: int) -> str:
+    """The command that tries larger batches with what else the group's runs were asked for."""
+    plan = group.sample.plan
+    series = plan.series
+    chosen = {**plan.overrides, **series.axes, **(series.sides.get(series.side, {}) if series.side else {})}
+    words = ["dlbench", "run", plan.workload.name, "--preset", plan.workload.preset]
+    words += ["--engine", plan.engine.name, "--data", plan.workload.data.source]
+    words += ["--ranks", str(group.points[0].ranks)]
+    if plan.measure.until == "quality" and "measure.until" not in chosen:
+        words.append("--to-quality")
+    for key, value in sorted(chosen.items()):
+        if key not in (_BATCH, "engine.name", "data.source"):
+            words += ["--set", f"{key}={_yaml(value)}"]
+    words += ["--sweep", f"{_BATCH}={','.join(str(batch * factor) for factor in (2, 4, 8))}"]
+    return shlex.join(map(clean, words))
+
+
+def _yaml(value: AxisValue) -> str:
+    """As `--set` reads it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

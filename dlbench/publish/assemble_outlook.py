@@ -62,6 +62,7 @@ def _law(law: laws.Law, group: Group) -> model.Law:
         worst_residual=law.worst_residual,
         hindcast_ranks=None if law.hindcast is None else law.hindcast.ranks,
         hindcast_error=None if law.hindcast is None else law.hindcast.error,
+        doubt=laws.doubts_of(law),
         points=tuple(
             model.LawPoint(
                 ranks=point.ranks,

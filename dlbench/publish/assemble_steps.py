@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dlbench.analysis.digest import QUANTILES, RankStepMap, StepDigest
 from dlbench.analysis.scaling import Group, Point
-from dlbench.analysis.spells import LEAST, Spell, spell
+from dlbench.analysis.spells import LEAST, LEAST_COLUMNS, Spell, least_columns, spell
 from dlbench.analysis.statistics import median_estimate
 from dlbench.analysis.tables import RunTable
 from dlbench.publish.figure import Figure, figure_of
@@ -125,9 +125,23 @@ def _finding(found: RankStepMap) -> str:
         return "One rank: there is no other one to compare it with."
     spelled = spell(found)
     if spelled is None:
-        return f"No {_rows_text(found)} takes {percent(LEAST, 0)} longer than the others beyond noise, at any time."
+        return _nothing_found(found)
     took = f"{spelled.ratio:.2f} times the own work of the others"
     return f"{_who(spelled)} on {clean(spelled.hosts, 140)} took {took} {_when(spelled, found)}."
+
+
+def _nothing_found(found: RankStepMap) -> str:
+    """What the search for a spell would have found, and no more than that."""
+    columns = len(found.step_starts)
+    if columns < LEAST_COLUMNS:
+        return "Too few steps to tell."
+    least = least_columns(columns)
+    edges = (*found.step_starts, found.last_step + 1)
+    steps = max(end - start for start, end in zip(edges, edges[least:], strict=False))
+    return (
+        f"No {_rows_text(found)} takes {percent(LEAST, 0)} or more longer than the others, beyond noise, for {least} "
+        f"columns ({steps} steps) or longer; single long steps stand under Step times."
+    )
 
 
 def _rows_text(found: RankStepMap) -> str:

@@ -68,7 +68,9 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> model.Node
         node_rank=node.node_rank,
         host=clean(node.host, NAME_LENGTH),
         num_gpus=len(gpus),
-        gpu_power_w=sum(power) if power else None,
+        # What some GPUs take is no power of the node.
+        gpu_power_w=sum(power) if power and len(power) == len(gpus) else None,
+        num_power=len(power),
         sm_clock_hz=_mean(of_gpus("sm_clock_hz", lambda summary: summary.mean)),
         gpu_utilisation=_mean(of_gpus("utilization", lambda summary: summary.mean)),
         gpu_memory_bytes=max(of_gpus("memory_used_bytes", lambda summary: summary.highest), default=None),

@@ -30,6 +30,8 @@ HOW_FACTORS_DIFFER = (
     "efficiency, of means."
 )
 
+_INPUT = "Input: waiting for it, and its copy to the device."
+
 WHERE = ("group", "label", "ranks", "nodes", "is_baseline")
 """Columns that say of which rank count of which group a row is."""
 
@@ -67,7 +69,8 @@ def waterfall_sheets(group: Group) -> list[Sheet]:
         caption=(
             f"{group.parts_caption}. Shares of the step: load balance = (step without exchange and waiting for late "
             "ranks) / (step without exchange); exposed communication = (step without exchange) / step; parallel "
-            "efficiency is their product (POP). Input and host: the same form, one after the other."
+            "efficiency is their product (POP). Input (waiting for it, and its copy to the device) and host: the same "
+            "form, one after the other."
         ),
     )
     if not others:
@@ -78,7 +81,7 @@ def waterfall_sheets(group: Group) -> list[Sheet]:
             name="waterfall",
             title="Factors against the baseline",
             text=factors(others),
-            caption=f"{group.parts_caption}. Intervals: {intervals}. {HOW_FACTORS_DIFFER}",
+            caption=f"{group.parts_caption}. Intervals: {intervals}. {_INPUT} {HOW_FACTORS_DIFFER}",
             columns=(
                 *(*WHERE, "factor", "position"),
                 *(f"{name}{end}" for name in ("own_fraction", "relative_fraction") for end in _ENDS),

@@ -14,7 +14,7 @@ from dlbench.records.scan import Run
 CAUSE_TITLES = {
     "exchange": "exposed exchange",
     "straggler": "waiting for late ranks",
-    "input": "input stall",
+    "input": "input and copy to the device",
     "host": "host between phases",
     "throttling": "clock throttling",
     "memory": "recompute and swap",
@@ -43,7 +43,7 @@ def finding_line(point: CausePoint, found: Diagnosis) -> str:
     lost = percent(point.whole.lost.value)
     largest = found.largest
     if found.finding == "baseline":
-        return _baseline_line(point, largest)
+        return _baseline_line(point, found)
     if found.finding == "above ideal":
         more = percent(-point.whole.lost.value)
         return f"{more} above the ideal: the baseline ran with a handicap, or its runs drifted"
@@ -52,7 +52,7 @@ def finding_line(point: CausePoint, found: Diagnosis) -> str:
     if found.finding == "no loss" or largest is None:
         return "nothing is lost"
     in_runs = runs_text(largest.lost.n)
-    most = f"the largest part is {RULES[largest.name].told}"
+    most = f"the largest part is {found.told}"
     if found.finding == "too few runs":
         why = f"{in_runs}, fewer than {MIN_RUNS}, cannot tell the loss of {lost} from noise"
         return f"nothing stands out: {why}; {most}{_late(point, largest)}; repeat with --repeats {MIN_RUNS}"
@@ -62,19 +62,20 @@ def finding_line(point: CausePoint, found: Diagnosis) -> str:
     return _found_line(point, found, largest)
 
 
-def _baseline_line(point: CausePoint, largest: Part | None) -> str:
+def _baseline_line(point: CausePoint, found: Diagnosis) -> str:
+    largest = found.largest
     compute = point.part("compute").seconds.value
     text = f"baseline: {percent(compute / point.whole.seconds.value)} of a step is compute"
     if largest is None:
         return text
     share = largest.seconds.value / point.whole.seconds.value
-    return f"{text}, {percent(share)} {RULES[largest.name].told}{_late(point, largest)}"
+    return f"{text}, {percent(share)} {found.told}{_late(point, largest)}"
 
 
 def _found_line(point: CausePoint, found: Diagnosis, largest: Part) -> str:
     rule = RULES[largest.name]
     share = figure_text(figure_of(largest.lost, "fraction"))
-    text = f"{rule.name}: {share} of the ideal is lost in {rule.told}{_late(point, largest)}"
+    text = f"{rule.name}: {share} of the ideal is lost in {found.told}{_late(point, largest)}"
     advice = [one for one in found.advice if one.forecast is None or one.forecast.gain > 0]
     if advice:
         text += f"; try {clean(advice[0].text)}"

@@ -91,8 +91,8 @@ def to_json(entries: Sequence[HistoryEntry]) -> str:
 
 
 def removal_lines(chosen: Sequence[Removal], *, dry_run: bool, num_runs: int) -> Iterator[str]:
-    """What goes, run by run, and the sum."""
-    verb = "would remove" if dry_run else "removes"
+    """What went, or would go, run by run, and the sum."""
+    verb = "would remove" if dry_run else "removed"
     for removal in chosen:
         files = len(removal.files)
         what = f"{files} file{'' if files == 1 else 's'} of " if files else ""

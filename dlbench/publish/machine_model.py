@@ -19,7 +19,9 @@ class NodeMeans:
     num_gpus: int
     """Sampled ones that ranks computed on, as far as that can be told."""
     gpu_power_w: float | None
-    """Of all its GPUs together, mean."""
+    """Of all its GPUs together, mean; None where not all of them tell."""
+    num_power: int
+    """GPUs that tell their power."""
     sm_clock_hz: float | None
     """Mean over its GPUs."""
     gpu_utilisation: float | None
@@ -67,7 +69,7 @@ class Panel:
     name: str
     title: str
     unit: str
-    """`W`, `MHz`, `%`, `GiB`, `MB/s`."""
+    """`W`, `MHz`, `%`, `GiB`, `MiB/s`."""
     lines: tuple[Line, ...]
 
 

@@ -76,7 +76,7 @@ def _curve(group: Group, law: Law, last: int) -> Rows:
     """The law from the baseline to the last rank count drawn."""
     base = group.baseline.ranks
     steps = [base * (last / base) ** (number / (CURVE - 1)) for number in range(CURVE)]
-    fraction = law.fraction.value
+    fraction = max(0.0, law.fraction.value)
     found = []
     for ranks in steps:
         ratio = ranks / base

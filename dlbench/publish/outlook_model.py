@@ -17,7 +17,7 @@ class LawPoint:
     measured: Figure
     """Efficiency."""
     fitted: float
-    """Efficiency by the law (fraction)."""
+    """Efficiency by the law (fraction); the ideal for a fraction below 0."""
     residual: float
     """Measured less fitted (fraction)."""
     serial_fraction: Figure | None
@@ -37,6 +37,8 @@ class Law:
     hindcast_ranks: int | None
     hindcast_error: float | None
     """Measured less what the law, fitted without the largest point, would have said of it (fraction)."""
+    doubt: str
+    """Why the points do not follow it, in a sentence; empty where they do."""
     points: tuple[LawPoint, ...]
 
 

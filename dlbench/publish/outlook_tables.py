@@ -39,10 +39,16 @@ def outlook_words(group: Group) -> tuple[str, ...]:
 def law_text(law: Law) -> str:
     """The law, its fraction, and how well it holds, in one or two sentences."""
     fraction = figure_text(law.fraction)
+    named = f"{law.name}'s law ({law.formula}, k: ranks over the baseline's)"
+    if law.doubt:
+        ideal = " (taken as f = 0, the ideal)" if law.fraction.value < 0 else ""
+        return (
+            f"{named} does not fit: least squares gives f = {fraction} ({basis_text(law.fraction)}), and it{ideal} "
+            f"misses a measured point by {points(law.worst_residual)} of efficiency."
+        )
     text = (
-        f"{law.name}'s law ({law.formula}, k: ranks over the baseline's) fits with f = {fraction} "
-        f"({basis_text(law.fraction)}) and misses no measured point by more than {points(law.worst_residual)} of "
-        "efficiency."
+        f"{named} fits with f = {fraction} ({basis_text(law.fraction)}) and misses no measured point by more than "
+        f"{points(law.worst_residual)} of efficiency."
     )
     if law.hindcast_error is not None:
         text += (
@@ -68,6 +74,7 @@ def outlook_sheets(group: Group) -> list[Sheet]:
 def _law_sheet(group: Group, law: Law) -> Sheet:
     header = ("At", "Efficiency, measured", "Interval", f"{law.name}'s law", "Residual")
     with_fraction = any(point.serial_fraction for point in law.points)
+    ideal = "below 0 the law is taken at f = 0, the ideal; " if law.fraction.value < 0 else ""
     rows = [
         (
             place_text(point.ranks, point.nodes),
@@ -97,8 +104,8 @@ def _law_sheet(group: Group, law: Law) -> Sheet:
         name="laws",
         title=f"{law.name}'s law against the measured points",
         text=[(*header, *(["Karp-Flatt fraction"] if with_fraction else [])), *rows],
-        caption=f"f = {value_text(law.fraction)} {interval_text(law.fraction)}; residual: measured less fitted, "
-        f"points of the ideal. {group.caption}.",
+        caption=f"f = {value_text(law.fraction)} {interval_text(law.fraction)}; {ideal}residual: measured less "
+        f"fitted, points of the ideal. {group.caption}.",
         columns=tuple(plain[0]),
         rows=tuple(plain),
     )

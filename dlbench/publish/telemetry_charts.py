@@ -20,6 +20,9 @@ _WIDTH = 640
 _HEIGHT = 58
 _BAR = 15
 
+_IN_WORDS = {"power_w": "a GPU's power"}
+"""Panels whose title does not read well in a sentence, by name."""
+
 _ALIKE = 0.02
 """Means that differ by less are told as one."""
 
@@ -81,11 +84,12 @@ def _means(panel: Panel) -> str:
     told = sorted((line.mean, line.lane) for line in panel.lines if line.mean is not None)
     if not told:
         return ""
+    title = _IN_WORDS.get(panel.name, panel.title)
     (low, first), (high, last) = told[0], told[-1]
     if high - low <= _ALIKE * abs(high):
-        return f"{panel.title} {format_number(high, 3)} {panel.unit}"
+        return f"{title} {format_number(high, 3)} {panel.unit}"
     ends = f"{format_number(low, 3)} {panel.unit} at {first} to {format_number(high, 3)} {panel.unit} at {last}"
-    return f"{panel.title} {ends}"
+    return f"{title} {ends}"
 
 
 def _ends(course: Course) -> list[float]:

@@ -59,12 +59,18 @@ def _value(of: Callable[[NodeMeans], float | None], text: Callable[[float], str]
     return cell
 
 
+def _power(node: NodeMeans) -> str:
+    if node.gpu_power_w is not None:
+        return f"{format_number(node.gpu_power_w)} W"
+    return f"{node.num_power} of {node.num_gpus} GPUs tell" if node.num_power else DASH
+
+
 def _rate(value: float) -> str:
     return f"{format_bytes(value)}/s"
 
 
 _SHOWN: tuple[tuple[str, _Text], ...] = (
-    ("GPU power", _value(lambda node: node.gpu_power_w, lambda value: f"{format_number(value)} W")),
+    ("Power of its GPUs", _power),
     ("SM clock", _value(lambda node: node.sm_clock_hz, lambda value: f"{value / 1e6:,.0f} MHz")),
     ("GPU busy", _value(lambda node: node.gpu_utilisation, percent)),
     ("GPU memory", _value(lambda node: node.gpu_memory_bytes, format_bytes)),

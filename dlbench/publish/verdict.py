@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dlbench.analysis.statistics import MIN_RUNS
+from dlbench.publish.causes_model import CauseAccount
+from dlbench.publish.diagnosis_words import CAUSE_TITLES
 from dlbench.publish.exchange_model import ExchangePoint
 from dlbench.publish.model import Group, Part, Point
 from dlbench.publish.wording import PART_TITLES, basis_text, figure_text, place_text, points, value_text
@@ -19,6 +21,7 @@ def verdict(
     is_sufficient: bool,
     is_crowded: bool,
     exchange: tuple[ExchangePoint, ...] = (),
+    causes: CauseAccount | None = None,
 ) -> str:
     """What the largest scaling point says, in plain words, with its interval and its validity.
 
@@ -29,6 +32,7 @@ def verdict(
         is_sufficient: whether every point has enough runs for a comparison.
         is_crowded: whether ranks shared cores, which makes a scaling figure meaningless.
         exchange: what is known of the exchange of these points.
+        causes: the loss by cause, which names it where it is known; else the parts of the step do.
     """
     base, last = all_points[0], all_points[-1]
     if len(all_points) == 1:
@@ -43,7 +47,7 @@ def verdict(
     few = "" if is_sufficient else " Too few runs for a comparison."
     crowded = " Ranks shared cores: this says nothing about the scaling of the machine." if is_crowded else ""
     told = next((point for point in exchange if (point.ranks, point.nodes) == (last.ranks, last.nodes)), None)
-    return f"{sentence}{_explanation(last)}{_communication(last, told)}{few}{crowded}"
+    return f"{sentence}{_explanation(last, causes)}{_communication(last, told)}{few}{crowded}"
 
 
 def _communication(point: Point, told: ExchangePoint | None) -> str:
@@ -61,7 +65,7 @@ def _communication(point: Point, told: ExchangePoint | None) -> str:
     return f"{text}; at best {value_text(best)} would be, for {value_text(attainable)} of the ideal."
 
 
-def _explanation(point: Point) -> str:
+def _explanation(point: Point, causes: CauseAccount | None) -> str:
     loss = 1 - point.efficiency.value
     figure = point.efficiency
     if loss <= -WORTH_EXPLAINING:
@@ -74,8 +78,23 @@ def _explanation(point: Point) -> str:
     if worst is None or point.whole.lost.value <= 0:
         return f". On average over the runs nothing is lost: medians and means disagree.{doubt}"
     # Only means sum to a whole, so the parts are means; the efficiency before them is made of medians.
-    share = f"{worst.lost.value * 100:.1f} of the {points(point.whole.lost.value)} lost on average"
-    return f"; the largest part of the loss is {PART_TITLES[worst.name]} ({share}).{doubt}"
+    name, lost = _largest_cause(point, causes) or (_part_title(worst), worst.lost.value)
+    share = f"{lost * 100:.1f} of the {points(point.whole.lost.value)} lost on average"
+    return f"; the largest part of the loss is {name} ({share}).{doubt}"
+
+
+def _part_title(part: Part) -> str:
+    """Parts do not tell the exchange from waiting in it."""
+    return f"{PART_TITLES[part.name]}{', waiting for late ranks included' if part.name == 'exchange' else ''}"
+
+
+def _largest_cause(point: Point, causes: CauseAccount | None) -> tuple[str, float] | None:
+    """The cause that costs this point most, and its share of the ideal; None where causes are not known."""
+    for one in causes.diagnosed.points if causes else ():
+        if (one.ranks, one.nodes) == (point.ranks, point.nodes):
+            largest = max(one.causes, key=lambda cause: cause.lost.value)
+            return (CAUSE_TITLES[largest.name], largest.lost.value) if largest.lost.value > 0 else None
+    return None
 
 
 def main_loss(point: Point) -> Part | None:

@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,7 @@ class BlockReader:
         import numpy as np
 
         dtype = np.dtype(self.columns())
-        for kind, content in self._contents(dtype.itemsize):
+        for kind, content in self.contents(dtype.itemsize):
             yield self._note(content) if kind == NOTE else self._rows(content, dtype)
 
     def read(self, names: Collection[str]) -> tuple[dict[str, Values], list[dict[str, Any]]]:
@@ -105,10 +106,10 @@ class BlockReader:
             if held:
                 turned = np.frombuffer(b"".join(held), dtype=np.uint8).reshape(len(held), size, -1)
                 for stretch, values in zip(stretches, found, strict=True):
-                    values.append(self._values(turned, *stretch))
+                    values.append(self.values(turned, *stretch))
                 held.clear()
 
-        for kind, content in self._contents(size):
+        for kind, content in self.contents(size):
             if kind == NOTE:
                 notes.append(self._note(content))
                 continue
@@ -122,8 +123,15 @@ class BlockReader:
             result.update(zip(some, whole, strict=True))
         return result, notes
 
-    def _contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
-        """Kind and plain content of every block."""
+    def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
+        """Kind and plain content of every block.
+
+        Args:
+            row_size: bytes of a row.
+
+        Raises:
+            IncompleteDataError: a block within the file is damaged.
+        """
         self.torn_bytes = 0
         try:
             with self.path.open("rb") as file:
@@ -179,7 +187,7 @@ class BlockReader:
             rows[name] = np.cumsum(rows[name], dtype=rows[name].dtype)
         return rows
 
-    def _values(self, turned: npt.NDArray[np.uint8], names: Sequence[str], kind: str, offset: int) -> Values:
+    def values(self, turned: npt.NDArray[np.uint8], names: Sequence[str], kind: str, offset: int) -> Values:
         """Columns of one type side by side, shape (columns, rows), of `turned`: (blocks, bytes of a row, rows)."""
         import numpy as np
 
@@ -209,6 +217,41 @@ class BlockReader:
 
     def _damaged(self) -> IncompleteDataError:
         return IncompleteDataError(f"{self.path}: a block is damaged; restore the file from a copy")
+
+
+def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[str, Values] | None:
+    """Some columns of files whose columns and blocks are alike, each of shape (files, rows); None where they differ.
+
+    Quicker than file by file where files are small; all of them are held at once. Notes are passed over.
+
+    Args:
+        readers: at least one.
+        names: of columns, which the headers have.
+
+    Raises:
+        IncompleteDataError: a block within a file is damaged, or a header's columns are.
+    """
+    import numpy as np
+
+    first = readers[0]
+    columns, delta = first.columns(), first.header["delta"]
+    if any(reader.columns() != columns or reader.header["delta"] != delta for reader in readers):
+        return None
+    size = np.dtype(columns).itemsize
+    plain = [[content for kind, content in reader.contents(size) if kind == ROWS] for reader in readers]
+    lengths = [len(content) for content in plain[0]]
+    if any([len(content) for content in own] != lengths for own in plain):
+        return None
+    found: dict[str, Values] = {}
+    for some, kind, offset in _stretches(columns, names):
+        parts = [np.zeros((len(some), len(readers), 0), dtype=kind)]
+        for _, group in groupby(range(len(lengths)), key=lengths.__getitem__):
+            blocks = list(group)
+            held = b"".join(content for own in plain for content in own[blocks[0] : blocks[-1] + 1])
+            turned = np.frombuffer(held, dtype=np.uint8).reshape(len(blocks) * len(readers), size, -1)
+            parts.append(first.values(turned, some, kind, offset).reshape(len(some), len(readers), -1))
+        found.update(zip(some, np.concatenate(parts, axis=2), strict=True))
+    return found
 
 
 def _stretches(columns: Sequence[tuple[str, str]], names: Collection[str]) -> list[tuple[list[str], str, int]]:

@@ -23,8 +23,11 @@ class ClockReason:
     """What holds the clock, in a few words."""
 
 
+IDLE_BIT = 0x1
+"""Nothing runs: such a sample tells nothing of the clock under load."""
+
 CLOCK_REASONS = (
-    ClockReason(bit=0x1, name="gpu_idle", is_throttling=False, about="nothing runs"),
+    ClockReason(bit=IDLE_BIT, name="gpu_idle", is_throttling=False, about="nothing runs"),
     ClockReason(bit=0x2, name="applications_clocks_setting", is_throttling=False, about="clocks that somebody has set"),
     ClockReason(bit=0x4, name="sw_power_cap", is_throttling=True, about="the power limit"),
     ClockReason(

@@ -8,6 +8,7 @@ missed something, because its writer was killed or another index was in use, is 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ class History:
         self._is_writable = True
         self._rows: dict[str, Row] = {}
         self._by_id: dict[str, str] = {}
+        self._told: set[str] = set()
 
     @classmethod
     def open(
@@ -65,16 +67,18 @@ class History:
         Args:
             path: the folder.
             maker: makes entries of runs.
-            index: where the index lies, if not in the folder.
+            index: where the index lies, if not in the folder; a file that is no index is left as it is.
             create: make a history if the folder is empty or not there.
             notify: is told what happened to the index.
 
         Raises:
-            UserError: it is no history.
+            UserError: it is no history, or the index is another file.
             RunError: its folders cannot be read.
         """
         store = Store.at(path, create=create)
-        history = cls(store, Index(index or path / INDEX, maker.version), maker, notify)
+        own = path / INDEX
+        is_named = index is not None and os.path.realpath(index) != os.path.realpath(own)
+        history = cls(store, Index(index or own, maker.version, is_named=is_named), maker, notify)
         history._load()
         history._catch_up()
         return history
@@ -169,13 +173,18 @@ class History:
 
     def _catch_up(self) -> None:
         """Indexes folders that are new or were changed, forgets those that are gone."""
-        listing = self.store.listing()
+        listing = self.store.listing(self._tell_of_stray)
         gone = [folder for folder in self._rows if folder not in listing]
         # Put there by another process after the listing was made: not gone.
         gone = [folder for folder in gone if not (self.store.path / folder).is_dir()]
         if gone:
             self.remember((), gone)
         self.refresh([folder for folder, changed_ns in listing.items() if self._is_new(folder, changed_ns)])
+
+    def _tell_of_stray(self, folder: str) -> None:
+        if folder not in self._told:
+            self._told.add(folder)
+            self.notify(f"{folder!a}: a name that no run has; passed over")
 
     def _is_new(self, folder: str, changed_ns: int) -> bool:
         known = self._rows.get(folder)

@@ -14,8 +14,8 @@ import secrets
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence, Set
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -25,14 +25,16 @@ from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.records.files import TEMPORARY_SUFFIX
 from dlbench.records.folder import RunFolder
 from dlbench.records.history import History
+from dlbench.records.history_content import content_digest, files_of
 from dlbench.records.history_entry import HistoryEntry
-from dlbench.records.history_files import content_digest, files_of, sync_folder
+from dlbench.records.history_files import sync_folder
 from dlbench.records.history_import import Candidate, Outcome
 from dlbench.records.tar_stream import Limits, Member, members
 from dlbench.specs.base import Spec
 from dlbench.units import format_bytes
 
 MANIFEST = "manifest.json"
+PLAN = "plan.json"
 MAX_MANIFEST_BYTES = 1 << 28
 COMPRESSED = (".gz", ".tgz")
 _LEVEL = 6
@@ -161,6 +163,7 @@ def read_archive(
 
 
 def _runs(path: Path, history: History, room: Path, limits: Limits) -> Iterator[Candidate | Outcome]:
+    plans = _folders_with_plans(path, limits)
     manifest: Manifest | None = None
     missing: set[str] = set()
     name: str | None = None
@@ -170,7 +173,7 @@ def _runs(path: Path, history: History, room: Path, limits: Limits) -> Iterator[
             manifest = _manifest(member)
             missing = set(manifest.runs)
             continue
-        folder = _folder_of(member.parts, manifest)
+        folder = _folder_of(member.parts, plans) if manifest is None else _listed(member.parts, manifest)
         if folder != name:
             if name is not None and target is not None:
                 yield _candidate(path, name, target, manifest)
@@ -199,15 +202,52 @@ def _manifest(member: Member) -> Manifest:
         raise IncompleteDataError(f"{MANIFEST}: damaged: {str(error).splitlines()[0]}") from None
 
 
-def _folder_of(parts: tuple[str, ...], manifest: Manifest | None) -> str:
-    """The run's folder that a file belongs to: what the manifest knows, else the folder it lies in."""
-    if manifest is not None:
-        for length in range(len(parts) - 1, 0, -1):
-            if "/".join(parts[:length]) in manifest.runs:
-                return "/".join(parts[:length])
-        raise IncompleteDataError(f"refused: {'/'.join(parts)!a} belongs to no run of its {MANIFEST}")
-    folder = parts[:-1]
-    return "/".join(folder[:-1] if folder and folder[-1] == "checkpoints" else folder)
+def _folders_with_plans(path: Path, limits: Limits) -> Set[str]:
+    """The folders of runs of an archive without a list, from a first walk over its headers.
+
+    Raises:
+        UserError: the archive cannot be read.
+        IncompleteDataError: files of a run come after those of another: of such a run only a part would come in.
+    """
+    plans: set[str] = set()
+    # Of each file, but for those that lie in the same folder as the one before.
+    visited: list[tuple[str, ...]] = []
+    # The same error ends the walk in which runs are unpacked, which tells of it after the runs that were whole.
+    with suppress(IncompleteDataError), closing(members(path, limits)) as found:
+        for number, member in enumerate(found):
+            if number == 0 and member.parts == (MANIFEST,):
+                return set()
+            if not visited or visited[-1] != member.parts[:-1]:
+                visited.append(member.parts[:-1])
+            if member.parts[-1] == PLAN:
+                plans.add("/".join(member.parts[:-1]))
+    left: set[str] = set()
+    current: str | None = None
+    for folder in (_folder_of((*parts, ""), plans) for parts in visited):
+        if folder in left and folder in plans and folder != current:
+            raise IncompleteDataError(
+                f"the files of {folder or 'the archive itself'} do not lie together; make the archive of whole folders"
+            )
+        left.add(folder)
+        current = folder
+    return plans
+
+
+def _listed(parts: tuple[str, ...], manifest: Manifest) -> str:
+    """The run's folder that a file belongs to, as the manifest has it."""
+    for length in range(len(parts) - 1, 0, -1):
+        if "/".join(parts[:length]) in manifest.runs:
+            return "/".join(parts[:length])
+    raise IncompleteDataError(f"refused: {'/'.join(parts)!a} belongs to no run of its {MANIFEST}")
+
+
+def _folder_of(parts: tuple[str, ...], plans: Set[str]) -> str:
+    """The run's folder that a file belongs to, the outermost with a plan; else the folder it lies in."""
+    for length in range(len(parts)):
+        if (folder := "/".join(parts[:length])) in plans:
+            return folder
+    folders = parts[:-1]
+    return "/".join(folders[: folders.index("checkpoints")] if "checkpoints" in folders else folders)
 
 
 def _is_known(folder: str, history: History, manifest: Manifest | None) -> bool:

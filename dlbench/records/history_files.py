@@ -13,36 +13,30 @@ that bring the same run one wins.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import platform
 import re
 import secrets
 import shutil
-import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dlbench.errors import IncompleteDataError, RunError, UserError
+from dlbench.errors import RunError, UserError
 from dlbench.records.files import write_json
-from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Spec
 
 MARKER = "history.json"
 INDEX = "index.sqlite"
 DAY_S = 86_400.0
-MAX_DEPTH = 3
-"""Folders within a run's folder; `checkpoints/` is one."""
 
-# What figures are made of: energy needs the samples. All else may differ, or go, without a figure changing.
-_FIGURE_FILE = re.compile(r"plan\.json|record\.json|rank-\d{4,}\.steps|node-\d{4,}\.samples")
 _MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
-_BLOCK = 1 << 20
+# As `dlbench.specs.base.RunName`.
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 class HistoryMark(Spec):
@@ -77,11 +71,11 @@ class Store:
             create: make one if the folder is empty or not there.
 
         Raises:
-            UserError: it is none, or cannot be made.
+            UserError: it is none, or cannot be made or read.
             IncompleteDataError: its mark is damaged.
         """
         mark = path / MARKER
-        if mark.exists():
+        if is_there(mark):
             load_file(mark, HistoryMark)
             return cls(path)
         if not create:
@@ -100,16 +94,30 @@ class Store:
             raise UserError(f"{path}: cannot be made: {error.strerror or error}") from None
         return cls(path)
 
-    def listing(self) -> dict[str, int]:
-        """Folders of runs, relative to the store, with the time of their last change (nanoseconds)."""
+    def listing(self, pass_over: Callable[[str], None] = lambda folder: None) -> dict[str, int]:
+        """Folders of runs, relative to the store, with the time of their last change (nanoseconds).
+
+        Args:
+            pass_over: is told of folders with names that no run, and no month, has; hidden ones are none.
+
+        Raises:
+            RunError: the folders cannot be read.
+        """
         found: dict[str, int] = {}
+
+        def folders(path: Path, prefix: str) -> Iterator[os.DirEntry[str]]:
+            for entry in sorted(os.scandir(path), key=lambda one: one.name):
+                if not entry.is_dir(follow_symlinks=False) or entry.name.startswith("."):
+                    continue
+                if _RUN_NAME.fullmatch(entry.name):
+                    yield entry
+                else:
+                    pass_over(f"{prefix}/{entry.name}")
+
         try:
-            months = sorted(entry.name for entry in os.scandir(self.runs) if entry.is_dir(follow_symlinks=False))
-            for month in months:
-                with os.scandir(self.runs / month) as entries:
-                    for entry in entries:
-                        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-                            found[f"runs/{month}/{entry.name}"] = entry.stat(follow_symlinks=False).st_mtime_ns
+            for month in folders(self.runs, "runs"):
+                for entry in folders(Path(month.path), f"runs/{month.name}"):
+                    found[f"runs/{month.name}/{entry.name}"] = entry.stat(follow_symlinks=False).st_mtime_ns
         except FileNotFoundError:
             # Taken away by another process in this moment.
             return found if self.runs.is_dir() else {}
@@ -194,6 +202,21 @@ def _is_abandoned(room: Path) -> bool:
         return False
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file or folder of that name.
+
+    Raises:
+        UserError: that cannot be told, for want of permission.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return True
+
+
 def sync_folder(path: Path) -> None:
     """Makes the names in a folder survive a loss of power.
 
@@ -205,93 +228,3 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def files_of(path: Path) -> dict[str, os.stat_result]:
-    """The files of a run's folder by relative name; temporary ones, whose names begin with a dot, are passed over.
-
-    Raises:
-        IncompleteDataError: it holds links or special files, or folders too deep, or cannot be read.
-    """
-    found: dict[str, os.stat_result] = {}
-
-    def look(folder: Path, prefix: str, depth: int) -> None:
-        for entry in sorted(os.scandir(folder), key=lambda one: one.name):
-            if entry.name.startswith("."):
-                continue
-            if not entry.name.isprintable() or "\\" in entry.name:
-                raise IncompleteDataError(f"{entry.path!a}: a name that no file of a run has")
-            status = entry.stat(follow_symlinks=False)
-            if stat.S_ISREG(status.st_mode):
-                found[prefix + entry.name] = status
-            elif stat.S_ISDIR(status.st_mode) and depth < MAX_DEPTH:
-                look(Path(entry.path), f"{prefix}{entry.name}/", depth + 1)
-            else:
-                what = "a folder too deep" if stat.S_ISDIR(status.st_mode) else "neither a file nor a folder"
-                raise IncompleteDataError(f"{entry.path}: {what}; a history keeps plain files alone")
-
-    try:
-        look(path, "", 0)
-    except OSError as error:
-        raise IncompleteDataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return found
-
-
-def content_digest(folder: RunFolder) -> str:
-    """SHA-256, in hexadecimal, over the files that figures are made of: plan, record, step files, samples.
-
-    For each, by name: the name, a zero byte, the number of bytes in decimal, a zero byte, the bytes.
-
-    Raises:
-        IncompleteDataError: the folder cannot be read.
-    """
-    digest = hashlib.sha256()
-    try:
-        names = sorted(entry.name for entry in os.scandir(folder.path) if _FIGURE_FILE.fullmatch(entry.name))
-        for name in names:
-            with (folder.path / name).open("rb") as file:
-                digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
-                while block := file.read(_BLOCK):
-                    digest.update(block)
-    except OSError as error:
-        raise IncompleteDataError(f"{folder.path}: cannot be read: {error.strerror or error}") from None
-    return digest.hexdigest()
-
-
-def copy_run(source: Path, target: Path) -> None:
-    """Copies a run's folder, every byte synced.
-
-    Raises:
-        IncompleteDataError: it holds what a history does not keep, or changed meanwhile: it still runs.
-        RunError: the copy cannot be written.
-    """
-    before = files_of(source)
-    try:
-        target.mkdir(parents=True)
-        for name in before:
-            _copy_file(source / name, target / name)
-        for folder in {(target / name).parent for name in before} | {target}:
-            sync_folder(folder)
-    except OSError as error:
-        raise RunError(f"{target}: cannot be written: {error.strerror or error}") from None
-    after = files_of(source)
-    changed = [name for name in before.keys() | after.keys() if _mark(before.get(name)) != _mark(after.get(name))]
-    if changed:
-        raise IncompleteDataError(f"{source / min(changed)}: changed while it was copied: the run has not ended")
-
-
-def _mark(status: os.stat_result | None) -> tuple[int, int] | None:
-    return None if status is None else (status.st_size, status.st_mtime_ns)
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    target.parent.mkdir(exist_ok=True, parents=True)
-    with source.open("rb") as read, target.open("xb") as written:
-        shutil.copyfileobj(read, written, _BLOCK)
-        written.flush()
-        os.fsync(written.fileno())
-
-
-def num_bytes(path: Path) -> int:
-    """Bytes of the files of a folder."""
-    return sum(status.st_size for status in files_of(path).values())

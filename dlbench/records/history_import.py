@@ -15,8 +15,8 @@ from typing import Literal
 from dlbench.errors import IncompleteDataError
 from dlbench.records.folder import RunFolder
 from dlbench.records.history import BATCH, History
+from dlbench.records.history_content import StillRunningError, content_digest, copy_run, files_of
 from dlbench.records.history_entry import HistoryEntry
-from dlbench.records.history_files import content_digest, copy_run
 from dlbench.records.scan import COMM_FORMAT, plan_format
 
 Verdict = Literal["imported", "already there", "skipped", "refused", "damaged"]
@@ -74,6 +74,12 @@ def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator
     fresh: dict[str, Candidate] = {}
     later: list[Candidate] = []
     for candidate in batch:
+        # Before anything in it is read: reading a named pipe would wait forever.
+        try:
+            files_of(candidate.folder.path)
+        except IncompleteDataError as error:
+            yield _damaged(candidate, str(error))
+            continue
         run_id = _run_id(candidate.folder)
         if plan_format(candidate.folder) == COMM_FORMAT:
             yield Outcome(
@@ -108,8 +114,8 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
     placed: list[HistoryEntry] = []
     try:
         for (candidate, entry, staged), problem in zip(chosen, problems, strict=True):
-            if problem:
-                outcomes.append(Outcome(name=candidate.name, verdict="skipped", why=problem))
+            if problem is not None:
+                outcomes.append(problem)
                 continue
             folder = history.store.place_of(entry.run_id, entry.created)
             if history.store.place(staged, folder):
@@ -129,9 +135,7 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
 def _objection(candidate: Candidate, entry: HistoryEntry) -> Outcome | None:
     """Why a run does not come in, as far as its entry tells."""
     if entry.state == "damaged":
-        # Where an archive was unpacked is nobody's business.
-        why = entry.why.replace(str(candidate.folder.path), candidate.name) if candidate.staged else entry.why
-        return Outcome(name=candidate.name, verdict="damaged", why=why)
+        return _damaged(candidate, entry.why)
     if entry.state == "incomplete":
         return Outcome(
             name=candidate.name, verdict="skipped", why=f"killed or still running, it has no record: {entry.why}"
@@ -141,17 +145,26 @@ def _objection(candidate: Candidate, entry: HistoryEntry) -> Outcome | None:
     return None
 
 
-def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> str:
-    """Copies a run; returns why it cannot come in."""
+def _damaged(candidate: Candidate, why: str) -> Outcome:
+    # Where an archive was unpacked is nobody's business.
+    told = why.replace(str(candidate.folder.path), candidate.name) if candidate.staged else why
+    return Outcome(name=candidate.name, verdict="damaged", why=told)
+
+
+def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> Outcome | None:
+    """Copies a run; says why it cannot come in."""
     candidate, entry, target = chosen
     if candidate.staged:
-        return ""
+        return None
     try:
         copy_run(candidate.folder.path, target)
         is_same = content_digest(RunFolder(target)) == entry.content_digest
+    except StillRunningError as error:
+        return Outcome(name=candidate.name, verdict="skipped", why=str(error))
     except IncompleteDataError as error:
-        return str(error)
-    return "" if is_same else "it changed while it was read: the run has not ended"
+        return _damaged(candidate, str(error))
+    why = "it changed while it was read: the run has not ended"
+    return None if is_same else Outcome(name=candidate.name, verdict="skipped", why=why)
 
 
 def _compare(history: History, candidate: Candidate, run_id: str) -> Outcome:
@@ -161,7 +174,7 @@ def _compare(history: History, candidate: Candidate, run_id: str) -> Outcome:
     try:
         is_same = content_digest(candidate.folder) == known.content_digest
     except IncompleteDataError as error:
-        return Outcome(name=candidate.name, verdict="damaged", why=str(error))
+        return _damaged(candidate, str(error))
     if is_same:
         return Outcome(name=candidate.name, verdict="already there")
     told = _objection(candidate, history.maker.make([candidate.folder])[0])

@@ -11,20 +11,27 @@ import fcntl
 import json
 import os
 import sqlite3
+import stat
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from dlbench.errors import DlbenchError
+from dlbench.errors import DlbenchError, UserError
 from dlbench.records.history_entry import HistoryEntry
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 """Of the tables; what entries mean is told by the version that their maker gives."""
+
+APPLICATION_ID = 0x646C6268
+"""Of SQLite's header (sqlite.org/fileformat.html, 1.3.17): "dlbh"; tells an index from any other file."""
 
 LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.02
+
+_SQLITE = b"SQLite format 3\0"
+_ID_AT = slice(68, 72)
 
 _TABLES = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -48,19 +55,29 @@ Row = tuple[int, HistoryEntry]
 class Index:
     """The file; it is open only within a call."""
 
-    def __init__(self, path: Path, version: str) -> None:
-        """`version` tells how entries are made; an index that was made otherwise is damaged."""
+    def __init__(self, path: Path, version: str, *, is_named: bool = False) -> None:
+        """See there.
+
+        Args:
+            path: the file.
+            version: tells how entries are made; an index that was made otherwise is damaged.
+            is_named: whether a person named the file, so that it may be any file of theirs.
+        """
         self.path = path
         self._version = f"{INDEX_VERSION}: {version}"
+        self._is_named = is_named
 
     def read(self) -> dict[str, Row]:
         """All rows by folder; none if there is no file.
 
         Raises:
+            UserError: the file is none of dlbench's.
             IndexDamagedError: see there.
-            IndexUnusableError: the lock was not to be had in time.
+            IndexUnusableError: no permission, or the lock was not to be had in time.
         """
-        if not self.path.exists():
+        # Before the lock, which is a file, too.
+        self._refuse_foreign()
+        if self._status() is None:
             return {}
         rows: dict[str, Row] = {}
         with self._locked(exclusive=False), self._damage_named(), closing(self._connect()) as connection:
@@ -78,8 +95,11 @@ class Index:
 
         Raises:
             IndexDamagedError: see there.
-            IndexUnusableError: no permission, no space, or the lock was not to be had in time.
+            IndexUnusableError: no permission, no space, or the lock was not to be had in time; or the file is none
+                of dlbench's.
         """
+        if self._is_foreign():
+            raise IndexUnusableError(f"{self.path}: is no index of a history")
         rows = []
         for folder, (changed_ns, entry) in put.items():
             text = json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False)
@@ -92,9 +112,13 @@ class Index:
         ):
             connection.execute("BEGIN IMMEDIATE")
             if not _has_tables(connection):
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 for statement in _TABLES:
                     connection.execute(statement)
                 connection.execute("INSERT INTO meta VALUES ('version', ?)", (self._version,))
+                # By itself, and small: whoever is killed among the rows leaves a file that tells whose it is.
+                connection.execute("COMMIT")
+                connection.execute("BEGIN IMMEDIATE")
             self._check_version(connection)
             connection.executemany("DELETE FROM runs WHERE folder = ?", [(folder,) for folder in remove])
             connection.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", rows)
@@ -103,9 +127,12 @@ class Index:
         """Takes the file away; with `only_damaged` not if another process has put a good one in its place meanwhile.
 
         Raises:
+            UserError: the file is none of dlbench's.
             IndexUnusableError: no permission, or the lock was not to be had in time.
         """
+        self._refuse_foreign()
         with self._locked(exclusive=True):
+            self._refuse_foreign()
             if only_damaged:
                 # A second lock on the same file, held by this process, would wait for the first.
                 with suppress(IndexDamagedError), self._damage_named(), closing(self._connect()) as connection:
@@ -117,6 +144,36 @@ class Index:
                     path.unlink(missing_ok=True)
             except OSError as error:
                 raise IndexUnusableError(f"{self.path}: cannot be taken away: {error.strerror or error}") from None
+
+    def _refuse_foreign(self) -> None:
+        if self._is_foreign():
+            raise UserError(f"--index {self.path}: is no index of a history; name another file, or delete it")
+
+    def _is_foreign(self) -> bool:
+        """Whether it is not dlbench's to replace: in the store's own place whatever lies there is a cache."""
+        status = self._status() if self._is_named else None
+        if status is None:
+            return False
+        if not stat.S_ISREG(status.st_mode):
+            return True
+        try:
+            with self.path.open("rb") as file:
+                header = file.read(_ID_AT.stop)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise IndexUnusableError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+        is_ours = header.startswith(_SQLITE) and header[_ID_AT] == APPLICATION_ID.to_bytes(4, "big")
+        return bool(header) and not is_ours
+
+    def _status(self) -> os.stat_result | None:
+        """The file's; None if there is none."""
+        try:
+            return self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise IndexUnusableError(f"{self.path}: cannot be read: {error.strerror or error}") from None
 
     def _check_version(self, connection: sqlite3.Connection) -> None:
         found = connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()

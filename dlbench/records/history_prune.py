@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -15,8 +16,10 @@ from pydantic import Field
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
+from dlbench.records.history_content import files_of, num_bytes
 from dlbench.records.history_entry import HistoryEntry
-from dlbench.records.history_files import files_of, num_bytes, sync_folder
+from dlbench.records.history_files import sync_folder
+from dlbench.records.record import Record
 from dlbench.records.scan import load_file
 from dlbench.specs.base import CountOrZero, Spec
 from dlbench.units import utc_now
@@ -32,7 +35,7 @@ KINDS: dict[str, re.Pattern[str]] = {
     "checkpoints": re.compile(r"checkpoints/.*"),
     "logs": re.compile(r"rank-\d{4,}\.log|launch\.log|slurm-[^/]*\.out"),
 }
-"""What may go, by the relative names of its files. Samples stay: energy is made of them."""
+"""What may go, by the relative names of its files. Samples and some spans (`_spans_of_figures`) stay."""
 
 
 class Dropped(Spec):
@@ -113,10 +116,29 @@ def removals(history: History, entries: Iterable[HistoryEntry], *, traces_only: 
         if not traces_only:
             found.append(Removal(entry=entry, files=(), num_bytes=num_bytes(path)))
             continue
-        sizes = {name: status.st_size for name, status in files_of(path).items() if _kind(name) is not None}
+        files = files_of(path)
+        kept = _spans_of_figures(RunFolder(path), files)
+        sizes = {name: files[name].st_size for name in files if _kind(name) is not None and name not in kept}
         if sizes:
             found.append(Removal(entry=entry, files=tuple(sorted(sizes)), num_bytes=sum(sizes.values())))
     return found
+
+
+def _spans_of_figures(folder: RunFolder, files: Iterable[str]) -> set[str]:
+    """Spans of which figures are made: those of each node's first rank tell the stages of its energy.
+
+    All, where no record says which ranks these are.
+    """
+    try:
+        record = load_file(folder.record, Record)
+    except IncompleteDataError:
+        record = None
+    if record is None:
+        return {name for name in files if _kind(name) == "spans"}
+    first: dict[int, int] = {}
+    for one in record.ranks:
+        first[one.node_rank] = min(one.rank, first.get(one.node_rank, one.rank))
+    return {folder.spans(rank).name for rank in first.values()}
 
 
 def prune(history: History, chosen: Sequence[Removal]) -> None:
@@ -165,9 +187,12 @@ def _drop(folder: RunFolder, removal: Removal) -> None:
     try:
         for name in removal.files:
             (folder.path / name).unlink(missing_ok=True)
-        for name in {str(Path(name).parent) for name in removal.files} - {"."}:
-            if not any((folder.path / name).iterdir()):
-                (folder.path / name).rmdir()
+        emptied = {parent for name in removal.files for parent in Path(name).parents} - {Path()}
+        for parent in sorted(emptied, key=lambda path: len(path.parts), reverse=True):
+            # Another process may be letting the same go.
+            with suppress(FileNotFoundError):
+                if not any((folder.path / parent).iterdir()):
+                    (folder.path / parent).rmdir()
         sync_folder(folder.path)
     except OSError as error:
         raise RunError(f"{folder.path}: cannot be changed: {error.strerror or error}") from None

@@ -16,6 +16,8 @@ PLAIN = (
     *("system", "workload", "preset", "engine", "ranks", "nodes", "slurm_job_id", "commit"),
 )
 
+_EXAMPLES = {"tag": "commit", "environment": "host"}
+
 
 def parse_where(texts: Iterable[str]) -> dict[str, str]:
     """Options `--where KEY=VALUE` by key.
@@ -56,7 +58,12 @@ def _holds(entry: HistoryEntry, key: str, value: str) -> bool:
 
 
 def _require_key(key: str) -> None:
-    if key in PLAIN or key == "host" or key.startswith(("tag.", "environment.")):
+    if key in PLAIN or key == "host":
+        return
+    kind, mark, name = key.partition(".")
+    if mark and kind in ("tag", "environment"):
+        if not name:
+            raise UserError(f"--where {key}: must be {kind}.NAME, e.g. {kind}.{_EXAMPLES[kind]}")
         return
     names = [*PLAIN, "host", "tag.NAME", "environment.NAME"]
     raise UserError(f"--where {key}: runs have no such key: {nearest(key, names)}")

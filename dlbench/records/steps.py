@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.block_reader import BlockReader
+from dlbench.records.block_reader import BlockReader, read_alike
 from dlbench.records.blocks import BlockWriter
 
 if TYPE_CHECKING:
@@ -112,19 +112,20 @@ class StepReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._blocks = BlockReader(path, STEPS_FORMAT, "step times")
-        self.header = self._blocks.header
+        self.file = BlockReader(path, STEPS_FORMAT, "step times")
+        self.header = self.file.header
         """What the rank said of itself."""
         version = self.header.get("version")
         if version not in (1, STEPS_VERSION) or self.header.get("fields") != [list(f) for f in FIELDS]:
             raise IncompleteDataError(f"{path}: step times of an unknown version ({version!r})")
-        self._is_plain = version == 1
+        self.is_plain = version == 1
+        """Whether it holds its rows as they are."""
         self._torn_bytes = 0
 
     @property
     def torn_bytes(self) -> int:
         """Bytes behind the last whole block (version 1: record), known when all was read."""
-        return self._torn_bytes if self._is_plain else self._blocks.torn_bytes
+        return self._torn_bytes if self.is_plain else self.file.torn_bytes
 
     def blocks(self) -> Iterator[Rows]:
         """Structured arrays with the fields of `FIELDS`, in the order in which they were written.
@@ -132,10 +133,10 @@ class StepReader:
         Raises:
             IncompleteDataError: a block within the file is damaged.
         """
-        if self._is_plain:
+        if self.is_plain:
             yield from self._plain_rows()
             return
-        for block in self._blocks.blocks():
+        for block in self.file.blocks():
             if not isinstance(block, dict):
                 yield block
 
@@ -145,10 +146,10 @@ class StepReader:
         Raises:
             IncompleteDataError: a block within the file is damaged.
         """
-        if self._is_plain:
+        if self.is_plain:
             rows = _joined([*self._plain_rows()])
             return {name: rows[name] for name in names}
-        return self._blocks.read(names)[0]
+        return self.file.read(names)[0]
 
     def _plain_rows(self) -> Iterator[Rows]:
         import numpy as np
@@ -157,12 +158,23 @@ class StepReader:
         self._torn_bytes = 0
         try:
             with self._path.open("rb") as file:
-                file.seek(self._blocks.begin)
+                file.seek(self.file.begin)
                 while content := file.read(_ROWS_AT_ONCE * dtype.itemsize):
                     whole, self._torn_bytes = divmod(len(content), dtype.itemsize)
                     yield np.frombuffer(content, dtype=dtype, count=whole)
         except OSError as error:
             raise IncompleteDataError(f"{self._path}: cannot be read: {error.strerror or error}") from None
+
+
+def read_alike_steps(readers: Sequence[StepReader], names: Collection[str]) -> dict[str, Values] | None:
+    """Some columns of several ranks at once, each of shape (ranks, rows); None where their files are not alike.
+
+    Raises:
+        IncompleteDataError: a block within a file is damaged.
+    """
+    if any(reader.is_plain for reader in readers):
+        return None
+    return read_alike([reader.file for reader in readers], names)
 
 
 def read_steps(path: Path) -> StepFile:

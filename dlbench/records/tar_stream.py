@@ -9,9 +9,10 @@ end it. Names are taken apart and must be harmless. Counts, sizes, names, and ho
 from __future__ import annotations
 
 import gzip
+import stat
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -116,19 +117,26 @@ class _Stream:
             self.exactly(min(position - self.position, _PIECE))
 
 
-def members(path: Path, limits: Limits) -> Iterator[Member]:
+def members(path: Path, limits: Limits) -> Generator[Member, None, None]:
     """The regular files of an archive, in order; hidden ones are passed over.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the file cannot be read, or is no plain file, which alone can be read twice.
         IncompleteDataError: it is no archive, a damaged one, or one that holds what none of dlbench's does.
     """
     try:
+        # Before it is opened: opening a pipe waits for a writer.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserError(f"{path}: is no plain file; write the archive to a file first")
         raw = path.open("rb")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     with raw:
-        yield from _members(_Stream(path, raw, limits), limits)
+        try:
+            stream = _Stream(path, raw, limits)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+        yield from _members(stream, limits)
 
 
 def _members(stream: _Stream, limits: Limits) -> Iterator[Member]:
