@@ -113,9 +113,9 @@ def test_entries_hold_what_the_run_says(tmp_path: Path) -> None:
     assert (entry.state, entry.why, entry.group) == ("valid", "", group_id(run))
     assert (entry.commit, entry.slurm_job_id, entry.tags) == ("abc", "77", {"night": "yes"})
     assert (entry.created, entry.finished) == ("2026-03-05T12:00:00Z", "2026-03-01T12:00:00Z")
-    assert entry.environment == environment
+    assert entry.environment == {**environment, "dlbench.version": plan.dlbench_version}
     assert entry.key == (entry.group, 2, 1)
-    assert entry.label == "sample, tiny preset, horovod, weak scaling"
+    assert entry.label == "sample, tiny preset, horovod, fp32, batch 4 a rank, synthetic, weak scaling"
     assert entry.figures == metrics_by_run(tabulate(scan(runs)))[plan.run_id]
     assert entry.figures["step_median_s"] == pytest.approx(0.095)
     assert entry.hosts == tuple(HostEntry(host=f"n{rank}", num_ranks=1, work_ratio=1.0) for rank in range(2))
@@ -671,7 +671,9 @@ def test_traces_go_and_figures_stay(tmp_path: Path) -> None:
 
 
 def test_energy_is_the_same_without_traces(tmp_path: Path) -> None:
-    plan = history_plan(0, 0, points=(4,), overrides={"system.ranks_per_node": 2})
+    plan = history_plan(
+        0, 0, system="example-gpu", points=(4,), ranks_per_node=2, overrides={"layout.cores_per_rank": 1}
+    )
     assert plan.layout.nodes == 2
     folder = write_run(tmp_path / "runs", plan, STEP, Story(host=lambda rank: f"n{rank // 2}"))
     seconds = [number * 0.02 - 5 for number in range(500)]
