@@ -192,7 +192,7 @@ def _lost_by_point(group: Group, found: tuple[DiagnosedPoint, ...]) -> Chart:
         alt.Tooltip("cause:N", title="cause"),
         alt.Tooltip("shown:N", title="lost"),
     ]
-    x = alt.X("points:Q", title="points of the ideal").axis(tickCount=5, format="~g").stack("zero")
+    x = alt.X("points:Q", title="points of the ideal").axis(tickCount=5, format=".4~g").stack("zero")
     bars = alt.Chart(alt.InlineData(values=rows)).mark_bar(height={"band": 0.72})
     tick = alt.Chart(alt.InlineData(values=sums)).mark_tick(color=INK, thickness=2, size=34)
     words = "; ".join(f"{place(point)}: {lost_text(point.whole.lost)} in all, {_most(point.causes)}" for point in found)
@@ -242,7 +242,7 @@ def _lost_at(group: Group, point: DiagnosedPoint) -> Chart:
     if any(row["low"] is not None for row in rows):
         layers.append(base.mark_rule(strokeWidth=3, opacity=0.55).encode(x=alt.X("low:Q"), x2="high:Q"))
     tooltip = [alt.Tooltip("cause:N", title="cause"), alt.Tooltip("shown:N", title="lost")]
-    x = alt.X("points:Q", title="points of the ideal").axis(tickCount=5, format="~g")
+    x = alt.X("points:Q", title="points of the ideal").axis(tickCount=5, format=".4~g")
     layers.append(base.mark_point(filled=True, size=90, opacity=1).encode(x=x, tooltip=tooltip))
     words = "; ".join(f"{row['cause']} {row['shown']}" for row in rows) or "nothing"
     header, *body = diagnosis_tables.lost(account_of(group).diagnosed)

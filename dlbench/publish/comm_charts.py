@@ -188,7 +188,7 @@ def _value_axis(alt: Any, rows: Rows, quantity: _Quantity) -> Any:
     if quantity.logarithmic:
         domain = [min(values) / 1.3, max(values) * 1.3]
         return y.scale(type="log", domain=domain, nice=False).axis(values=_decades(domain), labelExpr=_TIME_LABEL)
-    return y.scale(domain=[0, max(values) * 1.08], nice=False).axis(format="~g", tickCount=6)
+    return y.scale(domain=[0, max(values) * 1.08], nice=False).axis(format=".4~g", tickCount=6)
 
 
 def _decades(domain: list[float]) -> list[float]:

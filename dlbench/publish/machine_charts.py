@@ -249,7 +249,7 @@ def _memory(group: Group, rows: Rows, what: str, title: str) -> Chart:
     )
     held = "allocated on a GPU" if group.memory is not None and group.memory.on_gpu else "resident in a rank"
     bars = base.mark_bar(height={"band": 0.72}, color=MEASURED).encode(
-        x=alt.X("bytes:Q", title=f"GiB {held}").axis(tickCount=5, format="~g"),
+        x=alt.X("bytes:Q", title=f"GiB {held}").axis(tickCount=5, format=".4~g"),
         tooltip=[alt.Tooltip("at:N", title="at"), alt.Tooltip("shown:N", title="peak")],
     )
     layers = [bars]

@@ -59,7 +59,7 @@ def _chart(found: PrecisionComparison, place: int, table: list[tuple[str, ...]])
         alt.Tooltip("shown:N", title=f"throughput over {found.reference}"),
         alt.Tooltip("basis:N", title="interval"),
     ]
-    x = alt.X("ratio:Q", title=f"throughput over {found.reference}").scale(domainMin=0).axis(tickCount=6, format="~g")
+    x = alt.X("ratio:Q", title=f"throughput over {found.reference}").scale(domainMin=0).axis(tickCount=6, format=".4~g")
     bars = base.mark_bar(height={"band": 0.6}).encode(
         x=x, color=colour.legend(orient="bottom", columns=3), tooltip=tooltip
     )

@@ -155,7 +155,7 @@ def _outliers(group: Group, found: StepTimes) -> Chart:
         .mark_point(filled=True, size=60, opacity=0.85)
         .encode(
             x=alt.X("step:Q", title="step, warm-up steps counted").axis(format="d", tickCount=6, tickMinStep=1),
-            y=alt.Y("ratio:Q", title="over the run's median step").scale(zero=False).axis(format="~g", tickCount=5),
+            y=alt.Y("ratio:Q", title="over the run's median step").scale(zero=False).axis(format=".4~g", tickCount=5),
             color=colour.legend(orient="bottom", columns=2),
             shape=shape.legend(orient="bottom", columns=2),
             tooltip=tooltip,
