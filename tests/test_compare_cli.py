@@ -259,9 +259,8 @@ def test_other_sizes_are_refused_or_named(tmp_path: Path, old: Path) -> None:
     both = write_side(tmp_path / "both", slower(1.0), points=(1, 2))
     result = call("compare", old, both)
     assert result.exit_code == 0
-    assert "Only in B, compared with nothing: sample, tiny preset, Horovod, weak scaling, 2 ranks" in " ".join(
-        result.output.split()
-    )
+    name = "sample, tiny preset, Horovod, fp32, batch 4 a rank, weak scaling, 2 ranks"
+    assert f"Only in B, compared with nothing: {name}" in " ".join(result.output.split())
     # What the baseline has and the candidate lacks must not pass.
     result = call("check", "--baseline", both, "--candidate", old)
     assert result.exit_code == 6
@@ -411,6 +410,16 @@ def test_different_paired_comparisons_in_one_folder_are_not_mixed(tmp_path: Path
     ]
     assert found["points"][0]["metrics"][0]["ratio"]["value"] == pytest.approx(1.05, rel=1e-3)
     assert found["points"][1]["metrics"][0]["ratio"]["value"] == pytest.approx(1.0, rel=1e-3)
+
+
+def test_paired_comparisons_of_equal_sides_and_other_settings_are_never_dropped(tmp_path: Path) -> None:
+    sides = {"a": {}, "b": {"sync.fusion": "single"}}
+    out = write_pairs(tmp_path / "runs", 2.0, series="one", sides=sides, points=(2,))
+    write_pairs(out, 1.0, series="two", sides=sides, points=(2,), overrides={"sync.wire": "fp16"})
+    error = refused("check", "--paired", out)
+    assert "holds runs of different comparisons" in str(error)
+    assert "--where series=NAME" in str(error)
+    assert call("check", "--paired", out, "--where", "series=one").exit_code == 1
 
 
 def test_pairs_without_their_partner_are_left_out(tmp_path: Path) -> None:

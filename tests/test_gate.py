@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -20,7 +22,8 @@ from dlbench.analysis.gate.power import power_of
 from dlbench.analysis.gate.verdicts import Judgement, Rule, Sample, Verdict, judge, overall
 from dlbench.analysis.multiplicity import student_p, student_quantile
 from dlbench.analysis.statistics import resample_weights
-from dlbench.errors import UserError
+from dlbench.errors import IncompleteDataError, UserError
+from dlbench.records.baseline import read_baseline
 
 # Step times as they are: whole nanoseconds of some milliseconds, near each other, with ties and with outliers.
 TIMES = st.one_of(st.integers(90_000_000, 112_000_000), st.integers(99, 102).map(lambda ms: ms * 1_000_000)).map(
@@ -398,3 +401,30 @@ def test_another_system_may_launch_otherwise() -> None:
 def test_keys_that_cannot_be_allowed(allow: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         parse_allowed([f"system,{allow}"], [content()])
+
+
+def test_a_baseline_names_its_work_and_holds_each_run_once(tmp_path: Path) -> None:
+    run = {"run_id": "r1", "finished": "2026-03-01T12:00:00Z", "figures": {"step_median_s": 0.1}}
+    point = {
+        "ranks": 1,
+        "nodes": 1,
+        "registered": {"workload": "w", "preset": "p", "engine": "ddp", "scaling": "weak", "later": "x"},
+        "plan": {},
+        "sample_unit": "images",
+        "notice": "",
+        "tags": {},
+        "environment": {},
+        "runs": [run],
+    }
+    file = tmp_path / "baseline.json"
+
+    def written(**changes: object) -> Path:
+        content = {"format": "dlbench.baseline", "version": 1, "dlbench_version": "0", "points": [{**point, **changes}]}
+        file.write_text(json.dumps(content), encoding="utf-8")
+        return file
+
+    assert len(read_baseline(written()).points) == 1
+    with pytest.raises(IncompleteDataError, match="lacks engine"):
+        read_baseline(written(registered={"workload": "w", "preset": "p", "scaling": "weak"}))
+    with pytest.raises(IncompleteDataError, match="holds a run twice"):
+        read_baseline(written(runs=[run, run]))

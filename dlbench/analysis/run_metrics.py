@@ -56,7 +56,7 @@ METRICS: tuple[Metric, ...] = (
         title="Energy a sample",
         unit="J",
         higher_is_worse=True,
-        about="joules of GPUs, else of processors, over the measured window, by samples",
+        about="joules of GPUs where the run computed on them, else of processors, over the measured window, by samples",
     ),
     Metric(
         name="time_to_quality_s",
@@ -109,7 +109,7 @@ def metrics_by_run(
 
 
 def _energy(run: Run, damaged: list[str] | None) -> float | None:
-    """Joules a sample of the GPUs, else of the processors; None where nothing tells."""
+    """Joules a sample of the GPUs where the run computed on them, else of the processors; None where nothing tells."""
     if run.record is None or run.record.watch is None:
         return None
     from dlbench.analysis.energy import run_energy
@@ -120,6 +120,7 @@ def _energy(run: Run, damaged: list[str] | None) -> float | None:
         if damaged is not None:
             damaged.append(str(error))
         return None
-    gpu = energy.joules_per_sample("gpu")
-    joules = gpu if gpu is not None else energy.joules_per_sample("host")
+    # Never the processors' in place of the GPUs': one median would hold both.
+    on_gpu = any(rank.device.startswith("cuda") for rank in run.record.ranks)
+    joules = energy.joules_per_sample("gpu" if on_gpu else "host")
     return joules if joules is not None and joules > 0 else None

@@ -42,6 +42,8 @@ def _share(most: float, *, with_zero: bool) -> Callable[[click.Context, click.Pa
     def convert(ctx: click.Context, param: click.Parameter, text: str) -> float:
         match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,12})?)\s*(%?)\s*", text)
         share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+        if match and not match[2] and share >= 1:
+            raise UserError(f"--{param.name} {text}: 1 or more is taken in percent only: write {text.strip()}%")
         if not (0 <= share <= most and (share > 0 or with_zero)):
             least = "from 0" if with_zero else "above 0"
             raise UserError(f"--{param.name} {text}: is no share {least} to {most * 100:g}%, such as 2% or 0.02")

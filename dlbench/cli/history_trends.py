@@ -45,7 +45,8 @@ _OUTPUT = click.option(
     "--fail-on-regression",
     type=click.IntRange(min=1, max=100_000),
     metavar="DAYS",
-    help="End with 1 if a level became worse within so many days before the newest run, for CI.",
+    help="End with 1 if a level became worse within so many days before the newest run, for CI. Take more days than "
+    "the 5 to 10 nights that it takes to find a change.",
 )
 @_OUTPUT
 @click.option(
@@ -79,7 +80,7 @@ def trends(
     Examples:
       dlbench history trends
       dlbench history trends --where workload=resnet50 -o trends.html
-      dlbench history trends --fail-on-regression 7
+      dlbench history trends --fail-on-regression 21
     """
     if output is not None:
         check_writable(output)

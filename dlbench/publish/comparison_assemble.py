@@ -27,7 +27,7 @@ _SECOND_FRACTION = re.compile(r"\.\d+(?=Z$)")
 
 def assemble(found: Comparison) -> model.ComparisonReport:
     """The report of a comparison; equal comparisons give equal reports."""
-    points = tuple(_point(point, found) for point in found.points)
+    points = _told_apart(tuple(_point(point, found) for point in found.points))
     environment = _of_all([point.environment for point in points])
     cautions = _of_all([point.cautions for point in points])
     points = tuple(
@@ -60,6 +60,16 @@ def assemble(found: Comparison) -> model.ComparisonReport:
     )
 
 
+def _told_apart(points: tuple[model.PointResult, ...]) -> tuple[model.PointResult, ...]:
+    """Points of equal labels are counted: a CI server takes test cases of one name for one."""
+    seen: dict[str, int] = {}
+    result = []
+    for point in points:
+        seen[point.label] = number = seen.get(point.label, 0) + 1
+        result.append(dataclasses.replace(point, label=f"{point.label} ({number})") if number > 1 else point)
+    return tuple(result)
+
+
 def _of_all(lists: Sequence[tuple[T, ...]]) -> tuple[T, ...]:
     """What is in every list, in the order of the first."""
     return tuple(one for one in lists[0] if all(one in other for other in lists[1:])) if lists else ()
@@ -90,7 +100,10 @@ def _point(found: ComparedPoint, whole: Comparison) -> model.PointResult:
 def _label(point: SidePoint) -> str:
     told = point.content.registered
     engine = ENGINE_TITLES.get(told["engine"], told["engine"])
-    parts = (told["workload"], f"{told['preset']} preset", engine, f"{told['scaling']} scaling")
+    batch = f"batch {told['batch_per_rank']} a rank" if "batch_per_rank" in told else ""
+    batch = batch or (f"batch {told['global_batch']} in all" if "global_batch" in told else "")
+    words = (told["workload"], f"{told['preset']} preset", engine, told.get("precision", ""), batch)
+    parts = [word for word in (*words, f"{told['scaling']} scaling") if word]
     return clean(", ".join([*parts, place_text(point.ranks, point.nodes)]))
 
 

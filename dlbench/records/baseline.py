@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.records.files import write_json
@@ -45,6 +45,21 @@ class BaselinePoint(Spec):
     tags: dict[str, str] = Field(description="Tags that all runs share, e.g. commit.")
     environment: dict[str, str] = Field(description="What all runs recorded alike of their environment.")
     runs: tuple[BaselineRun, ...] = Field(min_length=1, description="The runs, in the order of their names.")
+
+    @field_validator("registered")
+    @classmethod
+    def _names_the_work(cls, registered: dict[str, str]) -> dict[str, str]:
+        missing = sorted({"workload", "preset", "engine", "scaling"} - registered.keys())
+        if missing:
+            raise ValueError(f"lacks {', '.join(missing)}")
+        return registered
+
+    @field_validator("runs")
+    @classmethod
+    def _each_once(cls, runs: tuple[BaselineRun, ...]) -> tuple[BaselineRun, ...]:
+        if len({run.run_id for run in runs}) < len(runs):
+            raise ValueError("holds a run twice; a copy is no repeat")
+        return runs
 
 
 class Baseline(Spec):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -114,8 +115,8 @@ def _whole(
         verdict=overall(one.judgement.verdict for point in points for one in point.metrics if one.gated),
         points=tuple(points),
         only_b=tuple(only_b),
-        left_out=(*a.left_out, *b.left_out),
-        damaged=(*a.damaged, *b.damaged),
+        left_out=tuple(dict.fromkeys((*a.left_out, *b.left_out))),
+        damaged=tuple(dict.fromkeys((*a.damaged, *b.damaged))),
         num_compared=sum(sample.is_enough for sample in gated),
     )
 
@@ -139,6 +140,8 @@ class _Draft:
         metrics = []
         for metric, sample, gated in self.samples:
             judgement = next(judged) if gated else judge([sample], rule)[0]
+            if gated:
+                judgement = self._of_all_runs(metric, judgement)
             values_a, values_b = (_upright(metric, side) for side in (sample.a, sample.b))
             metrics.append(
                 ComparedMetric(
@@ -159,6 +162,16 @@ class _Draft:
             environment=_environment(self.found.a, self.found.b),
             unpaired=self.unpaired,
         )
+
+    def _of_all_runs(self, metric: Metric, judgement: Judgement) -> Judgement:
+        """No good verdict on a time to quality while runs of B that missed the target have none."""
+        runs_b = () if self.found.b is None else self.found.b.runs
+        if metric.name != "time_to_quality_s" or judgement.verdict not in ("improved", "equivalent"):
+            return judgement
+        if all(metric.name in run.figures for run in runs_b):
+            return judgement
+        reason = "some runs of B did not reach the target, which is worse than any time"
+        return dataclasses.replace(judgement, verdict="inconclusive", reason=reason)
 
 
 def _sample(metric: Metric, a: Sequence[SideRun], b: Sequence[SideRun], paired: bool) -> Sample:

@@ -46,7 +46,7 @@ _SPEAKS_OF: Mapping[str, tuple[str, ...]] = {
 }
 
 # What a comparison is of: runs that differ here are never put into one ratio.
-_NEVER = {"workload"}
+_NEVER = {"workload", "name"}
 # What is in the plan under other names than `--set` has.
 _ROOTS = {"workload": "", "measure": "measure.", "launch": "system.launch."}
 
@@ -135,7 +135,9 @@ def digest(content: Content) -> str:
 def differences(a: Content, b: Content) -> list[KeyDifference]:
     """Keys on which both differ: registered ones first, then those of the plan of which no registered one speaks."""
     found = [
-        KeyDifference(key=name, title=TITLES[name], a=a.registered.get(name, ""), b=b.registered.get(name, ""))
+        KeyDifference(
+            key=name, title=TITLES.get(name, name), a=a.registered.get(name, ""), b=b.registered.get(name, "")
+        )
         for name in dict.fromkeys([*a.registered, *b.registered])
         if a.registered.get(name) != b.registered.get(name)
     ]

@@ -78,7 +78,14 @@ def _of_comparison(sides: Mapping[str, Mapping[str, object]], table: RunTable, d
     for point in points_of(table, damaged):
         side = str(point.content.plan.get("side", ""))
         key = (digest(without(point.content, allowed)), *point.place)
-        by_place.setdefault(key, {})[side] = point
+        seen = by_place.setdefault(key, {})
+        if side in seen:
+            told = named(differences(seen[side].content, point.content))
+            raise UserError(
+                f"side {side} at {point.ranks} ranks holds runs of different comparisons ({told}); choose one with "
+                "--where series=NAME"
+            )
+        seen[side] = point
     _refuse_unlike(list(by_place.values()), allowed)
     return [_paired(found) for found in by_place.values()]
 
