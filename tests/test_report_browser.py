@@ -171,8 +171,18 @@ def test_page_needs_no_sideways_scrolling(browser: Any, case: Case, width: int) 
 # Access
 
 
-@pytest.mark.parametrize("case", CASES, indirect=True)
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 320)])
+@pytest.mark.parametrize(
+    ("case", "scheme", "width"),
+    [
+        ("sample", "light", 1280),
+        ("sample", "dark", 1280),
+        ("sample", "light", 320),
+        ("large", "light", 1280),
+        ("large", "dark", 1280),
+        pytest.param("real", "light", 1280, marks=pytest.mark.slow),
+    ],
+    indirect=["case"],
+)
 def test_axe_finds_nothing(browser: Any, case: Case, scheme: str, width: int) -> None:
     context = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}, "bypass_csp": True}
     with Visit(browser, case.path, **context) as visit:
