@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dlbench.node.watching import clock_exchange
 from dlbench.node.watching.clock_exchange import ClockServer, compare, greeting
 from dlbench.node.watching.clock_follower import ClockFollower, answering_address, publish
-from dlbench.publish.trace_clocks import make_axis
+from dlbench.perfetto.clocks import make_axis
 from dlbench.records import clocks as records_clocks
 from dlbench.records.clocks import ClockLine, ClockPoint
 from dlbench.trace.clocks import (

@@ -19,15 +19,15 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import dlbench.publish.trace_export as export_module
-import dlbench.publish.trace_profile as profile_module
+import dlbench.perfetto.export as export_module
+import dlbench.perfetto.profile as profile_module
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
-from dlbench.publish.trace_clocks import make_axis
-from dlbench.publish.trace_notes import Notes
-from dlbench.publish.trace_run import read_trace_run
-from dlbench.publish.trace_selection import Selection
-from dlbench.publish.trace_spans import Tracks
+from dlbench.perfetto.clocks import make_axis
+from dlbench.perfetto.notes import Notes
+from dlbench.perfetto.run import read_trace_run
+from dlbench.perfetto.selection import Selection
+from dlbench.perfetto.spans import Tracks
 from dlbench.records.clocks import ClockLine
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import read_run
@@ -461,7 +461,7 @@ def test_clock_reasons_are_named_intervals(tmp_path: Path) -> None:
 
 
 def test_series_go_on_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.publish.trace_counters._ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("dlbench.perfetto.counters._ROWS_AT_ONCE", 2)
     column = "host.disk.sda.read_bytes"
     rows = [(FIRST_NS + n * SECOND, n * 1e6) for n in range(100)]
     found = sampled(tmp_path, [column], rows)
@@ -751,7 +751,10 @@ import sys
 import tracemalloc
 
 from dlbench.cli import cli
-from dlbench.publish import trace_counters, trace_parquet, trace_spans, trace_steps
+from dlbench.perfetto import counters as trace_counters
+from dlbench.perfetto import parquet as trace_parquet
+from dlbench.perfetto import spans as trace_spans
+from dlbench.perfetto import steps as trace_steps
 
 trace_steps._ROWS_AT_ONCE, trace_counters._ROWS_AT_ONCE = 64, 32
 trace_spans.SPANS_AT_ONCE, trace_parquet._ROWS_PER_GROUP = 256, 1024
@@ -1016,6 +1019,6 @@ def test_times_are_written_to_the_nanosecond(times: list[tuple[int, int]]) -> No
 
 
 def test_the_phases_drawn_are_those_of_the_step_file() -> None:
-    from dlbench.publish.trace_events import PHASE_NAMES
+    from dlbench.perfetto.events import PHASE_NAMES
 
     assert [name.split(" ")[0] for name in PHASE_NAMES] == list(PHASES)

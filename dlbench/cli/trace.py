@@ -13,7 +13,7 @@ from dlbench.cli.report import check_writable
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError
 
 if TYPE_CHECKING:
-    from dlbench.publish.trace_notes import Notes
+    from dlbench.perfetto.notes import Notes
     from dlbench.records.scan import Run
 
 FormatName = Literal["perfetto", "parquet"]
@@ -62,26 +62,26 @@ def trace(
     check_writable(output)
     if cores and chosen == "parquet":
         raise UserError("--cores: has no effect on --format parquet, which holds every field that was sampled")
-    from dlbench.publish.trace_selection import Selection, parse_ranks, parse_steps
+    from dlbench.perfetto.selection import Selection, parse_ranks, parse_steps
 
     step_range = parse_steps(steps)
     found = _read(run)
     selection = Selection(ranks=parse_ranks(ranks, found.plan.layout.ranks), steps=step_range, cores=cores)
     _require(chosen)
-    from dlbench.publish.trace_notes import Notes
-    from dlbench.publish.trace_run import read_trace_run
+    from dlbench.perfetto.notes import Notes
+    from dlbench.perfetto.run import read_trace_run
 
     notes = Notes()
     made, facts = read_trace_run(found, selection, notes)
     if found.record is None:
         notes.problem(f"the run is {found.state}: {found.story}")
     if chosen == "parquet":
-        from dlbench.publish.trace_parquet import counters_beside, write_parquet
+        from dlbench.perfetto.parquet import counters_beside, write_parquet
 
         write_parquet(made, facts, notes, output)
         written = f"{output}, {counters_beside(output)}: {notes.num_events} rows"
     else:
-        from dlbench.publish.trace_export import write_perfetto
+        from dlbench.perfetto.export import write_perfetto
 
         write_perfetto(made, facts, notes, output)
         written = f"{output}: {notes.num_events} events; open it in ui.perfetto.dev"

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dlbench.errors import IncompleteDataError
-from dlbench.publish.trace_events import quoted, thread_events
-from dlbench.publish.trace_notes import Notes
-from dlbench.publish.trace_spans import DEEPEST, PROFILER_THREAD, Tracks, thread_id
+from dlbench.perfetto.events import quoted, thread_events
+from dlbench.perfetto.notes import Notes
+from dlbench.perfetto.spans import DEEPEST, PROFILER_THREAD, Tracks, thread_id
 
 if TYPE_CHECKING:
-    from dlbench.publish.trace_clocks import Times
+    from dlbench.perfetto.clocks import Times
 
 ANCHOR = "dlbench profiler anchor"
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import dlbench
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.publish.trace_clocks import LARGEST_NS, Axis, NodeClock, make_axis
-from dlbench.publish.trace_notes import Notes
-from dlbench.publish.trace_selection import Selection
-from dlbench.publish.trace_steps import step_rows
+from dlbench.perfetto.clocks import LARGEST_NS, Axis, NodeClock, make_axis
+from dlbench.perfetto.notes import Notes
+from dlbench.perfetto.selection import Selection
+from dlbench.perfetto.steps import step_rows
 from dlbench.records.folder import RunFolder
 from dlbench.records.samples import SampleReader
 from dlbench.records.spans import SpanReader

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbench.errors import DlbenchError, RunError
-from dlbench.publish.trace_notes import Notes
-from dlbench.publish.trace_parts import Part, write_part
+from dlbench.perfetto.notes import Notes
+from dlbench.perfetto.parts import Part, write_part
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
-    from dlbench.publish.trace_run import TraceRun
+    from dlbench.perfetto.run import TraceRun
 
 _GRACE_S = 5.0
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbench.publish.trace_clocks import LARGEST_NS
-from dlbench.publish.trace_notes import Notes, merged
+from dlbench.perfetto.clocks import LARGEST_NS
+from dlbench.perfetto.notes import Notes, merged
 from dlbench.records.spans import COMPUTE, EXCHANGE, INPUT, STAGE, STAGING, SWAP, SpanReader
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from dlbench.publish.trace_clocks import NodeClock, Times
-    from dlbench.publish.trace_notes import Rows
+    from dlbench.perfetto.clocks import NodeClock, Times
+    from dlbench.perfetto.notes import Rows
 
 STAGES_THREAD, COMPUTE_THREAD, LAYERS_THREAD, EXCHANGE_THREAD = 1, 2, 3, 4
 INPUT_THREAD, STAGING_THREAD, SWAP_THREAD, PROFILER_THREAD = 5, 6, 7, 8

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbench.errors import IncompleteDataError
-from dlbench.publish.trace_clocks import LARGEST_NS
-from dlbench.publish.trace_notes import Notes, merged
+from dlbench.perfetto.clocks import LARGEST_NS
+from dlbench.perfetto.notes import Notes, merged
 from dlbench.records.steps import PHASES, StepReader
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from dlbench.publish.trace_clocks import NodeClock, Times
+    from dlbench.perfetto.clocks import NodeClock, Times
 
 _ROWS_AT_ONCE = 1024
 

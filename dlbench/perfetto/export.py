@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dlbench.errors import UserError
-from dlbench.publish.trace_events import dumped, note_event, process_events, thread_events
-from dlbench.publish.trace_notes import Notes
-from dlbench.publish.trace_parts import Part, TextSink, node_pid, write_part
-from dlbench.publish.trace_run import TraceRun
-from dlbench.publish.trace_spans import COMPUTE_THREAD, thread_id
-from dlbench.publish.trace_workers import write_parts
+from dlbench.perfetto.events import dumped, note_event, process_events, thread_events
+from dlbench.perfetto.notes import Notes
+from dlbench.perfetto.parts import Part, TextSink, node_pid, write_part
+from dlbench.perfetto.run import TraceRun
+from dlbench.perfetto.spans import COMPUTE_THREAD, thread_id
+from dlbench.perfetto.workers import write_parts
 from dlbench.records.files import TEMPORARY_SUFFIX
 
 if TYPE_CHECKING:

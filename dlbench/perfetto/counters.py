@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbench.publish.trace_clocks import LARGEST_NS
-from dlbench.publish.trace_notes import Notes, clean, merged
+from dlbench.perfetto.clocks import LARGEST_NS
+from dlbench.perfetto.notes import Notes, clean, merged
 from dlbench.records.clock_reasons import clock_reason_names
 from dlbench.records.samples import SampleReader
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from dlbench.publish.trace_clocks import NodeClock, Times
+    from dlbench.perfetto.clocks import NodeClock, Times
 
     Values = npt.NDArray[np.float64]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from dlbench.publish.trace_counters import CounterSeries, counters_of, held_clocks, sample_rows
-from dlbench.publish.trace_events import (
+from dlbench.perfetto.counters import CounterSeries, counters_of, held_clocks, sample_rows
+from dlbench.perfetto.events import (
     StepEvents,
     counter_events,
     process_events,
@@ -17,11 +17,11 @@ from dlbench.publish.trace_events import (
     span_events,
     thread_events,
 )
-from dlbench.publish.trace_notes import Notes
-from dlbench.publish.trace_profile import ANCHOR, Profile
-from dlbench.publish.trace_run import TraceRun
-from dlbench.publish.trace_spans import COMPUTE_THREAD, SpanRows, SpanSource, thread_id
-from dlbench.publish.trace_steps import step_rows
+from dlbench.perfetto.notes import Notes
+from dlbench.perfetto.profile import ANCHOR, Profile
+from dlbench.perfetto.run import TraceRun
+from dlbench.perfetto.spans import COMPUTE_THREAD, SpanRows, SpanSource, thread_id
+from dlbench.perfetto.steps import step_rows
 from dlbench.records.samples import SampleReader
 
 # Measured on generated runs: higher levels take longer than making the text and save little.

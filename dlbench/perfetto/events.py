@@ -12,24 +12,24 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dlbench.publish.trace_counters import Counter, reason_title
-from dlbench.publish.trace_notes import clean
-from dlbench.publish.trace_spans import (
+from dlbench.perfetto.counters import Counter, reason_title
+from dlbench.perfetto.notes import clean
+from dlbench.perfetto.spans import (
     COMPUTE_THREAD,
     EXCHANGE_THREAD,
     SpanRows,
     thread_id,
     thread_name,
 )
-from dlbench.publish.trace_steps import StepRows
+from dlbench.perfetto.steps import StepRows
 from dlbench.records.spans import LANES
 from dlbench.records.steps import PHASES
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from dlbench.publish.trace_clocks import Times
-    from dlbench.publish.trace_counters import Values
+    from dlbench.perfetto.clocks import Times
+    from dlbench.perfetto.counters import Values
 
 _COMPUTE = thread_id(COMPUTE_THREAD)
 PHASE_NAMES = tuple("exchange (exposed)" if phase == "exchange" else phase for phase in PHASES)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.publish.trace_counters import sample_rows
-from dlbench.publish.trace_events import PHASE_NAMES
-from dlbench.publish.trace_export import temporary_beside
-from dlbench.publish.trace_notes import Notes, clean
-from dlbench.publish.trace_run import TraceRun
-from dlbench.publish.trace_spans import SpanRows, SpanSource
-from dlbench.publish.trace_steps import StepRows, step_rows
+from dlbench.perfetto.counters import sample_rows
+from dlbench.perfetto.events import PHASE_NAMES
+from dlbench.perfetto.export import temporary_beside
+from dlbench.perfetto.notes import Notes, clean
+from dlbench.perfetto.run import TraceRun
+from dlbench.perfetto.spans import SpanRows, SpanSource
+from dlbench.perfetto.steps import StepRows, step_rows
 from dlbench.records.spans import LANES
 
 if TYPE_CHECKING:
