@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
 from dlbench.errors import IncompleteDataError, RunError, UserError
-from dlbench.publish.mllog import NOTICE, RULES
+from dlbench.exports.mllog import NOTICE, RULES
 from dlbench.records.folder import RunFolder
 from tests.run_factory import Story, constant, edit_json, plans, write_run, write_unfinished
 

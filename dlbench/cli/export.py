@@ -12,7 +12,7 @@ import click
 
 from dlbench.cli.options import write_output
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError, UserError
-from dlbench.publish.mllog import Statement, Status
+from dlbench.exports.mllog import Statement, Status
 
 if TYPE_CHECKING:
     from dlbench.records.scan import Run
@@ -61,7 +61,7 @@ def mllog(
     Example:
       dlbench export mllog runs/cosmoflow-full-n4-r0 --org "My lab" -o result_0.txt
     """
-    from dlbench.publish.mllog import RULES, obstacles, to_mllog
+    from dlbench.exports.mllog import RULES, obstacles, to_mllog
 
     found = _read(run, output)
     statement = _statement(org, platform, status, cache_cleared)
@@ -91,7 +91,7 @@ def system(run: Path, output: Path | None, org: str | None, platform: str | None
     Example:
       dlbench export system runs/cosmoflow-full-n4-r0 --org "My lab" -o system.json
     """
-    from dlbench.publish.system_description import to_system_description
+    from dlbench.exports.system_description import to_system_description
 
     found = _read(run, output)
     write_output(to_system_description(found, _statement(org, platform, status)).encode("ascii"), output)

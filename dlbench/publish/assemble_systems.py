@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from dlbench.analysis.tables import RunTable
 from dlbench.publish import runs_model as model
-from dlbench.publish.mllog import Statement
-from dlbench.publish.system_description import NO_ACCELERATOR, NOT_RECORDED, to_system_description
+from dlbench.exports.mllog import Statement
+from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, to_system_description
 from dlbench.publish.wording import clean
 from dlbench.records.scan import Run
 

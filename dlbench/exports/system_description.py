@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 
-from dlbench.publish.mllog import NOTICE, Statement, accelerators_per_node
+from dlbench.exports.mllog import NOTICE, Statement, accelerators_per_node
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
 from dlbench.units import format_bytes

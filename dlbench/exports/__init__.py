@@ -1,0 +1,1 @@
+"""Runs in the forms of other suites: MLPerf log lines, MLPerf system descriptions."""
