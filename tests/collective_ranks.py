@@ -20,13 +20,13 @@ STARTED = time.monotonic()
 
 import torch  # noqa: E402
 
-from dlbench.costs.schedules import schedule  # noqa: E402
+from dlbench.costs.schedules.schedule import schedule  # noqa: E402
 from dlbench.errors import DlbenchError, ExitCode, RunError  # noqa: E402
 from dlbench.node.collectives.control import Control  # noqa: E402
 from dlbench.node.collectives.deadline import Deadline  # noqa: E402
 from dlbench.node.collectives.executor import Execution  # noqa: E402
 from dlbench.node.collectives.inputs import DTYPES, Inputs  # noqa: E402
-from dlbench.node.collectives.lineup import Lineup  # noqa: E402
+from dlbench.node.collectives.participants import Lineup  # noqa: E402
 from dlbench.node.collectives.measure import Measurement  # noqa: E402
 from dlbench.node.collectives.mpi_transport import MpiTransport, start_mpi, stop_mpi  # noqa: E402
 from dlbench.node.collectives.references import Reference  # noqa: E402
@@ -37,7 +37,7 @@ from dlbench.node.collectives.verify import check  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import RunFolder  # noqa: E402
-from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, CommPlan  # noqa: E402
+from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, CommPlan  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -9,17 +9,17 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from dlbench.analysis.comm_tables import layout_of
+from dlbench.collectives.results.tables import layout_of
 from dlbench.costs.collectives import counts
 from dlbench.costs.predictions import predict
-from dlbench.records.comm import CommPoint, CommRecord
-from dlbench.records.comm_scan import CommRun
+from dlbench.records.collectives import CommPoint, CommRecord
+from dlbench.records.collectives_scan import CommRun
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.status import write_status
-from dlbench.specs.comm import ELEMENT_BYTES, CommPlan
-from dlbench.specs.comm_request import CommRequest, expand_comm
-from dlbench.specs.network import Level, NetworkModel, Piece
+from dlbench.specs.collectives.plan import ELEMENT_BYTES, CommPlan
+from dlbench.specs.collectives.request import CommRequest, expand_comm
+from dlbench.specs.collectives.network import Level, NetworkModel, Piece
 from tests.run_factory import NOW, status
 
 LIBRARY_CARRIERS = {"gloo": "torch-gloo", "mpi": "mpi", "nccl": "torch-nccl", "horovod": "horovod-gloo"}

@@ -26,7 +26,7 @@ from dlbench.jobs.slurm import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clock_follower
 from dlbench.publish import model as report_model
-from dlbench.records.comm import CommRecord
+from dlbench.records.collectives import CommRecord
 from dlbench.records.record import Record
 from dlbench.records.samples import SAMPLES_FORMAT, SAMPLES_VERSION
 from dlbench.records.spans import SPANS_FORMAT, SPANS_VERSION
@@ -36,7 +36,7 @@ from dlbench.records.watch_cost import WatchCost
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
-from dlbench.specs.comm import CommPlan
+from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import SystemSpec
 

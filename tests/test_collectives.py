@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.costs.collectives import Layout, counts
-from dlbench.costs.schedules import Step, Transfer
+from dlbench.costs.schedules.schedule import Step, Transfer
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.launch import local_environments, rank_environment
 from dlbench.node.collectives import executor
@@ -27,9 +27,9 @@ from dlbench.node.collectives.mpi_transport import start_mpi
 from dlbench.node.collectives.transport import Counters, Part, count_sends
 from dlbench.node.collectives.verify import check
 from dlbench.node.ranks import RankPlace
-from dlbench.records.comm import CommPoint, CommRecord
+from dlbench.records.collectives import CommPoint, CommRecord
 from dlbench.specs.base import Precision
-from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec
+from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LayoutSpec
 from dlbench.specs.system import LaunchSpec, SystemSpec
 

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.analysis import comm_choice, comm_doubts
-from dlbench.analysis.comm_fit import Fit, fit_all, model_crossovers
-from dlbench.analysis.comm_network import fit_one
-from dlbench.analysis.comm_prediction import Wanted, predict_all
-from dlbench.analysis.comm_tables import (
+from dlbench.collectives.results import choice as comm_choice
+from dlbench.collectives.results import doubts as comm_doubts
+from dlbench.collectives.results.fit import Fit, fit_all, model_crossovers
+from dlbench.collectives.results.network import fit_one
+from dlbench.collectives.results.prediction import Wanted, predict_all
+from dlbench.collectives.results.tables import (
     CommGroup,
     CommTable,
     Measurement,
@@ -31,9 +32,9 @@ from dlbench.analysis.statistics import Estimate
 from dlbench.costs.collectives import Layout
 from dlbench.costs.predictions import predict, ring_doubling_crossover
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.records.comm_scan import scan_comm
+from dlbench.records.collectives_scan import scan_comm
 from dlbench.records.network import read_network
-from dlbench.specs.network import LineCost, NetworkModel
+from dlbench.specs.collectives.network import LineCost, NetworkModel
 from tests import comm_factory as factory
 from tests.run_factory import edit_json
 

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.jobs import local
-from dlbench.records.comm import CommRecord
-from dlbench.records.comm_scan import read_comm_run, read_launched, scan_comm
+from dlbench.records.collectives import CommRecord
+from dlbench.records.collectives_scan import read_comm_run, read_launched, scan_comm
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import read_run, scan
 from dlbench.records.status import write_failure, write_status
-from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES, CommPlan
-from dlbench.specs.comm_request import CommRequest, CommRuns, expand_comm
-from dlbench.specs.comm_sizes import parse_sizes
+from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES, CommPlan
+from dlbench.specs.collectives.request import CommRequest, CommRuns, expand_comm
+from dlbench.specs.collectives.sizes import parse_sizes
 from tests import run_factory
 from tests.conftest import Cli
 from tests.run_factory import constant, edit_json, status, write_run

@@ -19,11 +19,15 @@ from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
-from dlbench.publish import comm_formats, comm_html, comm_terminal, comm_wording, wording
-from dlbench.publish.comm_assemble import assemble
-from dlbench.publish.comm_model import CommReport, SizeRow
-from dlbench.records.comm_scan import scan_comm
-from dlbench.specs.network import NetworkModel
+from dlbench.publish import wording
+from dlbench.collectives.page import formats as comm_formats
+from dlbench.collectives.page import html as comm_html
+from dlbench.collectives.page import terminal as comm_terminal
+from dlbench.collectives.page import wording as comm_wording
+from dlbench.collectives.page.assemble import assemble
+from dlbench.collectives.page.model import CommReport, SizeRow
+from dlbench.records.collectives_scan import scan_comm
+from dlbench.specs.collectives.network import NetworkModel
 from tests import comm_factory as factory
 from tests.browser_fixtures import Visit
 from tests.run_factory import constant, plans, write_run

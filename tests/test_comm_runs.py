@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from dlbench.jobs.box import Box
-from dlbench.records.comm import CommRecord
-from dlbench.records.comm_scan import CommRun, scan_comm
+from dlbench.records.collectives import CommRecord
+from dlbench.records.collectives_scan import CommRun, scan_comm
 from tests.conftest import Cli
 from tests.test_local_runs import alive
 

@@ -27,7 +27,7 @@ from dlbench.records.scan import Run, scan
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import write_watch_cost
 from dlbench.specs.fault import FaultSpec
-from dlbench.specs.network import Level, NetworkModel, Piece
+from dlbench.specs.collectives.network import Level, NetworkModel, Piece
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
 from tests.run_factory import NOW, Story, constant, edit_json, exchange_result, plans, write_run, write_unfinished

@@ -20,7 +20,7 @@ from dlbench.publish.assemble import assemble
 from dlbench.publish.exchange_charts import exchange_charts
 from dlbench.records.exchange import Message
 from dlbench.records.scan import scan
-from dlbench.specs.network import LineCost
+from dlbench.specs.collectives.network import LineCost
 from dlbench.specs.plan import RunPlan
 from tests.run_factory import Story, autotune_result, constant, exchange_result, plans, write_run, write_scaling
 

@@ -24,8 +24,8 @@ from dlbench.jobs.slurm import job_states, read_submission, require_slurm, submi
 from dlbench.jobs.slurm_energy import job_energies
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import scan
-from dlbench.specs.comm import CommPlan
-from dlbench.specs.comm_request import CommRequest, expand_comm
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives.request import CommRequest, expand_comm
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.requests import Request

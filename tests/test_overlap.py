@@ -19,7 +19,7 @@ from dlbench.costs.overlap import (
     merge,
     merged,
 )
-from dlbench.specs.network import LineCost
+from dlbench.specs.collectives.network import LineCost
 
 
 def line(startup: float, per_byte: float) -> LineCost:

@@ -12,7 +12,7 @@ from dlbench.analysis.experiments import RULES, Case, Experiment, Rule
 from dlbench.analysis.forecast import Forecast, forecast, upper_bound
 from dlbench.analysis.statistics import MIN_RUNS
 from dlbench.records.scan import Run
-from dlbench.specs.network import NetworkModel
+from dlbench.specs.collectives.network import NetworkModel
 
 WORTH_EXPLAINING = 0.01
 """Share of the ideal below which a loss is not explained."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.statistics import Estimate, median_estimate
 from dlbench.costs import overlap
-from dlbench.costs.least_errors import fit_line
+from dlbench.costs.fit.least_errors import fit_line
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
-from dlbench.specs.network import LineCost
+from dlbench.specs.collectives.network import LineCost
 
 MIN_SIZES = 3
 """Different sizes of messages that a line needs: two always lie on one."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 from dlbench.costs import overlap
 from dlbench.costs.collectives import Layout
-from dlbench.costs.least_errors import fit_line
+from dlbench.costs.fit.least_errors import fit_line
 from dlbench.costs.predictions import predict
 from dlbench.errors import UserError
 from dlbench.records.exchange import ExchangeResult
-from dlbench.specs.network import LineCost, NetworkModel
+from dlbench.specs.collectives.network import LineCost, NetworkModel
 
 ALGORITHM = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
 """Algorithm that stands for an exchange; the others have no model."""

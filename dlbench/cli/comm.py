@@ -16,8 +16,8 @@ from dlbench.cli.comm_read import fit, predict, report
 from dlbench.errors import EnvironmentLacksError, UserError
 
 if TYPE_CHECKING:
-    from dlbench.specs.comm import CommPlan
-    from dlbench.specs.comm_request import CommRuns
+    from dlbench.specs.collectives.plan import CommPlan
+    from dlbench.specs.collectives.request import CommRuns
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -173,7 +173,7 @@ def _runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], p
     Raises:
         UserError: anything wrong with them, in one line.
     """
-    from dlbench.specs.comm_request import CommRequest, expand_comm
+    from dlbench.specs.collectives.request import CommRequest, expand_comm
     from dlbench.specs.requests import parse_set
 
     for name, least in (("iterations", 1), ("warmup", 0), ("group_size", 1), ("shards", 1), ("ranks_per_node", 1)):

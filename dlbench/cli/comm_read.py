@@ -13,10 +13,10 @@ from dlbench.cli.report import FormatName, check_writable, format_of, report_opt
 from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.publish.comm_formats import TableName
-    from dlbench.publish.comm_model import CommReport
+    from dlbench.collectives.page.formats import TableName
+    from dlbench.collectives.page.model import CommReport
     from dlbench.specs.base import Precision
-    from dlbench.specs.comm import Collective
+    from dlbench.specs.collectives.plan import Collective
 
 # What each needs beside the login node's set.
 _NUMBERS = ("numpy",)
@@ -48,8 +48,8 @@ def report(runs: Path, output: Path | None, format_name: FormatName | None, tabl
     if table is not None and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
     require_modules("comm report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
-    from dlbench.publish.comm_assemble import assemble
-    from dlbench.records.comm_scan import scan_comm
+    from dlbench.collectives.page.assemble import assemble
+    from dlbench.records.collectives_scan import scan_comm
 
     found = assemble(scan_comm(runs))
     write_output(_render(found, chosen, table or "points").encode("utf-8"), output)
@@ -86,11 +86,11 @@ def fit(runs: Path, output: Path | None, system: str | None, transport: str | No
     if output is not None:
         check_writable(output)
     require_modules("comm fit", *_NUMBERS)
-    from dlbench.analysis.comm_network import fit_one
-    from dlbench.analysis.comm_tables import tabulate
-    from dlbench.publish.comm_fits import fit_table
-    from dlbench.publish.comm_terminal import fit_text
-    from dlbench.records.comm_scan import scan_comm
+    from dlbench.collectives.results.network import fit_one
+    from dlbench.collectives.results.tables import tabulate
+    from dlbench.collectives.page.fits import fit_table
+    from dlbench.collectives.page.terminal import fit_text
+    from dlbench.records.collectives_scan import scan_comm
     from dlbench.units import utc_now
 
     table = tabulate(scan_comm(runs))
@@ -145,11 +145,11 @@ def predict(
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
     """
     require_modules("comm predict", *_NUMBERS)
-    from dlbench.analysis.comm_prediction import Wanted, predict_all
-    from dlbench.publish import comm_predicted
+    from dlbench.collectives.results.prediction import Wanted, predict_all
+    from dlbench.collectives.page import predicted as comm_predicted
     from dlbench.records.network import read_network
-    from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES
-    from dlbench.specs.comm_sizes import parse_sizes
+    from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES
+    from dlbench.specs.collectives.sizes import parse_sizes
     from dlbench.specs.requests import parse_counts
 
     for option, name, known in (("--collective", collective, set(ALGORITHMS)), ("--dtype", dtype, set(ELEMENT_BYTES))):
@@ -192,14 +192,14 @@ def _bytes(option: str, text: str | None) -> int | None:
 
 def _render(found: CommReport, chosen: FormatName, table: TableName) -> str:
     if chosen == "html":
-        from dlbench.publish.comm_html import to_html
+        from dlbench.collectives.page.html import to_html
 
         return to_html(found)
     if chosen == "text":
-        from dlbench.publish.comm_terminal import to_text
+        from dlbench.collectives.page.terminal import to_text
 
         return to_text(found)
-    from dlbench.publish import comm_formats
+    from dlbench.collectives.page import formats as comm_formats
 
     if chosen == "csv":
         return comm_formats.to_csv(found, table)

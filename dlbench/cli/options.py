@@ -13,7 +13,7 @@ import click
 from dlbench.errors import EnvironmentLacksError, UserError
 
 if TYPE_CHECKING:
-    from dlbench.specs.comm import CommPlan
+    from dlbench.specs.collectives.plan import CommPlan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
     from dlbench.specs.system import SystemSpec
@@ -238,7 +238,7 @@ def require_engines(plans: list[RunPlan]) -> None:
 
 def describe_plan(plan: LaunchPlan) -> str:
     """One line that names a run for a person."""
-    from dlbench.specs.comm import CommPlan
+    from dlbench.specs.collectives.plan import CommPlan
     from dlbench.specs.plan import RunPlan
 
     size = f"{plan.layout.ranks} rank{'s' if plan.layout.ranks > 1 else ''}"

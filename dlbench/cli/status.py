@@ -49,7 +49,7 @@ def status(runs: Path, as_json: bool) -> None:
     Example:
       dlbench status runs
     """
-    from dlbench.records.comm_scan import scan_comm
+    from dlbench.records.collectives_scan import scan_comm
     from dlbench.records.scan import scan
 
     training, comm = scan(runs), scan_comm(runs)

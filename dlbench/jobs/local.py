@@ -23,7 +23,7 @@ from typing import IO
 
 from dlbench.errors import EnvironmentLacksError, ExitCode
 from dlbench.jobs import launch
-from dlbench.records.comm_scan import read_launched
+from dlbench.records.collectives_scan import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import QualityResult
 from dlbench.records.scan import Run

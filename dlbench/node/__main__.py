@@ -26,7 +26,7 @@ from dlbench.node.training.progress import Progress  # noqa: E402
 from dlbench.node.watching.agent import NodeSampler  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import RunFolder  # noqa: E402
-from dlbench.specs.comm import CommPlan  # noqa: E402
+from dlbench.specs.collectives.plan import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1

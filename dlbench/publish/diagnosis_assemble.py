@@ -20,7 +20,7 @@ from dlbench.publish.figure import figure_of
 from dlbench.publish.wording import ENGINE_TITLES, clean
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run, Scan
-from dlbench.specs.network import NetworkModel
+from dlbench.specs.collectives.network import NetworkModel
 
 
 def assemble(scan: Scan, network: NetworkModel | None = None) -> model.Diagnosis:

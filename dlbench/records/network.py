@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.specs.network import NetworkModel
+from dlbench.specs.collectives.network import NetworkModel
 
 
 def read_network(path: Path) -> NetworkModel:

@@ -1,6 +1,6 @@
 """All of `runs/` becomes a list of runs, each with its state; what is damaged is named, not dropped.
 
-Runs of the collective benchmark lie beside those of training; `dlbench.records.comm_scan` reads them.
+Runs of the collective benchmark lie beside those of training; `dlbench.records.collectives_scan` reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dlbench.records.record import RankResult, Record
 from dlbench.records.status import Failure, RankStatus, read_statuses
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import WatchCost
-from dlbench.specs.comm import CommPlan
+from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
 RunState = Literal["valid", "invalid", "failed", "incomplete"]

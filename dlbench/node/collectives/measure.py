@@ -17,8 +17,8 @@ from dlbench.node.collectives.deadline import Deadline
 from dlbench.node.collectives.inputs import DTYPES, Inputs
 from dlbench.node.collectives.verify import check
 from dlbench.node.ranks import RankPlace
-from dlbench.records.comm import CommPoint
-from dlbench.specs.comm import ELEMENT_BYTES, CommSpec
+from dlbench.records.collectives import CommPoint
+from dlbench.specs.collectives.plan import ELEMENT_BYTES, CommSpec
 from dlbench.units import format_bytes
 
 

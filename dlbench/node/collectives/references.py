@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlbench.costs.schedules import all_to_all_block, block
+from dlbench.costs.schedules.schedule import all_to_all_block, block
 from dlbench.errors import RunError
 from dlbench.node.collectives.contestants import Vectors
 from dlbench.node.collectives.control import first_line
 from dlbench.node.collectives.transport import Counters
 from dlbench.node.ranks import RankPlace
-from dlbench.specs.comm import Collective
+from dlbench.specs.collectives.plan import Collective
 
 LIBRARY = "library"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from dlbench.costs.least_errors import fit_line
+from dlbench.costs.fit.least_errors import fit_line
 from dlbench.node.sync.clocks import Clock
 from dlbench.node.sync.groups import Group
-from dlbench.specs.network import LineCost
+from dlbench.specs.collectives.network import LineCost
 
 SMALLEST_BYTES = 4096
 REPEATS = 5

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from dlbench.costs.collectives import Layout
-from dlbench.costs.least_errors import fit_line
+from dlbench.costs.fit.least_errors import fit_line
 from dlbench.costs.predictions import predict
 from dlbench.errors import UserError
 from dlbench.node.sync.calibration import ELEMENT_BYTES, sizes_up_to
 from dlbench.node.sync.groups import GroupRanks
 from dlbench.records.network import read_network
-from dlbench.specs.network import LineCost
+from dlbench.specs.collectives.network import LineCost
 
 _ALGORITHMS = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
 """By which algorithm of `dlbench comm` an exchange is predicted; libraries sum by a ring (Gloo) or as fast (MPI)."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from dlbench.costs.least_errors import fit_line
+from dlbench.costs.fit.least_errors import fit_line
 from dlbench.costs.overlap import hybrid_threshold
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.buckets import arena_elements
@@ -19,7 +19,7 @@ from dlbench.node.sync.groups import Communicators, Group, GroupRanks, RankGroup
 from dlbench.node.sync.network_costs import given_line
 from dlbench.node.sync.shared_memory import SharedMemoryGroup
 from dlbench.node.sync.wire import WireFormat, build_wire
-from dlbench.specs.network import LineCost
+from dlbench.specs.collectives.network import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED, Wire
 

@@ -13,7 +13,7 @@ from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import PROGRESS_MARK, RankStatus, Stage, write_status
-from dlbench.specs.comm import CommPlan
+from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import utc_now
 

@@ -1,0 +1,1 @@
+"""The collective benchmark's results: fits, predictions, and its report."""

@@ -1,0 +1,222 @@
+"""Bus bandwidth, time and predictions over the size of the message: a line a series, libraries dashed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dlbench.collectives.page import tabular as comm_tabular
+from dlbench.publish.chart_style import IDEAL, MUTED, RANK_COLOURS, WIDE
+from dlbench.publish.charts import Chart, Rows, finish
+from dlbench.collectives.page.model import CommGroup, SizeRow
+from dlbench.collectives.page.wording import basis_text, rate_figure_text, ratio_text, seconds_text, size_text, time_text
+from dlbench.publish.tabular import Table
+
+HEIGHT = 260
+
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
+"""As many as are told apart; one more than there are colours, so that pairs repeat late."""
+
+TOLERANCE = 0.1
+"""Half the width of the band around a perfect prediction (fraction)."""
+
+_SIZE_LABEL = (
+    "datum.value >= 1073741824 ? format(datum.value / 1073741824, '~r') + ' GiB' : "
+    "datum.value >= 1048576 ? format(datum.value / 1048576, '~r') + ' MiB' : "
+    "datum.value >= 1024 ? format(datum.value / 1024, '~r') + ' KiB' : format(datum.value, '~r') + ' B'"
+)
+
+
+_TIME_LABEL = (
+    "datum.value >= 0.9 ? format(datum.value, '~r') + ' s' : datum.value >= 0.0009 ? "
+    "format(datum.value * 1e3, '~r') + ' ms' : format(datum.value * 1e6, '~r') + ' µs'"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Quantity:
+    """What a chart shows over sizes."""
+
+    name: str
+    title: str
+    axis: str
+    value: Callable[[SizeRow], tuple[float, float | None, float | None] | None]
+    """Value and interval of a row; None where it has none."""
+    shown: Callable[[SizeRow], str]
+    table: Callable[[CommGroup], Table]
+    logarithmic: bool
+
+
+def comm_charts(group: CommGroup) -> list[Chart]:
+    """The charts of a group; none with a single size, and no predictions where there are none."""
+    if len(group.sizes) < 2:
+        return []
+    quantities = (
+        _Quantity(
+            name="busbw",
+            title="Bus bandwidth over size",
+            axis="busbw, GB/s",
+            value=lambda row: None if row.busbw is None else (row.busbw.value, row.busbw.low, row.busbw.high),
+            shown=lambda row: f"{rate_figure_text(row.busbw)} GB/s",
+            table=comm_tabular.bus_rates,
+            logarithmic=False,
+        ),
+        _Quantity(
+            name="time",
+            title="Time over size",
+            axis="time",
+            value=lambda row: (row.time.value, row.time.low, row.time.high),
+            shown=lambda row: time_text(row.time),
+            table=comm_tabular.times,
+            logarithmic=True,
+        ),
+        _Quantity(
+            name="prediction",
+            title="Predicted over measured time",
+            axis="predicted / measured",
+            value=lambda row: (
+                None if row.predicted_over_measured is None else (row.predicted_over_measured, None, None)
+            ),
+            shown=lambda row: f"{ratio_text(row.predicted_over_measured)} ({seconds_text(row.predicted_s)} predicted)",
+            table=comm_tabular.predictions,
+            logarithmic=True,
+        ),
+    )
+    charts = [_chart(group, quantity) for quantity in quantities]
+    return [chart for chart in charts if chart is not None]
+
+
+def _chart(group: CommGroup, quantity: _Quantity) -> Chart | None:
+    import altair as alt
+
+    rows = _rows(group, quantity)
+    if not rows:
+        return None
+    return finish(
+        alt.layer(*_layers(alt, group, rows, quantity)),
+        group,
+        name=quantity.name,
+        title=quantity.title,
+        alt=_words(group, rows, quantity),
+        table=quantity.table(group),
+        size=(WIDE, HEIGHT),
+    )
+
+
+def _rows(group: CommGroup, quantity: _Quantity) -> Rows:
+    rows: Rows = []
+    for title, found in zip(_short_titles(group), group.series, strict=True):
+        for row in found.rows:
+            known = quantity.value(row)
+            if known is None:
+                continue
+            rows.append(
+                {
+                    "series": title,
+                    "kind": "library" if found.is_library else "dlbench",
+                    "bytes": row.num_bytes,
+                    "size": size_text(row.num_bytes),
+                    "value": known[0],
+                    "low": known[1],
+                    "high": known[2],
+                    "shown": quantity.shown(row),
+                    "basis": basis_text(row.time),
+                }
+            )
+    return rows
+
+
+def _short_titles(group: CommGroup) -> list[str]:
+    """Titles of the series; algorithms without their carrier where all have the same, which the label names."""
+    carriers = {found.carrier for found in group.series if not found.is_library}
+    return [found.algorithm if len(carriers) == 1 and not found.is_library else found.title for found in group.series]
+
+
+def _layers(alt: Any, group: CommGroup, rows: Rows, quantity: _Quantity) -> list[Any]:
+    drawn = {row["series"] for row in rows}
+    # Numbered over all series, so that one keeps its colour and shape in every chart.
+    looks = [(index, name) for index, name in enumerate(_short_titles(group)) if name in drawn]
+    names = [name for _, name in looks]
+    kinds = ["dlbench", "library"]
+    legend = {"orient": "bottom", "columns": 2, "symbolStrokeWidth": 2, "symbolSize": 60}
+    colours = [RANK_COLOURS[index % len(RANK_COLOURS)] for index, _ in looks]
+    shapes = [SHAPES[index % len(SHAPES)] for index, _ in looks]
+    colour = alt.Color("series:N", title=None, sort=names).scale(domain=names, range=colours).legend(**legend)
+    shape = alt.Shape("series:N", title=None, sort=names).scale(domain=names, range=shapes).legend(**legend)
+    dash = alt.StrokeDash("kind:N", legend=None).scale(domain=kinds, range=[[1, 0], [6, 4]])
+    tooltip = [
+        alt.Tooltip("series:N", title="series"),
+        alt.Tooltip("size:N", title="size"),
+        alt.Tooltip("shown:N", title=quantity.axis.partition(",")[0]),
+        alt.Tooltip("basis:N", title="interval"),
+    ]
+    x = _size_axis(alt, rows)
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x)
+    rule = base.mark_rule(strokeWidth=3, opacity=0.35).encode(y=alt.Y("low:Q"), y2="high:Q", color=colour)
+    return [
+        *(_perfect(alt, rows) if quantity.name == "prediction" else []),
+        base.mark_line(strokeWidth=1.5, opacity=0.85).encode(
+            y=_value_axis(alt, rows, quantity), color=colour, strokeDash=dash
+        ),
+        *([rule] if any(row["low"] is not None for row in rows) else []),
+        base.mark_point(filled=True, size=42, opacity=1).encode(
+            y=alt.Y("value:Q"), color=colour, shape=shape, tooltip=tooltip
+        ),
+    ]
+
+
+def _size_axis(alt: Any, rows: Rows) -> Any:
+    sizes = sorted({row["bytes"] for row in rows})
+    x = alt.X("bytes:Q", title="bytes of each rank's buffer").scale(
+        type="log", base=2, domain=[sizes[0] / 1.15, sizes[-1] * 1.15], nice=False
+    )
+    powers = [2**k for k in range(50) if sizes[0] <= 2**k <= sizes[-1]]
+    # At most seven labels, at powers of two that are evenly apart.
+    step = max(1, -(-len(powers) // 7))
+    return x.axis(values=powers[::step] or sizes[:1], grid=False, labelExpr=_SIZE_LABEL)
+
+
+def _value_axis(alt: Any, rows: Rows, quantity: _Quantity) -> Any:
+    values = [end for row in rows for end in (row["value"], row["low"], row["high"]) if end]
+    y = alt.Y("value:Q", title=quantity.axis)
+    if quantity.name == "prediction":
+        edge = max(1.3, *(value * 1.05 for value in values), *(1.05 / value for value in values))
+        steps = [tick for tick in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10) if 1 / edge <= tick <= edge]
+        return y.scale(type="log", domain=[1 / edge, edge], nice=False).axis(values=steps, format="~r")
+    if quantity.logarithmic:
+        domain = [min(values) / 1.3, max(values) * 1.3]
+        return y.scale(type="log", domain=domain, nice=False).axis(values=_decades(domain), labelExpr=_TIME_LABEL)
+    return y.scale(domain=[0, max(values) * 1.08], nice=False).axis(format=".4~g", tickCount=6)
+
+
+def _decades(domain: list[float]) -> list[float]:
+    """Powers of ten within, and 2 and 5 times these where there are few."""
+    powers = range(math.floor(math.log10(domain[0])), math.ceil(math.log10(domain[1])) + 1)
+    ticks = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+    inside = [tick for tick in ticks if domain[0] <= tick <= domain[1]]
+    tens = [tick for tick in inside if math.isclose(tick, 10.0 ** round(math.log10(tick)))]
+    return tens if len(tens) > 2 else inside
+
+
+def _perfect(alt: Any, rows: Rows) -> list[Any]:
+    """A band and a line where a prediction is right; drawn first, so that points lie above."""
+    sizes = sorted({row["bytes"] for row in rows})
+    ends = [{"bytes": size, "low": 1 - TOLERANCE, "high": 1 + TOLERANCE, "one": 1.0} for size in (sizes[0], sizes[-1])]
+    data = alt.Chart(alt.InlineData(values=ends)).encode(x=alt.X("bytes:Q"))
+    label = alt.Chart(alt.InlineData(values=ends[:1])).encode(x=alt.X("bytes:Q"))
+    return [
+        data.mark_area(color=IDEAL, opacity=0.18).encode(y=alt.Y("low:Q"), y2="high:Q"),
+        data.mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(y=alt.Y("one:Q")),
+        label.mark_text(color=MUTED, align="left", baseline="bottom", dx=2, dy=-2, fontSize=11, text="± 10 %").encode(
+            y=alt.Y("high:Q")
+        ),
+    ]
+
+
+def _words(group: CommGroup, rows: Rows, quantity: _Quantity) -> str:
+    """At the largest size of each series: enough to hear what the chart shows; the table holds all."""
+    last = {row["series"]: row for row in rows}
+    told = "; ".join(f"{name} at {row['size']}: {row['shown']}" for name, row in last.items())
+    return f"{quantity.title} of {group.label}. {told}."

@@ -1,0 +1,1 @@
+"""Measurements of collectives become tables, fits, choices and predictions."""

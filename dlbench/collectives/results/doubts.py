@@ -1,0 +1,154 @@
+"""Reasons to doubt measurements of collectives; counters that differ from the formulas first of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, cast
+
+from dlbench.collectives.results.tables import CommGroup, layout_of, name_of, why_not
+from dlbench.analysis.doubts import Doubt
+from dlbench.analysis.environments import Environments, compare
+from dlbench.analysis.statistics import MIN_RUNS
+from dlbench.costs.collectives import Layout, RankCounts, counts
+from dlbench.records.collectives import CommPoint
+from dlbench.records.collectives_scan import CommRun
+from dlbench.specs.collectives.plan import ELEMENT_BYTES, Collective
+from dlbench.units import format_bytes
+
+if TYPE_CHECKING:
+    from dlbench.records.scan import Run
+
+NOISY = 0.5
+"""Where the middle half of the iterations spans more than this share of the median, there is hardly a typical time."""
+
+
+def group_doubts(group: CommGroup) -> list[Doubt]:
+    """All reasons to doubt the figures of a group, serious ones first; equal texts are told once, with their runs."""
+    found = [*_few_repeats(group), *_environments(group.runs), *_one_hosts_layout(group), *_noise(group.runs)]
+    merged: dict[tuple[str, str], Doubt] = {}
+    for doubt in (doubt for run in group.runs for doubt in run_doubts(run) if doubt.code != "noisy-iterations"):
+        before = merged.get((doubt.code, doubt.text))
+        runs = (*before.runs, *doubt.runs) if before else doubt.runs
+        merged[doubt.code, doubt.text] = Doubt(code=doubt.code, severity=doubt.severity, text=doubt.text, runs=runs)
+    return sorted([*found, *merged.values()], key=lambda doubt: doubt.severity != "serious")
+
+
+def run_doubts(run: CommRun) -> list[Doubt]:
+    """What one run with a record gives reason to doubt, by itself."""
+    record = run.record
+    if record is None:
+        return []
+    ids = (run.plan.run_id,)
+    found = [Doubt(code="recorded", severity="serious", text=text, runs=ids) for text in record.warnings]
+    for point in record.points:
+        if why_not(point):
+            continue
+        what = f"{name_of(point).title}, {format_bytes(point.num_bytes)}"
+        if point.problem:
+            found.append(Doubt(code="point", severity="serious", text=f"{what}: {point.problem}", runs=ids))
+        problem = counter_problem(run, point)
+        if problem:
+            found.append(Doubt(code="counters", severity="serious", text=f"{what}: {problem}", runs=ids))
+    unchecked = sum(point.correct is None for point in record.points if not why_not(point))
+    if unchecked:
+        text = f"results of {unchecked} points were not checked: a wrong sum would have gone unseen"
+        found.append(Doubt(code="unchecked", severity="serious", text=text, runs=ids))
+    return [*found, *_noise([run])]
+
+
+def counter_problem(run: CommRun, point: CommPoint) -> str:
+    """How what a rank counted differs from what the formulas say; empty where it does not, and for libraries."""
+    if name_of(point).is_library:
+        return ""
+    layout, shards = layout_of(run), run.plan.comm.shards
+    expected = _expected(point.collective, point.algorithm, layout, point.num_bytes, ELEMENT_BYTES[point.dtype], shards)
+    told = []
+    steps = max(rank.steps for rank in expected)
+    if point.steps != steps:
+        told.append(f"steps: {point.steps} counted, {steps} by the formula")
+    for name, counted, wanted in (
+        ("messages", point.messages, tuple(rank.messages for rank in expected)),
+        ("bytes sent", point.bytes_sent, tuple(rank.bytes_sent for rank in expected)),
+        ("bytes to other groups", point.bytes_across, tuple(rank.bytes_across for rank in expected)),
+    ):
+        if counted == wanted:
+            continue
+        if len(counted) != len(wanted):
+            told.append(f"{name}: counted on {len(counted)} of {len(wanted)} ranks")
+            continue
+        rank = next(rank for rank, pair in enumerate(zip(counted, wanted, strict=True)) if pair[0] != pair[1])
+        told.append(f"{name} of rank {rank}: {counted[rank]:,} counted, {wanted[rank]:,} by the formula")
+    return f"counters differ from the formulas: {'; '.join(told)}" if told else ""
+
+
+@lru_cache(maxsize=4096)
+def _expected(
+    collective: Collective, algorithm: str, layout: Layout, num_bytes: int, element_bytes: int, shards: int | None
+) -> tuple[RankCounts, ...]:
+    return counts(collective, algorithm, layout, num_bytes // element_bytes, element_bytes, shards=shards)
+
+
+def _few_repeats(group: CommGroup) -> Iterator[Doubt]:
+    if len(group.runs) < MIN_RUNS:
+        count = f"{len(group.runs)} valid run{'s' * (len(group.runs) > 1)}"
+        how = "; intervals are those of its iterations and say nothing on how runs differ" * (len(group.runs) == 1)
+        yield Doubt(
+            code="few-repeats",
+            severity="serious",
+            text=f"insufficient for a comparison: fewer than {MIN_RUNS} valid runs ({count}){how}",
+        )
+
+
+def _environments(runs: Sequence[CommRun]) -> Iterator[Doubt]:
+    for difference in environment(runs).differences:
+        if not difference.expected:
+            values = "; ".join(f"{value} in {len(ids)}" for value, ids in difference.values[:4])
+            yield Doubt(
+                code="run-environment",
+                severity="serious",
+                text=f"runs differ in their environment: {difference.key}: {values}",
+            )
+
+
+def environment(runs: Sequence[CommRun]) -> Environments:
+    """Environments side by side."""
+    # `compare` reads the run's id and its record's environment alone.
+    return compare(cast("Sequence[Run]", runs))
+
+
+def _one_hosts_layout(group: CommGroup) -> Iterator[Doubt]:
+    plan = group.sample.plan
+    hosts = {host for run in group.runs if run.record for host in run.record.hosts}
+    if group.layout.num_groups > 1 and (plan.layout.nodes == 1 or len(hosts) == 1):
+        yield Doubt(
+            code="pretended-groups",
+            severity="note",
+            text="all groups are on one host: messages across groups cost what those inside cost",
+        )
+
+
+def _noise(runs: Sequence[CommRun]) -> Iterator[Doubt]:
+    known = [
+        (run.plan.run_id, point)
+        for run in runs
+        if run.record is not None
+        for point in run.record.points
+        if not why_not(point)
+    ]
+    noisy = [run_id for run_id, point in known if _is_noisy(point)]
+    if noisy:
+        yield Doubt(
+            code="noisy-iterations",
+            severity="serious",
+            text=f"iterations scatter: at {len(noisy)} of {len(known)} points their middle half spans more than "
+            f"{NOISY:.0%} of the median",
+            runs=tuple(dict.fromkeys(noisy)),
+        )
+
+
+def _is_noisy(point: CommPoint) -> bool:
+    import numpy as np
+
+    low, middle, high = np.percentile(point.times_s, [25, 50, 75])
+    return bool(high - low > NOISY * middle)

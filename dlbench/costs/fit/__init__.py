@@ -1,0 +1,1 @@
+"""Measured times become the costs of a network: latency, bandwidth, per-byte work."""

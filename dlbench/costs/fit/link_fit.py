@@ -1,0 +1,277 @@
+"""Costs of a network from measured collectives: alpha and beta inside groups and across, gamma, breaks in size.
+
+Collectives are walked as in `costs.predictions`. Errors are relative and absolute values count, so that all sizes
+weigh alike and a few slow points do not move the costs (`costs.cost_descent`, `costs.least_errors`).
+
+A cost more is taken in only if Schwarz's criterion of the relative errors (Laplace: 2 N ln(mean |error|) + k ln N)
+falls by more than `CLEAR_GAIN`, very strong evidence by Kass & Raftery (1995): gamma, which all-reduces alone cannot
+tell from beta, and breaks in the size of messages, where a transport changes its protocol.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dlbench.costs.fit.cost_descent import CostFit, descend
+from dlbench.costs.fit.least_errors import fit_line, least_relative
+from dlbench.costs.fit.load_table import LEVELS, LoadTable, Observation, Structure
+from dlbench.costs.fit.step_loads import ONE_LINK, Sharing
+from dlbench.errors import UserError
+from dlbench.specs.collectives.network import Level, LevelName, LineCost, NetworkModel, Piece
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.float64]
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = ["LineCost", "Observation", "Sharing", "choose_sharing", "fit_line", "fit_network", "held_out"]
+
+CLEAR_GAIN = 10.0
+MOST_BREAKS = 3
+"""Breaks of both levels together, at most."""
+MOST_NEAR = 6
+"""Sizes around the best octave at which a break is tried, about."""
+POINTS_OF_A_PIECE = 4
+"""Points that must have messages of a piece."""
+SMALLEST_MEAN_ERROR = 1e-4
+"""Mean relative errors below this count as this large: exact data need no cost more."""
+BOOTSTRAPS = 200
+
+
+def fit_network(
+    observations: Sequence[Observation],
+    *,
+    system: str,
+    transport: str,
+    sources: Sequence[str],
+    fitted: str,
+    sharing: Sharing = ONE_LINK,
+) -> NetworkModel:
+    """The network that the measured collectives show.
+
+    A level without a message in them is None. A level whose messages never decided a step has alpha and beta 0 with
+    an interval up to those of the other level: the points only show that it is no slower. Intervals are the middle
+    95 % of fits to points drawn with replacement. `median_error` is the median over `held_out`, None where no point
+    could be held out.
+
+    Args:
+        observations: measured points.
+        system: name of the system.
+        transport: what carried the messages.
+        sources: runs they are from.
+        fitted: when, UTC, ISO 8601.
+        sharing: what the ranks of a group share; see `choose_sharing`.
+
+    Raises:
+        UserError: too few points or sizes, a point that is no measurement; otherwise as `costs.schedules.schedule`.
+    """
+    table = LoadTable(observations, sharing)
+    fit = _fit(table, observations)
+    errors = [abs(predicted / seen.seconds - 1) for seen, predicted in _held_out(table, observations, fit)]
+    intervals = _intervals(table, fit)
+    return NetworkModel(
+        system=system,
+        transport=transport,
+        inside=_level(table, fit, intervals, "inside"),
+        across=_level(table, fit, intervals, "across"),
+        gamma_s_per_byte=float(fit.costs[-1]),
+        shared_link=sharing.link,
+        shared_memory=sharing.memory,
+        median_error=statistics.median(errors) if errors else None,
+        num_points=len(observations),
+        sources=tuple(sources),
+        fitted=fitted,
+    )
+
+
+def held_out(observations: Sequence[Observation], sharing: Sharing = ONE_LINK) -> list[tuple[Observation, float]]:
+    """Every point with its time predicted by a fit that did not see it: (point, seconds), in the order of the points.
+
+    For each combination of size and rank count in the points, costs are fitted to the points of other sizes and other
+    rank counts - of other sizes alone where all points have one rank count - and the points of the combination are
+    predicted. Only which costs there are (breaks, gamma) is taken from the fit to all points. A point is left out
+    where the other points do not determine a cost it needs, e.g. that of messages across groups.
+
+    Raises:
+        UserError: as `fit_network`.
+    """
+    table = LoadTable(observations, sharing)
+    return _held_out(table, observations, _fit(table, observations))
+
+
+def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[tuple[Observation, float]]]:
+    """What the ranks of a group share by the measurements: what predicts points held out best; with these predictions.
+
+    First the link to other groups, then what moves messages inside a group.
+
+    Raises:
+        UserError: as `fit_network`.
+    """
+    best = ONE_LINK
+    predictions = held_out(observations, best)
+    layouts = {seen.layout for seen in observations}
+    if any(layout.num_groups > 1 and layout.group_size > 1 for layout in layouts):
+        best, predictions = _better(observations, Sharing(link=False), best, predictions)
+    if any(layout.group_size > 1 for layout in layouts):
+        best, predictions = _better(observations, replace(best, memory=True), best, predictions)
+    return best, predictions
+
+
+def _better(
+    observations: Sequence[Observation], tried: Sharing, best: Sharing, predictions: list[tuple[Observation, float]]
+) -> tuple[Sharing, list[tuple[Observation, float]]]:
+    others = held_out(observations, tried)
+    if others and predictions and _median_error(others) < _median_error(predictions):
+        return tried, others
+    return best, predictions
+
+
+def _median_error(predictions: Sequence[tuple[Observation, float]]) -> float:
+    return statistics.median(abs(seconds / seen.seconds - 1) for seen, seconds in predictions)
+
+
+def _held_out(table: LoadTable, observations: Sequence[Observation], fit: CostFit) -> list[tuple[Observation, float]]:
+    import numpy as np
+
+    sizes = np.array([seen.num_bytes for seen in observations])
+    ranks = np.array([seen.layout.ranks for seen in observations])
+    several = len(set(ranks.tolist())) > 1
+    predicted: dict[int, float] = {}
+    for size, count in sorted(set(zip(sizes.tolist(), ranks.tolist(), strict=True))):
+        others = (sizes != size) & ((ranks != count) | (not several))
+        if others.sum() <= _num_costs(table, fit.structure):
+            continue
+        apart = descend(table, fit.structure, others)
+        known = (apart.rows[others] > 0).any(axis=0)
+        for index in np.flatnonzero((sizes == size) & (ranks == count)).tolist():
+            needed = (apart.rows[index] > 0) | (fit.rows[index] > 0)
+            if known[needed].all():
+                predicted[index] = float(apart.rows[index] @ apart.costs)
+    return [(seen, predicted[i]) for i, seen in enumerate(observations) if i in predicted]
+
+
+def _fit(table: LoadTable, observations: Sequence[Observation]) -> CostFit:
+    """The fit to all points, cost by cost."""
+    import numpy as np
+
+    least, sizes = _num_costs(table, Structure()) + 1, len({seen.num_bytes for seen in observations})
+    if least == 1:
+        raise UserError("fit: no point has a message: every one is of one rank alone")
+    if len(observations) < least or sizes < 2:
+        raise UserError(
+            f"fit: needs {least} points or more of two sizes or more, here are {len(observations)} of {sizes}"
+        )
+    everything = np.ones(len(observations), dtype=bool)
+    best = _with_gamma(table, descend(table, Structure(), everything), everything)
+    for _ in range(MOST_BREAKS):
+        better = min((_with_break(table, best, level, everything) for level in LEVELS), key=lambda fit: fit.error)
+        if better is best:
+            break
+        best = better
+    return _with_gamma(table, _moved(table, best, everything), everything)
+
+
+def _moved(table: LoadTable, fit: CostFit, points: Mask) -> CostFit:
+    """The fit with each break looked for again in the presence of the others."""
+    best = fit
+    for level in LEVELS:
+        for size in fit.structure.breaks(level):
+            others = tuple(other for other in best.structure.breaks(level) if other != size)
+            without = descend(table, _with_breaks(best.structure, level, others), points, best)
+            again = _with_break(table, without, level, points)
+            best = min(best, again, key=lambda one: one.error)
+    return best
+
+
+def _num_costs(table: LoadTable, structure: Structure) -> int:
+    levels = [level for level in LEVELS if len(table.sizes(level))]
+    return sum(2 + 3 * len(structure.breaks(level)) for level in levels) + structure.gamma
+
+
+def _clearly_better(table: LoadTable, new: CostFit, old: CostFit) -> bool:
+    def criterion(fit: CostFit) -> float:
+        points = len(table.seconds)
+        misfit = 2 * points * math.log(max(fit.error, SMALLEST_MEAN_ERROR))
+        return misfit + _num_costs(table, fit.structure) * math.log(points)
+
+    return criterion(new) < criterion(old) - CLEAR_GAIN
+
+
+def _with_gamma(table: LoadTable, fit: CostFit, points: Mask) -> CostFit:
+    if fit.structure.gamma or not table.reduced.any():
+        return fit
+    new = descend(table, replace(fit.structure, gamma=True), points, fit)
+    return new if _clearly_better(table, new, fit) else fit
+
+
+def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Mask) -> CostFit:
+    """The fit with the best break more at a level, if that is clearly better; else the same fit.
+
+    Breaks stand at sizes that messages have: first one an octave is tried, then those around the best of them.
+    """
+    sizes = table.sizes(level)
+    octaves: dict[int, float] = {math.floor(math.log2(size)): size for size in sizes[:-1].tolist()}
+    tried = {size: _broken(table, fit, level, size, points) for size in octaves.values()}
+    right = {size: new for size, new in tried.items() if new is not None}
+    if not right:
+        return fit
+    near = min(right, key=lambda size: right[size].error)
+    others = [size for size in sizes[:-1].tolist() if near / 2 < size < near * 2 and size != near]
+    closer = others[:: max(1, len(others) // MOST_NEAR)]
+    finer = [right[near], *(_broken(table, fit, level, size, points) for size in closer)]
+    best = min((new for new in finer if new is not None), key=lambda new: new.error)
+    return best if _clearly_better(table, best, fit) else fit
+
+
+def _broken(table: LoadTable, fit: CostFit, level: LevelName, size: float, points: Mask) -> CostFit | None:
+    """The fit with a break more; None if a piece would hold too few points."""
+    breaks = tuple(sorted({*fit.structure.breaks(level), math.ceil(size)}))
+    new = descend(table, _with_breaks(fit.structure, level, breaks), points, fit)
+    seen = (new.rows > 0).sum(axis=0)
+    pieces = range(len(breaks) + 1)
+    return new if all(seen[new.structure.column(level, i)] >= POINTS_OF_A_PIECE for i in pieces) else None
+
+
+def _with_breaks(structure: Structure, level: LevelName, breaks: tuple[int, ...]) -> Structure:
+    return replace(structure, inside=breaks) if level == "inside" else replace(structure, across=breaks)
+
+
+def _intervals(table: LoadTable, fit: CostFit) -> Array:
+    """Ends of the middle 95 % of each cost over fits to points drawn with replacement: (2, columns)."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    size = len(table.seconds)
+    drawn = (rng.integers(0, size, size) for _ in range(BOOTSTRAPS))
+    costs = [least_relative(fit.rows[points], table.seconds[points], rounds=12) for points in drawn]
+    ends: Array = np.quantile(np.array(costs), [0.025, 0.975], axis=0)
+    return ends
+
+
+def _level(table: LoadTable, fit: CostFit, intervals: Array, level: LevelName) -> Level | None:
+    if not len(table.sizes(level)):
+        return None
+    structure = fit.structure
+    pieces = []
+    for index, limit in enumerate((*structure.breaks(level), None)):
+        alpha = structure.column(level, index)
+        ends = intervals[:, alpha : alpha + 2].copy()
+        if not fit.rows[:, alpha : alpha + 2].any():  # it never decided a step
+            other = structure.column("across" if level == "inside" else "inside", 0)
+            ends[1] = fit.costs[other : other + 2]
+        pieces.append(
+            Piece(
+                up_to_bytes=limit,
+                alpha_s=float(fit.costs[alpha]),
+                beta_s_per_byte=float(fit.costs[alpha + 1]),
+                alpha_interval_s=(float(ends[0, 0]), float(ends[1, 0])),
+                beta_interval_s_per_byte=(float(ends[0, 1]), float(ends[1, 1])),
+            )
+        )
+    return Level(pieces=tuple(pieces))

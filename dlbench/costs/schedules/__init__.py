@@ -1,0 +1,1 @@
+"""Who sends what to whom in which step of a collective."""
