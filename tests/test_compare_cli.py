@@ -17,8 +17,8 @@ from dlbench.analysis.run_metrics import METRICS, metrics_by_run
 from dlbench.analysis.tables import tabulate
 from dlbench.cli import cli as dlbench
 from dlbench.errors import DlbenchError, ExitCode, IncompleteDataError, UserError
-from dlbench.publish.comparison_text import paired_lines
-from dlbench.records.baseline import read_baseline
+from dlbench.gate.page.text import paired_lines
+from dlbench.gate.baseline import read_baseline
 from dlbench.records.scan import scan
 from tests.conftest import Cli
 from tests.run_factory import (

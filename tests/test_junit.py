@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Properties, TestCase, TestSuite
 
-from dlbench.publish.comparison_model import ComparisonReport, MetricResult, PointResult
+from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
 from dlbench.publish.figure import Figure
-from dlbench.publish.junit import to_junit
+from dlbench.gate.page.junit import to_junit
 
 
 def metric(verdict: str, **changes: Any) -> MetricResult:

@@ -32,10 +32,10 @@ def baseline(runs: Path, output: Path, where: tuple[str, ...], allow_few: bool) 
     check_writable(output)
     chosen = parse_where(where, "--where")
     require_modules("baseline", "numpy", "pandas")
-    from dlbench.analysis.gate.baseline_values import baseline_of
-    from dlbench.analysis.gate.sides import side_of_runs
+    from dlbench.gate.baseline_values import baseline_of
+    from dlbench.gate.sides import side_of_runs
     from dlbench.publish.wording import place_text, runs_text
-    from dlbench.records.baseline import write_baseline
+    from dlbench.gate.baseline import write_baseline
     from dlbench.records.scan import scan
 
     side = side_of_runs(scan(runs), str(runs), chosen, "--where")

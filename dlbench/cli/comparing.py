@@ -15,10 +15,10 @@ from dlbench.cli.report import check_writable, format_by_suffix, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.analysis.gate.comparison import Comparison
-    from dlbench.analysis.gate.sides import Side
-    from dlbench.analysis.gate.verdicts import Rule
-    from dlbench.publish.comparison_model import ComparisonReport
+    from dlbench.gate.comparison import Comparison
+    from dlbench.gate.sides import Side
+    from dlbench.gate.verdicts import Rule
+    from dlbench.gate.page.model import ComparisonReport
 
 FormatName = Literal["text", "json", "md", "junit"]
 
@@ -185,9 +185,9 @@ def read_side(path: Path, where: Sequence[str], option: str) -> Side:
         UserError: there is nothing there, or no run with these properties.
         IncompleteDataError: a file is damaged, or no run has figures.
     """
-    from dlbench.analysis.gate.baseline_values import side_of_baseline
-    from dlbench.analysis.gate.sides import side_of_runs
-    from dlbench.records.baseline import read_baseline
+    from dlbench.gate.baseline_values import side_of_baseline
+    from dlbench.gate.sides import side_of_runs
+    from dlbench.gate.baseline import read_baseline
     from dlbench.records.scan import scan
 
     chosen = parse_where(where, option)
@@ -198,7 +198,7 @@ def read_side(path: Path, where: Sequence[str], option: str) -> Side:
 
 def rule_of(options: dict[str, Any]) -> Rule:
     """What counts as a change."""
-    from dlbench.analysis.gate.verdicts import Rule
+    from dlbench.gate.verdicts import Rule
 
     return Rule(tolerance=options["tolerance"], level=options["level"], wanted=options["detect"])
 
@@ -209,8 +209,8 @@ def comparison(a: Side, b: Side, options: dict[str, Any]) -> Comparison:
     Raises:
         UserError: the sides are not comparable.
     """
-    from dlbench.analysis.gate.comparison import compare_sides
-    from dlbench.analysis.gate.content import parse_allowed
+    from dlbench.gate.comparison import compare_sides
+    from dlbench.gate.content import parse_allowed
 
     allowed = parse_allowed(options["allow"], (point.content for side in (a, b) for point in side.points))
     return compare_sides(a, b, metrics=metric_names(options["metrics"]), rule=rule_of(options), allowed=allowed)
@@ -223,8 +223,8 @@ def paired_comparison(path: Path, where: Sequence[str], options: dict[str, Any])
         UserError: there are no such runs, or the sides differ in more than was set on them.
         IncompleteDataError: no run has figures.
     """
-    from dlbench.analysis.gate.comparison import compare_pairs
-    from dlbench.analysis.gate.pairs import paired_points
+    from dlbench.gate.comparison import compare_pairs
+    from dlbench.gate.pairs import paired_points
     from dlbench.records.scan import scan
 
     if options["allow"]:
@@ -235,7 +235,7 @@ def paired_comparison(path: Path, where: Sequence[str], options: dict[str, Any])
 
 def finish(found: Comparison, options: dict[str, Any], *, exit_zero: bool, name: str) -> None:
     """Writes every output that was asked for, and ends with the verdict's exit code."""
-    from dlbench.publish.comparison_assemble import assemble
+    from dlbench.gate.page.assemble import assemble
 
     report = assemble(found)
     formats: list[tuple[Path | None, FormatName]] = [(options["json_file"], "json"), (options["junit_file"], "junit")]
@@ -257,18 +257,18 @@ def finish(found: Comparison, options: dict[str, Any], *, exit_zero: bool, name:
 
 def _render(report: ComparisonReport, format_name: FormatName, name: str) -> bytes:
     if format_name == "json":
-        from dlbench.publish.comparison_json import to_json
+        from dlbench.gate.page.json import to_json
 
         return to_json(report).encode("utf-8")
     if format_name == "md":
-        from dlbench.publish.comparison_markdown import to_markdown
+        from dlbench.gate.page.markdown import to_markdown
 
         return to_markdown(report).encode("utf-8")
     if format_name == "junit":
-        from dlbench.publish.junit import to_junit
+        from dlbench.gate.page.junit import to_junit
 
         return to_junit(report, name).encode("utf-8")
-    from dlbench.publish.comparison_text import to_text
+    from dlbench.gate.page.text import to_text
 
     return to_text(report).encode("utf-8")
 

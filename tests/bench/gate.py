@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from dlbench.analysis.gate.verdicts import Rule, Sample, judge
+from dlbench.gate.verdicts import Rule, Sample, judge
 from dlbench.analysis.run_metrics import DEFAULT_METRIC, metrics_by_run
 from dlbench.analysis.tables import tabulate
 from dlbench.records.scan import scan

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.analysis import environments
-from dlbench.analysis.gate.content import Content, content_of, digest
+from dlbench.gate.content import Content, content_of, digest
 from dlbench.analysis.run_metrics import metrics_by_run
 from dlbench.analysis.statistics import RunKey
 from dlbench.analysis.tables import RunTable, tabulate

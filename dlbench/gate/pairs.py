@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dlbench.analysis.gate.content import Content, differences, digest, named, without
-from dlbench.analysis.gate.matching import Match
-from dlbench.analysis.gate.sides import Side, SidePoint, chosen, points_of, refuse_no_figures
+from dlbench.gate.content import Content, differences, digest, named, without
+from dlbench.gate.matching import Match
+from dlbench.gate.sides import Side, SidePoint, chosen, points_of, refuse_no_figures
 from dlbench.analysis.tables import RunTable, tabulate
 from dlbench.errors import UserError
 from dlbench.records.scan import Run, Scan
@@ -34,7 +34,7 @@ def paired_points(scan: Scan, name: str, where: Mapping[str, str], option: str) 
     Args:
         scan: the runs.
         name: what to call them.
-        where: properties that a run must have; see `dlbench.analysis.gate.sides.chosen`.
+        where: properties that a run must have; see `dlbench.gate.sides.chosen`.
         option: the option that chose them, for errors.
 
     Raises:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from dlbench.publish.comparison_model import ComparisonReport, MetricResult, PointResult
-from dlbench.publish.comparison_text import remarks
-from dlbench.publish.comparison_words import change_text, p_text, power_text
+from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
+from dlbench.gate.page.text import remarks
+from dlbench.gate.page.words import change_text, p_text, power_text
 
 # What XML 1.0, section 2.2, does not allow in a document, even escaped.
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
-from dlbench.analysis.gate.difference import MAX_DIVISIONS, MAX_PAIRS, NUM_RANDOM
+from dlbench.gate.difference import MAX_DIVISIONS, MAX_PAIRS, NUM_RANDOM
 from dlbench.analysis.multiplicity import POWER, student_quantile
 from dlbench.analysis.statistics import MIN_RUNS
 

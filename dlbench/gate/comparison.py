@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from dlbench.analysis.gate.content import KeyDifference
-from dlbench.analysis.gate.matching import Match, match
-from dlbench.analysis.gate.pairs import PairedPoint
-from dlbench.analysis.gate.sides import Side, SidePoint, SideRun
-from dlbench.analysis.gate.verdicts import Judgement, Rule, Sample, Verdict, judge, overall
+from dlbench.gate.content import KeyDifference
+from dlbench.gate.matching import Match, match
+from dlbench.gate.pairs import PairedPoint
+from dlbench.gate.sides import Side, SidePoint, SideRun
+from dlbench.gate.verdicts import Judgement, Rule, Sample, Verdict, judge, overall
 from dlbench.analysis.run_metrics import METRICS, Metric
 from dlbench.analysis.statistics import Estimate, median_estimate
 
@@ -90,7 +90,7 @@ def compare_pairs(points: Sequence[PairedPoint], *, both: Side, metrics: Collect
     """Side b against side a of runs that were interleaved (`dlbench run --ab`).
 
     Args:
-        points: as `dlbench.analysis.gate.pairs.paired_points` gives them.
+        points: as `dlbench.gate.pairs.paired_points` gives them.
         both: the folder with both sides: its name, and what is left out of it.
         metrics: names of the metrics that decide; the others are told as information.
         rule: what counts as a change.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from dlbench.analysis.gate.content import KeyDifference, differences, digest, named, without
-from dlbench.analysis.gate.sides import Side, SidePoint
+from dlbench.gate.content import KeyDifference, differences, digest, named, without
+from dlbench.gate.sides import Side, SidePoint
 from dlbench.errors import UserError
 
 

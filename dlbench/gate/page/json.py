@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from dlbench.publish.comparison_model import ComparisonReport
+from dlbench.gate.page.model import ComparisonReport
 from dlbench.publish.model import as_plain
 
 

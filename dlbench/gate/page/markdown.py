@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlbench.publish.comparison_model import ComparisonReport, MetricResult, PointResult
-from dlbench.publish.comparison_text import endings, remarks
-from dlbench.publish.comparison_words import p_text, power_text, ratio_text
+from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
+from dlbench.gate.page.text import endings, remarks
+from dlbench.gate.page.words import p_text, power_text, ratio_text
 from dlbench.publish.figure import Figure
 from dlbench.publish.markdown import escape
 from dlbench.publish.wording import DASH, basis_text, figure_text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlbench.analysis.gate.comparison import Comparison
+from dlbench.gate.comparison import Comparison
 from dlbench.analysis.statistics import MIN_RUNS, RESAMPLES
-from dlbench.publish.comparison_model import MetricResult, PointResult
+from dlbench.gate.page.model import MetricResult, PointResult
 from dlbench.publish.figure import Figure
 from dlbench.publish.wording import percent, times_text
 

@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import TypeVar
 
 import dlbench
-from dlbench.analysis.gate.comparison import ComparedMetric, ComparedPoint, Comparison
-from dlbench.analysis.gate.content import KeyDifference
-from dlbench.analysis.gate.sides import SidePoint, SideRun
+from dlbench.gate.comparison import ComparedMetric, ComparedPoint, Comparison
+from dlbench.gate.content import KeyDifference
+from dlbench.gate.sides import SidePoint, SideRun
 from dlbench.analysis.statistics import Estimate
-from dlbench.publish import comparison_model as model
-from dlbench.publish.comparison_words import headline, methods
+from dlbench.gate.page import model
+from dlbench.gate.page.words import headline, methods
 from dlbench.publish.figure import Figure, figure_of
 from dlbench.publish.wording import ENGINE_TITLES, clean, place_text, runs_text
 

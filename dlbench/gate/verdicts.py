@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.analysis.gate.difference import Difference, paired_difference, unpaired_difference
-from dlbench.analysis.gate.estimates import equivalence_interval, ratio_of_sides, shift_ratio
-from dlbench.analysis.gate.power import Power, power_of
+from dlbench.gate.difference import Difference, paired_difference, unpaired_difference
+from dlbench.gate.estimates import equivalence_interval, ratio_of_sides, shift_ratio
+from dlbench.gate.power import Power, power_of
 from dlbench.analysis.multiplicity import holm
 from dlbench.analysis.statistics import MIN_RUNS, Estimate
 

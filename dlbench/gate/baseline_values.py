@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import dlbench
-from dlbench.analysis.gate.content import TITLES, Content
-from dlbench.analysis.gate.sides import Side, SidePoint, SideRun
+from dlbench.gate.content import TITLES, Content
+from dlbench.gate.sides import Side, SidePoint, SideRun
 from dlbench.analysis.statistics import MIN_RUNS
 from dlbench.errors import UserError, nearest
-from dlbench.records.baseline import Baseline, BaselinePoint, BaselineRun
+from dlbench.gate.baseline import Baseline, BaselinePoint, BaselineRun
 
 
 def baseline_of(side: Side, *, allow_few: bool) -> Baseline:

@@ -7,6 +7,6 @@ runs, `baseline_values` a baseline file, `matching` and `pairs` bring both sides
 
 from __future__ import annotations
 
-from dlbench.analysis.gate.comparison import Comparison, compare_pairs, compare_sides
+from dlbench.gate.comparison import Comparison, compare_pairs, compare_sides
 
 __all__ = ["Comparison", "compare_pairs", "compare_sides"]

@@ -1,0 +1,1 @@
+"""What `dlbench compare` and `dlbench check` print."""
