@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.change_points import (
+from dlbench.history.trends.change_points import (
     LEVEL,
     MIN_EFFECT,
     MIN_NIGHTS,
@@ -23,7 +23,7 @@ from dlbench.analysis.change_points import (
     nights_needed,
     segments,
 )
-from dlbench.analysis.rank_sums import MIN_SEGMENT, SMALLEST_P
+from dlbench.history.trends.rank_sums import MIN_SEGMENT, SMALLEST_P
 
 Array = npt.NDArray[np.float64]
 

@@ -23,20 +23,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis import history_entries
+from dlbench.history import reading as history_entries
 from dlbench.analysis.comparability import group_id
 from dlbench.analysis.energy import run_energy
-from dlbench.analysis.history_entries import MAKER, open_history
+from dlbench.history.reading import MAKER, open_history
 from dlbench.analysis.run_metrics import metrics_by_run
 from dlbench.analysis.tables import tabulate
 from dlbench.errors import RunError, UserError
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
-from dlbench.records.history import EntryMaker, History
-from dlbench.records.history_content import content_digest
-from dlbench.records.history_entry import HistoryEntry, HostEntry
-from dlbench.records.history_prune import beyond, prune, removals
-from dlbench.records.history_where import PLAIN, matches, parse_where
+from dlbench.history.store import EntryMaker, History
+from dlbench.history.content import content_digest
+from dlbench.history.entry import HistoryEntry, HostEntry
+from dlbench.history.prune import beyond, prune, removals
+from dlbench.history.where import PLAIN, matches, parse_where
 from dlbench.records.scan import read_run, scan
 from dlbench.records.spans import STAGE
 from tests.comm_factory import comm_plans, write_comm_run

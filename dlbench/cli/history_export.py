@@ -27,8 +27,8 @@ def export_runs(output: Path, store: Path | None, index: Path | None, where: tup
     Example:
       dlbench history export -o march.tar.gz --where system=cluster
     """
-    from dlbench.records.history_archive import write_archive
-    from dlbench.records.history_where import parse_where
+    from dlbench.history.archive import write_archive
+    from dlbench.history.where import parse_where
     from dlbench.units import format_bytes
 
     wanted = parse_where(where)

@@ -15,8 +15,8 @@ from dlbench.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from dlbench.records.folder import RunFolder
-    from dlbench.records.history import History
-    from dlbench.records.history_import import Candidate, Outcome
+    from dlbench.history.store import History
+    from dlbench.history.importing import Candidate, Outcome
 
 _VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 
@@ -39,8 +39,8 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
     Example:
       dlbench history import runs --store /shared/history
     """
-    from dlbench.records import history_import
-    from dlbench.records.history_files import is_there
+    from dlbench.history import importing as history_import
+    from dlbench.history.files import is_there
 
     for path in runs:
         if not is_there(path):
@@ -60,8 +60,8 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
 
 
 def _candidates(paths: tuple[Path, ...], opened: History, room: Path) -> Iterator[Candidate | Outcome]:
-    from dlbench.records.history_archive import read_archive
-    from dlbench.records.history_import import Candidate
+    from dlbench.history.archive import read_archive
+    from dlbench.history.importing import Candidate
 
     for path in paths:
         if path.is_dir():
@@ -73,7 +73,7 @@ def _candidates(paths: tuple[Path, ...], opened: History, room: Path) -> Iterato
 def _folders(path: Path) -> list[RunFolder]:
     """The runs of a history, or of a folder of runs."""
     from dlbench.records.folder import RunFolder
-    from dlbench.records.history_files import MARKER, Store, is_there
+    from dlbench.history.files import MARKER, Store, is_there
     from dlbench.records.scan import run_folders
 
     if is_there(path / MARKER):

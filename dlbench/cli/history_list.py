@@ -27,8 +27,8 @@ def list_runs(store: Path | None, index: Path | None, where: tuple[str, ...], fo
     Example:
       dlbench history list --where workload=resnet50 --where host=n17
     """
-    from dlbench.publish import history_text
-    from dlbench.records.history_where import parse_where
+    from dlbench.history.page import listing as history_text
+    from dlbench.history.where import parse_where
 
     wanted = parse_where(where)
     entries = open_store(store, index).entries(wanted)

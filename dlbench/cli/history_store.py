@@ -11,7 +11,7 @@ import click
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
-    from dlbench.records.history import History
+    from dlbench.history.store import History
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,7 +41,7 @@ def store_options(function: F) -> F:
 
 
 def where_option(function: F) -> F:
-    """`--where`, which `dlbench.records.history_where.parse_where` takes."""
+    """`--where`, which `dlbench.history.where.parse_where` takes."""
     return click.option(
         "--where",
         multiple=True,
@@ -57,7 +57,7 @@ def open_store(store: Path | None, index: Path | None, *, create: bool = False) 
     Raises:
         UserError: none was named, or it is none.
     """
-    from dlbench.analysis.history_entries import open_history
+    from dlbench.history.reading import open_history
 
     if store is None:
         raise UserError("no history was named: give --store DIR, or set DLBENCH_HISTORY")

@@ -17,8 +17,8 @@ from dlbench.errors import ExitCode, UserError, nearest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlbench.publish.trends_model import TrendsReport
-    from dlbench.publish.trends_tables import TableName
+    from dlbench.history.page.model import TrendsReport
+    from dlbench.history.page.tables import TableName
 
 FormatName = Literal["html", "json", "csv", "md", "text"]
 NodesFormatName = Literal["json", "csv", "text"]
@@ -89,8 +89,8 @@ def trends(
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
     drawn = ("altair", "vl_convert") if chosen == "html" else ()
     require_modules("history trends", "numpy", "pandas", "ruptures", *drawn)
-    from dlbench.publish.trends_assemble import FOLLOWED, trends_of
-    from dlbench.records.history_where import parse_where
+    from dlbench.history.page.assemble import FOLLOWED, trends_of
+    from dlbench.history.where import parse_where
 
     followed = _known(metrics) or FOLLOWED
     found = trends_of(open_store(store, index).entries(parse_where(where)), followed)
@@ -148,11 +148,11 @@ def slow_nodes(
     if exclude and chosen != "text":
         raise UserError(f"--exclude: prints an option, not {chosen}; leave one of the two out")
     require_modules("history slow-nodes", "numpy", "pandas", "ruptures")
-    from dlbench.publish.trends_assemble import nodes_of
-    from dlbench.publish.trends_formats import hosts_csv, to_json
-    from dlbench.publish.trends_text import exclude_option, nodes_text
-    from dlbench.publish.trends_words import host_sentence
-    from dlbench.records.history_where import parse_where
+    from dlbench.history.page.assemble import nodes_of
+    from dlbench.history.page.formats import hosts_csv, to_json
+    from dlbench.history.page.text import exclude_option, nodes_text
+    from dlbench.history.page.words import host_sentence
+    from dlbench.history.where import parse_where
 
     found = nodes_of(open_store(store, index).entries(parse_where(where)))
     if exclude:
@@ -183,14 +183,14 @@ def _known(metrics: Sequence[str]) -> Sequence[str]:
 
 def _render(found: TrendsReport, chosen: FormatName, table: TableName) -> str:
     if chosen == "html":
-        from dlbench.publish.trends_html import to_html
+        from dlbench.history.page.html import to_html
 
         return to_html(found)
     if chosen == "text":
-        from dlbench.publish.trends_text import to_text
+        from dlbench.history.page.text import to_text
 
         return to_text(found)
-    from dlbench.publish.trends_formats import to_csv, to_json, to_markdown
+    from dlbench.history.page.formats import to_csv, to_json, to_markdown
 
     if chosen == "csv":
         return to_csv(found, table)
@@ -199,8 +199,8 @@ def _render(found: TrendsReport, chosen: FormatName, table: TableName) -> str:
 
 def _recent_regressions(found: TrendsReport, days: int) -> list[str]:
     """Regressions within so many days before the newest run, a line each."""
-    from dlbench.analysis.trends import UTC_FORMAT
-    from dlbench.publish.trends_words import change_text, day
+    from dlbench.history.trends.series import UTC_FORMAT
+    from dlbench.history.page.words import change_text, day
 
     if not found.as_of:
         return []

@@ -15,7 +15,7 @@ from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.publish.model import Report
-    from dlbench.publish.trends_model import TrendsReport
+    from dlbench.history.page.model import TrendsReport
 
 FormatT = TypeVar("FormatT", bound=str)
 
@@ -111,7 +111,7 @@ def _history(store: Path) -> TrendsReport:
     """What changed over the months of a history."""
     require_modules("report --history", "ruptures")
     from dlbench.cli.history_store import open_store
-    from dlbench.publish.trends_assemble import trends_of
+    from dlbench.history.page.assemble import trends_of
 
     return trends_of(open_store(store, None).entries())
 

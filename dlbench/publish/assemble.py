@@ -27,7 +27,7 @@ from dlbench.publish import (
 from dlbench.publish.figure import figure_of
 from dlbench.publish.methods import METHODS, not_shown
 from dlbench.publish.quality_verdict import quality_verdict
-from dlbench.publish.trends_model import TrendsReport
+from dlbench.history.page.model import TrendsReport
 from dlbench.publish.verdict import next_step, verdict
 from dlbench.publish.wording import ENGINE_TITLES, clean
 from dlbench.records.registry import KEYS, data_source, goal

@@ -19,7 +19,7 @@ from dlbench.publish.outlook_model import Outlook
 from dlbench.publish.runs_model import PrecisionComparison, RunDifference, SystemDescription
 from dlbench.publish.steps_model import StepTimes
 from dlbench.publish.training_model import LayerTable, NoisePoint, Quality, Utilisation
-from dlbench.publish.trends_model import TrendsReport
+from dlbench.history.page.model import TrendsReport
 
 FORMAT = "dlbench.report"
 VERSION = 1

@@ -17,7 +17,7 @@ from dlbench.publish.part_charts import part_charts
 from dlbench.publish.quality_charts import quality_charts
 from dlbench.publish.scaling_charts import scaling_charts
 from dlbench.publish.sweep_charts import sweep_charts
-from dlbench.publish.trends_view import history_view
+from dlbench.history.page.view import history_view
 from dlbench.publish.view import View
 
 

@@ -16,8 +16,8 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from dlbench.analysis.change_points import MIN_NIGHTS, detect
-from dlbench.analysis.rank_sums import MIN_SEGMENT
+from dlbench.history.trends.change_points import MIN_NIGHTS, detect
+from dlbench.history.trends.rank_sums import MIN_SEGMENT
 from tests.bench.figures import Figure, median_interval
 
 Array = npt.NDArray[np.float64]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlbench.analysis.rank_sums import SMALLEST_P
+from dlbench.history.trends.rank_sums import SMALLEST_P
 from dlbench.publish.figure import Figure
-from dlbench.publish.trends_model import ChangeRow, HostRow, NewestNights, TrendSeries, TrendsReport
+from dlbench.history.page.model import ChangeRow, HostRow, NewestNights, TrendSeries, TrendsReport
 from dlbench.publish.wording import number_text
 
 MOST_COMMITS = 3

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from dlbench.analysis.change_points import ChangePoint, Newest, Segment, change_points, newest, segments
+from dlbench.history.trends.change_points import ChangePoint, Newest, Segment, change_points, newest, segments
 from dlbench.analysis.run_metrics import METRICS, Metric
-from dlbench.records.history_entry import HistoryEntry
+from dlbench.history.entry import HistoryEntry
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 """Of all times that leave this module."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dlbench.publish import trends_tables as tables
+from dlbench.history.page import tables
 from dlbench.publish.charts import Chart
 from dlbench.publish.model import Report
-from dlbench.publish.trends_charts import host_charts, series_chart
-from dlbench.publish.trends_model import TrendsReport
-from dlbench.publish.trends_words import host_sentence, newest_text, telling_first
+from dlbench.history.page.charts import host_charts, series_chart
+from dlbench.history.page.model import TrendsReport
+from dlbench.history.page.words import host_sentence, newest_text, telling_first
 from dlbench.publish.view import Sheet, View
 from dlbench.publish.wording import runs_text
 

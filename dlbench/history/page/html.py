@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbench.publish import trends_formats, trends_tables, trends_words
+from dlbench.history.page import formats as trends_formats
+from dlbench.history.page import tables as trends_tables
+from dlbench.history.page import words as trends_words
 from dlbench.publish.html import download, draw, render_page
-from dlbench.publish.trends_charts import host_charts, series_chart
-from dlbench.publish.trends_model import TrendsReport
-from dlbench.publish.trends_words import telling_first
+from dlbench.history.page.charts import host_charts, series_chart
+from dlbench.history.page.model import TrendsReport
+from dlbench.history.page.words import telling_first
 
 MAX_CHARTED = 20
 """Series drawn: those with changes first; all stand in the tables."""

@@ -1,4 +1,4 @@
-"""Runs of a history as a tar archive, and such archives as runs; `dlbench.records.tar_stream` reads the members.
+"""Runs of a history as a tar archive, and such archives as runs; `dlbench.history.tar_stream` reads the members.
 
 An archive is written in GNU's format: first `manifest.json`, the runs' folders with their content digests, then every
 file of every run, sorted, with times, owners and modes that tell nothing of where it was made, so that equal runs give
@@ -24,12 +24,12 @@ from pydantic import Field, ValidationError
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.records.files import TEMPORARY_SUFFIX
 from dlbench.records.folder import RunFolder
-from dlbench.records.history import History
-from dlbench.records.history_content import content_digest, files_of
-from dlbench.records.history_entry import HistoryEntry
-from dlbench.records.history_files import sync_folder
-from dlbench.records.history_import import Candidate, Outcome
-from dlbench.records.tar_stream import Limits, Member, members
+from dlbench.history.store import History
+from dlbench.history.content import content_digest, files_of
+from dlbench.history.entry import HistoryEntry
+from dlbench.history.files import sync_folder
+from dlbench.history.importing import Candidate, Outcome
+from dlbench.history.tar_stream import Limits, Member, members
 from dlbench.specs.base import Spec
 from dlbench.units import format_bytes
 

@@ -14,8 +14,8 @@ from dlbench.publish.wording import clean
 from dlbench.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from dlbench.records.history_entry import HistoryEntry
-    from dlbench.records.history_prune import Removal
+    from dlbench.history.entry import HistoryEntry
+    from dlbench.history.prune import Removal
 
 WIDTH = 80
 MAX_HOSTS = 4

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from dlbench.publish import trends_tables as tables
+from dlbench.history.page import tables
 from dlbench.publish.delimited import write_table
 from dlbench.publish.markdown import escape
 from dlbench.publish.model import as_plain
 from dlbench.publish.tabular import Table
-from dlbench.publish.trends_model import NodesOverTime, TrendsReport
-from dlbench.publish.trends_words import host_sentence, newest_text
+from dlbench.history.page.model import NodesOverTime, TrendsReport
+from dlbench.history.page.words import host_sentence, newest_text
 from dlbench.publish.wording import runs_text
 
 

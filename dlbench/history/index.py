@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from dlbench.errors import DlbenchError, UserError
-from dlbench.records.history_entry import HistoryEntry
+from dlbench.history.entry import HistoryEntry
 
 INDEX_VERSION = 2
 """Of the tables; what entries mean is told by the version that their maker gives."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dlbench.analysis.change_points import LEVEL, MIN_EFFECT, MIN_NIGHTS, ODD_NIGHTS
-from dlbench.analysis.rank_sums import MIN_SEGMENT
-from dlbench.analysis.slow_months import RECENT_DAYS
+from dlbench.history.trends.change_points import LEVEL, MIN_EFFECT, MIN_NIGHTS, ODD_NIGHTS
+from dlbench.history.trends.rank_sums import MIN_SEGMENT
+from dlbench.history.trends.slow_months import RECENT_DAYS
 from dlbench.analysis.slow_nodes import SLOW
 from dlbench.analysis.statistics import MIN_RUNS, RESAMPLES
 

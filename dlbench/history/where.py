@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from dlbench.errors import UserError, nearest
-from dlbench.records.history_entry import HistoryEntry
+from dlbench.history.entry import HistoryEntry
 
 PLAIN = (
     *("run_id", "folder", "state", "created", "finished", "series", "repeat", "side", "variant", "group", "label"),

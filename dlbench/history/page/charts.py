@@ -6,9 +6,9 @@ from typing import Any
 
 from dlbench.publish.chart_style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
 from dlbench.publish.charts import Chart, Rows, finish
-from dlbench.publish.trends_model import HostRow, NodesOverTime, TrendSeries
-from dlbench.publish.trends_tables import host_months, nights
-from dlbench.publish.trends_words import (
+from dlbench.history.page.model import HostRow, NodesOverTime, TrendSeries
+from dlbench.history.page.tables import host_months, nights
+from dlbench.history.page.words import (
     amount_text,
     basis_text,
     change_text,

@@ -16,16 +16,16 @@ from pydantic import Field
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
-from dlbench.records.history_content import files_of, num_bytes
-from dlbench.records.history_entry import HistoryEntry
-from dlbench.records.history_files import sync_folder
+from dlbench.history.content import files_of, num_bytes
+from dlbench.history.entry import HistoryEntry
+from dlbench.history.files import sync_folder
 from dlbench.records.record import Record
 from dlbench.records.scan import load_file
 from dlbench.specs.base import CountOrZero, Spec
 from dlbench.units import utc_now
 
 if TYPE_CHECKING:
-    from dlbench.records.history import History
+    from dlbench.history.store import History
 
 DROPPED = "dropped.json"
 

@@ -3,7 +3,7 @@
     STORE/history.json               says that this is a history
     STORE/runs/<yyyy-mm>/<run id>/   the runs, by the month in which they were planned; never changed afterwards
     STORE/partial/<who>/             what is being copied in or taken away; <who> is host, process namespace, process
-    STORE/index.sqlite               a cache, see `dlbench.records.history_index`
+    STORE/index.sqlite               a cache, see `dlbench.history.index`
 
 A run's folder appears in `runs` by one rename from `partial`, after all its bytes are synced, so that it is there whole
 or not at all, whoever is killed when. The rename refuses a folder that is there already, so that of several processes

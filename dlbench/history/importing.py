@@ -14,9 +14,9 @@ from typing import Literal
 
 from dlbench.errors import IncompleteDataError
 from dlbench.records.folder import RunFolder
-from dlbench.records.history import BATCH, History
-from dlbench.records.history_content import StillRunningError, content_digest, copy_run, files_of
-from dlbench.records.history_entry import HistoryEntry
+from dlbench.history.store import BATCH, History
+from dlbench.history.content import StillRunningError, content_digest, copy_run, files_of
+from dlbench.history.entry import HistoryEntry
 from dlbench.records.scan import COMM_FORMAT, plan_format
 
 Verdict = Literal["imported", "already there", "skipped", "refused", "damaged"]

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Literal
 
-from dlbench.analysis.change_points import ChangePoint, change_points
+from dlbench.history.trends.change_points import ChangePoint, change_points
 from dlbench.analysis.slow_nodes import SAFE_HOST, Verdict, verdict_of
 from dlbench.analysis.statistics import Estimate, median_estimate
-from dlbench.analysis.trends import UTC_FORMAT, by_night, dated, utc_text
-from dlbench.records.history_entry import HistoryEntry
+from dlbench.history.trends.series import UTC_FORMAT, by_night, dated, utc_text
+from dlbench.history.entry import HistoryEntry
 
 RECENT_DAYS = 92
 """Runs that ended longer before the newest run of the history say nothing of now."""

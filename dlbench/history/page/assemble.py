@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import dlbench
-from dlbench.analysis.change_points import MIN_NIGHTS
+from dlbench.history.trends.change_points import MIN_NIGHTS
 from dlbench.analysis.run_metrics import METRICS, Metric
-from dlbench.analysis.slow_months import HostCourse, SlowMonths, slow_months
-from dlbench.analysis.trends import Change, Difference, Night, Trend, dated, trends
-from dlbench.publish import trends_model as model
+from dlbench.history.trends.slow_months import HostCourse, SlowMonths, slow_months
+from dlbench.history.trends.series import Change, Difference, Night, Trend, dated, trends
+from dlbench.history.page import model
 from dlbench.publish.figure import figure_of, optional_figure_of
-from dlbench.publish.trends_methods import METHODS
-from dlbench.publish.trends_words import verdict
+from dlbench.history.page.methods import METHODS
+from dlbench.history.page.words import verdict
 from dlbench.publish.wording import clean, place_text
-from dlbench.records.history_entry import HistoryEntry
+from dlbench.history.entry import HistoryEntry
 
 FOLLOWED = ("step_median_s", "energy_j_per_sample", "time_to_quality_s")
 """Metrics that are followed unless others are asked for: the mean and the p95 of steps say much the same."""

@@ -13,10 +13,10 @@ from dlbench.analysis.slow_nodes import host_ratios
 from dlbench.analysis.tables import WithoutFigures, tabulate
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.folder import RunFolder
-from dlbench.records.history import EntryMaker, History, Notify
-from dlbench.records.history_content import content_digest, files_of
-from dlbench.records.history_entry import HistoryEntry, HostEntry
-from dlbench.records.history_prune import dropped_kinds
+from dlbench.history.store import EntryMaker, History, Notify
+from dlbench.history.content import content_digest, files_of
+from dlbench.history.entry import HistoryEntry, HostEntry
+from dlbench.history.prune import dropped_kinds
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run, Scan, read_run
 

@@ -1,6 +1,6 @@
 """Rank sums of a history's nights on either side of a place, and how often chance gives as clear ones.
 
-The methods, with their sources, are told in `dlbench.analysis.change_points`.
+The methods, with their sources, are told in `dlbench.history.trends.change_points`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from dlbench.publish.tabular import Table, aligned
 from dlbench.publish.terminal import WIDTH, shorten
-from dlbench.publish.trends_model import ChangeRow, NodesOverTime, TrendSeries, TrendsReport
-from dlbench.publish.trends_words import (
+from dlbench.history.page.model import ChangeRow, NodesOverTime, TrendSeries, TrendsReport
+from dlbench.history.page.words import (
     basis_text,
     between_text,
     change_text,

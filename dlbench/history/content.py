@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.records.folder import RunFolder
-from dlbench.records.history_files import sync_folder
+from dlbench.history.files import sync_folder
 
 MAX_DEPTH = 3
 """Folders within a run's folder; `checkpoints/` is one."""

@@ -1,6 +1,6 @@
 """A history over time as plain data: what every format of `dlbench history trends` prints.
 
-Numbers are raw (seconds, joules, ratios); `dlbench.publish.trends_words` makes text of them.
+Numbers are raw (seconds, joules, ratios); `dlbench.history.page.words` makes text of them.
 """
 
 from __future__ import annotations

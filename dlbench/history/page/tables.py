@@ -7,8 +7,8 @@ from typing import Literal
 
 from dlbench.publish.figure import Cell, figure_columns
 from dlbench.publish.tabular import Table
-from dlbench.publish.trends_model import ChangeRow, HostRow, NodesOverTime, TrendSeries, TrendsReport
-from dlbench.publish.trends_words import (
+from dlbench.history.page.model import ChangeRow, HostRow, NodesOverTime, TrendSeries, TrendsReport
+from dlbench.history.page.words import (
     amount_text,
     basis_text,
     change_text,

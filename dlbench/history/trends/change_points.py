@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlbench.analysis.rank_sums import MIN_SEGMENT, NORMAL_MAD, p_value, rank_sums, ranks_of, shrink
+from dlbench.history.trends.rank_sums import MIN_SEGMENT, NORMAL_MAD, p_value, rank_sums, ranks_of, shrink
 from dlbench.analysis.statistics import Estimate, median_estimate, ratio_estimate
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from dlbench.errors import UserError
 from dlbench.records.folder import RunFolder
-from dlbench.records.history_entry import HistoryEntry
-from dlbench.records.history_files import INDEX, Store
-from dlbench.records.history_index import Index, IndexDamagedError, IndexUnusableError, Row
-from dlbench.records.history_where import matches
+from dlbench.history.entry import HistoryEntry
+from dlbench.history.files import INDEX, Store
+from dlbench.history.index import Index, IndexDamagedError, IndexUnusableError, Row
+from dlbench.history.where import matches
 
 BATCH = 64
 """Runs that are read at once, and written in one transaction."""
@@ -87,7 +87,7 @@ class History:
         """The runs that match, by the time they finished, then by name.
 
         Args:
-            where: see `dlbench.records.history_where`.
+            where: see `dlbench.history.where`.
 
         Raises:
             UserError: a key that entries do not have.

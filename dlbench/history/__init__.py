@@ -1,0 +1,1 @@
+"""Runs of months in one store, and what changed over time."""

@@ -1,0 +1,1 @@
+"""What `dlbench history` prints, and the trends report."""

@@ -1,0 +1,1 @@
+"""Series over nights: change points, rank sums, slow hosts by month."""
