@@ -23,7 +23,7 @@ from dlbench.node.watching.clock_follower import ClockFollower, answering_addres
 from dlbench.perfetto.clocks import make_axis
 from dlbench.records import clocks as records_clocks
 from dlbench.records.clocks import ClockLine, ClockPoint
-from dlbench.trace.clocks import (
+from dlbench.machine.clock_offset import (
     MAX_DRIFT_PPM,
     Exchange,
     OffsetEstimate,

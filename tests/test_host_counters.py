@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.trace.host import MAX_CORES, open_host
-from dlbench.trace.readings import Reading, ReadingFailedError, Readings, Rising
-from dlbench.trace.sampling import open_sources
-from dlbench.trace.source import Field, Source, field_part, field_parts
+from dlbench.machine.host import MAX_CORES, open_host
+from dlbench.machine.readings import Reading, ReadingFailedError, Readings, Rising
+from dlbench.machine.sampling import open_sources
+from dlbench.machine.source import Field, Source, field_part, field_parts
 
 NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 STAT = "cpu{n}  {user} 0 0 {idle} 0 0 0 0 0 0\n"

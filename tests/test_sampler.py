@@ -31,7 +31,7 @@ from dlbench.records.samples import SampleReader
 from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
-from dlbench.trace.source import Field
+from dlbench.machine.source import Field
 from tests import nvml_library
 from tests.run_factory import plans
 

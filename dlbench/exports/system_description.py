@@ -48,7 +48,7 @@ _NEVER_RECORDED = (
     "host_memory_configuration",
     "cooling",
 )
-"""What `dlbench.trace.environment` does not read: a person may fill it in."""
+"""What `dlbench.machine.environment` does not read: a person may fill it in."""
 
 
 def to_system_description(run: Run, statement: Statement) -> str:

@@ -18,7 +18,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.records.collectives import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives.plan import CommPlan
-from dlbench.trace import environment
+from dlbench.machine import environment
 from dlbench.units import format_bytes, utc_now
 
 

@@ -21,7 +21,7 @@ from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import NoiseScale, RankResult, Record, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WINDOW_STEPS
-from dlbench.trace import environment
+from dlbench.machine import environment
 from dlbench.units import utc_now
 
 Told = Sequence[dict[str, Any]]

@@ -28,7 +28,7 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult, Record
 from dlbench.records.steps import StepWriter
 from dlbench.specs.plan import RunPlan
-from dlbench.trace import environment
+from dlbench.machine import environment
 from dlbench.units import utc_now
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from dlbench.trace.clocks import Exchange
+from dlbench.machine.clock_offset import Exchange
 
 Clock = Callable[[], int]
 """Reads a clock, nanoseconds."""

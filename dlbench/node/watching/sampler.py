@@ -27,7 +27,7 @@ from dlbench.node.watching.clock_exchange import ClockServer
 from dlbench.node.watching.clock_follower import ClockFollower, answering_address, publish
 from dlbench.node.watching.order import Commands, SamplerOrder, await_termination
 from dlbench.node.watching.sampling import Sampling
-from dlbench.trace.sampling import open_sources
+from dlbench.machine.sampling import open_sources
 
 NICENESS = 5
 """Where cores are shared, ranks go first; how late samples are because of it is in each of them."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from dlbench.node.watching.order import SamplerOrder
 from dlbench.records.samples import TIME_FIELDS, sample_writer
-from dlbench.trace.source import Source
+from dlbench.machine.source import Source
 
 SLOW_EVERY = 10
 """Of so many samples one reads the slow sources too."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from dlbench.trace.nvml_values import FieldValues, constant, failure, field_value
-from dlbench.trace.readings import Reading, ReadingFailedError, Values
-from dlbench.trace.source import DOUBLE, FLOAT, Field, Kind
+from dlbench.machine.nvml_values import FieldValues, constant, failure, field_value
+from dlbench.machine.readings import Reading, ReadingFailedError, Values
+from dlbench.machine.source import DOUBLE, FLOAT, Field, Kind
 
 Call = Callable[[], Values]
 

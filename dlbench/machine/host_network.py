@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dlbench.trace.readings import Reading, ReadingFailedError, Rising, Values, read_line, read_number
-from dlbench.trace.source import DOUBLE, Field, fact, field_parts
+from dlbench.machine.readings import Reading, ReadingFailedError, Rising, Values, read_line, read_number
+from dlbench.machine.source import DOUBLE, Field, fact, field_parts
 
 MAX_INTERFACES = 64
 """Interfaces that are read; those of real devices come first."""

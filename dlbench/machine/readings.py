@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.trace.source import Field
+from dlbench.machine.source import Field
 
 
 class ReadingFailedError(Exception):

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from dlbench.trace.readings import Reading, ReadingFailedError, Values, number_in, read_line, read_number
-from dlbench.trace.source import DOUBLE, Field, fact
+from dlbench.machine.readings import Reading, ReadingFailedError, Values, number_in, read_line, read_number
+from dlbench.machine.source import DOUBLE, Field, fact
 
 _UNLIMITED = 2**62
 """Version 1 says `none` by a number near 2^63."""

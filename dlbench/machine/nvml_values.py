@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from dlbench.trace.readings import ReadingFailedError, Values
+from dlbench.machine.readings import ReadingFailedError, Values
 
 # Codes after which nothing of this GPU can be read.
 _GONE = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_GPU_NOT_FOUND")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dlbench.trace.readings import Reading, ReadingFailedError, Rising, Values, read_line, read_number
-from dlbench.trace.source import DOUBLE, Field, field_parts
+from dlbench.machine.readings import Reading, ReadingFailedError, Rising, Values, read_line, read_number
+from dlbench.machine.source import DOUBLE, Field, field_parts
 
 KEEP_UP_S = 60.0
 """The smallest counters in use hold 65 kJ: two minutes and more of a package that takes 500 W."""

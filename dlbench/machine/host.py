@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dlbench.trace.cgroup import cgroup_readings
-from dlbench.trace.host_energy import energy_readings
-from dlbench.trace.host_network import infiniband_readings, interface_readings, moved_bytes
-from dlbench.trace.readings import Reading, ReadingFailedError, Readings, Values, number_in, read_line
-from dlbench.trace.source import DOUBLE, Field, Source, field_parts
+from dlbench.machine.cgroup import cgroup_readings
+from dlbench.machine.host_energy import energy_readings
+from dlbench.machine.host_network import infiniband_readings, interface_readings, moved_bytes
+from dlbench.machine.readings import Reading, ReadingFailedError, Readings, Values, number_in, read_line
+from dlbench.machine.source import DOUBLE, Field, Source, field_parts
 
 MAX_CORES = 64
 """Cores with a field of their own; on larger machines only their mean and their maximum are kept."""

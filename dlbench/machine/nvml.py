@@ -9,10 +9,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from dlbench.trace.nvml_fields import device_readings, memory_reading
-from dlbench.trace.nvml_values import constant
-from dlbench.trace.readings import Reading, ReadingFailedError, Readings
-from dlbench.trace.source import Source, fact
+from dlbench.machine.nvml_fields import device_readings, memory_reading
+from dlbench.machine.nvml_values import constant
+from dlbench.machine.readings import Reading, ReadingFailedError, Readings
+from dlbench.machine.source import Source, fact
 
 _ABOUT = {
     "gpu.about.order": "NVML's order, by PCI bus; CUDA_VISIBLE_DEVICES neither hides nor reorders",

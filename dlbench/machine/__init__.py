@@ -1,0 +1,1 @@
+"""Reads the machine, never changes it: NVML, host counters, environment, clock offsets."""

@@ -1,1 +1,0 @@
-"""Watches the machine, never changes it."""
