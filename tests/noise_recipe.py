@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.datasets.production import Part, produce
+from dlbench.datasets.making.production import Part, produce
 from dlbench.errors import EnvironmentLacksError, UserError
 
 __all__ = ["Noise", "produce"]

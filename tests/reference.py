@@ -20,7 +20,10 @@ from pydantic import BaseModel, TypeAdapter
 
 from dlbench import bundled, errors
 from dlbench.cli import COMMANDS, cli
-from dlbench.datasets import image_shards, journal, manifest, text_corpus
+from dlbench.datasets.images import shards as image_shards
+from dlbench.datasets.making import journal
+from dlbench.datasets.making import manifest
+from dlbench.datasets.text import corpus as text_corpus
 from dlbench.jobs import box_state
 from dlbench.jobs.slurm import Submission
 from dlbench.node import rendezvous

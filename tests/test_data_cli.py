@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.datasets import catalogue, demo
-from dlbench.datasets.catalogue import Paired, Wish, order
-from dlbench.datasets.journal import Journal
-from dlbench.datasets.manifest import read_files, read_manifest, verify_manifest
-from dlbench.datasets.production import produce
+from dlbench.datasets.making import catalogue
+from dlbench.datasets.making import demo
+from dlbench.datasets.making.catalogue import Paired, Wish, order
+from dlbench.datasets.making.journal import Journal
+from dlbench.datasets.making.manifest import read_files, read_manifest, verify_manifest
+from dlbench.datasets.making.production import produce
 from dlbench.datasets.recognition import KINDS, detect
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.datasets.verification import verify
@@ -233,7 +234,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("container", ["tar", "tfrecord"])
 def test_packed_shards_hold_both_splits(cli: Cli, sets: Path, tmp_path: Path, container: str) -> None:
-    from dlbench.datasets.images import open_image_set
+    from dlbench.datasets.images.image_set import open_image_set
 
     done = cli("data", "pack", sets / "images", "out", "--container", container, "--samples-per-shard", "8")
     assert done.returncode == 0, done.stderr
@@ -394,7 +395,7 @@ def test_json_is_for_programs(cli: Cli, copy: Callable[[str], Path]) -> None:
 
 
 def test_the_whole_public_set_is_told(monkeypatch: pytest.MonkeyPatch, sets: Path) -> None:
-    from dlbench.datasets import images
+    from dlbench.datasets.images import image_set as images
 
     told = verify(sets / "images").as_json()
     assert told["is_public_set"] is False
@@ -438,7 +439,7 @@ def test_demo_is_made_once_with_both_splits(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_demo_names_old_and_foreign_folders_before_making_anything(cli: Cli, tmp_path: Path) -> None:
-    from dlbench.datasets.manifest import write_manifest
+    from dlbench.datasets.making.manifest import write_manifest
 
     (tmp_path / "old" / "text").mkdir(parents=True)
     write_manifest(tmp_path / "old" / "text", kind="demo-text", made_with={"version": 1}, counts={})

@@ -347,7 +347,7 @@ def test_every_file_of_a_run_is_described() -> None:
         ("dlbench/analysis/quality_doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/records/steps.py", r"^PHASES = (.*)$", "measuring.md"),
         ("dlbench/node/models/metrics.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),
-        ("dlbench/datasets/density.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),
+        ("dlbench/datasets/volumes/density.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),
         ("dlbench/datasets/recognition.py", r'^    "([a-z-]+)": "[a-z-]+",$', "formats.md"),
     ],
     ids=["doubts", "checks", "doubts-of-quality", "phases", "metrics", "containers", "manifest-kinds"],

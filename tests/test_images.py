@@ -16,17 +16,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.datasets import jpeg_decode, shard_scan
-from dlbench.datasets.image_packing import Container, PackRecipe, class_labels, index_foreign
-from dlbench.datasets.image_shards import INDEX, ImageShards, open_image_shards
-from dlbench.datasets.image_verify import verify_images
-from dlbench.datasets.images import IMAGENET, ImageSet, completeness, open_image_set
-from dlbench.datasets.jpeg_tree import index_jpeg_tree
-from dlbench.datasets.manifest import verify_manifest
-from dlbench.datasets.photo_crops import PHOTOS, PhotoRecipe
-from dlbench.datasets.production import Part, produce
-from dlbench.datasets.tf_example import encode_example
-from dlbench.datasets.tfrecord import RecordWriter
+from dlbench.datasets.images import jpeg_decode
+from dlbench.datasets.images import shard_scan
+from dlbench.datasets.images.packing import Container, PackRecipe, class_labels, index_foreign
+from dlbench.datasets.images.shards import INDEX, ImageShards, open_image_shards
+from dlbench.datasets.images.verify import verify_images
+from dlbench.datasets.images.image_set import IMAGENET, ImageSet, completeness, open_image_set
+from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
+from dlbench.datasets.making.manifest import verify_manifest
+from dlbench.datasets.images.photo_crops import PHOTOS, PhotoRecipe
+from dlbench.datasets.making.production import Part, produce
+from dlbench.datasets.containers.tf_example import encode_example
+from dlbench.datasets.containers.tfrecord import RecordWriter
 from dlbench.errors import UserError
 from dlbench.node.data import jpeg
 from dlbench.node.data.images import image_classes, open_images
@@ -256,7 +257,7 @@ def test_completeness_is_by_counts(tree: Path, monkeypatch: pytest.MonkeyPatch) 
     assert told is not None
     assert "15 images in 3 classes; ImageNet-2012 has 1,281,167 in 1,000 (train)" in told
     monkeypatch.setitem(IMAGENET, "validation", 15)
-    monkeypatch.setattr("dlbench.datasets.images.IMAGENET_CLASSES", 3)
+    monkeypatch.setattr("dlbench.datasets.images.image_set.IMAGENET_CLASSES", 3)
     assert completeness(images, "validation") is None
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.datasets.demo import prepare_demo_data
+from dlbench.datasets.making.demo import prepare_demo_data
 from dlbench.records.record import Record
 from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.steps import PHASES, read_steps

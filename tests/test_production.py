@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.datasets.journal import PARTIAL, Journal
-from dlbench.datasets.manifest import (
+from dlbench.datasets.making.journal import PARTIAL, Journal
+from dlbench.datasets.making.manifest import (
     FILES_NAME,
     NAME,
     read_files,
@@ -25,7 +25,7 @@ from dlbench.datasets.manifest import (
     verify_manifest,
     write_manifest,
 )
-from dlbench.datasets.production import produce
+from dlbench.datasets.making.production import produce
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from tests.conftest import ROOT
 from tests.noise_recipe import Noise

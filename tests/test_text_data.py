@@ -19,17 +19,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlbench.datasets import text_recipes, vocabulary_training
-from dlbench.datasets.masking import Masking, mask_tokens, most_frequent_share, num_predictions
-from dlbench.datasets.pretraining_samples import SampleMaker, SampleRule
-from dlbench.datasets.production import Recipe, produce
-from dlbench.datasets.python_text import Document, python_documents
-from dlbench.datasets.samples_recipe import SamplesRecipe
-from dlbench.datasets.text_corpus import TextCorpus, read_corpus, save_corpus
-from dlbench.datasets.text_recipes import TextRecipe, split_documents
-from dlbench.datasets.text_verify import verify_text
-from dlbench.datasets.vocabulary import SPECIAL, load_vocabulary
-from dlbench.datasets.vocabulary_training import train_vocabulary
+from dlbench.datasets.text import recipes as text_recipes
+from dlbench.datasets.text import vocabulary_training
+from dlbench.datasets.text.masking import Masking, mask_tokens, most_frequent_share, num_predictions
+from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
+from dlbench.datasets.making.production import Recipe, produce
+from dlbench.datasets.text.python_text import Document, python_documents
+from dlbench.datasets.text.samples_recipe import SamplesRecipe
+from dlbench.datasets.text.corpus import TextCorpus, read_corpus, save_corpus
+from dlbench.datasets.text.recipes import TextRecipe, split_documents
+from dlbench.datasets.text.verify import verify_text
+from dlbench.datasets.text.vocabulary import SPECIAL, load_vocabulary
+from dlbench.datasets.text.vocabulary_training import train_vocabulary
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.reader import BadSampleError, BatchReader
 from dlbench.node.data.text import PretrainingHdf5Reader, TextReader, open_text
@@ -785,7 +786,7 @@ def test_the_most_frequent_token_of_the_embedded_text_is_rare(embedded: tuple[Do
 
 
 def test_python_without_sources_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.datasets.python_text.sysconfig.get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr("dlbench.datasets.text.python_text.sysconfig.get_path", lambda _name: str(tmp_path))
     (tmp_path / "only.py").write_text('"""One module."""\n', encoding="utf-8")
     with pytest.raises(EnvironmentLacksError, match=r"are not in .* \(1 modules with docstrings\); use a Python that"):
         python_documents.__wrapped__()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlbench.datasets.vocabulary import load_vocabulary
+from dlbench.datasets.text.vocabulary import load_vocabulary
 from dlbench.records.record import Record
 from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.steps import read_steps

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlbench.datasets.demo import prepare_demo_data
+from dlbench.datasets.making.demo import prepare_demo_data
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.single import SingleEngine

@@ -49,7 +49,7 @@ def pack(
     Example:
       dlbench data pack /data/imagenet /scratch/imagenet-shards
     """
-    from dlbench.datasets.catalogue import packing
+    from dlbench.datasets.making.catalogue import packing
 
     _require(source)
     ordered = packing(source, container=container, samples_per_shard=samples_per_shard, seed=seed)
@@ -71,7 +71,7 @@ def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
       dlbench data vocab /data/wiki wiki.txt
     """
     from dlbench.datasets.splits import train_folder
-    from dlbench.datasets.vocabulary_training import train_vocabulary
+    from dlbench.datasets.text.vocabulary_training import train_vocabulary
 
     _require(source)
     made = train_vocabulary(train_folder(source), size, not cased, out)
@@ -109,7 +109,7 @@ def samples(
     Example:
       dlbench data samples /data/wiki /scratch/samples --vocabulary wiki.txt
     """
-    from dlbench.datasets.catalogue import pretraining
+    from dlbench.datasets.making.catalogue import pretraining
 
     _require(source)
     ordered = pretraining(

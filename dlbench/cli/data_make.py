@@ -11,8 +11,8 @@ from dlbench.cli.data_progress import available_cores, meter
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
-    from dlbench.datasets.catalogue import Order
-    from dlbench.datasets.manifest import Manifest
+    from dlbench.datasets.making.catalogue import Order
+    from dlbench.datasets.making.manifest import Manifest
 
 WORKERS = click.option(
     "--workers", type=click.IntRange(min=1), metavar="N", help="Processes (default: one a core of this machine)."
@@ -51,7 +51,7 @@ def demo(folder: Path, seed: int) -> None:
       dlbench data demo data/demo
       dlbench run resnet50 --preset ci --ranks 1,2 --data data/demo/images
     """
-    from dlbench.datasets.demo import prepare_demo_data
+    from dlbench.datasets.making.demo import prepare_demo_data
 
     made = prepare_demo_data(
         folder, seed=seed, workers=min(4, available_cores()), progress=lambda line: click.echo(line, err=True)
@@ -93,7 +93,7 @@ def make(kind: str, folder: Path, workers: int | None, **wish: Any) -> None:
       dlbench data make density /scratch/volumes --samples 1024 --size 128
       dlbench data make text /scratch/text --size-on-disk 2GB
     """
-    from dlbench.datasets.catalogue import Wish, order
+    from dlbench.datasets.making.catalogue import Wish, order
 
     ordered = order(kind, Wish(**wish))
     manufacture(ordered, folder, workers)
@@ -101,7 +101,7 @@ def make(kind: str, folder: Path, workers: int | None, **wish: Any) -> None:
 
 def manufacture(ordered: Order, folder: Path, workers: int | None) -> None:
     """Makes a data set and says so: its path on standard output, what is in it on standard error."""
-    from dlbench.datasets.production import produce
+    from dlbench.datasets.making.production import produce
 
     most = available_cores() if ordered.most_workers is None else ordered.most_workers
     with meter(resumes=True) as tell:

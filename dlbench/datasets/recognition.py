@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dlbench.datasets.manifest import read_manifest
+from dlbench.datasets.making.manifest import read_manifest
 from dlbench.datasets.splits import train_folder
 from dlbench.errors import UserError
 
@@ -67,7 +67,7 @@ def _kind_of_folder(path: Path) -> str:
 
 
 def _kind_of_hdf5(path: Path, sure: bool) -> str | None:
-    from dlbench.datasets.hdf5_files import open_hdf5
+    from dlbench.datasets.containers.hdf5 import open_hdf5
 
     try:
         with open_hdf5(path) as file:
@@ -79,8 +79,8 @@ def _kind_of_hdf5(path: Path, sure: bool) -> str | None:
 
 
 def _kind_of_records(path: Path, sure: bool) -> str | None:
-    from dlbench.datasets.tf_example import example_views
-    from dlbench.datasets.tfrecord import read_records
+    from dlbench.datasets.containers.tf_example import example_views
+    from dlbench.datasets.containers.tfrecord import read_records
 
     try:
         features = example_views(next(iter(read_records(path))))

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from dlbench.datasets.journal import Journal
-from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
+from dlbench.datasets.making.journal import Journal
+from dlbench.datasets.making.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
 from dlbench.datasets.recognition import KINDS, detect
 from dlbench.datasets.splits import NAMES, Split, has_splits, train_folder, validation_folder
 from dlbench.errors import UserError, nearest
@@ -167,15 +167,15 @@ def _verify_split(
 ) -> None:
     label = f"{split}: " if split else ""
     if verdict.kind in ("images", "image-shards"):
-        from dlbench.datasets.image_verify import verify_images
+        from dlbench.datasets.images.verify import verify_images
 
         faults = verify_images(folder, partial(tell, f"{label}images"), workers, verdict.remarks.append)
     elif verdict.kind == "density":
-        from dlbench.datasets.density import verify_density
+        from dlbench.datasets.volumes.density import verify_density
 
         faults = _in_folder(split, _or_line(lambda: verify_density(folder, partial(tell, f"{label}files"), workers)))
     else:
-        from dlbench.datasets.text_verify import verify_text
+        from dlbench.datasets.text.verify import verify_text
 
         def say(line: str) -> None:
             counted = _COUNTED.match(line)
@@ -233,20 +233,20 @@ def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
 
 
 def _count_images(folder: Path, split: Split) -> tuple[int, str | None]:
-    from dlbench.datasets.images import completeness, open_image_set
+    from dlbench.datasets.images.image_set import completeness, open_image_set
 
     images = open_image_set(folder)
     return images.num_samples, completeness(images, split)
 
 
 def _count_density(folder: Path, split: Split) -> tuple[int, str | None]:
-    from dlbench.datasets.density import completeness, index_density
+    from dlbench.datasets.volumes.density import completeness, index_density
 
     index = index_density(folder)
     return index.num_samples, completeness(index, split)
 
 
 def _count_samples(folder: Path) -> tuple[int, str | None]:
-    from dlbench.datasets.pretraining_hdf5 import index_samples
+    from dlbench.datasets.text.pretraining_hdf5 import index_samples
 
     return index_samples(folder).num_samples, None

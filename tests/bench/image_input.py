@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from dlbench.datasets.image_packing import PackRecipe
-from dlbench.datasets.images import open_image_set
-from dlbench.datasets.photo_crops import PhotoRecipe
-from dlbench.datasets.production import produce
+from dlbench.datasets.images.packing import PackRecipe
+from dlbench.datasets.images.image_set import open_image_set
+from dlbench.datasets.images.photo_crops import PhotoRecipe
+from dlbench.datasets.making.production import produce
 from dlbench.node.data.images import open_images
 from dlbench.node.data.jpeg import Box, crop_box, resize
 from dlbench.node.data.reader import BatchReader

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dlbench.datasets.images import ImageSet
-from dlbench.datasets.jpeg_decode import FACTORS, decode, decoder, inspect
+from dlbench.datasets.images.image_set import ImageSet
+from dlbench.datasets.images.jpeg_decode import FACTORS, decode, decoder, inspect
 from dlbench.node.data.reader import BadSampleError, Sample, path_text
 from dlbench.node.data.sharding import Key
 

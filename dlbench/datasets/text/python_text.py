@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from dlbench.datasets.python_topics import named_topics, topic_sentences
+from dlbench.datasets.text.python_topics import named_topics, topic_sentences
 from dlbench.errors import EnvironmentLacksError
 
 _LEFT_OUT = {

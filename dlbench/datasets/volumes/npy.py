@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.density_shape import FileShape, Volume
+from dlbench.datasets.volumes.shape import FileShape, Volume
 
 if TYPE_CHECKING:
     import numpy as np

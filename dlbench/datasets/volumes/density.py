@@ -17,8 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from dlbench.datasets import density_hdf5, density_npy, density_tfrecord
-from dlbench.datasets.density_shape import FileShape, Volume, Volumes
+from dlbench.datasets.volumes import hdf5 as density_hdf5
+from dlbench.datasets.volumes import npy as density_npy
+from dlbench.datasets.volumes import tfrecord as density_tfrecord
+from dlbench.datasets.volumes.shape import FileShape, Volume, Volumes
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dlbench.datasets.production import Part, Recipe
+from dlbench.datasets.making.production import Part, Recipe
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.datasets.images import ImageSet
+    from dlbench.datasets.images.image_set import ImageSet
 
 KINDS = ("images", "text", "density")
 CONTAINERS = {"images": ("tree", "tar", "tfrecord"), "text": ("txt",), "density": ("hdf5", "tfrecord")}
@@ -88,7 +88,7 @@ def _refuse(kind: str, wish: Wish, *names: str) -> None:
 
 
 def _text(wish: Wish) -> Order:
-    from dlbench.datasets.text_recipes import TextRecipe
+    from dlbench.datasets.text.recipes import TextRecipe
 
     for name in ("samples", "validation"):
         if getattr(wish, name) is not None:
@@ -104,8 +104,8 @@ def _text(wish: Wish) -> Order:
 
 
 def _images(wish: Wish) -> Order:
-    from dlbench.datasets.image_packing import SAMPLES_PER_SHARD
-    from dlbench.datasets.photo_crops import PhotoRecipe
+    from dlbench.datasets.images.packing import SAMPLES_PER_SHARD
+    from dlbench.datasets.images.photo_crops import PhotoRecipe
 
     width, height = _pixels(wish.size or "500x375")
     container = wish.container or "tree"
@@ -130,7 +130,7 @@ def _images(wish: Wish) -> Order:
 
 
 def _density(wish: Wish) -> Order:
-    from dlbench.datasets.density_fields import DensityRecipe
+    from dlbench.datasets.volumes.fields import DensityRecipe
 
     _refuse("density", wish, "classes")
     size = _edge(wish.size or "128")
@@ -203,8 +203,8 @@ def packing(source: Path, *, container: Literal["tar", "tfrecord"], samples_per_
     Raises:
         UserError: the source holds no images, or is damaged.
     """
-    from dlbench.datasets.image_packing import SAMPLES_PER_SHARD, PackRecipe
-    from dlbench.datasets.images import open_image_set
+    from dlbench.datasets.images.packing import SAMPLES_PER_SHARD, PackRecipe
+    from dlbench.datasets.images.image_set import open_image_set
 
     train, validation = train_folder(source), validation_folder(source)
     recipe = PackRecipe(
@@ -241,7 +241,7 @@ def pretraining(
     Raises:
         UserError: the text or the vocabulary is missing, or numbers do not fit.
     """
-    from dlbench.datasets.samples_recipe import SamplesRecipe
+    from dlbench.datasets.text.samples_recipe import SamplesRecipe
 
     if max_predictions is None:
         max_predictions = _PUBLISHED_PREDICTIONS.get(sequence_length, math.ceil(0.15 * sequence_length))

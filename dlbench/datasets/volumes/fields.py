@@ -23,19 +23,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dlbench.datasets.density_tfrecord import encode_volume
-from dlbench.datasets.hdf5_files import make_hdf5
-from dlbench.datasets.power_spectrum import Cosmology, growth, matter_power
-from dlbench.datasets.production import Part
+from dlbench.datasets.volumes.tfrecord import encode_volume
+from dlbench.datasets.containers.hdf5 import make_hdf5
+from dlbench.datasets.volumes.power_spectrum import Cosmology, growth, matter_power
+from dlbench.datasets.making.production import Part
 from dlbench.datasets.splits import Split
-from dlbench.datasets.tfrecord import RecordWriter
+from dlbench.datasets.containers.tfrecord import RecordWriter
 from dlbench.errors import EnvironmentLacksError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from dlbench.datasets.density_shape import Volume
+    from dlbench.datasets.volumes.shape import Volume
 
 VERSION = 1
 """Raised whenever the same settings make other volumes."""

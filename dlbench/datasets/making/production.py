@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dlbench.datasets.journal import PARTIAL, Journal
-from dlbench.datasets.manifest import (
+from dlbench.datasets.making.journal import PARTIAL, Journal
+from dlbench.datasets.making.manifest import (
     FILES_NAME,
     NAME,
     FileEntry,
@@ -24,8 +24,8 @@ from dlbench.datasets.manifest import (
     read_manifest,
     save_manifest,
 )
-from dlbench.datasets.part_workers import Done, write_parts
-from dlbench.datasets.recipe import Part, Recipe
+from dlbench.datasets.making.part_workers import Done, write_parts
+from dlbench.datasets.making.recipe import Part, Recipe
 from dlbench.errors import UserError
 from dlbench.units import format_bytes
 

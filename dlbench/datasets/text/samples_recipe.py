@@ -9,14 +9,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbench.datasets.pretraining_hdf5 import write_samples
-from dlbench.datasets.pretraining_samples import SampleMaker, SampleRule
-from dlbench.datasets.production import Part
-from dlbench.datasets.python_text import documents_sha256, python_documents
+from dlbench.datasets.text.pretraining_hdf5 import write_samples
+from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
+from dlbench.datasets.making.production import Part
+from dlbench.datasets.text.python_text import documents_sha256, python_documents
 from dlbench.datasets.splits import Split
-from dlbench.datasets.text_corpus import TextCorpus, read_corpus, tokenise
-from dlbench.datasets.text_recipes import EMBEDDED, SPLITS, TRAIN, split_documents, write_notice
-from dlbench.datasets.vocabulary import load_vocabulary
+from dlbench.datasets.text.corpus import TextCorpus, read_corpus, tokenise
+from dlbench.datasets.text.recipes import EMBEDDED, SPLITS, TRAIN, split_documents, write_notice
+from dlbench.datasets.text.vocabulary import load_vocabulary
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _DOCUMENT, _ORDER = 3, 4
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesRecipe:
-    """BERT samples (`dlbench.datasets.pretraining_samples`) in HDF5 (`dlbench.datasets.pretraining_hdf5`).
+    """BERT samples (`dlbench.datasets.text.pretraining_samples`) in HDF5 (`dlbench.datasets.text.pretraining_hdf5`).
 
     A file holds the samples of a share of the documents, in all their duplicates, shuffled, as the published recipe
     makes one file of samples from one file of text. Training files thus differ slightly in size. Validation samples are

@@ -14,9 +14,9 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dlbench.datasets.python_text import python_documents
-from dlbench.datasets.text_corpus import read_documents, text_files
-from dlbench.datasets.vocabulary import SPECIAL, UNKNOWN, Vocabulary, load_vocabulary
+from dlbench.datasets.text.python_text import python_documents
+from dlbench.datasets.text.corpus import read_documents, text_files
+from dlbench.datasets.text.vocabulary import SPECIAL, UNKNOWN, Vocabulary, load_vocabulary
 from dlbench.errors import UserError
 
 _CONTINUATION = "##"
@@ -28,7 +28,7 @@ def train_vocabulary(source: Path | None, size: int, lowercase: bool, path: Path
     """Trains a vocabulary with BERT's normaliser and word splitter and writes `path` and `<path>.sha256`.
 
     Args:
-        source: a text file or a folder of .txt files; none: the embedded text (`dlbench.datasets.python_text`).
+        source: a text file or a folder of .txt files; none: the embedded text (`dlbench.datasets.text.python_text`).
         size: entries, special tokens counted.
         lowercase: whether text is lower-cased and stripped of accents first.
         path: a new file, ending in .txt.

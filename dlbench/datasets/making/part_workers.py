@@ -20,13 +20,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbench.datasets.manifest import FileEntry, describe_files
+from dlbench.datasets.making.manifest import FileEntry, describe_files
 from dlbench.errors import DlbenchError, RunError, UserError
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
-    from dlbench.datasets.recipe import Part, Recipe
+    from dlbench.datasets.making.recipe import Part, Recipe
 
 _AHEAD = 2
 """Parts a worker holds: one in work, one so that it need not wait for this process."""

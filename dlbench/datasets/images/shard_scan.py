@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.tf_example import example_views
-from dlbench.datasets.tfrecord import FRAME, record_offsets
+from dlbench.datasets.containers.tf_example import example_views
+from dlbench.datasets.containers.tfrecord import FRAME, record_offsets
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:

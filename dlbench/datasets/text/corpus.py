@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.vocabulary import Vocabulary
+from dlbench.datasets.text.vocabulary import Vocabulary
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dlbench.datasets.image_packing import SAMPLES_PER_SHARD, Packed, index_split, shard_parts, write_shard
-from dlbench.datasets.production import Part
+from dlbench.datasets.images.packing import SAMPLES_PER_SHARD, Packed, index_split, shard_parts, write_shard
+from dlbench.datasets.making.production import Part
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
 
@@ -98,7 +98,7 @@ def photo_path(photo: Photo) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoRecipe:
-    """Labelled photographs as a tree of JPEGs or as shards; a `Recipe` of dlbench.datasets.production.
+    """Labelled photographs as a tree of JPEGs or as shards; a `Recipe` of dlbench.datasets.making.production.
 
     The defaults are of ImageNet's form: 500 x 375 pixels, about 105 kB an image (ImageNet: 115 kB).
     Image k of a class is the same in all containers, and whatever the number of images.

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from dlbench.datasets.tf_example import decode_example, encode_example
+from dlbench.datasets.containers.tf_example import decode_example, encode_example
 from dlbench.errors import EnvironmentLacksError
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dlbench.datasets.shard_scan import RECORD_HEAD, ShardIndex, index_text, scan_shards, shard_names
-from dlbench.datasets.tfrecord import read_record_at
+from dlbench.datasets.images.shard_scan import RECORD_HEAD, ShardIndex, index_text, scan_shards, shard_names
+from dlbench.datasets.containers.tfrecord import read_record_at
 from dlbench.errors import UserError
 
 INDEX = "index.npz"
@@ -28,7 +28,7 @@ _LISTS = ("shards", "sizes", "classes", "remarks")
 
 
 class ImageShards:
-    """Labelled encoded images in shards; an `ImageSet` of dlbench.datasets.images.
+    """Labelled encoded images in shards; an `ImageSet` of dlbench.datasets.images.image_set.
 
     Files are opened at first use in each copy. They are only read at given positions, so that a forked process may go
     on with those of its parent.

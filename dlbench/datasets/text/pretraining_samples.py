@@ -9,7 +9,7 @@ same), step by step:
    at a random sentence of another document and takes as many sentences as fill the target; the sentences that it
    displaced are put back and gathered again.
 3. Tokens are cut from the front or the back of the longer of A and B, at random, until [CLS] A [SEP] B [SEP] fits.
-4. Tokens are hidden as `dlbench.datasets.masking` says. The whole is repeated `duplicates` times with other draws.
+4. Tokens are hidden as `dlbench.datasets.text.masking` says. The whole is repeated `duplicates` times with other draws.
 
 Two things are done otherwise. A gathering of a single sentence is cut in its middle, so that B can be its rest; the
 reference always gives it a random B, which makes more than half of its pairs random. And a random B may come from any
@@ -24,9 +24,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbench.datasets.masking import mask_tokens, masking_for
-from dlbench.datasets.text_corpus import TextCorpus
-from dlbench.datasets.vocabulary import CLS, PAD, SEP
+from dlbench.datasets.text.masking import mask_tokens, masking_for
+from dlbench.datasets.text.corpus import TextCorpus
+from dlbench.datasets.text.vocabulary import CLS, PAD, SEP
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:

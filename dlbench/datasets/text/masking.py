@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.vocabulary import MASK, SPECIAL, Vocabulary
+from dlbench.datasets.text.vocabulary import MASK, SPECIAL, Vocabulary
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbench.datasets.production import Part
-from dlbench.datasets.python_text import NOTICE, Document, documents_sha256, python_documents, python_version
+from dlbench.datasets.making.production import Part
+from dlbench.datasets.text.python_text import NOTICE, Document, documents_sha256, python_documents, python_version
 from dlbench.datasets.splits import Split
 from dlbench.errors import UserError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.int64]
 
 EMBEDDED = "embedded"
-"""The text of `dlbench.datasets.python_text`, as a recipe's source."""
+"""The text of `dlbench.datasets.text.python_text`, as a recipe's source."""
 TRAIN: Split = "train"
 VALIDATION: Split = "validation"
 SPLITS: tuple[Split, ...] = (TRAIN, VALIDATION)

@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from dlbench.datasets.image_shards import INDEX, ImageShards, save_index
-from dlbench.datasets.images import ImageSet, open_image_set
-from dlbench.datasets.production import Part
-from dlbench.datasets.shard_scan import FILENAME, IMAGE, LABEL, LABEL_SUFFIX, SYNSET, scan_shards
+from dlbench.datasets.images.shards import INDEX, ImageShards, save_index
+from dlbench.datasets.images.image_set import ImageSet, open_image_set
+from dlbench.datasets.making.production import Part
+from dlbench.datasets.images.shard_scan import FILENAME, IMAGE, LABEL, LABEL_SUFFIX, SYNSET, scan_shards
 from dlbench.datasets.splits import Split
 from dlbench.errors import UserError
 
@@ -80,8 +80,8 @@ def _write_tar(path: Path, samples: Iterable[Packed]) -> None:
 def _write_records(path: Path, samples: Iterable[Packed], classes: Sequence[str]) -> None:
     import numpy as np
 
-    from dlbench.datasets.tf_example import encode_example
-    from dlbench.datasets.tfrecord import RecordWriter
+    from dlbench.datasets.containers.tf_example import encode_example
+    from dlbench.datasets.containers.tfrecord import RecordWriter
 
     with RecordWriter(path) as writer:
         for sample in samples:
@@ -127,7 +127,7 @@ def index_foreign(folder: Path, progress: Callable[[int, int], None] | None = No
 
 @dataclass(frozen=True, kw_only=True)
 class PackRecipe:
-    """How one image set, a tree or shards, becomes shards; a `Recipe` of dlbench.datasets.production."""
+    """How one image set, a tree or shards, becomes shards; a `Recipe` of dlbench.datasets.making.production."""
 
     train: Path
     """The training images: a folder that `open_image_set` takes."""

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbench.datasets.manifest import FileEntry
+from dlbench.datasets.making.manifest import FileEntry
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
-    from dlbench.datasets.recipe import Part
+    from dlbench.datasets.making.recipe import Part
 
 FORMAT = "dlbench.production"
 VERSION = 1

@@ -1,0 +1,1 @@
+"""Container formats of other libraries: TFRecord, tf.Example, HDF5."""

@@ -1,0 +1,1 @@
+"""Image sets: folders of JPEGs, shards, packing, verification."""

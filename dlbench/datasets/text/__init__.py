@@ -1,0 +1,1 @@
+"""Text sets: corpora, vocabularies, masking, pretraining samples."""

@@ -1,0 +1,1 @@
+"""Density volumes: fields, containers, power spectrum."""
