@@ -31,10 +31,10 @@ from dlbench.node.watching import clock_follower
 from dlbench.publish import model as report_model
 from dlbench.records.collectives import CommRecord
 from dlbench.records.record import Record
-from dlbench.records.samples import SAMPLES_FORMAT, SAMPLES_VERSION
-from dlbench.records.spans import SPANS_FORMAT, SPANS_VERSION
+from dlbench.records.rows.samples import SAMPLES_FORMAT, SAMPLES_VERSION
+from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
 from dlbench.records.status import Failure, RankStatus
-from dlbench.records.steps import FIELDS, STEPS_VERSION, step_dtype
+from dlbench.records.rows.steps import FIELDS, STEPS_VERSION, step_dtype
 from dlbench.records.watch_cost import WatchCost
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord

@@ -38,7 +38,7 @@ from dlbench.analysis.statistics import (
 from dlbench.analysis.tables import tabulate
 from dlbench.errors import IncompleteDataError
 from dlbench.records.scan import read_run, scan
-from dlbench.records.steps import StepWriter, read_steps
+from dlbench.records.rows.steps import StepWriter, read_steps
 from dlbench.specs.plan import RunPlan
 from tests.run_factory import (
     MS,

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.block_reader import BlockReader, read_alike
-from dlbench.records.blocks import BlockWriter
-from dlbench.records.steps import FIELDS, StepReader, StepWriter, read_steps, step_dtype
+from dlbench.records.rows.reader import BlockReader, read_alike
+from dlbench.records.rows.format import BlockWriter
+from dlbench.records.rows.steps import FIELDS, StepReader, StepWriter, read_steps, step_dtype
 
 FORMAT = {"format": "dlbench.test", "version": 1}
 RANGES = {"<i8": (-(2**63), 2**63 - 1), "<u8": (0, 2**64 - 1), "<i4": (-(2**31), 2**31 - 1), "<u2": (0, 2**16 - 1)}

@@ -26,14 +26,14 @@ from pydantic import ValidationError
 
 from dlbench.analysis.measures import measure
 from dlbench.errors import IncompleteDataError
-from dlbench.records.block_reader import BlockReader
-from dlbench.records.blocks import BlockWriter
+from dlbench.records.rows.reader import BlockReader
+from dlbench.records.rows.format import BlockWriter
 from dlbench.records.clocks import ClockLine
 from dlbench.records.folder import RunFolder
-from dlbench.records.samples import SampleReader
+from dlbench.records.rows.samples import SampleReader
 from dlbench.records.scan import read_run
-from dlbench.records.spans import COMPUTE, EXCHANGE, INPUT, LANES, STAGE, SpanReader, SpanWriter
-from dlbench.records.steps import StepReader, StepWriter, read_steps
+from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, LANES, STAGE, SpanReader, SpanWriter
+from dlbench.records.rows.steps import StepReader, StepWriter, read_steps
 from tests.watch_factory import (
     LAYERS,
     MESSAGES,
@@ -384,7 +384,7 @@ BOMB = """
 import resource, sys
 from pathlib import Path
 from dlbench.errors import IncompleteDataError
-from dlbench.records.block_reader import BlockReader
+from dlbench.records.rows.reader import BlockReader
 
 import numpy  # before the limit: its libraries reserve room
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -417,7 +417,7 @@ def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from dlbench.records.blocks import BlockWriter
+from dlbench.records.rows.format import BlockWriter
 
 path = Path(sys.argv[1])
 writer = BlockWriter(path, {"format": "dlbench.test"}, [("a", "<i8")], delta=("a",), rows_per_block=4)

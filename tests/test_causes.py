@@ -16,7 +16,7 @@ from dlbench.analysis.measures import PARTS, measure
 from dlbench.analysis.scaling import groups
 from dlbench.analysis.tables import tabulate
 from dlbench.records.scan import read_run, scan
-from dlbench.records.steps import PHASES
+from dlbench.records.rows.steps import PHASES
 from dlbench.specs.plan import RunPlan
 from tests.run_factory import MS, StepTimes, Story, plans, write_run
 from tests.watch_factory import watch_result, write_samples

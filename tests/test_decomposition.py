@@ -20,7 +20,7 @@ from dlbench.publish.decomposition_text import decomposition_json, decomposition
 from dlbench.records.record import Record
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run, scan
-from dlbench.records.steps import PHASES, read_steps
+from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.specs.sync import SyncSpec
 from tests.conftest import Cli

@@ -26,7 +26,7 @@ from dlbench.analysis.digest import (
 from dlbench.analysis.measures import RunSteps, load_steps
 from dlbench.analysis.tables import tabulate
 from dlbench.records.scan import Run, read_run, scan
-from dlbench.records.steps import PHASES
+from dlbench.records.rows.steps import PHASES
 from tests.run_factory import MS, Story, plans, write_run
 
 OfRanks = Callable[[Sequence[str]], Run]

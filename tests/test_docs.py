@@ -345,7 +345,7 @@ def test_every_file_of_a_run_is_described() -> None:
         ("dlbench/analysis/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/node/training/sanity.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
         ("dlbench/analysis/quality_doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
-        ("dlbench/records/steps.py", r"^PHASES = (.*)$", "measuring.md"),
+        ("dlbench/records/rows/steps.py", r"^PHASES = (.*)$", "measuring.md"),
         ("dlbench/node/models/metrics.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),
         ("dlbench/datasets/volumes/density.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),
         ("dlbench/datasets/recognition.py", r'^    "([a-z-]+)": "[a-z-]+",$', "formats.md"),

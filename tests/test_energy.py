@@ -24,10 +24,10 @@ from dlbench.jobs.slurm_energy import consumed_energy, job_energies
 from dlbench.publish.energy_text import energy_json, energy_lines
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
-from dlbench.records.samples import sample_writer
+from dlbench.records.rows.samples import sample_writer
 from dlbench.records.scan import Run, read_run, scan
-from dlbench.records.spans import STAGE
-from dlbench.records.steps import StepWriter
+from dlbench.records.rows.spans import STAGE
+from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from tests.run_factory import Story, constant, plans, write_run
 from tests.watch_factory import node_watch, watch_result, write_samples, write_spans

@@ -38,7 +38,7 @@ from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.prune import beyond, prune, removals
 from dlbench.history.where import PLAIN, matches, parse_where
 from dlbench.records.scan import read_run, scan
-from dlbench.records.spans import STAGE
+from dlbench.records.rows.spans import STAGE
 from tests.comm_factory import comm_plans, write_comm_run
 from tests.history_factory import history_plan, import_folder, write_history
 from tests.run_factory import NOW, Story, constant, edit_json, write_run, write_unfinished

@@ -32,7 +32,7 @@ from dlbench.publish.view import View
 from dlbench.publish.wording import percent
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
-from dlbench.records.spans import STAGE, STAGING
+from dlbench.records.rows.spans import STAGE, STAGING
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
 from dlbench.units import format_seconds

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.records.clock_reasons import CLOCK_REASONS, THROTTLING_MASK, clock_reason_names, throttling_names
+from dlbench.records.throttle_reasons import CLOCK_REASONS, THROTTLING_MASK, clock_reason_names, throttling_names
 from tests.nvml_library import build, variables
 
 needs_library = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")

@@ -18,7 +18,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.own import OwnExchange
 from dlbench.node.sync.single import SingleEngine
 from dlbench.records.scan import scan
-from dlbench.records.steps import read_steps
+from dlbench.records.rows.steps import read_steps
 from dlbench.specs.plan import RunPlan
 from tests.conftest import Cli
 from tests.exchange_ranks import SmallNet, reference

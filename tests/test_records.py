@@ -24,11 +24,11 @@ from dlbench.jobs.slurm import read_submission
 from dlbench.records.files import write_atomic, write_json
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.registry import KEYS, describe, differences
-from dlbench.records.samples import SampleReader
+from dlbench.records.rows.samples import SampleReader
 from dlbench.records.scan import Run, read_run, scan
-from dlbench.records.spans import COMPUTE, EXCHANGE, STAGE, SpanReader
+from dlbench.records.rows.spans import COMPUTE, EXCHANGE, STAGE, SpanReader
 from dlbench.records.status import read_statuses, write_status
-from dlbench.records.steps import FIELDS, PHASES, STEPS_VERSION, StepReader, StepWriter, read_steps, step_dtype
+from dlbench.records.rows.steps import FIELDS, PHASES, STEPS_VERSION, StepReader, StepWriter, read_steps, step_dtype
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import write_watch_cost
 from dlbench.specs.plan import RunPlan
@@ -423,7 +423,7 @@ def test_other_content_is_refused(tmp_path: Path, content: bytes) -> None:
 SHORT_WRITES = """
 import resource, sys
 from pathlib import Path
-from dlbench.records.steps import StepWriter
+from dlbench.records.rows.steps import StepWriter
 from tests.test_records import step_record
 
 path = Path(sys.argv[1])

@@ -27,7 +27,7 @@ from dlbench.node.watching.order import SamplerOrder
 from dlbench.node.watching.sampling import PARTS, SLOW_EVERY, Sampling
 from dlbench.node.watching.shares import STAGE_BYTES, sample_bytes, span_bytes, window_ranks
 from dlbench.records.folder import RunFolder, create
-from dlbench.records.samples import SampleReader
+from dlbench.records.rows.samples import SampleReader
 from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec

@@ -24,7 +24,7 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.requests import parse_sides, parse_tags
-from dlbench.specs.sides import pairs, side_words
+from dlbench.specs.ab_sides import pairs, side_words
 from tests.run_factory import WORKLOAD, Story, constant, plans, write_run
 
 TIMES = [5.0, 0.0, 30.0, 50.0, 10.0, 5.0]

@@ -31,7 +31,7 @@ from dlbench.node.watching.profiler import ANCHOR, ProfileWindow
 from dlbench.node.watching.rank_spans import RankSpans
 from dlbench.node.watching.shares import span_bytes
 from dlbench.records.folder import RunFolder
-from dlbench.records.spans import COMPUTE, EXCHANGE, LANES, STAGE, SpanReader
+from dlbench.records.rows.spans import COMPUTE, EXCHANGE, LANES, STAGE, SpanReader
 from dlbench.specs.plan import RunPlan
 from tests.run_factory import plans
 

@@ -18,7 +18,7 @@ from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
 from dlbench.analysis.stragglers import WORK, LateRank, Waited, Waiting, ranking, waiting
 from dlbench.analysis.tables import tabulate
 from dlbench.records.scan import scan
-from dlbench.records.steps import PHASES
+from dlbench.records.rows.steps import PHASES
 from dlbench.specs.fault import FaultSpec
 from tests.run_factory import MS, Story, plans, write_run
 

@@ -16,7 +16,7 @@ from dlbench.cli import cli
 from dlbench.jobs.slurm import Submission
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
-from dlbench.records.spans import STAGE
+from dlbench.records.rows.spans import STAGE
 from dlbench.records.status import write_status
 from dlbench.specs.plan import RunPlan
 from tests.run_factory import Story, constant, edit_json, plans, status, write_run, write_unfinished

@@ -13,7 +13,7 @@ import torch
 from dlbench.node.sync.clocks import CudaClock
 from dlbench.node.training import phases
 from dlbench.node.training.phases import CpuTimer, CudaTimer
-from dlbench.records.steps import PHASES
+from dlbench.records.rows.steps import PHASES
 
 
 class FakeStream:

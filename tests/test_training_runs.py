@@ -12,7 +12,7 @@ import pytest
 from dlbench.datasets.text.vocabulary import load_vocabulary
 from dlbench.records.record import Record
 from dlbench.records.scan import Run, read_run, scan
-from dlbench.records.steps import read_steps
+from dlbench.records.rows.steps import read_steps
 from tests.conftest import Cli
 
 h5py = pytest.importorskip("h5py")

@@ -30,9 +30,9 @@ from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import RankResult, Record
 from dlbench.records.registry import watching
-from dlbench.records.samples import SampleReader
+from dlbench.records.rows.samples import SampleReader
 from dlbench.records.scan import Run, read_run, scan
-from dlbench.records.steps import PHASES, read_steps
+from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.watch import NodeWatch, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec

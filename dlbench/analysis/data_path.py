@@ -18,7 +18,7 @@ from dlbench.analysis.statistics import Estimate, mean_estimate
 from dlbench.analysis.tables import RunTable
 from dlbench.errors import IncompleteDataError
 from dlbench.records.scan import Run
-from dlbench.records.steps import read_steps
+from dlbench.records.rows.steps import read_steps
 
 STALL_SHARE = 0.1
 """A step whose input wait is a larger share of it is a stall."""

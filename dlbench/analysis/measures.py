@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dlbench.errors import IncompleteDataError
 from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
-from dlbench.records.steps import PHASES, StepReader, read_alike_steps
+from dlbench.records.rows.steps import PHASES, StepReader, read_alike_steps
 
 if TYPE_CHECKING:
     import numpy as np

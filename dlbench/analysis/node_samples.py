@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
 from dlbench.records.record import RankResult
-from dlbench.records.samples import SampleReader
+from dlbench.records.rows.samples import SampleReader
 from dlbench.records.scan import Run
-from dlbench.records.spans import STAGE, STAGING, SpanReader
-from dlbench.records.steps import StepReader
+from dlbench.records.rows.spans import STAGE, STAGING, SpanReader
+from dlbench.records.rows.steps import StepReader
 from dlbench.records.watch import NodeWatch
 
 if TYPE_CHECKING:

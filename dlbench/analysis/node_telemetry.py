@@ -18,7 +18,7 @@ from dlbench.analysis.node_samples import (
     why_not_sampled,
 )
 from dlbench.analysis.telemetry import nearest_time
-from dlbench.records.clock_reasons import clock_reason_names
+from dlbench.records.throttle_reasons import clock_reason_names
 from dlbench.records.scan import Run
 
 if TYPE_CHECKING:

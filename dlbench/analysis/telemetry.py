@@ -19,7 +19,7 @@ from dlbench.analysis.node_samples import (
     read_node,
     why_not_sampled,
 )
-from dlbench.records.clock_reasons import IDLE_BIT, THROTTLING_MASK, throttling_names
+from dlbench.records.throttle_reasons import IDLE_BIT, THROTTLING_MASK, throttling_names
 from dlbench.records.scan import Run
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dlbench.analysis.energy_integral import counter_curve, joined
 from dlbench.analysis.node_samples import Interval, NodeCourse, NodeSamples
 from dlbench.analysis.node_telemetry import COUNTERS
-from dlbench.records.clock_reasons import THROTTLING_MASK, throttling_names
+from dlbench.records.throttle_reasons import THROTTLING_MASK, throttling_names
 
 if TYPE_CHECKING:
     import numpy as np

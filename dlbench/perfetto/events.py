@@ -22,8 +22,8 @@ from dlbench.perfetto.spans import (
     thread_name,
 )
 from dlbench.perfetto.steps import StepRows
-from dlbench.records.spans import LANES
-from dlbench.records.steps import PHASES
+from dlbench.records.rows.spans import LANES
+from dlbench.records.rows.steps import PHASES
 
 if TYPE_CHECKING:
     import numpy as np

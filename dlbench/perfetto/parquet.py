@@ -20,7 +20,7 @@ from dlbench.perfetto.notes import Notes, clean
 from dlbench.perfetto.run import TraceRun
 from dlbench.perfetto.spans import SpanRows, SpanSource
 from dlbench.perfetto.steps import StepRows, step_rows
-from dlbench.records.spans import LANES
+from dlbench.records.rows.spans import LANES
 
 if TYPE_CHECKING:
     import pyarrow as pa

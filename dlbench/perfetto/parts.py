@@ -22,7 +22,7 @@ from dlbench.perfetto.profile import ANCHOR, Profile
 from dlbench.perfetto.run import TraceRun
 from dlbench.perfetto.spans import COMPUTE_THREAD, SpanRows, SpanSource, thread_id
 from dlbench.perfetto.steps import step_rows
-from dlbench.records.samples import SampleReader
+from dlbench.records.rows.samples import SampleReader
 
 # Measured on generated runs: higher levels take longer than making the text and save little.
 _LEVEL = 2

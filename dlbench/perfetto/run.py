@@ -14,8 +14,8 @@ from dlbench.perfetto.notes import Notes
 from dlbench.perfetto.selection import Selection
 from dlbench.perfetto.steps import step_rows
 from dlbench.records.folder import RunFolder
-from dlbench.records.samples import SampleReader
-from dlbench.records.spans import SpanReader
+from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.spans import SpanReader
 
 if TYPE_CHECKING:
     from dlbench.records.scan import Run

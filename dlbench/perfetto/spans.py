@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dlbench.perfetto.clocks import LARGEST_NS
 from dlbench.perfetto.notes import Notes, merged
-from dlbench.records.spans import COMPUTE, EXCHANGE, INPUT, STAGE, STAGING, SWAP, SpanReader
+from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, STAGING, SWAP, SpanReader
 
 if TYPE_CHECKING:
     import numpy as np

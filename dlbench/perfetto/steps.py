@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dlbench.errors import IncompleteDataError
 from dlbench.perfetto.clocks import LARGEST_NS
 from dlbench.perfetto.notes import Notes, merged
-from dlbench.records.steps import PHASES, StepReader
+from dlbench.records.rows.steps import PHASES, StepReader
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from dlbench.analysis.telemetry_series import Bar, cpu_fields, series, stage_bar
 from dlbench.errors import IncompleteDataError
 from dlbench.publish import machine_model as model
 from dlbench.publish.wording import clean
-from dlbench.records.clock_reasons import CLOCK_REASONS
+from dlbench.records.throttle_reasons import CLOCK_REASONS
 from dlbench.records.scan import Run
 
 MAX_LANES = 3

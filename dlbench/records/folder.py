@@ -72,11 +72,11 @@ class RunFolder:
         return self.checkpoints / f"step-{step:08d}{CHECKPOINT_SUFFIX}"
 
     def steps(self, rank: int) -> Path:
-        """`rank-0000.steps`: raw step times of one rank (see `dlbench.records.steps`)."""
+        """`rank-0000.steps`: raw step times of one rank (see `dlbench.records.rows.steps`)."""
         return self.path / f"rank-{rank:04d}.steps"
 
     def spans(self, rank: int) -> Path:
-        """`rank-0000.spans`: what one rank did when (see `dlbench.records.spans`)."""
+        """`rank-0000.spans`: what one rank did when (see `dlbench.records.rows.spans`)."""
         return self.path / f"rank-{rank:04d}.spans"
 
     def profile(self, rank: int) -> Path:
@@ -84,7 +84,7 @@ class RunFolder:
         return self.path / f"rank-{rank:04d}.profile.json"
 
     def samples(self, node: int) -> Path:
-        """`node-0000.samples`: what the sampler of one node read (see `dlbench.records.samples`)."""
+        """`node-0000.samples`: what the sampler of one node read (see `dlbench.records.rows.samples`)."""
         return self.path / f"node-{node:04d}.samples"
 
     @property

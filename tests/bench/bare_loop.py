@@ -32,7 +32,7 @@ def main(plan_file: Path, out: Path) -> None:
     from dlbench.node.training.prepare import device_for, prepare
     from dlbench.node.training.progress import Progress
     from dlbench.node.training.watchdog import Watchdog
-    from dlbench.records.steps import StepWriter
+    from dlbench.records.rows.steps import StepWriter
 
     torch.set_num_threads(binding.threads)
     folder = RunFolder(plan_file.parent)

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from dlbench.records.scan import scan
-from dlbench.records.steps import read_steps
+from dlbench.records.rows.steps import read_steps
 from tests.bench.figures import Figure, median_interval
 
 WORKLOADS = ("resnet50", "bert", "cosmoflow")

@@ -16,7 +16,7 @@ import psutil
 from dlbench.node.ranks import RankPlace
 from dlbench.node.watching.rank_spans import RankSpans
 from dlbench.records.folder import create, prepare_output
-from dlbench.records.spans import COMPUTE, SPAN_FIELDS
+from dlbench.records.rows.spans import COMPUTE, SPAN_FIELDS
 from tests.bench import overhead, planted
 from tests.bench.figures import Figure, median_interval
 from tests.run_factory import plans

@@ -23,7 +23,7 @@ from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.phases import PhaseTimer, StepTimes
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.watched import RankWatch
-from dlbench.records.steps import StepWriter
+from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.training import TrainSpec
 
 Batch = dict[str, torch.Tensor]

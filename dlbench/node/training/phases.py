@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from dlbench.records.steps import PHASES
+from dlbench.records.rows.steps import PHASES
 
 INPUT, H2D, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER = range(len(PHASES))
 

@@ -26,7 +26,7 @@ from dlbench.node.training.watched import RankWatch
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult, Record
-from dlbench.records.steps import StepWriter
+from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from dlbench.machine import environment
 from dlbench.units import utc_now

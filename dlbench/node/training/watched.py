@@ -25,7 +25,7 @@ from dlbench.node.watching.rank_spans import RankSpans
 from dlbench.node.watching.shares import window_ranks
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult
-from dlbench.records.spans import EXCHANGE, INPUT
+from dlbench.records.rows.spans import EXCHANGE, INPUT
 from dlbench.records.watch import NodeWatch, WatchOverhead, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from dlbench.records.spans import COMPUTE
+from dlbench.records.rows.spans import COMPUTE
 
 MAX_HELD_CALLS = 20_000
 """Calls of modules held in memory until they are written."""

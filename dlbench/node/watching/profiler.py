@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.watching.layers import AddSpan
-from dlbench.records.spans import COMPUTE
+from dlbench.records.rows.spans import COMPUTE
 
 ANCHOR = "dlbench profiler anchor"
 

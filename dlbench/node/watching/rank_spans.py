@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dlbench.node.ranks import RankPlace
 from dlbench.node.watching.shares import STAGE_BYTES, span_bytes
 from dlbench.records.folder import RunFolder
-from dlbench.records.spans import SPAN_FIELDS, STAGE, SpanWriter
+from dlbench.records.rows.spans import SPAN_FIELDS, STAGE, SpanWriter
 from dlbench.specs.plan import RunPlan
 
 _ROW_BYTES = sum(int(kind[-1]) for _, kind in SPAN_FIELDS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.node.watching.order import SamplerOrder
-from dlbench.records.samples import TIME_FIELDS, sample_writer
+from dlbench.records.rows.samples import TIME_FIELDS, sample_writer
 from dlbench.machine.source import Source
 
 SLOW_EVERY = 10

@@ -24,7 +24,7 @@ from dlbench.specs.collectives.plan import (
 )
 from dlbench.specs.collectives.sizes import parse_sizes
 from dlbench.specs.plan import AxisValue, LayoutSpec
-from dlbench.specs.points import Counts, interleaved, series_name
+from dlbench.specs.run_order import Counts, interleaved, series_name
 from dlbench.specs.system import SystemSpec
 from dlbench.units import format_bytes
 

@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.block_reader import BlockReader, read_alike
-from dlbench.records.blocks import BlockWriter
+from dlbench.records.rows.reader import BlockReader, read_alike
+from dlbench.records.rows.format import BlockWriter
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from dlbench.records.block_reader import Rows, Values
+    from dlbench.records.rows.reader import Rows, Values
 
 STEPS_FORMAT, STEPS_VERSION = "dlbench.steps", 2
 

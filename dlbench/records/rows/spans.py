@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.block_reader import BlockReader
-from dlbench.records.blocks import BlockWriter
+from dlbench.records.rows.reader import BlockReader
+from dlbench.records.rows.format import BlockWriter
 
 if TYPE_CHECKING:
-    from dlbench.records.block_reader import Rows
+    from dlbench.records.rows.reader import Rows
 
 SPANS_FORMAT, SPANS_VERSION = "dlbench.spans", 1
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.blocks import CHECK, CODES, HEAD, MAX_CONTENT, MAX_HEADER, NOTE, ROWS
+from dlbench.records.rows.format import CHECK, CODES, HEAD, MAX_CONTENT, MAX_HEADER, NOTE, ROWS
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.block_reader import BlockReader
-from dlbench.records.blocks import BlockWriter
+from dlbench.records.rows.reader import BlockReader
+from dlbench.records.rows.format import BlockWriter
 
 if TYPE_CHECKING:
-    from dlbench.records.block_reader import Rows, Values
+    from dlbench.records.rows.reader import Rows, Values
 
 SAMPLES_FORMAT, SAMPLES_VERSION = "dlbench.samples", 1
 
