@@ -19,7 +19,7 @@ from torch import nn
 
 from dlbench.errors import DlbenchError
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.choose import build_engine
+from dlbench.node.sync.build_engine import build_engine
 from dlbench.node.sync.engine import Engine
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import RunPlan

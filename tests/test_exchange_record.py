@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.node.training import sanity
-from dlbench.node.training.course import WATCHED_STEPS, Course
+from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Record, Setting
 from dlbench.records.scan import Run, scan

@@ -15,7 +15,7 @@ import torch
 
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.own import OwnExchange
+from dlbench.node.sync.own.engine import OwnExchange
 from dlbench.node.sync.single import SingleEngine
 from dlbench.records.scan import scan
 from dlbench.records.rows.steps import read_steps

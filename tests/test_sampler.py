@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from dlbench.node.ranks import RankPlace
 from dlbench.node.watching import agent
 from dlbench.node.watching.agent import COMMAND, NodeSampler, SamplerProcess, order_for
-from dlbench.node.watching.order import SamplerOrder
+from dlbench.node.watching.sampler_command import SamplerOrder
 from dlbench.node.watching.sampling import PARTS, SLOW_EVERY, Sampling
-from dlbench.node.watching.shares import STAGE_BYTES, sample_bytes, span_bytes, window_ranks
+from dlbench.node.watching.byte_budget import STAGE_BYTES, sample_bytes, span_bytes, window_ranks
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.watch import NodeWatch
@@ -514,7 +514,7 @@ RANK = """
 import os, sys, time
 from dataclasses import replace
 from dlbench.node.watching.agent import SamplerProcess
-from dlbench.node.watching.order import SamplerOrder
+from dlbench.node.watching.sampler_command import SamplerOrder
 order = SamplerOrder.from_line(sys.argv[1].encode())
 sampler = SamplerProcess(replace(order, parent=os.getpid()))
 sampler.start()

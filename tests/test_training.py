@@ -23,7 +23,7 @@ from dlbench.node.models.optimizers import Lamb
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.training import checkpoint, noise_scale, precision
 from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune, write_checkpoint
-from dlbench.node.training.course import WATCHED_STEPS, Course, plan_course
+from dlbench.node.training.step_schedule import WATCHED_STEPS, Course, plan_course
 from dlbench.records.record import Evaluation
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
 from tests.run_factory import plans

@@ -15,8 +15,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import UserError
-from dlbench.node.sync.topk import TopkWire, entries_to_send, is_dense_cheaper
-from dlbench.node.sync.wire import WireFormat, build_wire
+from dlbench.node.sync.own.topk import TopkWire, entries_to_send, is_dense_cheaper
+from dlbench.node.sync.own.wire import WireFormat, build_wire
 from dlbench.specs.sync import Wire
 
 T = TypeVar("T")

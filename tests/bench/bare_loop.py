@@ -26,7 +26,7 @@ def main(plan_file: Path, out: Path) -> None:
 
     import torch
 
-    from dlbench.node.sync.choose import build_engine
+    from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training import phases
     from dlbench.node.training.loop import Trainee, TrainingLoop
     from dlbench.node.training.prepare import device_for, prepare

@@ -19,7 +19,7 @@ from dlbench.node.collectives.references import HorovodReference, MpiReference, 
 from dlbench.node.collectives.torch_transport import GlooTransport, NcclTransport
 from dlbench.node.collectives.transport import Transport
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.horovod import HorovodEngine
+from dlbench.node.sync.horovod.engine import HorovodEngine
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.engine import HorovodSettings

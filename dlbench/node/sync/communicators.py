@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dlbench.node.sync.groups import Communicators
+from dlbench.node.sync.own.groups import Communicators
 from dlbench.specs.engine import EngineName
 
 
@@ -16,9 +16,9 @@ def communicators_for(name: EngineName, device: torch.device) -> Communicators:
         device: where this rank computes.
     """
     if name == "horovod":
-        from dlbench.node.sync.horovod_groups import HorovodCommunicators
+        from dlbench.node.sync.own.horovod_groups import HorovodCommunicators
 
         return HorovodCommunicators(device)
-    from dlbench.node.sync.torch_groups import TorchCommunicators
+    from dlbench.node.sync.own.torch_groups import TorchCommunicators
 
     return TorchCommunicators()

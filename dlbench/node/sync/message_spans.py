@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dlbench.node.sync.clocks import Clock
 from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.gradient_times import WatchedStep
-from dlbench.node.sync.moments import StepMoments
+from dlbench.node.sync.own.exchange_times import StepMoments
 
 
 def passage_spans(steps: Sequence[WatchedStep], clock: Clock) -> list[MessageSpan]:

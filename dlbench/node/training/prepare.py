@@ -19,7 +19,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases, sanity
 from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint
-from dlbench.node.training.course import Course, plan_course
+from dlbench.node.training.step_schedule import Course, plan_course
 from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.loop import Trainee
 from dlbench.node.training.noise_scale import NoiseProbe

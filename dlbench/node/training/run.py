@@ -20,9 +20,9 @@ from dlbench.node.training import phases, sanity
 from dlbench.node.training.events import Events
 from dlbench.node.training.gathering import make_record
 from dlbench.node.training.loop import LoopResult, TrainingLoop
-from dlbench.node.training.pauses import Pauses
+from dlbench.node.training.between_steps import Pauses
 from dlbench.node.training.prepare import Prepared, prepare
-from dlbench.node.training.watched import RankWatch
+from dlbench.node.training.instruments import RankWatch
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult, Record

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlbench.node.ranks import RankPlace
-from dlbench.node.watching.shares import STAGE_BYTES, span_bytes
+from dlbench.node.watching.byte_budget import STAGE_BYTES, span_bytes
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import SPAN_FIELDS, STAGE, SpanWriter
 from dlbench.specs.plan import RunPlan

@@ -25,7 +25,7 @@ from typing import Any
 from dlbench.errors import DlbenchError, ExitCode
 from dlbench.node.watching.clock_exchange import ClockServer
 from dlbench.node.watching.clock_follower import ClockFollower, answering_address, publish
-from dlbench.node.watching.order import Commands, SamplerOrder, await_termination
+from dlbench.node.watching.sampler_command import Commands, SamplerOrder, await_termination
 from dlbench.node.watching.sampling import Sampling
 from dlbench.machine.sampling import open_sources
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dlbench.node.watching.order import SamplerOrder
+from dlbench.node.watching.sampler_command import SamplerOrder
 from dlbench.records.rows.samples import TIME_FIELDS, sample_writer
 from dlbench.machine.source import Source
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dlbench.node.sync.shared_room import DTYPES, LINE_BYTES, Call, Room
+from dlbench.node.sync.shared_memory.segment import DTYPES, LINE_BYTES, Call, Room
 
 BLOCK_ELEMENTS = 1 << 16
 """Summed at a time: still in the cache when the next rank's numbers are added and when the result is copied."""

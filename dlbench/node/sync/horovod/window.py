@@ -21,7 +21,7 @@ from typing import Any
 
 from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.gradient_times import BackwardWatch, Interval, WatchedStep, covered, median
-from dlbench.node.sync.timeline import FusedMessage, Timeline, parse_timeline
+from dlbench.node.sync.horovod.timeline import FusedMessage, Timeline, parse_timeline
 from dlbench.records.exchange import Message
 
 _FILE = "timeline.json"

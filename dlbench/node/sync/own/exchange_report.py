@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dlbench.node.sync.moments import Moments
-from dlbench.node.sync.route import Route
+from dlbench.node.sync.own.exchange_times import Moments
+from dlbench.node.sync.own.route import Route
 from dlbench.records.exchange import ExchangeResult, GradientTime, Message
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan

@@ -12,13 +12,13 @@ from torch import nn
 
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync import buckets
-from dlbench.node.sync.account import exchange_settings
+from dlbench.node.sync.own import buckets
+from dlbench.node.sync.own.exchange_report import exchange_settings
 from dlbench.node.sync.clocks import clock_for
 from dlbench.node.sync.communicators import communicators_for
 from dlbench.node.sync.engine import Engine, MessageSpan
-from dlbench.node.sync.exchanger import Exchanger
-from dlbench.node.sync.route import RouteBuilder
+from dlbench.node.sync.own.exchanger import Exchanger
+from dlbench.node.sync.own.route import RouteBuilder
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.network import read_network
 from dlbench.records.record import Setting
@@ -50,7 +50,7 @@ class OwnExchange:
 
     def start(self) -> None:
         if self._plan.engine.name == "horovod":
-            from dlbench.node.sync.horovod_groups import allow_process_sets
+            from dlbench.node.sync.own.horovod_groups import allow_process_sets
 
             allow_process_sets()
         self._base.start()

@@ -8,8 +8,8 @@ from dlbench.costs.collectives import Layout
 from dlbench.costs.fit.least_errors import fit_line
 from dlbench.costs.predictions import predict
 from dlbench.errors import UserError
-from dlbench.node.sync.calibration import ELEMENT_BYTES, sizes_up_to
-from dlbench.node.sync.groups import GroupRanks
+from dlbench.node.sync.own.calibration import ELEMENT_BYTES, sizes_up_to
+from dlbench.node.sync.own.groups import GroupRanks
 from dlbench.records.network import read_network
 from dlbench.specs.collectives.network import LineCost
 

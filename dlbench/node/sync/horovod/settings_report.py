@@ -9,7 +9,7 @@ from typing import Any
 
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.gradient_times import BackwardWatch, ring_bytes
-from dlbench.node.sync.horovod_window import TimelineSummary
+from dlbench.node.sync.horovod.window import TimelineSummary
 from dlbench.records.exchange import AutotuneResult, ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.specs.engine import HorovodSettings

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from dlbench.node.sync.groups import Group
+from dlbench.node.sync.own.groups import Group
 
 VALUE_BYTES = 4
 PAIR_BYTES = 8

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from dlbench.node.sync.groups import Group, RankGroups
+from dlbench.node.sync.own.groups import Group, RankGroups
 
 Sent = tuple[float, float]
 """Bytes that a rank sends inside its group and to other groups, mean over ranks."""

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.ddp_hooks import WatchedHook, hook_for_ddp, require_sum, summarise
+from dlbench.node.sync.ddp.hooks import WatchedHook, hook_for_ddp, require_sum, summarise
 from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.gradient_times import BackwardWatch, ring_bytes
 from dlbench.node.sync.message_spans import passage_spans

@@ -11,7 +11,7 @@ import torch
 
 from dlbench.costs.fit.least_errors import fit_line
 from dlbench.node.sync.clocks import Clock
-from dlbench.node.sync.groups import Group
+from dlbench.node.sync.own.groups import Group
 from dlbench.specs.collectives.network import LineCost
 
 SMALLEST_BYTES = 4096

@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 
 from dlbench.errors import UserError
-from dlbench.node.sync.groups import Group
-from dlbench.node.sync.topk import TopkWire
+from dlbench.node.sync.own.groups import Group
+from dlbench.node.sync.own.topk import TopkWire
 from dlbench.specs.sync import Wire
 
 DenseSum = Callable[[torch.Tensor], None]

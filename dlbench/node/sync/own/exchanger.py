@@ -23,14 +23,14 @@ from torch import nn
 
 from dlbench.costs.overlap import best_merge
 from dlbench.errors import RunError
-from dlbench.node.sync import buckets
-from dlbench.node.sync.account import Account
+from dlbench.node.sync.own import buckets
+from dlbench.node.sync.own.exchange_report import Account
 from dlbench.node.sync.clocks import Clock
 from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.message_spans import SentStep, moment_spans
-from dlbench.node.sync.moments import Moments, StepMoments
-from dlbench.node.sync.route import Route
-from dlbench.node.sync.worker import ExchangeThread
+from dlbench.node.sync.own.exchange_times import Moments, StepMoments
+from dlbench.node.sync.own.route import Route
+from dlbench.node.sync.own.worker import ExchangeThread
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
 

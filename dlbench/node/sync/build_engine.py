@@ -21,11 +21,11 @@ def build_engine(plan: RunPlan, folder: RunFolder, place: RankPlace, device: tor
     """
     engine = _library(plan, folder, place, device)
     if plan.sync.exchange == "none" and place.size > 1:
-        from dlbench.node.sync.apart import ApartEngine
+        from dlbench.node.sync.no_exchange import ApartEngine
 
         return ApartEngine(engine, plan.engine.name, device)
     if plan.sync.is_own and place.size > 1:
-        from dlbench.node.sync.own import OwnExchange
+        from dlbench.node.sync.own.engine import OwnExchange
 
         return OwnExchange(engine, plan, place, device)
     return engine
@@ -38,7 +38,7 @@ def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.d
 
         return SingleEngine()
     if plan.engine.name == "ddp":
-        from dlbench.node.sync.ddp import DdpEngine
+        from dlbench.node.sync.ddp.engine import DdpEngine
 
         return DdpEngine(
             plan.engine.ddp,
@@ -50,7 +50,7 @@ def _library(plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.d
             wire="fp32" if plan.sync.wire == "topk" else plan.sync.wire,
             powersgd_rank=plan.sync.powersgd_rank,
         )
-    from dlbench.node.sync.horovod import HorovodEngine
+    from dlbench.node.sync.horovod.engine import HorovodEngine
 
     is_watched = not plan.sync.is_own and plan.sync.exchange != "none"
     return HorovodEngine(

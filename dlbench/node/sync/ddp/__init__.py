@@ -1,0 +1,1 @@
+"""PyTorch DistributedDataParallel as an engine."""

@@ -1,0 +1,1 @@
+"""Horovod as an engine, and what its library tells of the exchange."""

@@ -1,0 +1,1 @@
+"""dlbench's own gradient exchange: buckets, routes, wire formats."""

@@ -1,0 +1,1 @@
+"""Ranks of one node exchange through shared memory."""
