@@ -24,7 +24,7 @@ from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import journal
 from dlbench.datasets.making import manifest
 from dlbench.datasets.text import corpus as text_corpus
-from dlbench.jobs import box_state
+from dlbench.jobs.box import state as box_state
 from dlbench.jobs.slurm import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clock_follower

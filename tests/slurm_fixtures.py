@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.jobs.box import Box, check_requirements
+from dlbench.jobs.box.box import Box, check_requirements
 
 
 @pytest.fixture(scope="session")

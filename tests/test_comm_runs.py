@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.jobs.box import Box
+from dlbench.jobs.box.box import Box
 from dlbench.records.collectives import CommRecord
 from dlbench.records.collectives_scan import CommRun, scan_comm
 from tests.conftest import Cli

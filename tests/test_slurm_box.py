@@ -17,10 +17,12 @@ from click.testing import CliRunner
 
 from dlbench.cli import cli
 from dlbench.errors import RunError, UserError
-from dlbench.jobs import box_config, box_host, box_state
-from dlbench.jobs.box import Box, check_requirements
-from dlbench.jobs.box_config import BoxPlan
-from dlbench.jobs.box_host import Process
+from dlbench.jobs.box import config as box_config
+from dlbench.jobs.box import host as box_host
+from dlbench.jobs.box import state as box_state
+from dlbench.jobs.box.box import Box, check_requirements
+from dlbench.jobs.box.config import BoxPlan
+from dlbench.jobs.box.host import Process
 
 MPI_PROGRAM = r"""
 #include <mpi.h>

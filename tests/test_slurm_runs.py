@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.datasets.making.demo import prepare_demo_data
-from dlbench.jobs.box import Box
+from dlbench.jobs.box.box import Box
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
 

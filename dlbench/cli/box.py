@@ -36,7 +36,7 @@ def start(folder: Path, nodes: int, cpus_per_node: int, timeout_s: float) -> Non
     Example:
       eval "$(dlbench box start /tmp/box --nodes 4)"
     """
-    from dlbench.jobs.box import Box
+    from dlbench.jobs.box.box import Box
 
     started = Box.start(folder, nodes, cpus_per_node, timeout_s)
     click.echo(f"box of {nodes} nodes with {cpus_per_node} processors each: {', '.join(started.node_names)}", err=True)
@@ -53,7 +53,7 @@ def stop(folder: Path) -> None:
     Example:
       dlbench box stop /tmp/box
     """
-    from dlbench.jobs.box import Box
+    from dlbench.jobs.box.box import Box
 
     if Box.was_stopped(folder):
         click.echo(f"no box runs in {folder} any more", err=True)
@@ -72,7 +72,7 @@ def status(folder: Path) -> None:
       dlbench box status /tmp/box
     """
     from dlbench.errors import RunError
-    from dlbench.jobs.box import Box
+    from dlbench.jobs.box.box import Box
 
     found = Box.attach(folder)
     for process in found.processes:
@@ -93,7 +93,7 @@ def shape(folder: Path, rate: str) -> None:
     Example:
       dlbench box shape /tmp/box 200mbit
     """
-    from dlbench.jobs.box import Box
+    from dlbench.jobs.box.box import Box
 
     found = Box.attach(folder)
     if rate == "none":

@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import final
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
-from dlbench.jobs import box_config as config
-from dlbench.jobs import box_host as host
-from dlbench.jobs import box_state as state
-from dlbench.jobs.box_config import BoxPlan
-from dlbench.jobs.box_host import Process
+from dlbench.jobs.box import config
+from dlbench.jobs.box import host
+from dlbench.jobs.box import state
+from dlbench.jobs.box.config import BoxPlan
+from dlbench.jobs.box.host import Process
 
 
 def check_requirements() -> list[str]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import UserError
-from dlbench.jobs.box_config import BoxPlan
-from dlbench.jobs.box_host import Process, boot_id
+from dlbench.jobs.box.config import BoxPlan
+from dlbench.jobs.box.host import Process, boot_id
 
 _FORMAT = "dlbench-box"
 _VERSION = 1
