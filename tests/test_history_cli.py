@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from dlbench.history.reading import open_history
 from dlbench.cli import cli
-from dlbench.cli import history as group
+from dlbench.cli.history import command as group
 from dlbench.errors import DlbenchError, RunError
 from dlbench.history import prune as history_prune
 from dlbench.history.entry import HistoryEntry

@@ -110,7 +110,7 @@ def report(
 def _history(store: Path) -> TrendsReport:
     """What changed over the months of a history."""
     require_modules("report --history", "ruptures")
-    from dlbench.cli.history_store import open_store
+    from dlbench.cli.history.store import open_store
     from dlbench.history.page.assemble import trends_of
 
     return trends_of(open_store(store, None).entries())

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlbench.cli.data_make import WORKERS
-from dlbench.cli.data_progress import available_cores, meter
+from dlbench.cli.data.make import WORKERS
+from dlbench.cli.data.progress import available_cores, meter
 from dlbench.errors import ExitCode
 
 if TYPE_CHECKING:

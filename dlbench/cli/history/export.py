@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dlbench.cli.history_store import open_store, store_options, tell, where_option
+from dlbench.cli.history.store import open_store, store_options, tell, where_option
 
 
 @click.command("export")

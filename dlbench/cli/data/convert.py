@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from dlbench.cli.data_make import WORKERS, manufacture
+from dlbench.cli.data.make import WORKERS, manufacture
 from dlbench.errors import UserError
 
 _PATH = click.Path(path_type=Path)

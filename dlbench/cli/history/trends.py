@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from dlbench.cli.history_store import open_store, store_options, where_option
+from dlbench.cli.history.store import open_store, store_options, where_option
 from dlbench.cli.options import write_output
 from dlbench.cli.report import SUFFIXES, check_writable, format_by_suffix, require_modules
 from dlbench.errors import ExitCode, UserError, nearest

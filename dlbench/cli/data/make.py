@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlbench.cli.data_progress import available_cores, meter
+from dlbench.cli.data.progress import available_cores, meter
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from dlbench.cli.data_convert import pack, samples, vocab
-from dlbench.cli.data_make import demo, make
-from dlbench.cli.data_verify import verify
+from dlbench.cli.data.convert import pack, samples, vocab
+from dlbench.cli.data.make import demo, make
+from dlbench.cli.data.verify import verify
 
 
 class InOrder(click.Group):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dlbench.cli import options as shared
-from dlbench.cli.comm_read import fit, predict, report
+from dlbench.cli.comm.reading import fit, predict, report
 from dlbench.errors import EnvironmentLacksError, UserError
 
 if TYPE_CHECKING:

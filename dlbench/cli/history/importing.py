@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlbench.cli.history_store import open_store, store_options, tell
+from dlbench.cli.history.store import open_store, store_options, tell
 from dlbench.errors import ExitCode, UserError
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""`dlbench comm` and its commands."""

@@ -1,0 +1,1 @@
+"""`dlbench data` and its commands."""

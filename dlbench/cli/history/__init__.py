@@ -1,0 +1,1 @@
+"""`dlbench history` and its commands."""
