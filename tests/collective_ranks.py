@@ -26,9 +26,9 @@ from dlbench.node.collectives.control import Control  # noqa: E402
 from dlbench.node.collectives.deadline import Deadline  # noqa: E402
 from dlbench.node.collectives.executor import Execution  # noqa: E402
 from dlbench.node.collectives.inputs import DTYPES, Inputs  # noqa: E402
-from dlbench.node.collectives.participants import Lineup  # noqa: E402
 from dlbench.node.collectives.measure import Measurement  # noqa: E402
 from dlbench.node.collectives.mpi_transport import MpiTransport, start_mpi, stop_mpi  # noqa: E402
+from dlbench.node.collectives.participants import Lineup  # noqa: E402
 from dlbench.node.collectives.references import Reference  # noqa: E402
 from dlbench.node.collectives.run import CommRun  # noqa: E402
 from dlbench.node.collectives.torch_transport import GlooTransport  # noqa: E402

@@ -17,9 +17,9 @@ from dlbench.records.collectives_scan import CommRun
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.status import write_status
+from dlbench.specs.collectives.network import Level, NetworkModel, Piece
 from dlbench.specs.collectives.plan import ELEMENT_BYTES, CommPlan
 from dlbench.specs.collectives.request import CommRequest, expand_comm
-from dlbench.specs.collectives.network import Level, NetworkModel, Piece
 from tests.run_factory import NOW, status
 
 LIBRARY_CARRIERS = {"gloo": "torch-gloo", "mpi": "mpi", "nccl": "torch-nccl", "horovod": "horovod-gloo"}

@@ -21,21 +21,20 @@ from pydantic import BaseModel, TypeAdapter
 from dlbench import bundled, errors
 from dlbench.cli import COMMANDS, cli
 from dlbench.datasets.images import shards as image_shards
-from dlbench.datasets.making import journal
-from dlbench.datasets.making import manifest
+from dlbench.datasets.making import journal, manifest
 from dlbench.datasets.text import corpus as text_corpus
 from dlbench.jobs.box import state as box_state
 from dlbench.jobs.slurm import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clock_follower
-from dlbench.publish import model as report_model
 from dlbench.records.collectives import CommRecord
 from dlbench.records.record import Record
 from dlbench.records.rows.samples import SAMPLES_FORMAT, SAMPLES_VERSION
 from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
-from dlbench.records.status import Failure, RankStatus
 from dlbench.records.rows.steps import FIELDS, STEPS_VERSION, step_dtype
+from dlbench.records.status import Failure, RankStatus
 from dlbench.records.watch_cost import WatchCost
+from dlbench.report import model as report_model
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose

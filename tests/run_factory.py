@@ -12,8 +12,8 @@ from typing import Any
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import Record
-from dlbench.records.status import RankStatus, write_status
 from dlbench.records.rows.steps import PHASES, StepWriter
+from dlbench.records.status import RankStatus, write_status
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request

@@ -19,13 +19,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.attribution import attribute
-from dlbench.analysis.comparability import group_id
-from dlbench.analysis.doubts import group_doubts, run_doubts
-from dlbench.analysis.environments import compare
-from dlbench.analysis.measures import PARTS, load_steps, measure
-from dlbench.analysis.scaling import Group, groups, serial_fraction
-from dlbench.analysis.statistics import (
+from dlbench.errors import IncompleteDataError
+from dlbench.reading.attribution import attribute
+from dlbench.reading.comparability import group_id
+from dlbench.reading.environments import compare
+from dlbench.reading.measures import PARTS, load_steps, measure
+from dlbench.reading.run_table import tabulate
+from dlbench.reading.scaling import Group, groups, serial_fraction
+from dlbench.records.rows.steps import StepWriter, read_steps
+from dlbench.records.scan import read_run, scan
+from dlbench.specs.plan import RunPlan
+from dlbench.stats.estimates import (
     RESAMPLES,
     SEED,
     Estimate,
@@ -35,11 +39,7 @@ from dlbench.analysis.statistics import (
     ratio_estimate,
     resample_weights,
 )
-from dlbench.analysis.tables import tabulate
-from dlbench.errors import IncompleteDataError
-from dlbench.records.scan import read_run, scan
-from dlbench.records.rows.steps import StepWriter, read_steps
-from dlbench.specs.plan import RunPlan
+from dlbench.views.doubts import group_doubts, run_doubts
 from tests.run_factory import (
     MS,
     Story,
@@ -651,8 +651,8 @@ def test_what_names_the_job_is_no_difference_in_the_environment(tmp_path: Path) 
 
 def test_importing_the_room_is_cheap() -> None:
     code = (
-        "import sys, dlbench.analysis.scaling, dlbench.analysis.doubts, dlbench.publish.assemble, "
-        "dlbench.publish.html, dlbench.publish.terminal, dlbench.cli.report; "
+        "import sys, dlbench.reading.scaling, dlbench.views.doubts, dlbench.views.assemble, "
+        "dlbench.report.formats.html, dlbench.report.formats.terminal, dlbench.cli.report; "
         "print([m for m in ('numpy', 'pandas', 'scipy', 'altair', 'vl_convert', 'torch') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.rows.reader import BlockReader, read_alike
 from dlbench.records.rows.format import BlockWriter
+from dlbench.records.rows.reader import BlockReader, read_alike
 from dlbench.records.rows.steps import FIELDS, StepReader, StepWriter, read_steps, step_dtype
 
 FORMAT = {"format": "dlbench.test", "version": 1}

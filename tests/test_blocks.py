@@ -24,16 +24,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dlbench.analysis.measures import measure
 from dlbench.errors import IncompleteDataError
-from dlbench.records.rows.reader import BlockReader
-from dlbench.records.rows.format import BlockWriter
+from dlbench.reading.measures import measure
 from dlbench.records.clocks import ClockLine
 from dlbench.records.folder import RunFolder
+from dlbench.records.rows.format import BlockWriter
+from dlbench.records.rows.reader import BlockReader
 from dlbench.records.rows.samples import SampleReader
-from dlbench.records.scan import read_run
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, LANES, STAGE, SpanReader, SpanWriter
 from dlbench.records.rows.steps import StepReader, StepWriter, read_steps
+from dlbench.records.scan import read_run
 from tests.watch_factory import (
     LAYERS,
     MESSAGES,

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.analysis.cause_points import CausePoint, cause_points
-from dlbench.analysis.causes import CAUSES, Causes, causes_of
-from dlbench.analysis.measures import PARTS, measure
-from dlbench.analysis.scaling import groups
-from dlbench.analysis.tables import tabulate
-from dlbench.records.scan import read_run, scan
+from dlbench.reading.causes import CAUSES, Causes, causes_of
+from dlbench.reading.measures import PARTS, measure
+from dlbench.reading.run_table import tabulate
+from dlbench.reading.scaling import groups
 from dlbench.records.rows.steps import PHASES
+from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan
+from dlbench.views.causes.numbers import CausePoint, cause_points
 from tests.run_factory import MS, StepTimes, Story, plans, write_run
 from tests.watch_factory import watch_result, write_samples
 

@@ -13,18 +13,20 @@ from typing import Any
 
 import pytest
 
-from dlbench.analysis.tables import tabulate
-from dlbench.analysis.waterfall import FACTORS
-from dlbench.publish import diagnosis_assemble, html, model, wording
-from dlbench.publish.assemble import assemble
-from dlbench.publish.causes_model import CauseAccount
-from dlbench.publish.causes_straggler_tables import MAX_LISTED, MAX_SHOWN
-from dlbench.publish.causes_views import VIEWS
-from dlbench.publish.diagnosis_model import NextExperiment, Straggler
-from dlbench.publish.steps_views import VIEWS as STEP_VIEWS
-from dlbench.publish.view import Sheet, View
+from dlbench.reading.run_table import tabulate
 from dlbench.records.scan import scan
+from dlbench.report import model, wording
+from dlbench.report.formats import html
+from dlbench.report.view import Sheet, View
 from dlbench.specs.fault import FaultSpec
+from dlbench.views.assemble import assemble
+from dlbench.views.causes import diagnosis_assemble
+from dlbench.views.causes.diagnosis_model import NextExperiment, Straggler
+from dlbench.views.causes.model import CauseAccount
+from dlbench.views.causes.views import VIEWS
+from dlbench.views.steps.views import VIEWS as STEP_VIEWS
+from dlbench.views.stragglers.tables import MAX_LISTED, MAX_SHOWN
+from dlbench.views.waterfall.numbers import FACTORS
 from tests.run_factory import Story, constant, plans, write_run, write_scaling
 from tests.test_causes import simulate
 from tests.test_report import Outline
@@ -320,8 +322,8 @@ def test_runs_with_something_taken_away_have_no_account(tmp_path: Path) -> None:
 
 
 def test_without_causes_there_is_no_account(folder: Path) -> None:
-    from dlbench.analysis.scaling import groups
-    from dlbench.publish.assemble_causes import causes
+    from dlbench.reading.scaling import groups
+    from dlbench.views.causes.assemble import causes
 
     table = tabulate(scan(folder))
     assert [causes(group, table) for group in groups(table)] == [None]

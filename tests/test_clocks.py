@@ -17,12 +17,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dlbench.node.watching import clock_exchange
-from dlbench.node.watching.clock_exchange import ClockServer, compare, greeting
-from dlbench.node.watching.clock_follower import ClockFollower, answering_address, publish
-from dlbench.perfetto.clocks import make_axis
-from dlbench.records import clocks as records_clocks
-from dlbench.records.clocks import ClockLine, ClockPoint
 from dlbench.machine.clock_offset import (
     MAX_DRIFT_PPM,
     Exchange,
@@ -31,6 +25,12 @@ from dlbench.machine.clock_offset import (
     every_second,
     worth_keeping,
 )
+from dlbench.node.watching import clock_exchange
+from dlbench.node.watching.clock_exchange import ClockServer, compare, greeting
+from dlbench.node.watching.clock_follower import ClockFollower, answering_address, publish
+from dlbench.perfetto.clocks import make_axis
+from dlbench.records import clocks as records_clocks
+from dlbench.records.clocks import ClockLine, ClockPoint
 from tests import skewed_clocks
 
 SECOND = 1_000_000_000

@@ -23,8 +23,8 @@ from dlbench.costs.predictions import (
 )
 from dlbench.costs.schedules.schedule import pipeline_chunks
 from dlbench.errors import UserError
-from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Collective
 from dlbench.specs.collectives.network import Level, NetworkModel, Piece
+from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Collective
 
 ALLREDUCE = ALGORITHMS["allreduce"]
 NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]

@@ -28,13 +28,13 @@ from dlbench.collectives.results.tables import (
     rate,
     tabulate,
 )
-from dlbench.analysis.statistics import Estimate
 from dlbench.costs.collectives import Layout
 from dlbench.costs.predictions import predict, ring_doubling_crossover
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.collectives_scan import scan_comm
 from dlbench.records.network import read_network
 from dlbench.specs.collectives.network import LineCost, NetworkModel
+from dlbench.stats.estimates import Estimate
 from tests import comm_factory as factory
 from tests.run_factory import edit_json
 

@@ -18,15 +18,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
-from dlbench.publish import wording
 from dlbench.collectives.page import formats as comm_formats
 from dlbench.collectives.page import html as comm_html
 from dlbench.collectives.page import terminal as comm_terminal
 from dlbench.collectives.page import wording as comm_wording
 from dlbench.collectives.page.assemble import assemble
 from dlbench.collectives.page.model import CommReport, SizeRow
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.records.collectives_scan import scan_comm
+from dlbench.report import wording
 from dlbench.specs.collectives.network import NetworkModel
 from tests import comm_factory as factory
 from tests.browser_fixtures import Visit

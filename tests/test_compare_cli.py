@@ -13,12 +13,12 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.run_metrics import METRICS, metrics_by_run
-from dlbench.analysis.tables import tabulate
 from dlbench.cli import cli as dlbench
 from dlbench.errors import DlbenchError, ExitCode, IncompleteDataError, UserError
-from dlbench.gate.page.text import paired_lines
 from dlbench.gate.baseline import read_baseline
+from dlbench.gate.page.text import paired_lines
+from dlbench.reading.run_metrics import METRICS, metrics_by_run
+from dlbench.reading.run_table import tabulate
 from dlbench.records.scan import scan
 from tests.conftest import Cli
 from tests.run_factory import (

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.datasets.making import catalogue
-from dlbench.datasets.making import demo
+from dlbench.datasets.making import catalogue, demo
 from dlbench.datasets.making.catalogue import Paired, Wish, order
 from dlbench.datasets.making.journal import Journal
 from dlbench.datasets.making.manifest import read_files, read_manifest, verify_manifest

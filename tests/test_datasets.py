@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench import bundled
+from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
+from dlbench.datasets.images.photo_crops import PHOTOS, Photo, photo_path
 from dlbench.datasets.making import demo
 from dlbench.datasets.making.demo import DemoData, prepare_demo_data
-from dlbench.datasets.volumes.density import index_density
-from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
 from dlbench.datasets.making.manifest import describe_files, read_manifest, verify_manifest, write_manifest
-from dlbench.datasets.images.photo_crops import PHOTOS, Photo, photo_path
 from dlbench.datasets.making.production import Part
-from dlbench.datasets.text.python_topics import topic_sentences
 from dlbench.datasets.text.corpus import TextCorpus, read_corpus, save_corpus
+from dlbench.datasets.text.python_topics import topic_sentences
 from dlbench.datasets.text.vocabulary import SPECIAL, Vocabulary, load_vocabulary
+from dlbench.datasets.volumes.density import index_density
 from dlbench.errors import EnvironmentLacksError, UserError
 from tests.noise_recipe import Noise
 

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.decomposition import MARGIN, OWN_PARTS, Decomposition, Difference, decompositions
-from dlbench.analysis.scaling import groups
-from dlbench.analysis.sweeps import sweeps
-from dlbench.analysis.tables import tabulate
 from dlbench.errors import UserError
-from dlbench.publish.decomposition_text import decomposition_json, decomposition_lines
+from dlbench.reading.run_table import tabulate
+from dlbench.reading.scaling import groups
 from dlbench.records.record import Record
 from dlbench.records.registry import describe
-from dlbench.records.scan import Run, scan
 from dlbench.records.rows.steps import PHASES, read_steps
+from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.specs.sync import SyncSpec
+from dlbench.views.decomposition.numbers import MARGIN, OWN_PARTS, Decomposition, Difference, decompositions
+from dlbench.views.decomposition.text import decomposition_json, decomposition_lines
+from dlbench.views.sweep.numbers import sweeps
 from tests.conftest import Cli
 from tests.run_factory import constant, plans, write_run, write_unfinished
 

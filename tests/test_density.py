@@ -18,13 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlbench.datasets.volumes import fields as density_fields
 from dlbench.datasets.containers import tfrecord
-from dlbench.datasets.volumes.density import DensityReader, completeness, index_density, verify_density
-from dlbench.datasets.volumes.fields import NARROW, WIDE, DensityRecipe, density_sample, gaussian_field
-from dlbench.datasets.volumes.hdf5 import Hdf5Volumes
-from dlbench.datasets.volumes.tfrecord import encode_volume
-from dlbench.datasets.volumes.power_spectrum import Cosmology, growth, matter_power, top_hat, transfer
 from dlbench.datasets.containers.tfrecord import (
     RecordWriter,
     decode_example,
@@ -36,6 +30,12 @@ from dlbench.datasets.containers.tfrecord import (
     record_offsets,
     unframe,
 )
+from dlbench.datasets.volumes import fields as density_fields
+from dlbench.datasets.volumes.density import DensityReader, completeness, index_density, verify_density
+from dlbench.datasets.volumes.fields import NARROW, WIDE, DensityRecipe, density_sample, gaussian_field
+from dlbench.datasets.volumes.hdf5 import Hdf5Volumes
+from dlbench.datasets.volumes.power_spectrum import Cosmology, growth, matter_power, top_hat, transfer
+from dlbench.datasets.volumes.tfrecord import encode_volume
 from dlbench.errors import UserError
 from dlbench.node.data.density import VolumeReader, network_input, open_density
 from dlbench.node.data.reader import BadSampleError

@@ -13,23 +13,23 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from dlbench.analysis.comparability import planned_id
-from dlbench.analysis.forecast import AS_IT_RAN, Forecast, Way, forecast, upper_bound
 from dlbench.cli import cli
 from dlbench.costs.collectives import Layout
 from dlbench.costs.predictions import predict
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.publish.diagnosis_assemble import assemble
-from dlbench.publish.diagnosis_text import show, to_text
+from dlbench.reading.comparability import planned_id
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import write_watch_cost
-from dlbench.specs.fault import FaultSpec
 from dlbench.specs.collectives.network import Level, NetworkModel, Piece
+from dlbench.specs.fault import FaultSpec
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
+from dlbench.views.causes.diagnosis_assemble import assemble
+from dlbench.views.causes.diagnosis_text import show, to_text
+from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast, upper_bound
 from tests.run_factory import NOW, Story, constant, edit_json, exchange_result, plans, write_run, write_unfinished
 from tests.watch_factory import watch_result, write_samples
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.digest import (
+from dlbench.reading.digest import (
     MAX_MAP_COLUMNS,
     MAX_MAP_ROWS,
     MAX_OUTLIERS,
@@ -23,10 +23,10 @@ from dlbench.analysis.digest import (
     StepDigest,
     digest_of,
 )
-from dlbench.analysis.measures import RunSteps, load_steps
-from dlbench.analysis.tables import tabulate
-from dlbench.records.scan import Run, read_run, scan
+from dlbench.reading.measures import RunSteps, load_steps
+from dlbench.reading.run_table import tabulate
 from dlbench.records.rows.steps import PHASES
+from dlbench.records.scan import Run, read_run, scan
 from tests.run_factory import MS, Story, plans, write_run
 
 OfRanks = Callable[[Sequence[str]], Run]

@@ -342,9 +342,9 @@ def test_every_file_of_a_run_is_described() -> None:
 @pytest.mark.parametrize(
     ("source", "pattern", "page"),
     [
-        ("dlbench/analysis/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
+        ("dlbench/views/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/node/training/sanity.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
-        ("dlbench/analysis/quality_doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
+        ("dlbench/views/quality/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/records/rows/steps.py", r"^PHASES = (.*)$", "measuring.md"),
         ("dlbench/node/models/metrics.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),
         ("dlbench/datasets/volumes/density.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),

@@ -15,20 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.analysis.energy import RunEnergy, run_energy
-from dlbench.analysis.energy_integral import Curve, counter_curve, rate_curve
-from dlbench.analysis.energy_points import KINDS, check_slurm, energy_points
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.slurm import Submission
 from dlbench.jobs.slurm_energy import consumed_energy, job_energies
-from dlbench.publish.energy_text import energy_json, energy_lines
+from dlbench.reading.energy import RunEnergy, run_energy
+from dlbench.reading.energy_integral import Curve, counter_curve, rate_curve
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.samples import sample_writer
-from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.rows.spans import STAGE
 from dlbench.records.rows.steps import StepWriter
+from dlbench.records.scan import Run, read_run, scan
 from dlbench.specs.plan import RunPlan
+from dlbench.views.energy.numbers import KINDS, check_slurm, energy_points
+from dlbench.views.energy.text import energy_json, energy_lines
 from tests.run_factory import Story, constant, plans, write_run
 from tests.watch_factory import node_watch, watch_result, write_samples, write_spans
 

@@ -12,16 +12,20 @@ from typing import Any
 
 import pytest
 
-from dlbench.analysis.exchange import exchange_points, fitted_line
-from dlbench.analysis.scaling import groups
-from dlbench.analysis.tables import tabulate
-from dlbench.publish import delimited, exchange_tables, html, json_tables, markdown, model, terminal, wording
-from dlbench.publish.assemble import assemble
-from dlbench.publish.exchange_charts import exchange_charts
+from dlbench.reading.run_table import tabulate
+from dlbench.reading.scaling import groups
 from dlbench.records.exchange import Message
 from dlbench.records.scan import scan
+from dlbench.report import model, wording
+from dlbench.report.formats import csv as delimited
+from dlbench.report.formats import html, markdown, terminal
+from dlbench.report.formats import json as json_tables
 from dlbench.specs.collectives.network import LineCost
 from dlbench.specs.plan import RunPlan
+from dlbench.views.assemble import assemble
+from dlbench.views.exchange import tables as exchange_tables
+from dlbench.views.exchange.charts import exchange_charts
+from dlbench.views.exchange.numbers import exchange_points, fitted_line
 from tests.run_factory import Story, autotune_result, constant, exchange_result, plans, write_run, write_scaling
 
 GRADIENTS = (

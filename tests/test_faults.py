@@ -19,8 +19,8 @@ from dlbench.node.training import sanity
 from dlbench.node.training.fault import PlantedFault
 from dlbench.records.record import RankResult, Record
 from dlbench.records.registry import describe, differences
-from dlbench.records.scan import Run, scan
 from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import Run, scan
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.plan import RunPlan
 from tests.conftest import Cli

@@ -23,22 +23,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.history import reading as history_entries
-from dlbench.analysis.comparability import group_id
-from dlbench.analysis.energy import run_energy
-from dlbench.history.reading import MAKER, open_history
-from dlbench.analysis.run_metrics import metrics_by_run
-from dlbench.analysis.tables import tabulate
 from dlbench.errors import RunError, UserError
-from dlbench.records.files import write_json
-from dlbench.records.folder import RunFolder
-from dlbench.history.store import EntryMaker, History
+from dlbench.history import reading as history_entries
 from dlbench.history.content import content_digest
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.prune import beyond, prune, removals
+from dlbench.history.reading import MAKER, open_history
+from dlbench.history.store import EntryMaker, History
 from dlbench.history.where import PLAIN, matches, parse_where
-from dlbench.records.scan import read_run, scan
+from dlbench.reading.comparability import group_id
+from dlbench.reading.energy import run_energy
+from dlbench.reading.run_metrics import metrics_by_run
+from dlbench.reading.run_table import tabulate
+from dlbench.records.files import write_json
+from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE
+from dlbench.records.scan import read_run, scan
 from tests.comm_factory import comm_plans, write_comm_run
 from tests.history_factory import history_plan, import_folder, write_history
 from tests.run_factory import NOW, Story, constant, edit_json, write_run, write_unfinished

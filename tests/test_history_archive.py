@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.history.reading import open_history
 from dlbench.errors import IncompleteDataError, RunError, UserError
-from dlbench.publish import json_tables
-from dlbench.publish.assemble import assemble
-from dlbench.history.store import History
 from dlbench.history.archive import read_archive, write_archive
 from dlbench.history.importing import Outcome, import_runs
-from dlbench.records.scan import scan
+from dlbench.history.reading import open_history
+from dlbench.history.store import History
 from dlbench.history.tar_stream import Limits, members, safe_parts
+from dlbench.records.scan import scan
+from dlbench.report.formats import json as json_tables
+from dlbench.views.assemble import assemble
 from tests.history_factory import write_history
 
 POINTS = [(20.0 * number, 1 + number / 50) for number in range(4)]

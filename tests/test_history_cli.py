@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from dlbench.history.reading import open_history
 from dlbench.cli import cli
 from dlbench.cli.history import command as group
 from dlbench.errors import DlbenchError, RunError
 from dlbench.history import prune as history_prune
 from dlbench.history.entry import HistoryEntry
+from dlbench.history.reading import open_history
 from tests.history_factory import history_plan, write_history
 from tests.run_factory import NOW, Story, constant, edit_json, write_run, write_unfinished
 

@@ -16,18 +16,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.datasets.images import jpeg_decode
-from dlbench.datasets.images import shard_scan
-from dlbench.datasets.images.packing import Container, PackRecipe, class_labels, index_foreign
-from dlbench.datasets.images.shards import INDEX, ImageShards, open_image_shards
-from dlbench.datasets.images.verify import verify_images
-from dlbench.datasets.images.image_set import IMAGENET, ImageSet, completeness, open_image_set
-from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
-from dlbench.datasets.making.manifest import verify_manifest
-from dlbench.datasets.images.photo_crops import PHOTOS, PhotoRecipe
-from dlbench.datasets.making.production import Part, produce
 from dlbench.datasets.containers.tf_example import encode_example
 from dlbench.datasets.containers.tfrecord import RecordWriter
+from dlbench.datasets.images import jpeg_decode, shard_scan
+from dlbench.datasets.images.image_set import IMAGENET, ImageSet, completeness, open_image_set
+from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
+from dlbench.datasets.images.packing import Container, PackRecipe, class_labels, index_foreign
+from dlbench.datasets.images.photo_crops import PHOTOS, PhotoRecipe
+from dlbench.datasets.images.shards import INDEX, ImageShards, open_image_shards
+from dlbench.datasets.images.verify import verify_images
+from dlbench.datasets.making.manifest import verify_manifest
+from dlbench.datasets.making.production import Part, produce
 from dlbench.errors import UserError
 from dlbench.node.data import jpeg
 from dlbench.node.data.images import image_classes, open_images

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Properties, TestCase, TestSuite
 
-from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
-from dlbench.publish.figure import Figure
 from dlbench.gate.page.junit import to_junit
+from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
+from dlbench.stats.figure import Figure
 
 
 def metric(verdict: str, **changes: Any) -> MetricResult:

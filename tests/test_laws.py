@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.analysis import anchors, laws, scaling
-from dlbench.analysis.laws import efficiency_at, fraction_of
-from dlbench.analysis.tables import RunTable, tabulate
-from dlbench.publish import model
-from dlbench.publish.assemble import assemble
-from dlbench.publish.delimited import to_csv
-from dlbench.publish.markdown import to_markdown
+from dlbench.reading import scaling
+from dlbench.reading.run_table import RunTable, tabulate
 from dlbench.records.scan import Run, scan
+from dlbench.report import model
+from dlbench.report.formats.csv import to_csv
+from dlbench.report.formats.markdown import to_markdown
+from dlbench.views.assemble import assemble
+from dlbench.views.forecast import anchors, laws
+from dlbench.views.forecast.laws import efficiency_at, fraction_of
 from tests.run_factory import Story, constant, plans, write_run
 
 NAMES: tuple[laws.LawName, ...] = ("Amdahl", "Gustafson")
@@ -173,7 +174,7 @@ def test_points_that_bend_away_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_the_drawn_law_does_not_exceed_the_ideal(tmp_path: Path) -> None:
-    from dlbench.publish.outlook_charts import CURVE, outlook_charts
+    from dlbench.views.forecast.charts import CURVE, outlook_charts
 
     # f = -0.25: the pole is at 5 times the ranks.
     write_speedups(tmp_path, {2: 4.0, 4: 16.0, 8: 16.0}, "strong")
@@ -315,8 +316,8 @@ def test_small_presets_say_why_there_is_no_reference_line(tmp_path: Path) -> Non
     assert "none is of the same work" in found.why_no_anchor
     assert "preset" in found.why_no_anchor
     other = replace(found, anchors=(replace(found.anchors[0], differences=()),), why_no_anchor="")
-    from dlbench.publish.outlook_charts import outlook_charts
-    from dlbench.publish.outlook_tables import outlook_sheets
+    from dlbench.views.forecast.charts import outlook_charts
+    from dlbench.views.forecast.tables import outlook_sheets
 
     (chart,) = outlook_charts(replace(group, outlook=other))
     (plain,) = outlook_charts(group)

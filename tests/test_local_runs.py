@@ -15,8 +15,8 @@ import pytest
 
 from dlbench.datasets.making.demo import prepare_demo_data
 from dlbench.records.record import Record
-from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.rows.steps import PHASES, read_steps
+from dlbench.records.scan import Run, read_run, scan
 from tests.conftest import Cli
 
 SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3")

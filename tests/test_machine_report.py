@@ -18,24 +18,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.analysis import machine_readings
-from dlbench.analysis.energy_integral import counter_curve, joined, rate_curve
-from dlbench.analysis.node_samples import NodeSamples
-from dlbench.analysis.tables import tabulate
-from dlbench.analysis.telemetry_series import MAX_BARS, MAX_POINTS, series, thinned, throttled_bars
 from dlbench.cli import cli
-from dlbench.publish import html, model
-from dlbench.publish.assemble import assemble
-from dlbench.publish.machine_views import VIEWS
-from dlbench.publish.telemetry_charts import telemetry_charts
-from dlbench.publish.view import View
-from dlbench.publish.wording import percent
+from dlbench.reading import machine_readings
+from dlbench.reading.energy_integral import counter_curve, joined, rate_curve
+from dlbench.reading.node_samples import NodeSamples
+from dlbench.reading.run_table import tabulate
 from dlbench.records.folder import RunFolder
-from dlbench.records.scan import scan
 from dlbench.records.rows.spans import STAGE, STAGING
+from dlbench.records.scan import scan
+from dlbench.report import model
+from dlbench.report.formats import html
+from dlbench.report.view import View
+from dlbench.report.wording import percent
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
 from dlbench.units import format_seconds
+from dlbench.views.assemble import assemble
+from dlbench.views.machine.views import VIEWS
+from dlbench.views.telemetry.charts import telemetry_charts
+from dlbench.views.telemetry.series import MAX_BARS, MAX_POINTS, series, thinned, throttled_bars
 from tests.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_unfinished
 from tests.watch_factory import node_watch, watch_result, write_samples, write_spans
 

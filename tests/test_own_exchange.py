@@ -17,8 +17,8 @@ from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.own.engine import OwnExchange
 from dlbench.node.sync.single import SingleEngine
-from dlbench.records.scan import scan
 from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
 from tests.conftest import Cli
 from tests.exchange_ranks import SmallNet, reference

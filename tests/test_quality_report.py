@@ -12,18 +12,21 @@ from typing import Any
 
 import pytest
 
-from dlbench.analysis.comparability import group_id
-from dlbench.analysis.doubts import group_doubts
-from dlbench.analysis.noise import advice, doubled_batch
-from dlbench.analysis.quality import GroupQuality, group_quality
-from dlbench.analysis.scaling import Group, groups
-from dlbench.analysis.statistics import geometric_ratio_estimate
-from dlbench.analysis.tables import RunTable, tabulate
-from dlbench.analysis.utilisation import peak_of, recipe, training_time, utilisation
-from dlbench.publish import delimited, html, json_tables, markdown, model, terminal
-from dlbench.publish.assemble import assemble
+from dlbench.reading.comparability import group_id
+from dlbench.reading.run_table import RunTable, tabulate
+from dlbench.reading.scaling import Group, groups
 from dlbench.records.scan import read_run, scan
+from dlbench.report import model
+from dlbench.report.formats import csv as delimited
+from dlbench.report.formats import html, markdown, terminal
+from dlbench.report.formats import json as json_tables
 from dlbench.specs.plan import RunPlan
+from dlbench.stats.estimates import geometric_ratio_estimate
+from dlbench.views.assemble import assemble
+from dlbench.views.doubts import group_doubts
+from dlbench.views.noise.numbers import advice, doubled_batch
+from dlbench.views.quality.numbers import GroupQuality, group_quality
+from dlbench.views.utilisation.numbers import peak_of, recipe, training_time, utilisation
 from tests.browser_fixtures import Visit
 from tests.run_factory import QUALITY_WORKLOAD, Story, Training, constant, edit_json, plans, quality_plans, write_run
 from tests.test_report import MARKUP

@@ -25,10 +25,10 @@ from dlbench.records.files import write_atomic, write_json
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.registry import KEYS, describe, differences
 from dlbench.records.rows.samples import SampleReader
-from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, STAGE, SpanReader
-from dlbench.records.status import read_statuses, write_status
 from dlbench.records.rows.steps import FIELDS, PHASES, STEPS_VERSION, StepReader, StepWriter, read_steps, step_dtype
+from dlbench.records.scan import Run, read_run, scan
+from dlbench.records.status import read_statuses, write_status
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import write_watch_cost
 from dlbench.specs.plan import RunPlan

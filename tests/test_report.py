@@ -24,12 +24,17 @@ from hypothesis import strategies as st
 
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.publish import delimited, drawing, html, json_tables, markdown, model, sheets, terminal, wording
-from dlbench.publish.assemble import assemble
-from dlbench.publish.figure import Figure
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
+from dlbench.report import model, wording
+from dlbench.report.charts import svg as drawing
+from dlbench.report.formats import csv as delimited
+from dlbench.report.formats import html, markdown, terminal
+from dlbench.report.formats import json as json_tables
 from dlbench.specs.plan import RunPlan
+from dlbench.stats.figure import Figure
+from dlbench.views import sheets
+from dlbench.views.assemble import assemble
 from tests.run_factory import (
     NOW,
     WORKLOAD,

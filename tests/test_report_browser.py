@@ -14,10 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from dlbench.cli import cli as command_line
-from dlbench.publish import html, model, wording
-from dlbench.publish.assemble import assemble
-from dlbench.publish.views import VIEWS
 from dlbench.records.scan import scan
+from dlbench.report import model, wording
+from dlbench.report.formats import html
+from dlbench.views.assemble import assemble
+from dlbench.views.registry import VIEWS
 from tests.browser_fixtures import Visit, violations
 from tests.run_factory import write_scaling
 from tests.test_report import PAYLOAD, write_hostile, write_sample
@@ -436,7 +437,7 @@ def test_foreign_text_stays_text(browser: Any, hostile: Case) -> None:
 def test_markdown_of_foreign_text_holds_no_markup(browser: Any, hostile: Case, tmp_path: Path) -> None:
     """As GitHub would show it: Markdown made HTML by a common reader runs nothing and links nowhere."""
     reader = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
-    from dlbench.publish.markdown import to_markdown
+    from dlbench.report.formats.markdown import to_markdown
 
     path = tmp_path / "report.html"
     made = reader.MarkdownIt("commonmark", {"html": True}).enable("table").render(to_markdown(hostile.report))

@@ -15,14 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dlbench.analysis import run_reading, run_workers
-from dlbench.analysis.causes import causes_of
-from dlbench.analysis.digest import digest_of
-from dlbench.analysis.measures import load_steps
-from dlbench.analysis.run_loading import LoadedRun, Wanted
-from dlbench.analysis.run_reading import load_runs
-from dlbench.analysis.tables import RunTable, tabulate
 from dlbench.errors import IncompleteDataError, RunError
+from dlbench.reading import run_reading, run_workers
+from dlbench.reading.causes import causes_of
+from dlbench.reading.digest import digest_of
+from dlbench.reading.measures import load_steps
+from dlbench.reading.run_loading import LoadedRun, Wanted
+from dlbench.reading.run_reading import load_runs
+from dlbench.reading.run_table import RunTable, tabulate
 from dlbench.records.scan import scan
 from tests.run_factory import write_scaling
 from tests.watch_factory import large_runs
@@ -143,8 +143,8 @@ def test_ctrl_c_ends_all_processes_without_their_traces(out: Path, tmp_path: Pat
     script = tmp_path / "read.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from dlbench.analysis.run_loading import Wanted\n"
-        "from dlbench.analysis.run_reading import load_runs\n"
+        "from dlbench.reading.run_loading import Wanted\n"
+        "from dlbench.reading.run_reading import load_runs\n"
         "from dlbench.records.scan import scan\n"
         "if __name__ == '__main__':\n"
         f"    load_runs(scan(Path({str(stuck)!r})).runs * 2, Wanted(), processes=2)\n"

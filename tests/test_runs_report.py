@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlbench.analysis.comparability import group_id
-from dlbench.analysis.run_differences import run_differences
-from dlbench.analysis.tables import tabulate
-from dlbench.publish import html, model
-from dlbench.publish.assemble import assemble
-from dlbench.publish.runs_tables import group_names
-from dlbench.publish.runs_views import VIEWS
-from dlbench.publish.view import View
+from dlbench.reading.comparability import group_id
+from dlbench.reading.run_table import tabulate
 from dlbench.records.scan import scan
+from dlbench.report import model
+from dlbench.report.formats import html
+from dlbench.report.view import View
 from dlbench.specs.plan import RunPlan
+from dlbench.views.assemble import assemble
+from dlbench.views.differences.numbers import run_differences
+from dlbench.views.precision.tables import group_names
+from dlbench.views.precision.views import VIEWS
 from tests.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_sweep
 
 PAYLOAD = "</script><script>window.pwned=1</script>\x1b[31m<img src=x onerror=window.pwned=1>"

@@ -20,18 +20,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlbench.machine.source import Field
 from dlbench.node.ranks import RankPlace
 from dlbench.node.watching import agent
 from dlbench.node.watching.agent import COMMAND, NodeSampler, SamplerProcess, order_for
+from dlbench.node.watching.byte_budget import STAGE_BYTES, sample_bytes, span_bytes, window_ranks
 from dlbench.node.watching.sampler_command import SamplerOrder
 from dlbench.node.watching.sampling import PARTS, SLOW_EVERY, Sampling
-from dlbench.node.watching.byte_budget import STAGE_BYTES, sample_bytes, span_bytes, window_ranks
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
-from dlbench.machine.source import Field
 from tests import nvml_library
 from tests.run_factory import plans
 

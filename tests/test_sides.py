@@ -14,17 +14,17 @@ from click.testing import CliRunner, Result
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.comparability import chosen_settings, group_id
-from dlbench.analysis.scaling import groups
-from dlbench.analysis.tables import tabulate
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
+from dlbench.reading.comparability import chosen_settings, group_id
+from dlbench.reading.run_table import tabulate
+from dlbench.reading.scaling import groups
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
+from dlbench.specs.ab_sides import pairs, side_words
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.requests import parse_sides, parse_tags
-from dlbench.specs.ab_sides import pairs, side_words
 from tests.run_factory import WORKLOAD, Story, constant, plans, write_run
 
 TIMES = [5.0, 0.0, 30.0, 50.0, 10.0, 5.0]

@@ -26,10 +26,10 @@ from dlbench.node.models.resnet import ResNet
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.clocks import HostClock
 from dlbench.node.watching import layers
+from dlbench.node.watching.byte_budget import span_bytes
 from dlbench.node.watching.layers import LayerWatch
 from dlbench.node.watching.profiler import ANCHOR, ProfileWindow
 from dlbench.node.watching.rank_spans import RankSpans
-from dlbench.node.watching.byte_budget import span_bytes
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, LANES, STAGE, SpanReader
 from dlbench.specs.plan import RunPlan

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlbench.analysis.measures import load_steps
-from dlbench.publish import model, steps_charts, wording
-from dlbench.publish.assemble import assemble
-from dlbench.publish.steps_charts import EDGES, MAX_RECTANGLES, bin_title
-from dlbench.publish.steps_model import MapRow, RankMap, StepTimes
-from dlbench.publish.steps_tables import DRAWN, MAX_OUTLIERS, MAX_ROWS
-from dlbench.publish.steps_views import VIEWS
-from dlbench.publish.view import Sheet
+from dlbench.reading.measures import load_steps
 from dlbench.records.scan import Run, scan
+from dlbench.report import model, wording
+from dlbench.report.view import Sheet
 from dlbench.specs.plan import RunPlan
+from dlbench.views.assemble import assemble
+from dlbench.views.steps import charts as steps_charts
+from dlbench.views.steps.charts import EDGES, MAX_RECTANGLES, bin_title
+from dlbench.views.steps.model import MapRow, RankMap, StepTimes
+from dlbench.views.steps.tables import DRAWN, MAX_OUTLIERS, MAX_ROWS
+from dlbench.views.steps.views import VIEWS
 from tests.run_factory import MS, Story, plans, write_run, write_scaling
 from tests.run_factory import StepTimes as Times
 from tests.test_causes import simulate
@@ -262,9 +263,9 @@ def test_one_rank_has_no_map_but_a_remedy(tmp_path: Path) -> None:
 
 
 def test_without_digests_nothing_is_told(folder: Path, group: model.Group) -> None:
-    from dlbench.analysis.scaling import groups
-    from dlbench.analysis.tables import tabulate
-    from dlbench.publish.assemble_steps import step_times
+    from dlbench.reading.run_table import tabulate
+    from dlbench.reading.scaling import groups
+    from dlbench.views.steps.assemble import step_times
 
     table = tabulate(scan(folder))
     assert [step_times(one, table) for one in groups(table)] == [None]

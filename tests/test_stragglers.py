@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.measures import RunSteps
-from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
-from dlbench.analysis.stragglers import WORK, LateRank, Waited, Waiting, ranking, waiting
-from dlbench.analysis.tables import tabulate
-from dlbench.records.scan import scan
+from dlbench.reading.measures import RunSteps
+from dlbench.reading.run_table import tabulate
+from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
+from dlbench.reading.stragglers import WORK, LateRank, Waited, Waiting, ranking, waiting
 from dlbench.records.rows.steps import PHASES
+from dlbench.records.scan import scan
 from dlbench.specs.fault import FaultSpec
 from tests.run_factory import MS, Story, plans, write_run
 

@@ -16,15 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.analysis.multiplicity import LEVEL, holm, paired_p, repeats_for, student_p
-from dlbench.analysis.sweep_cells import Cell, Setting
-from dlbench.analysis.sweeps import Sweep, sweeps
-from dlbench.analysis.tables import tabulate
-from dlbench.publish import delimited, html, json_tables, markdown, model, sweep_words, terminal
-from dlbench.publish.assemble import assemble
-from dlbench.publish.sweep_charts import sweep_charts
+from dlbench.reading.run_table import tabulate
 from dlbench.records.scan import scan
+from dlbench.report import model
+from dlbench.report.formats import csv as delimited
+from dlbench.report.formats import html, markdown, terminal
+from dlbench.report.formats import json as json_tables
 from dlbench.specs.plan import RunPlan
+from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, student_p
+from dlbench.views.assemble import assemble
+from dlbench.views.sweep import words as sweep_words
+from dlbench.views.sweep.cells import Cell, Setting
+from dlbench.views.sweep.charts import sweep_charts
+from dlbench.views.sweep.numbers import Sweep, sweeps
 from tests.run_factory import Story, autotune_result, exchange_result, write_sweep, write_unfinished
 
 GRADIENTS = ((40_000, 0.004), (2_000_000, 0.012), (400_000, 0.02), (8_000_000, 0.045))

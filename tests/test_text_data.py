@@ -19,15 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dlbench.datasets.making.production import Recipe, produce
 from dlbench.datasets.text import recipes as text_recipes
 from dlbench.datasets.text import vocabulary_training
+from dlbench.datasets.text.corpus import TextCorpus, read_corpus, save_corpus
 from dlbench.datasets.text.masking import Masking, mask_tokens, most_frequent_share, num_predictions
 from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
-from dlbench.datasets.making.production import Recipe, produce
 from dlbench.datasets.text.python_text import Document, python_documents
-from dlbench.datasets.text.samples_recipe import SamplesRecipe
-from dlbench.datasets.text.corpus import TextCorpus, read_corpus, save_corpus
 from dlbench.datasets.text.recipes import TextRecipe, split_documents
+from dlbench.datasets.text.samples_recipe import SamplesRecipe
 from dlbench.datasets.text.verify import verify_text
 from dlbench.datasets.text.vocabulary import SPECIAL, load_vocabulary
 from dlbench.datasets.text.vocabulary_training import train_vocabulary

@@ -18,13 +18,13 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node.sync.horovod.autotune import TuningWatch, parse_log, tuning_cost_s
 from dlbench.node.sync.ddp.hooks import WatchedHook, hook_for_ddp, require_sum, summarise
 from dlbench.node.sync.gradient_times import BackwardWatch, WatchedStep, covered, ring_bytes
+from dlbench.node.sync.horovod.autotune import TuningWatch, parse_log, tuning_cost_s
+from dlbench.node.sync.horovod.timeline import parse_timeline
 from dlbench.node.sync.horovod.window import TimelineWindow
 from dlbench.node.sync.message_spans import passage_spans
 from dlbench.node.sync.overflow import CheckedFp16, OverflowCount
-from dlbench.node.sync.horovod.timeline import parse_timeline
 from dlbench.specs.engine import HorovodSettings
 
 SAMPLE = Path(__file__).parent / "data" / "horovod-timeline.json"

@@ -30,9 +30,9 @@ from dlbench.perfetto.selection import Selection
 from dlbench.perfetto.spans import Tracks
 from dlbench.records.clocks import ClockLine
 from dlbench.records.folder import RunFolder
-from dlbench.records.scan import read_run
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, STAGING, SWAP
 from dlbench.records.rows.steps import PHASES, StepWriter
+from dlbench.records.scan import read_run
 from dlbench.specs.plan import RunPlan
 from tests.run_factory import MS, Story, constant, plans, write_run, write_unfinished
 from tests.trace_checker import Trace, checked, nanoseconds, problems

@@ -11,8 +11,8 @@ import pytest
 
 from dlbench.datasets.text.vocabulary import load_vocabulary
 from dlbench.records.record import Record
-from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import Run, read_run, scan
 from tests.conftest import Cli
 
 h5py = pytest.importorskip("h5py")

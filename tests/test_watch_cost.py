@@ -13,19 +13,19 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.scaling import groups
-from dlbench.analysis.tables import tabulate
-from dlbench.analysis.watch_cost import MeasuredCost, watch_costs
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
-from dlbench.publish.watch_cost_text import watch_cost_lines
+from dlbench.reading.run_table import tabulate
+from dlbench.reading.scaling import groups
 from dlbench.records.folder import RunFolder
 from dlbench.records.registry import describe, differences
 from dlbench.records.scan import read_run, scan
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import WatchCost, write_watch_cost
 from dlbench.specs.plan import RunPlan
+from dlbench.views.watch_cost.numbers import MeasuredCost, watch_costs
+from dlbench.views.watch_cost.text import watch_cost_lines
 from tests.run_factory import WORKLOAD, Story, constant, edit_json, plans, write_run, write_unfinished
 from tests.watch_factory import watch_result
 

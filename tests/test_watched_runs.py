@@ -20,10 +20,10 @@ from dlbench.datasets.making.demo import prepare_demo_data
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.single import SingleEngine
-from dlbench.node.training.step_schedule import plan_course
 from dlbench.node.training.gathering import watch_doubts, with_layers_told
-from dlbench.node.training.run import RankRun
 from dlbench.node.training.instruments import RankWatch, accounted_overhead
+from dlbench.node.training.run import RankRun
+from dlbench.node.training.step_schedule import plan_course
 from dlbench.node.watching.agent import NodeSampler
 from dlbench.node.watching.profiler import ANCHOR
 from dlbench.records.exchange import ExchangeResult
@@ -31,8 +31,8 @@ from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import RankResult, Record
 from dlbench.records.registry import watching
 from dlbench.records.rows.samples import SampleReader
-from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.rows.steps import PHASES, read_steps
+from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.watch import NodeWatch, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec

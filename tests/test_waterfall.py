@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.analysis.causes import CAUSES
-from dlbench.analysis.digest import RankStepMap
-from dlbench.analysis.scaling import Group, Point, groups
-from dlbench.analysis.spells import LEAST, spell
-from dlbench.analysis.statistics import RunKey
-from dlbench.analysis.tables import tabulate
-from dlbench.analysis.waterfall import FACTORS, Waterfall, factorise, waterfalls
+from dlbench.reading.causes import CAUSES
+from dlbench.reading.digest import RankStepMap
+from dlbench.reading.run_table import tabulate
+from dlbench.reading.scaling import Group, Point, groups
 from dlbench.records.scan import scan
+from dlbench.stats.estimates import RunKey
+from dlbench.views.steps.slow_periods import LEAST, spell
+from dlbench.views.waterfall.numbers import FACTORS, Waterfall, factorise, waterfalls
 from tests.run_factory import Story, constant, plans, write_run, write_scaling
 from tests.test_causes import random_work, simulate
 

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dlbench.node.watching.byte_budget import sample_bytes, span_bytes, window_ranks
-from dlbench.records.rows.format import CHECK, HEAD
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import Record
+from dlbench.records.rows.format import CHECK, HEAD
 from dlbench.records.rows.samples import sample_writer
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, SpanWriter
-from dlbench.records.status import write_status
 from dlbench.records.rows.steps import PHASES, StepWriter
+from dlbench.records.status import write_status
 from dlbench.specs.plan import RunPlan
 from tests.run_factory import MS, exchange_result, plans, status
 

@@ -32,11 +32,11 @@ def baseline(runs: Path, output: Path, where: tuple[str, ...], allow_few: bool) 
     check_writable(output)
     chosen = parse_where(where, "--where")
     require_modules("baseline", "numpy", "pandas")
+    from dlbench.gate.baseline import write_baseline
     from dlbench.gate.baseline_values import baseline_of
     from dlbench.gate.sides import side_of_runs
-    from dlbench.publish.wording import place_text, runs_text
-    from dlbench.gate.baseline import write_baseline
     from dlbench.records.scan import scan
+    from dlbench.report.wording import place_text, runs_text
 
     side = side_of_runs(scan(runs), str(runs), chosen, "--where")
     if side.damaged:

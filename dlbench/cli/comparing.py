@@ -16,9 +16,9 @@ from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.gate.comparison import Comparison
+    from dlbench.gate.page.model import ComparisonReport
     from dlbench.gate.sides import Side
     from dlbench.gate.verdicts import Rule
-    from dlbench.gate.page.model import ComparisonReport
 
 FormatName = Literal["text", "json", "md", "junit"]
 
@@ -152,7 +152,7 @@ def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UserError: one is not known.
     """
-    from dlbench.analysis.run_metrics import DEFAULT_METRIC, by_name
+    from dlbench.reading.run_metrics import DEFAULT_METRIC, by_name
 
     for name in asked:
         if name != "all" and name not in by_name():
@@ -185,9 +185,9 @@ def read_side(path: Path, where: Sequence[str], option: str) -> Side:
         UserError: there is nothing there, or no run with these properties.
         IncompleteDataError: a file is damaged, or no run has figures.
     """
+    from dlbench.gate.baseline import read_baseline
     from dlbench.gate.baseline_values import side_of_baseline
     from dlbench.gate.sides import side_of_runs
-    from dlbench.gate.baseline import read_baseline
     from dlbench.records.scan import scan
 
     chosen = parse_where(where, option)

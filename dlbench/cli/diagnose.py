@@ -13,9 +13,9 @@ from dlbench.cli.report import check_writable, format_by_suffix, require_modules
 from dlbench.errors import ExitCode
 
 if TYPE_CHECKING:
-    from dlbench.analysis.energy_points import EnergyPoint
-    from dlbench.publish.diagnosis_model import Diagnosis
     from dlbench.records.scan import Run, Scan
+    from dlbench.views.causes.diagnosis_model import Diagnosis
+    from dlbench.views.energy.numbers import EnergyPoint
 
 FormatName = Literal["text", "json"]
 
@@ -65,9 +65,9 @@ def diagnose(
         check_writable(output)
     chosen = format_by_suffix(output, format_name, SUFFIXES, "text")
     require_modules("diagnose", "numpy", "pandas")
-    from dlbench.publish.diagnosis_assemble import assemble
     from dlbench.records.network import read_network
     from dlbench.records.scan import scan
+    from dlbench.views.causes.diagnosis_assemble import assemble
 
     costs = None if network is None else read_network(network)
     scanned = scan(runs)
@@ -84,7 +84,7 @@ def diagnose(
 def _asked_of_slurm(scanned: Scan) -> dict[str, float]:
     """Joules of the runs' jobs, by run id; says on standard error of which there are none, and why."""
     from dlbench.jobs.slurm_energy import job_energies
-    from dlbench.publish.wording import clean
+    from dlbench.report.wording import clean
 
     told, why = job_energies(scanned.runs)
     for reason in dict.fromkeys(why.values()):
@@ -98,7 +98,7 @@ def _asked_of_slurm(scanned: Scan) -> dict[str, float]:
 
 def _with_figures(found: Diagnosis, scanned: Scan) -> list[Run]:
     """The runs that the diagnosis took: valid ones whose files are not damaged, each once."""
-    from dlbench.publish.wording import clean
+    from dlbench.report.wording import clean
 
     runs: dict[str, Run] = {}
     for run in scanned.runs:
@@ -117,8 +117,8 @@ def _emit(
     Returns:
         Damaged files, one line each: samples are read here only.
     """
-    from dlbench.analysis.energy_points import energy_points
-    from dlbench.publish.wording import clean
+    from dlbench.report.wording import clean
+    from dlbench.views.energy.numbers import energy_points
 
     runs = _with_figures(found, scanned)
     # Telemetry reads the same files as energy.
@@ -137,10 +137,10 @@ def _write(
     slurm: dict[str, float] | None,
 ) -> None:
     if chosen == "json":
-        from dlbench.publish.decomposition_text import decomposition_json
-        from dlbench.publish.diagnosis_json import to_json
-        from dlbench.publish.energy_text import energy_json
-        from dlbench.publish.telemetry_text import telemetry_json
+        from dlbench.views.causes.diagnosis_json import to_json
+        from dlbench.views.decomposition.text import decomposition_json
+        from dlbench.views.energy.text import energy_json
+        from dlbench.views.telemetry.text import telemetry_json
 
         further = {
             "telemetry": telemetry_json(runs),
@@ -149,10 +149,10 @@ def _write(
         }
         write_output(to_json(found, further).encode("utf-8"), output)
         return
-    from dlbench.publish.decomposition_text import decomposition_lines
-    from dlbench.publish.diagnosis_text import show, to_text
-    from dlbench.publish.energy_text import energy_lines
-    from dlbench.publish.telemetry_text import telemetry_lines
+    from dlbench.views.causes.diagnosis_text import show, to_text
+    from dlbench.views.decomposition.text import decomposition_lines
+    from dlbench.views.energy.text import energy_lines
+    from dlbench.views.telemetry.text import telemetry_lines
 
     lines = (
         ("Telemetry: means over the measured steps", telemetry_lines(runs)),

@@ -69,7 +69,7 @@ def mllog(
         raise EnvironmentLacksError(
             f"export mllog: numpy is not installed in {sys.prefix}; remedy: pip install 'dlbench[analysis]'"
         )
-    from dlbench.analysis.measures import measure
+    from dlbench.reading.measures import measure
 
     write_output(to_mllog(found, statement, measure(found).throughput).encode("ascii"), output)
     rules = RULES[found.plan.workload.model.family]

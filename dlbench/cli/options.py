@@ -162,7 +162,7 @@ def _tags(given: tuple[str, ...]) -> dict[str, str]:
 
 def note_few_pairs(request: Request) -> None:
     """Says on standard error that so few pairs will carry no verdict."""
-    from dlbench.analysis.statistics import MIN_RUNS
+    from dlbench.stats.estimates import MIN_RUNS
 
     if request.sides and request.repeats < MIN_RUNS:
         pairs = f"{request.repeats} pair{'' if request.repeats == 1 else 's'} of runs"

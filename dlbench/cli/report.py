@@ -14,8 +14,8 @@ from dlbench.cli.options import F, decorated, write_output
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.publish.model import Report
     from dlbench.history.page.model import TrendsReport
+    from dlbench.report.model import Report
 
 FormatT = TypeVar("FormatT", bound=str)
 
@@ -91,8 +91,8 @@ def report(
     if table is not None and table != LIST and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
     require_modules("report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
-    from dlbench.publish.assemble import assemble
     from dlbench.records.scan import scan
+    from dlbench.views.assemble import assemble
 
     found = assemble(scan(runs), None if store is None else _history(store))
     if table == LIST:
@@ -118,7 +118,7 @@ def _history(store: Path) -> TrendsReport:
 
 def _listed(found: Report) -> str:
     """The tables of a report, a line each."""
-    from dlbench.publish.delimited import all_tables
+    from dlbench.report.formats.csv import all_tables
 
     tables = all_tables(found)
     width = max(map(len, tables))
@@ -180,7 +180,7 @@ def _emit(found: Report, chosen: FormatName, output: Path | None, table: str) ->
     if chosen == "text" and output is None and sys.stdout.isatty():
         from rich.console import Console
 
-        from dlbench.publish.terminal import show
+        from dlbench.report.formats.terminal import show
 
         show(found, Console())
         return
@@ -197,21 +197,21 @@ def _emit(found: Report, chosen: FormatName, output: Path | None, table: str) ->
 
 def _render(found: Report, chosen: FormatName, table: str) -> str:
     if chosen == "html":
-        from dlbench.publish.html import to_html
+        from dlbench.report.formats.html import to_html
 
         return to_html(found)
     if chosen == "json":
-        from dlbench.publish.json_tables import to_json
+        from dlbench.report.formats.json import to_json
 
         return to_json(found)
     if chosen == "csv":
-        from dlbench.publish.delimited import to_csv
+        from dlbench.report.formats.csv import to_csv
 
         return to_csv(found, table)
     if chosen == "md":
-        from dlbench.publish.markdown import to_markdown
+        from dlbench.report.formats.markdown import to_markdown
 
         return to_markdown(found)
-    from dlbench.publish.terminal import to_text
+    from dlbench.report.formats.terminal import to_text
 
     return to_text(found)

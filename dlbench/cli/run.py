@@ -95,7 +95,7 @@ def _compare(plans: Sequence[RunPlan], out: Path, lines_of: Callable[[Scan], lis
     if importlib.util.find_spec("numpy") is None:
         click.echo(f"the runs are not compared: numpy is not installed; remedy: {INSTALL_ANALYSIS}", err=True)
         return
-    from dlbench.publish.wording import clean
+    from dlbench.report.wording import clean
 
     found = Scan(root=out)
     for folder in (out / plan.run_id for plan in plans):
@@ -116,15 +116,15 @@ def _sides(found: Scan) -> list[str]:
 
 
 def _decomposition(found: Scan) -> list[str]:
-    from dlbench.publish.decomposition_text import decomposition_lines
+    from dlbench.views.decomposition.text import decomposition_lines
 
     return decomposition_lines(found)
 
 
 def _watch_cost(found: Scan) -> list[str]:
-    from dlbench.analysis.watch_cost import watch_costs
-    from dlbench.publish.watch_cost_text import watch_cost_lines
     from dlbench.records.watch_cost import write_watch_cost
+    from dlbench.views.watch_cost.numbers import watch_costs
+    from dlbench.views.watch_cost.text import watch_cost_lines
 
     costs = watch_costs(found.runs)
     for cost in costs:

@@ -92,7 +92,7 @@ def trace(
 
 def _tell(found: Run, written: str, clocks_unknown: list[str], notes: Notes) -> None:
     """What was written, and what a reader must know, on standard error."""
-    from dlbench.publish.wording import clean
+    from dlbench.report.wording import clean
 
     lines = []
     if found.recorded == "invalid":

@@ -15,8 +15,8 @@ from itertools import pairwise
 from dlbench.costs.collectives import Layout
 from dlbench.costs.fit.step_loads import Load, Sharing, StepLoads, summarise
 from dlbench.errors import UserError
-from dlbench.specs.collectives.plan import Collective
 from dlbench.specs.collectives.network import Level, LevelName, NetworkModel
+from dlbench.specs.collectives.plan import Collective
 
 GRID_PER_OCTAVE = 4
 """Sizes at which the best algorithm is looked up before bisection; what changes twice in between stays unseen."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import dlbench
-from dlbench.gate.content import TITLES, Content
-from dlbench.gate.sides import Side, SidePoint, SideRun
-from dlbench.analysis.statistics import MIN_RUNS
 from dlbench.errors import UserError, nearest
 from dlbench.gate.baseline import Baseline, BaselinePoint, BaselineRun
+from dlbench.gate.content import TITLES, Content
+from dlbench.gate.sides import Side, SidePoint, SideRun
+from dlbench.stats.estimates import MIN_RUNS
 
 
 def baseline_of(side: Side, *, allow_few: bool) -> Baseline:

@@ -11,8 +11,8 @@ from dlbench.gate.matching import Match, match
 from dlbench.gate.pairs import PairedPoint
 from dlbench.gate.sides import Side, SidePoint, SideRun
 from dlbench.gate.verdicts import Judgement, Rule, Sample, Verdict, judge, overall
-from dlbench.analysis.run_metrics import METRICS, Metric
-from dlbench.analysis.statistics import Estimate, median_estimate
+from dlbench.reading.run_metrics import METRICS, Metric
+from dlbench.stats.estimates import Estimate, median_estimate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What two runs must share before they are compared, key by key, so that a difference can be named and allowed.
 
-The same content that `dlbench.analysis.comparability` makes one digest of: the registered keys, and everything in the
+The same content that `dlbench.reading.comparability` makes one digest of: the registered keys, and everything in the
 plan that decides what is computed.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dlbench.analysis.comparability import comparable_content
 from dlbench.errors import UserError, nearest
+from dlbench.reading.comparability import comparable_content
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
 from dlbench.specs.plan import AxisValue

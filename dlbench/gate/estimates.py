@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dlbench.analysis.statistics import Estimate, ratio_estimate, resample_weights
+from dlbench.stats.estimates import Estimate, ratio_estimate, resample_weights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def ratio_of_sides(a: Sequence[float], b: Sequence[float], *, paired: bool) -> Estimate:
-    """B / A of the medians over runs with its 95 % interval, see `dlbench.analysis.statistics.ratio_estimate`.
+    """B / A of the medians over runs with its 95 % interval, see `dlbench.stats.estimates.ratio_estimate`.
 
     Args:
         a: one positive value for each run.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from dlbench.errors import UserError
 from dlbench.gate.content import KeyDifference, differences, digest, named, without
 from dlbench.gate.sides import Side, SidePoint
-from dlbench.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)

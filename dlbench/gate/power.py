@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import stdev
 
 from dlbench.gate.difference import MAX_DIVISIONS, MAX_PAIRS, NUM_RANDOM
-from dlbench.analysis.multiplicity import POWER, student_quantile
-from dlbench.analysis.statistics import MIN_RUNS
+from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.multiplicity import POWER, student_quantile
 
 MAX_REPEATS = 1000
 """More are not looked for."""

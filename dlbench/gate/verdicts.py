@@ -9,8 +9,8 @@ from typing import Literal
 from dlbench.gate.difference import Difference, paired_difference, unpaired_difference
 from dlbench.gate.estimates import equivalence_interval, ratio_of_sides, shift_ratio
 from dlbench.gate.power import Power, power_of
-from dlbench.analysis.multiplicity import holm
-from dlbench.analysis.statistics import MIN_RUNS, Estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate
+from dlbench.stats.multiplicity import holm
 
 Verdict = Literal["regressed", "improved", "equivalent", "inconclusive", "insufficient"]
 

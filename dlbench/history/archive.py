@@ -22,14 +22,14 @@ from typing import IO, Literal
 from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
-from dlbench.records.files import TEMPORARY_SUFFIX
-from dlbench.records.folder import RunFolder
-from dlbench.history.store import History
 from dlbench.history.content import content_digest, files_of
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.files import sync_folder
 from dlbench.history.importing import Candidate, Outcome
+from dlbench.history.store import History
 from dlbench.history.tar_stream import Limits, Member, members
+from dlbench.records.files import TEMPORARY_SUFFIX
+from dlbench.records.folder import RunFolder
 from dlbench.specs.base import Spec
 from dlbench.units import format_bytes
 

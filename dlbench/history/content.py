@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dlbench.errors import IncompleteDataError, RunError
-from dlbench.records.folder import RunFolder
 from dlbench.history.files import sync_folder
+from dlbench.records.folder import RunFolder
 
 MAX_DEPTH = 3
 """Folders within a run's folder; `checkpoints/` is one."""

@@ -43,7 +43,7 @@ class HistoryEntry:
     side: str
     variant: str
     group: str
-    """Equal for runs that may be compared (`dlbench.analysis.comparability.group_id`); empty without a record."""
+    """Equal for runs that may be compared (`dlbench.reading.comparability.group_id`); empty without a record."""
     label: str
     """The group in words, without foreign markup being made harmless: that is the reader's business."""
     system: str
@@ -60,7 +60,7 @@ class HistoryEntry:
     environment: Mapping[str, str]
     """What rank 0 recorded."""
     figures: Mapping[str, float]
-    """By name of `dlbench.analysis.run_metrics.METRICS`; empty for runs without figures."""
+    """By name of `dlbench.reading.run_metrics.METRICS`; empty for runs without figures."""
     hosts: tuple[HostEntry, ...]
     """By name."""
     content_digest: str

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.folder import RunFolder
-from dlbench.history.store import BATCH, History
 from dlbench.history.content import StillRunningError, content_digest, copy_run, files_of
 from dlbench.history.entry import HistoryEntry
+from dlbench.history.store import BATCH, History
+from dlbench.records.folder import RunFolder
 from dlbench.records.scan import COMM_FORMAT, plan_format
 
 Verdict = Literal["imported", "already there", "skipped", "refused", "damaged"]

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, RunError
-from dlbench.records.files import write_json
-from dlbench.records.folder import RunFolder
 from dlbench.history.content import files_of, num_bytes
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.files import sync_folder
+from dlbench.records.files import write_json
+from dlbench.records.folder import RunFolder
 from dlbench.records.record import Record
 from dlbench.records.scan import load_file
 from dlbench.specs.base import CountOrZero, Spec

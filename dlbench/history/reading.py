@@ -6,17 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dlbench.analysis.causes import Causes
-from dlbench.analysis.comparability import chosen_settings, group_id
-from dlbench.analysis.run_metrics import METRICS, metrics_by_run
-from dlbench.analysis.slow_nodes import host_ratios
-from dlbench.analysis.tables import WithoutFigures, tabulate
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.records.folder import RunFolder
-from dlbench.history.store import EntryMaker, History, Notify
 from dlbench.history.content import content_digest, files_of
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.prune import dropped_kinds
+from dlbench.history.store import EntryMaker, History, Notify
+from dlbench.reading.causes import Causes
+from dlbench.reading.comparability import chosen_settings, group_id
+from dlbench.reading.run_metrics import METRICS, metrics_by_run
+from dlbench.reading.run_table import WithoutFigures, tabulate
+from dlbench.reading.slow_nodes import host_ratios
+from dlbench.records.folder import RunFolder
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run, Scan, read_run
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.errors import UserError
-from dlbench.records.folder import RunFolder
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.files import INDEX, Store
 from dlbench.history.index import Index, IndexDamagedError, IndexUnusableError, Row
 from dlbench.history.where import matches
+from dlbench.records.folder import RunFolder
 
 BATCH = 64
 """Runs that are read at once, and written in one transaction."""

@@ -17,8 +17,8 @@ from dlbench.errors import UserError
 from dlbench.jobs import launch
 from dlbench.jobs.templates import render
 from dlbench.records.folder import RunFolder
-from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.ab_sides import side_words
+from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.system import SlurmSpec
 
 Job = tuple[LaunchPlan, ...]

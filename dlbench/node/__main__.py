@@ -134,10 +134,10 @@ def _train(
     sampler: NodeSampler | None,
 ) -> bool:
     from dlbench.node.sync.build_engine import build_engine
+    from dlbench.node.training.instruments import RankWatch
     from dlbench.node.training.prepare import device_for
     from dlbench.node.training.run import RankRun
     from dlbench.node.training.watchdog import Watchdog
-    from dlbench.node.training.instruments import RankWatch
 
     device = device_for(plan, place)
     engine = build_engine(plan, folder, place, device)

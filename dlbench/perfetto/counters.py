@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from dlbench.perfetto.clocks import LARGEST_NS
 from dlbench.perfetto.notes import Notes, clean, merged
-from dlbench.records.throttle_reasons import clock_reason_names
 from dlbench.records.rows.samples import SampleReader
+from dlbench.records.throttle_reasons import clock_reason_names
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,14 +10,14 @@ from pydantic import ValidationError
 
 import dlbench
 from dlbench.errors import UserError
+from dlbench.specs.ab_sides import in_order, refuse_equal, refuse_other_options, refuse_uneven
 from dlbench.specs.choices import WorkloadFile, choose, choose_system
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
 from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
-from dlbench.specs.run_order import Counts, interleaved, series_name
 from dlbench.specs.requests import Request
 from dlbench.specs.resolve import find
-from dlbench.specs.ab_sides import in_order, refuse_equal, refuse_other_options, refuse_uneven
+from dlbench.specs.run_order import Counts, interleaved, series_name
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.variants import apart_problem, arranged, option_of
 from dlbench.specs.workload import Workload

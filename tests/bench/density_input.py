@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
+from dlbench.datasets.containers.tfrecord import RecordWriter, decompressor
 from dlbench.datasets.volumes.density import index_density
 from dlbench.datasets.volumes.fields import density_sample
 from dlbench.datasets.volumes.tfrecord import encode_volume
-from dlbench.datasets.containers.tfrecord import RecordWriter, decompressor
 from dlbench.node.data.density import VolumeReader
 from dlbench.node.data.reader import BatchReader
 from tests.bench.figures import Figure, median_interval

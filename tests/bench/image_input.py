@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from dlbench.datasets.images.packing import PackRecipe
 from dlbench.datasets.images.image_set import open_image_set
+from dlbench.datasets.images.packing import PackRecipe
 from dlbench.datasets.images.photo_crops import PhotoRecipe
 from dlbench.datasets.making.production import produce
 from dlbench.node.data.images import open_images

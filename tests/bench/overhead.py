@@ -23,8 +23,8 @@ from pathlib import Path
 
 import psutil
 
-from dlbench.records.scan import scan
 from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import scan
 from tests.bench.figures import Figure, median_interval
 
 WORKLOADS = ("resnet50", "bert", "cosmoflow")

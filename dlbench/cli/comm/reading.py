@@ -86,10 +86,10 @@ def fit(runs: Path, output: Path | None, system: str | None, transport: str | No
     if output is not None:
         check_writable(output)
     require_modules("comm fit", *_NUMBERS)
-    from dlbench.collectives.results.network import fit_one
-    from dlbench.collectives.results.tables import tabulate
     from dlbench.collectives.page.fits import fit_table
     from dlbench.collectives.page.terminal import fit_text
+    from dlbench.collectives.results.network import fit_one
+    from dlbench.collectives.results.tables import tabulate
     from dlbench.records.collectives_scan import scan_comm
     from dlbench.units import utc_now
 
@@ -145,8 +145,8 @@ def predict(
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
     """
     require_modules("comm predict", *_NUMBERS)
-    from dlbench.collectives.results.prediction import Wanted, predict_all
     from dlbench.collectives.page import predicted as comm_predicted
+    from dlbench.collectives.results.prediction import Wanted, predict_all
     from dlbench.records.network import read_network
     from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES
     from dlbench.specs.collectives.sizes import parse_sizes

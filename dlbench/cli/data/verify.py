@@ -50,7 +50,7 @@ def verify(source: Path, kind: str | None, vocabulary: str | None, as_json: bool
 
 
 def _print(verdict: Verdict) -> None:
-    from dlbench.publish.wording import clean
+    from dlbench.report.wording import clean
 
     for line in verdict.faults:
         click.echo(clean(line))

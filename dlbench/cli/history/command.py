@@ -1,4 +1,4 @@
-"""`dlbench history`: runs of months in one place; its commands are in `history_*`."""
+"""`dlbench history`: runs of months in one place; its commands are the other files of this folder."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import click
 
 # In the order of work: name, module, attribute, one line of help (so that --help imports no command).
 COMMANDS: tuple[tuple[str, str, str, str], ...] = (
-    ("import", "history_import", "import_runs", "Bring runs in: folders of runs, single runs, archives."),
-    ("list", "history_list", "list_runs", "List the runs of a history."),
-    ("trends", "history_trends", "trends", "Find when runs became slower or faster, and what changed then."),
-    ("slow-nodes", "history_trends", "slow_nodes", "Tell which nodes were slow, month by month."),
-    ("export", "history_export", "export_runs", "Write runs as an archive that `import` reads."),
-    ("prune", "history_prune", "prune", "Let old runs go, or their traces."),
-    ("rebuild", "history_rebuild", "rebuild", "Make the index anew from the runs."),
+    ("import", "importing", "import_runs", "Bring runs in: folders of runs, single runs, archives."),
+    ("list", "list_runs", "list_runs", "List the runs of a history."),
+    ("trends", "trends", "trends", "Find when runs became slower or faster, and what changed then."),
+    ("slow-nodes", "trends", "slow_nodes", "Tell which nodes were slow, month by month."),
+    ("export", "export", "export_runs", "Write runs as an archive that `import` reads."),
+    ("prune", "prune", "prune", "Let old runs go, or their traces."),
+    ("rebuild", "rebuild", "rebuild", "Make the index anew from the runs."),
 )
 
 
@@ -27,7 +27,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         for name, module, attribute, _ in COMMANDS:
             if name == cmd_name:
-                command = getattr(importlib.import_module(f"dlbench.cli.{module}"), attribute)
+                command = getattr(importlib.import_module(f"dlbench.cli.history.{module}"), attribute)
                 assert isinstance(command, click.Command)
                 return command
         return None

@@ -14,9 +14,9 @@ from dlbench.cli.history.store import open_store, store_options, tell
 from dlbench.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from dlbench.records.folder import RunFolder
-    from dlbench.history.store import History
     from dlbench.history.importing import Candidate, Outcome
+    from dlbench.history.store import History
+    from dlbench.records.folder import RunFolder
 
 _VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 
@@ -72,8 +72,8 @@ def _candidates(paths: tuple[Path, ...], opened: History, room: Path) -> Iterato
 
 def _folders(path: Path) -> list[RunFolder]:
     """The runs of a history, or of a folder of runs."""
-    from dlbench.records.folder import RunFolder
     from dlbench.history.files import MARKER, Store, is_there
+    from dlbench.records.folder import RunFolder
     from dlbench.records.scan import run_folders
 
     if is_there(path / MARKER):

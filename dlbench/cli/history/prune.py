@@ -41,8 +41,8 @@ def prune(
     """
     from datetime import datetime, timezone
 
-    from dlbench.history.page.listing import removal_lines
     from dlbench.history import prune as history_prune
+    from dlbench.history.page.listing import removal_lines
 
     # NaN is neither.
     if not 0 <= keep_days <= 1_000_000:

@@ -173,7 +173,7 @@ def slow_nodes(
 
 
 def _known(metrics: Sequence[str]) -> Sequence[str]:
-    from dlbench.analysis.run_metrics import by_name
+    from dlbench.reading.run_metrics import by_name
 
     for name in metrics:
         if name not in by_name():
@@ -199,8 +199,8 @@ def _render(found: TrendsReport, chosen: FormatName, table: TableName) -> str:
 
 def _recent_regressions(found: TrendsReport, days: int) -> list[str]:
     """Regressions within so many days before the newest run, a line each."""
-    from dlbench.history.trends.series import UTC_FORMAT
     from dlbench.history.page.words import change_text, day
+    from dlbench.history.trends.series import UTC_FORMAT
 
     if not found.as_of:
         return []

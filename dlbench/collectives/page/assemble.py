@@ -6,11 +6,6 @@ import dataclasses
 import re
 
 import dlbench
-from dlbench.collectives.results import choice as comm_choice
-from dlbench.collectives.results import doubts as comm_doubts
-from dlbench.collectives.results.fit import Fits, fit_all
-from dlbench.collectives.results.tables import CommGroup, CommTable, Series, tabulate
-from dlbench.analysis.statistics import MIN_RUNS
 from dlbench.collectives.page import model
 from dlbench.collectives.page.figures import GIGA, rate_figure, time_figure
 from dlbench.collectives.page.fits import fit_table, model_crossover_rows
@@ -22,10 +17,15 @@ from dlbench.collectives.page.wording import (
     size_text,
     time_text,
 )
-from dlbench.publish.figure import figure_of
-from dlbench.publish.model import Condition, Doubt
-from dlbench.publish.wording import clean, place_text, runs_text
+from dlbench.collectives.results import choice as comm_choice
+from dlbench.collectives.results import doubts as comm_doubts
+from dlbench.collectives.results.fit import Fits, fit_all
+from dlbench.collectives.results.tables import CommGroup, CommTable, Series, tabulate
 from dlbench.records.collectives_scan import CommRun, CommScan
+from dlbench.report.model import Condition, Doubt
+from dlbench.report.wording import clean, place_text, runs_text
+from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.figure import figure_of
 
 TITLE = "dlbench collective benchmark"
 

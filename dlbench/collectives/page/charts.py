@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbench.collectives.page import tabular as comm_tabular
-from dlbench.publish.chart_style import IDEAL, MUTED, RANK_COLOURS, WIDE
-from dlbench.publish.charts import Chart, Rows, finish
 from dlbench.collectives.page.model import CommGroup, SizeRow
-from dlbench.collectives.page.wording import basis_text, rate_figure_text, ratio_text, seconds_text, size_text, time_text
-from dlbench.publish.tabular import Table
+from dlbench.collectives.page.wording import (
+    basis_text,
+    rate_figure_text,
+    ratio_text,
+    seconds_text,
+    size_text,
+    time_text,
+)
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.style import IDEAL, MUTED, RANK_COLOURS, WIDE
+from dlbench.report.tabular import Table
 
 HEIGHT = 260
 

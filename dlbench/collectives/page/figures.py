@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from dlbench.collectives.results.tables import Measurement
-from dlbench.analysis.statistics import Estimate
 from dlbench.collectives.page.wording import WITHIN_RUN
-from dlbench.publish.figure import Figure, figure_of
+from dlbench.collectives.results.tables import Measurement
+from dlbench.stats.estimates import Estimate
+from dlbench.stats.figure import Figure, figure_of
 
 GIGA = 1e-9
 """GB/s of a byte a second."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dlbench.collectives.page import model
 from dlbench.collectives.results.fit import Fit, Fits, model_crossovers
 from dlbench.collectives.results.tables import CommGroup
-from dlbench.collectives.page import model
-from dlbench.publish.wording import clean
+from dlbench.report.wording import clean
 from dlbench.specs.collectives.network import Level, LevelName
 
 

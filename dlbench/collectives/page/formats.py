@@ -8,12 +8,12 @@ from typing import Literal
 
 from dlbench.collectives.page import tabular as comm_tabular
 from dlbench.collectives.page.model import CommGroup, CommReport, FitTable
-from dlbench.publish.delimited import write_table
-from dlbench.publish.figure import Cell, figure_columns
-from dlbench.publish.markdown import escape
-from dlbench.publish.model import as_plain
-from dlbench.publish.tabular import Table
-from dlbench.publish.wording import runs_text
+from dlbench.report.formats.csv import write_table
+from dlbench.report.formats.markdown import escape
+from dlbench.report.model import as_plain
+from dlbench.report.tabular import Table
+from dlbench.report.wording import runs_text
+from dlbench.stats.figure import Cell, figure_columns
 
 TableName = Literal["points", "ratios", "fits", "runs"]
 

@@ -1,4 +1,4 @@
-"""The report of the collective benchmark as one HTML page, in the frame of `dlbench.publish.html`."""
+"""The report of the collective benchmark as one HTML page, in the frame of `dlbench.report.formats.html`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dlbench.collectives.page import tabular as comm_tabular
 from dlbench.collectives.page import wording as comm_wording
 from dlbench.collectives.page.charts import comm_charts
 from dlbench.collectives.page.model import CommReport
-from dlbench.publish.html import MAX_CHARTED_GROUPS, MAX_LISTED_RUNS, download, draw, render_page
+from dlbench.report.formats.html import MAX_CHARTED_GROUPS, MAX_LISTED_RUNS, download, draw, render_page
 
 _DOWNLOADS: tuple[tuple[comm_formats.TableName, str], ...] = (
     ("points", "measured points"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlbench.collectives.results.choice import RATE_SHARE, STAY_WITHIN
-from dlbench.analysis.statistics import MIN_RUNS, RESAMPLES
+from dlbench.stats.estimates import MIN_RUNS, RESAMPLES
 
 METHODS: tuple[tuple[str, str], ...] = (
     (

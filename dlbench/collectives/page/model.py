@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.publish.figure import Figure
-from dlbench.publish.model import Condition, Doubt
+from dlbench.report.model import Condition, Doubt
+from dlbench.stats.figure import Figure
 
 FORMAT = "dlbench.comm-report"
 VERSION = 1

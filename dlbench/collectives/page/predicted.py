@@ -6,13 +6,13 @@ import json
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from dlbench.collectives.results.choice import RATE_SHARE
-from dlbench.collectives.results.prediction import Prediction, Wanted
 from dlbench.collectives.page.tabular import FASTEST
 from dlbench.collectives.page.wording import COLLECTIVE_TITLES, about, seconds_text, size_text
-from dlbench.publish.model import as_plain
-from dlbench.publish.tabular import Table, aligned
-from dlbench.publish.wording import clean, percent
+from dlbench.collectives.results.choice import RATE_SHARE
+from dlbench.collectives.results.prediction import Prediction, Wanted
+from dlbench.report.model import as_plain
+from dlbench.report.tabular import Table, aligned
+from dlbench.report.wording import clean, percent
 from dlbench.specs.collectives.network import NetworkModel
 
 WIDTH = 80

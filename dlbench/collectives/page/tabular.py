@@ -17,9 +17,9 @@ from dlbench.collectives.page.wording import (
     size_text,
     time_text,
 )
-from dlbench.publish.figure import Figure
-from dlbench.publish.tabular import Table
-from dlbench.publish.wording import DASH, percent, times_text
+from dlbench.report.tabular import Table
+from dlbench.report.wording import DASH, percent, times_text
+from dlbench.stats.figure import Figure
 
 _Cell = Callable[[SizeRow], str]
 

@@ -17,9 +17,9 @@ from dlbench.collectives.page.wording import (
     size_text,
     time_text,
 )
-from dlbench.publish.tabular import Table, aligned
-from dlbench.publish.terminal import shorten
-from dlbench.publish.wording import runs_text
+from dlbench.report.formats.terminal import shorten
+from dlbench.report.tabular import Table, aligned
+from dlbench.report.wording import runs_text
 
 WIDTH = 80
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from dlbench.publish import wording
-from dlbench.publish.figure import Figure
-from dlbench.publish.wording import DASH
+from dlbench.report import wording
+from dlbench.report.wording import DASH
+from dlbench.stats.figure import Figure
 from dlbench.units import format_bytes, format_number, format_seconds
 
 COLLECTIVE_TITLES = {

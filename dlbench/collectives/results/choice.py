@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlbench.collectives.results.tables import CommGroup, Measurement, Series, SeriesName
-from dlbench.analysis.statistics import Estimate, are_paired, ratio_estimate
+from dlbench.stats.estimates import Estimate, are_paired, ratio_estimate
 
 STAY_WITHIN = 0.05
 """The algorithm of the next smaller size stays recommended while it is at most this share slower than the fastest."""

@@ -7,14 +7,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from dlbench.collectives.results.tables import CommGroup, layout_of, name_of, why_not
-from dlbench.analysis.doubts import Doubt
-from dlbench.analysis.environments import Environments, compare
-from dlbench.analysis.statistics import MIN_RUNS
 from dlbench.costs.collectives import Layout, RankCounts, counts
+from dlbench.reading.environments import Environments, compare
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun
 from dlbench.specs.collectives.plan import ELEMENT_BYTES, Collective
+from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import format_bytes
+from dlbench.views.doubts import Doubt
 
 if TYPE_CHECKING:
     from dlbench.records.scan import Run

@@ -16,8 +16,8 @@ from dlbench.costs.fit.link_fit import Observation, choose_sharing, fit_line, fi
 from dlbench.costs.predictions import crossovers
 from dlbench.errors import DlbenchError
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.plan import ELEMENT_BYTES
 from dlbench.specs.collectives.network import LineCost, NetworkModel
+from dlbench.specs.collectives.plan import ELEMENT_BYTES
 
 LARGE_BYTES = 1_000_000
 """Messages from here on are told apart in the errors: what gradients are sent in."""

@@ -12,8 +12,8 @@ from dlbench.costs.fit.link_fit import fit_line
 from dlbench.costs.predictions import crossovers, predict
 from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES, GROUPED_ALGORITHMS, Collective
 from dlbench.specs.collectives.network import NetworkModel
+from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES, GROUPED_ALGORITHMS, Collective
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,13 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dlbench.analysis.statistics import Estimate, RunKey, interval, median_estimate
 from dlbench.costs.collectives import Layout
 from dlbench.costs.predictions import bus_factor
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, CommScan
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.plan import ALGORITHMS, BACKENDS, Collective
+from dlbench.stats.estimates import Estimate, RunKey, interval, median_estimate
 from dlbench.units import format_bytes
 
 LIBRARY = "library"

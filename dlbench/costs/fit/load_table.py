@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbench.costs.collectives import Layout
-from dlbench.costs.predictions import whole_elements
 from dlbench.costs.fit.step_loads import Load, Sharing, summarise
+from dlbench.costs.predictions import whole_elements
 from dlbench.errors import UserError
-from dlbench.specs.collectives.plan import Collective
 from dlbench.specs.collectives.network import LevelName
+from dlbench.specs.collectives.plan import Collective
 
 if TYPE_CHECKING:
     import numpy as np

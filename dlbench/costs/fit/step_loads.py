@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dlbench.costs.collectives import Layout
-from dlbench.costs.schedules.schedule import pipeline_chunks, schedule
 from dlbench.costs.schedules.halving import power_below
+from dlbench.costs.schedules.schedule import pipeline_chunks, schedule
 from dlbench.costs.schedules.transfers import Schedule, Transfer
-from dlbench.specs.collectives.plan import Collective
 from dlbench.specs.collectives.network import LevelName
+from dlbench.specs.collectives.plan import Collective
 
 Messages = tuple[tuple[int, int], ...]
 """Sizes in elements, ascending, each with how many messages have it."""

@@ -49,13 +49,13 @@ from dlbench.costs.schedules.ring import (
     ring_reduce_scatter,
     scatter_from_first,
 )
+from dlbench.costs.schedules.transfers import Schedule, Span, Step, Team, Transfer, block
 from dlbench.costs.schedules.tree import (
     binomial_broadcast,
     binomial_reduce,
     binomial_scatter,
     double_binary_tree,
 )
-from dlbench.costs.schedules.transfers import Schedule, Span, Step, Team, Transfer, block
 from dlbench.errors import UserError, nearest
 from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Collective
 

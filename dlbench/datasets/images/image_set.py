@@ -67,8 +67,8 @@ def open_image_set(folder: Path) -> ImageSet:
     Raises:
         UserError: the folder is missing, unreadable, empty, or damaged; or holds splits, of which one must be named.
     """
-    from dlbench.datasets.images.shards import holds_shards, open_image_shards
     from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
+    from dlbench.datasets.images.shards import holds_shards, open_image_shards
 
     train = folder / "train"
     # A tree may have a class of that name; a class folder holds neither shards nor folders.

@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from dlbench.datasets.images.shards import INDEX, ImageShards, save_index
 from dlbench.datasets.images.image_set import ImageSet, open_image_set
-from dlbench.datasets.making.production import Part
 from dlbench.datasets.images.shard_scan import FILENAME, IMAGE, LABEL, LABEL_SUFFIX, SYNSET, scan_shards
+from dlbench.datasets.images.shards import INDEX, ImageShards, save_index
+from dlbench.datasets.making.production import Part
 from dlbench.datasets.splits import Split
 from dlbench.errors import UserError
 

@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dlbench.datasets.images.shard_scan import RECORD_HEAD, ShardIndex, index_text, scan_shards, shard_names
 from dlbench.datasets.containers.tfrecord import read_record_at
+from dlbench.datasets.images.shard_scan import RECORD_HEAD, ShardIndex, index_text, scan_shards, shard_names
 from dlbench.errors import UserError
 
 INDEX = "index.npz"

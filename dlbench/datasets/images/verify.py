@@ -7,9 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from dlbench.datasets.images.shards import ImageShards
 from dlbench.datasets.images.image_set import ImageSet, open_image_set
 from dlbench.datasets.images.jpeg_decode import decode
+from dlbench.datasets.images.shards import ImageShards
 from dlbench.datasets.making.manifest import NAME, file_sha256, read_files
 from dlbench.datasets.splits import NAMES as SPLITS
 from dlbench.datasets.splits import has_splits

@@ -203,8 +203,8 @@ def packing(source: Path, *, container: Literal["tar", "tfrecord"], samples_per_
     Raises:
         UserError: the source holds no images, or is damaged.
     """
-    from dlbench.datasets.images.packing import SAMPLES_PER_SHARD, PackRecipe
     from dlbench.datasets.images.image_set import open_image_set
+    from dlbench.datasets.images.packing import SAMPLES_PER_SHARD, PackRecipe
 
     train, validation = train_folder(source), validation_folder(source)
     recipe = PackRecipe(

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.datasets.volumes.fields import DensityRecipe
-from dlbench.datasets.making.manifest import read_manifest
 from dlbench.datasets.images.photo_crops import PhotoRecipe
+from dlbench.datasets.making.manifest import read_manifest
 from dlbench.datasets.making.production import Recipe, produce, require_ours
 from dlbench.datasets.text.python_text import python_version
 from dlbench.datasets.text.recipes import TextRecipe
+from dlbench.datasets.volumes.fields import DensityRecipe
 from dlbench.errors import UserError
 
 _OLD_KIND = "demo-"

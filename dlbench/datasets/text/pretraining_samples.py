@@ -24,8 +24,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlbench.datasets.text.masking import mask_tokens, masking_for
 from dlbench.datasets.text.corpus import TextCorpus
+from dlbench.datasets.text.masking import mask_tokens, masking_for
 from dlbench.datasets.text.vocabulary import CLS, PAD, SEP
 from dlbench.errors import UserError
 

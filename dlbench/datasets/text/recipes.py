@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbench.datasets.making.production import Part
-from dlbench.datasets.text.python_text import NOTICE, Document, documents_sha256, python_documents, python_version
 from dlbench.datasets.splits import Split
+from dlbench.datasets.text.python_text import NOTICE, Document, documents_sha256, python_documents, python_version
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbench.datasets.text.pretraining_hdf5 import write_samples
-from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
 from dlbench.datasets.making.production import Part
-from dlbench.datasets.text.python_text import documents_sha256, python_documents
 from dlbench.datasets.splits import Split
 from dlbench.datasets.text.corpus import TextCorpus, read_corpus, tokenise
+from dlbench.datasets.text.pretraining_hdf5 import write_samples
+from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
+from dlbench.datasets.text.python_text import documents_sha256, python_documents
 from dlbench.datasets.text.recipes import EMBEDDED, SPLITS, TRAIN, split_documents, write_notice
 from dlbench.datasets.text.vocabulary import load_vocabulary
 from dlbench.errors import UserError

@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from dlbench.datasets.text.pretraining_hdf5 import file_fault, sample_files
 from dlbench.datasets.text.corpus import SAVED, open_corpus, read_documents, text_files
+from dlbench.datasets.text.pretraining_hdf5 import file_fault, sample_files
 from dlbench.datasets.text.vocabulary import UNKNOWN, load_vocabulary
 from dlbench.errors import UserError
 

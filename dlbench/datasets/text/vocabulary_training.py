@@ -14,8 +14,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dlbench.datasets.text.python_text import python_documents
 from dlbench.datasets.text.corpus import read_documents, text_files
+from dlbench.datasets.text.python_text import python_documents
 from dlbench.datasets.text.vocabulary import SPECIAL, UNKNOWN, Vocabulary, load_vocabulary
 from dlbench.errors import UserError
 

@@ -23,12 +23,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dlbench.datasets.volumes.tfrecord import encode_volume
 from dlbench.datasets.containers.hdf5 import make_hdf5
-from dlbench.datasets.volumes.power_spectrum import Cosmology, growth, matter_power
+from dlbench.datasets.containers.tfrecord import RecordWriter
 from dlbench.datasets.making.production import Part
 from dlbench.datasets.splits import Split
-from dlbench.datasets.containers.tfrecord import RecordWriter
+from dlbench.datasets.volumes.power_spectrum import Cosmology, growth, matter_power
+from dlbench.datasets.volumes.tfrecord import encode_volume
 from dlbench.errors import EnvironmentLacksError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dlbench.datasets.volumes.shape import FileShape, Volume
 from dlbench.datasets.containers.hdf5 import OpenFiles, damage_told, open_hdf5, require_plausible
+from dlbench.datasets.volumes.shape import FileShape, Volume
 
 LAYOUT = ".h5 files with x (int16, (n, S, S, S, C)) and y (float32, (n, T))"
 SUFFIXES = (".h5", ".hdf5")

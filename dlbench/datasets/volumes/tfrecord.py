@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbench.datasets.volumes.shape import FileShape, Volume
 from dlbench.datasets.containers.tf_example import encode_example, example_views
 from dlbench.datasets.containers.tfrecord import gunzip, is_gzip, read_record_at, read_records, record_offsets, unframe
+from dlbench.datasets.volumes.shape import FileShape, Volume
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,12 +11,12 @@ from typing import TypeVar
 import dlbench
 from dlbench.gate.comparison import ComparedMetric, ComparedPoint, Comparison
 from dlbench.gate.content import KeyDifference
-from dlbench.gate.sides import SidePoint, SideRun
-from dlbench.analysis.statistics import Estimate
 from dlbench.gate.page import model
 from dlbench.gate.page.words import headline, methods
-from dlbench.publish.figure import Figure, figure_of
-from dlbench.publish.wording import ENGINE_TITLES, clean, place_text, runs_text
+from dlbench.gate.sides import SidePoint, SideRun
+from dlbench.report.wording import ENGINE_TITLES, clean, place_text, runs_text
+from dlbench.stats.estimates import Estimate
+from dlbench.stats.figure import Figure, figure_of
 
 DAY_S = 86_400
 

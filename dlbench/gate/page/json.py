@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from dlbench.gate.page.model import ComparisonReport
-from dlbench.publish.model import as_plain
+from dlbench.report.model import as_plain
 
 
 def to_json(report: ComparisonReport) -> str:

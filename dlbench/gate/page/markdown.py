@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
 from dlbench.gate.page.text import endings, remarks
 from dlbench.gate.page.words import p_text, power_text, ratio_text
-from dlbench.publish.figure import Figure
-from dlbench.publish.markdown import escape
-from dlbench.publish.wording import DASH, basis_text, figure_text
+from dlbench.report.formats.markdown import escape
+from dlbench.report.wording import DASH, basis_text, figure_text
+from dlbench.stats.figure import Figure
 
 _HEADER = ("Point", "Metric", "A", "B", "B / A (above 1 is worse)", "p worse (Holm)", "Verdict")
 

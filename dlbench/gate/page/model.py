@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dlbench.publish.figure import Figure
+from dlbench.stats.figure import Figure
 
 FORMAT = "dlbench.comparison"
 VERSION = 1

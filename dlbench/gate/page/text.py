@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from dlbench.errors import DlbenchError
 from dlbench.gate.page.model import ComparisonReport, KeyPair, MetricResult, PointResult
 from dlbench.gate.page.words import p_text, power_text, ratio_text, share_text
-from dlbench.publish.tabular import Table, aligned
-from dlbench.publish.terminal import WIDTH, shorten
-from dlbench.publish.wording import DASH, basis_text, clean, figure_text
+from dlbench.report.formats.terminal import WIDTH, shorten
+from dlbench.report.tabular import Table, aligned
+from dlbench.report.wording import DASH, basis_text, clean, figure_text
 
 if TYPE_CHECKING:
     from dlbench.records.scan import Scan
@@ -39,10 +39,10 @@ def to_text(report: ComparisonReport, width: int = WIDTH) -> str:
 def paired_lines(scan: Scan) -> list[str]:
     """What the paired comparisons of some runs say, or why they say nothing: for the end of `dlbench run --ab`."""
     from dlbench.gate.comparison import compare_pairs
+    from dlbench.gate.page.assemble import assemble
     from dlbench.gate.pairs import paired_points
     from dlbench.gate.verdicts import Rule
-    from dlbench.analysis.run_metrics import DEFAULT_METRIC
-    from dlbench.gate.page.assemble import assemble
+    from dlbench.reading.run_metrics import DEFAULT_METRIC
 
     try:
         points, both = paired_points(scan, str(scan.root), {}, "--where")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlbench.gate.comparison import Comparison
-from dlbench.analysis.statistics import MIN_RUNS, RESAMPLES
 from dlbench.gate.page.model import MetricResult, PointResult
-from dlbench.publish.figure import Figure
-from dlbench.publish.wording import percent, times_text
+from dlbench.report.wording import percent, times_text
+from dlbench.stats.estimates import MIN_RUNS, RESAMPLES
+from dlbench.stats.figure import Figure
 
 ORDER = ("regressed", "insufficient", "inconclusive", "improved", "equivalent")
 

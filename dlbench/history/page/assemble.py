@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import dlbench
-from dlbench.history.trends.change_points import MIN_NIGHTS
-from dlbench.analysis.run_metrics import METRICS, Metric
-from dlbench.history.trends.slow_months import HostCourse, SlowMonths, slow_months
-from dlbench.history.trends.series import Change, Difference, Night, Trend, dated, trends
+from dlbench.history.entry import HistoryEntry
 from dlbench.history.page import model
-from dlbench.publish.figure import figure_of, optional_figure_of
 from dlbench.history.page.methods import METHODS
 from dlbench.history.page.words import verdict
-from dlbench.publish.wording import clean, place_text
-from dlbench.history.entry import HistoryEntry
+from dlbench.history.trends.change_points import MIN_NIGHTS
+from dlbench.history.trends.series import Change, Difference, Night, Trend, dated, trends
+from dlbench.history.trends.slow_months import HostCourse, SlowMonths, slow_months
+from dlbench.reading.run_metrics import METRICS, Metric
+from dlbench.report.wording import clean, place_text
+from dlbench.stats.figure import figure_of, optional_figure_of
 
 FOLLOWED = ("step_median_s", "energy_j_per_sample", "time_to_quality_s")
 """Metrics that are followed unless others are asked for: the mean and the p95 of steps say much the same."""
@@ -29,7 +29,7 @@ def trends_of(entries: Iterable[HistoryEntry], metrics: Sequence[str] = FOLLOWED
 
     Args:
         entries: of a history, in any order.
-        metrics: names of `dlbench.analysis.run_metrics.METRICS`.
+        metrics: names of `dlbench.reading.run_metrics.METRICS`.
     """
     known = list(entries)
     followed = [metric for metric in METRICS if metric.name in metrics]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbench.publish.chart_style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
-from dlbench.publish.charts import Chart, Rows, finish
 from dlbench.history.page.model import HostRow, NodesOverTime, TrendSeries
 from dlbench.history.page.tables import host_months, nights
 from dlbench.history.page.words import (
@@ -18,7 +16,9 @@ from dlbench.history.page.words import (
     percent_change,
     times_text,
 )
-from dlbench.publish.wording import runs_text
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
+from dlbench.report.wording import runs_text
 
 WIDTH = 1000
 """Plot width of a series over time, pixels."""

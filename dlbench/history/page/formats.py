@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator
 
 from dlbench.history.page import tables
-from dlbench.publish.delimited import write_table
-from dlbench.publish.markdown import escape
-from dlbench.publish.model import as_plain
-from dlbench.publish.tabular import Table
 from dlbench.history.page.model import NodesOverTime, TrendsReport
 from dlbench.history.page.words import host_sentence, newest_text
-from dlbench.publish.wording import runs_text
+from dlbench.report.formats.csv import write_table
+from dlbench.report.formats.markdown import escape
+from dlbench.report.model import as_plain
+from dlbench.report.tabular import Table
+from dlbench.report.wording import runs_text
 
 
 def to_json(report: TrendsReport | NodesOverTime) -> str:

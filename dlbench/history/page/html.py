@@ -1,4 +1,4 @@
-"""Trends as one HTML page, in the frame of `dlbench.publish.html`."""
+"""Trends as one HTML page, in the frame of `dlbench.report.formats.html`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 from dlbench.history.page import formats as trends_formats
 from dlbench.history.page import tables as trends_tables
 from dlbench.history.page import words as trends_words
-from dlbench.publish.html import download, draw, render_page
 from dlbench.history.page.charts import host_charts, series_chart
 from dlbench.history.page.model import TrendsReport
 from dlbench.history.page.words import telling_first
+from dlbench.report.formats.html import download, draw, render_page
 
 MAX_CHARTED = 20
 """Series drawn: those with changes first; all stand in the tables."""

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dlbench.analysis.run_metrics import METRICS
-from dlbench.publish.delimited import write_table
-from dlbench.publish.figure import Cell
-from dlbench.publish.wording import clean
+from dlbench.reading.run_metrics import METRICS
+from dlbench.report.formats.csv import write_table
+from dlbench.report.wording import clean
+from dlbench.stats.figure import Cell
 from dlbench.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dlbench.history.trends.change_points import LEVEL, MIN_EFFECT, MIN_NIGHTS, ODD_NIGHTS
 from dlbench.history.trends.rank_sums import MIN_SEGMENT
 from dlbench.history.trends.slow_months import RECENT_DAYS
-from dlbench.analysis.slow_nodes import SLOW
-from dlbench.analysis.statistics import MIN_RUNS, RESAMPLES
+from dlbench.reading.slow_nodes import SLOW
+from dlbench.stats.estimates import MIN_RUNS, RESAMPLES
 
 METHODS: tuple[tuple[str, str], ...] = (
     (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.publish.figure import Figure
+from dlbench.stats.figure import Figure
 
 FORMAT = "dlbench.trends"
 VERSION = 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from dlbench.publish.figure import Cell, figure_columns
-from dlbench.publish.tabular import Table
 from dlbench.history.page.model import ChangeRow, HostRow, NodesOverTime, TrendSeries, TrendsReport
 from dlbench.history.page.words import (
     amount_text,
@@ -19,7 +17,9 @@ from dlbench.history.page.words import (
     p_text,
     times_text,
 )
-from dlbench.publish.wording import DASH, place_text
+from dlbench.report.tabular import Table
+from dlbench.report.wording import DASH, place_text
+from dlbench.stats.figure import Cell, figure_columns
 
 TableName = Literal["changes", "series", "nights", "hosts"]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from dlbench.publish.tabular import Table, aligned
-from dlbench.publish.terminal import WIDTH, shorten
 from dlbench.history.page.model import ChangeRow, NodesOverTime, TrendSeries, TrendsReport
 from dlbench.history.page.words import (
     basis_text,
@@ -23,7 +21,9 @@ from dlbench.history.page.words import (
     telling_first,
     times_text,
 )
-from dlbench.publish.wording import DASH, runs_text
+from dlbench.report.formats.terminal import WIDTH, shorten
+from dlbench.report.tabular import Table, aligned
+from dlbench.report.wording import DASH, runs_text
 
 MOST_HOSTS = 20
 """Hosts listed; CSV and JSON hold all."""

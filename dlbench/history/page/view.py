@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dlbench.history.page import tables
-from dlbench.publish.charts import Chart
-from dlbench.publish.model import Report
 from dlbench.history.page.charts import host_charts, series_chart
 from dlbench.history.page.model import TrendsReport
 from dlbench.history.page.words import host_sentence, newest_text, telling_first
-from dlbench.publish.view import Sheet, View
-from dlbench.publish.wording import runs_text
+from dlbench.report.charts.chart import Chart
+from dlbench.report.model import Report
+from dlbench.report.view import Sheet, View
+from dlbench.report.wording import runs_text
 
 MAX_CHARTED = 6
 """Series drawn in a report; `dlbench history trends` draws more."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlbench.history.trends.rank_sums import SMALLEST_P
-from dlbench.publish.figure import Figure
 from dlbench.history.page.model import ChangeRow, HostRow, NewestNights, TrendSeries, TrendsReport
-from dlbench.publish.wording import number_text
+from dlbench.history.trends.rank_sums import SMALLEST_P
+from dlbench.report.wording import number_text
+from dlbench.stats.figure import Figure
 
 MOST_COMMITS = 3
 MOST_HOSTS = 6

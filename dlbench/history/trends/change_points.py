@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbench.history.trends.rank_sums import MIN_SEGMENT, NORMAL_MAD, p_value, rank_sums, ranks_of, shrink
-from dlbench.analysis.statistics import Estimate, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, median_estimate, ratio_estimate
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,7 +1,7 @@
 """A history of runs as series over nights, with what changed where the level changed.
 
 A trend is one metric of one point: runs of one group (equal configuration, machine and device, see
-`dlbench.analysis.comparability`), rank count and node count. Nothing else is ever put into one series. All runs of one
+`dlbench.reading.comparability`), rank count and node count. Nothing else is ever put into one series. All runs of one
 request (one series name, planned at one moment) are one night, whose value is their median: the run is what is
 measured, the night is the step in time.
 """
@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from dlbench.history.trends.change_points import ChangePoint, Newest, Segment, change_points, newest, segments
-from dlbench.analysis.run_metrics import METRICS, Metric
 from dlbench.history.entry import HistoryEntry
+from dlbench.history.trends.change_points import ChangePoint, Newest, Segment, change_points, newest, segments
+from dlbench.reading.run_metrics import METRICS, Metric
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 """Of all times that leave this module."""

@@ -1,6 +1,6 @@
 """Slow nodes over months: each host's own work relative to the other hosts of the same runs, by calendar month.
 
-The ratio of a run and its limits are those of `dlbench.analysis.slow_nodes`, so are the threshold and the verdicts: the
+The ratio of a run and its limits are those of `dlbench.reading.slow_nodes`, so are the threshold and the verdicts: the
 run is the unit, the median over the runs of a month has an interval, a host is slow where all of it lies above 1.03.
 Whether it is slow now is asked of its runs since its last change point, none older than `RECENT_DAYS`.
 """
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Literal
 
-from dlbench.history.trends.change_points import ChangePoint, change_points
-from dlbench.analysis.slow_nodes import SAFE_HOST, Verdict, verdict_of
-from dlbench.analysis.statistics import Estimate, median_estimate
-from dlbench.history.trends.series import UTC_FORMAT, by_night, dated, utc_text
 from dlbench.history.entry import HistoryEntry
+from dlbench.history.trends.change_points import ChangePoint, change_points
+from dlbench.history.trends.series import UTC_FORMAT, by_night, dated, utc_text
+from dlbench.reading.slow_nodes import SAFE_HOST, Verdict, verdict_of
+from dlbench.stats.estimates import Estimate, median_estimate
 
 RECENT_DAYS = 92
 """Runs that ended longer before the newest run of the history say nothing of now."""

@@ -19,9 +19,7 @@ from types import TracebackType
 from typing import final
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
-from dlbench.jobs.box import config
-from dlbench.jobs.box import host
-from dlbench.jobs.box import state
+from dlbench.jobs.box import config, host, state
 from dlbench.jobs.box.config import BoxPlan
 from dlbench.jobs.box.host import Process
 

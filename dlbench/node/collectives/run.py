@@ -9,16 +9,16 @@ from datetime import datetime, timedelta, timezone
 import torch
 
 from dlbench.errors import EnvironmentLacksError
+from dlbench.machine import environment
 from dlbench.node.collectives.contestants import Contestant
 from dlbench.node.collectives.control import Control
 from dlbench.node.collectives.deadline import Deadline
-from dlbench.node.collectives.participants import Lineup
 from dlbench.node.collectives.measure import Measurement
+from dlbench.node.collectives.participants import Lineup
 from dlbench.node.ranks import RankPlace
 from dlbench.records.collectives import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives.plan import CommPlan
-from dlbench.machine import environment
 from dlbench.units import format_bytes, utc_now
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.volumes.density import DensityIndex, DensityReader, index_density
 from dlbench.datasets.containers.tfrecord import decompressor
+from dlbench.datasets.volumes.density import DensityIndex, DensityReader, index_density
 from dlbench.errors import UserError
 from dlbench.node.data.reader import BadSampleError, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlbench.datasets.images.packing import class_labels
 from dlbench.datasets.images.image_set import open_image_set
+from dlbench.datasets.images.packing import class_labels
 from dlbench.errors import UserError
 from dlbench.node.data.jpeg import JpegReader
 from dlbench.node.data.reader import SampleReader

@@ -15,8 +15,8 @@ from dlbench.node.models.metrics import Meter, Quality, meter_for
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training.checkpoint import Progress, prune, write_checkpoint
 from dlbench.node.training.events import Events
-from dlbench.node.training.prepare import Prepared, data_identity, trained_identity
 from dlbench.node.training.instruments import RankWatch
+from dlbench.node.training.prepare import Prepared, data_identity, trained_identity
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import Evaluation, QualityResult, meets
 from dlbench.specs.plan import RunPlan

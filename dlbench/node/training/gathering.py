@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
+from dlbench.machine import environment
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.autotune import with_tuning_cost
 from dlbench.node.training import noise_scale, sanity
-from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
-from dlbench.node.training.events import Events
-from dlbench.node.training.loop import LoopResult
 from dlbench.node.training.between_steps import Pauses
-from dlbench.node.training.prepare import Prepared
+from dlbench.node.training.events import Events
 from dlbench.node.training.instruments import watch_result
+from dlbench.node.training.loop import LoopResult
+from dlbench.node.training.prepare import Prepared
+from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
 from dlbench.node.watching.byte_budget import window_ranks
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import NoiseScale, RankResult, Record, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WINDOW_STEPS
-from dlbench.machine import environment
 from dlbench.units import utc_now
 
 Told = Sequence[dict[str, Any]]

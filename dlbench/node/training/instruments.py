@@ -19,10 +19,10 @@ from dlbench.node.sync.clocks import clock_for
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.training.step_schedule import Course
 from dlbench.node.watching.agent import NodeSampler
+from dlbench.node.watching.byte_budget import window_ranks
 from dlbench.node.watching.layers import LayerWatch
 from dlbench.node.watching.profiler import ProfileWindow
 from dlbench.node.watching.rank_spans import RankSpans
-from dlbench.node.watching.byte_budget import window_ranks
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult
 from dlbench.records.rows.spans import EXCHANGE, INPUT

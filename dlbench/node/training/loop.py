@@ -17,12 +17,12 @@ from torch import nn
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
-from dlbench.node.training.step_schedule import Course
 from dlbench.node.training.fault import PlantedFault
+from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.phases import PhaseTimer, StepTimes
 from dlbench.node.training.precision import Precision
-from dlbench.node.training.instruments import RankWatch
+from dlbench.node.training.step_schedule import Course
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.training import TrainSpec
 

@@ -11,24 +11,24 @@ from typing import Any
 import torch
 
 from dlbench.errors import UserError
+from dlbench.machine import environment
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases, sanity
+from dlbench.node.training.between_steps import Pauses
 from dlbench.node.training.events import Events
 from dlbench.node.training.gathering import make_record
-from dlbench.node.training.loop import LoopResult, TrainingLoop
-from dlbench.node.training.between_steps import Pauses
-from dlbench.node.training.prepare import Prepared, prepare
 from dlbench.node.training.instruments import RankWatch
+from dlbench.node.training.loop import LoopResult, TrainingLoop
+from dlbench.node.training.prepare import Prepared, prepare
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult, Record
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
-from dlbench.machine import environment
 from dlbench.units import utc_now
 
 

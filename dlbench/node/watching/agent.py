@@ -18,8 +18,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from dlbench.node.ranks import RankPlace
-from dlbench.node.watching.sampler_command import SamplerOrder
 from dlbench.node.watching.byte_budget import sample_bytes
+from dlbench.node.watching.sampler_command import SamplerOrder
 from dlbench.records.folder import RunFolder
 from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from dlbench.errors import RunError
+from dlbench.machine.clock_offset import OffsetEstimate, estimate, every_second, worth_keeping
 from dlbench.node.watching.clock_exchange import Clock, ClockServer, compare
 from dlbench.records.files import write_json
-from dlbench.machine.clock_offset import OffsetEstimate, estimate, every_second, worth_keeping
 
 FORMAT, VERSION = "dlbench.clock", 1
 

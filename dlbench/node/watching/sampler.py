@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import DlbenchError, ExitCode
+from dlbench.machine.sampling import open_sources
 from dlbench.node.watching.clock_exchange import ClockServer
 from dlbench.node.watching.clock_follower import ClockFollower, answering_address, publish
 from dlbench.node.watching.sampler_command import Commands, SamplerOrder, await_termination
 from dlbench.node.watching.sampling import Sampling
-from dlbench.machine.sampling import open_sources
 
 NICENESS = 5
 """Where cores are shared, ranks go first; how late samples are because of it is in each of them."""

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dlbench.machine.source import Source
 from dlbench.node.watching.sampler_command import SamplerOrder
 from dlbench.records.rows.samples import TIME_FIELDS, sample_writer
-from dlbench.machine.source import Source
 
 SLOW_EVERY = 10
 """Of so many samples one reads the slow sources too."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.rows.reader import BlockReader
 from dlbench.records.rows.format import BlockWriter
+from dlbench.records.rows.reader import BlockReader
 
 if TYPE_CHECKING:
     from dlbench.records.rows.reader import Rows, Values

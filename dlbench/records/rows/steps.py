@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.rows.reader import BlockReader, read_alike
 from dlbench.records.rows.format import BlockWriter
+from dlbench.records.rows.reader import BlockReader, read_alike
 
 if TYPE_CHECKING:
     import numpy as np

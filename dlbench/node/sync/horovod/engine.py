@@ -22,11 +22,16 @@ from torch import nn
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.horovod.autotune import SEARCHED, TuningWatch, tuning_variables
 from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.gradient_times import BackwardWatch
-from dlbench.node.sync.horovod.settings_report import exchange_result, refuted_by_fusion, settings_as_seen, settings_in_force
+from dlbench.node.sync.horovod.autotune import SEARCHED, TuningWatch, tuning_variables
 from dlbench.node.sync.horovod.flags import base_variables, require_flag
+from dlbench.node.sync.horovod.settings_report import (
+    exchange_result,
+    refuted_by_fusion,
+    settings_as_seen,
+    settings_in_force,
+)
 from dlbench.node.sync.horovod.window import TimelineSummary, TimelineWindow
 from dlbench.node.sync.overflow import CheckedFp16, OverflowCount
 from dlbench.records.exchange import ExchangeResult

@@ -12,11 +12,11 @@ from torch import nn
 
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.own import buckets
-from dlbench.node.sync.own.exchange_report import exchange_settings
 from dlbench.node.sync.clocks import clock_for
 from dlbench.node.sync.communicators import communicators_for
 from dlbench.node.sync.engine import Engine, MessageSpan
+from dlbench.node.sync.own import buckets
+from dlbench.node.sync.own.exchange_report import exchange_settings
 from dlbench.node.sync.own.exchanger import Exchanger
 from dlbench.node.sync.own.route import RouteBuilder
 from dlbench.records.exchange import ExchangeResult

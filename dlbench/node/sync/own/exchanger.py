@@ -23,11 +23,11 @@ from torch import nn
 
 from dlbench.costs.overlap import best_merge
 from dlbench.errors import RunError
-from dlbench.node.sync.own import buckets
-from dlbench.node.sync.own.exchange_report import Account
 from dlbench.node.sync.clocks import Clock
 from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.message_spans import SentStep, moment_spans
+from dlbench.node.sync.own import buckets
+from dlbench.node.sync.own.exchange_report import Account
 from dlbench.node.sync.own.exchange_times import Moments, StepMoments
 from dlbench.node.sync.own.route import Route
 from dlbench.node.sync.own.worker import ExchangeThread

@@ -11,14 +11,14 @@ import torch
 from dlbench.costs.fit.least_errors import fit_line
 from dlbench.costs.overlap import hybrid_threshold
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.clocks import Clock
 from dlbench.node.sync.own.buckets import arena_elements
 from dlbench.node.sync.own.calibration import ELEMENT_BYTES, calibrate, sizes_up_to
-from dlbench.node.sync.clocks import Clock
 from dlbench.node.sync.own.exchanges import Flat, Hierarchical, Hybrid, Leader, Method
 from dlbench.node.sync.own.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
 from dlbench.node.sync.own.network_costs import given_line
-from dlbench.node.sync.shared_memory.group import SharedMemoryGroup
 from dlbench.node.sync.own.wire import WireFormat, build_wire
+from dlbench.node.sync.shared_memory.group import SharedMemoryGroup
 from dlbench.specs.collectives.network import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED, Wire

@@ -1,1 +1,0 @@
-"""Numbers become something a person or a program reads."""

@@ -1,0 +1,258 @@
+"""The samples of one node as arrays, and what its ranks did when, on the same clock: the node's CLOCK_MONOTONIC."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlbench.errors import IncompleteDataError
+from dlbench.records.record import RankResult
+from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.spans import STAGE, STAGING, SpanReader
+from dlbench.records.rows.steps import StepReader
+from dlbench.records.scan import Run
+from dlbench.records.watch import NodeWatch
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Times = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float64]
+
+Interval = tuple[int, int]
+"""Begin and end, nanoseconds of the node's clock."""
+
+STAGES = ("idle", "building", "staging", "warm-up", "measured", "evaluation", "checkpoint")
+"""What a node can be at; idle is what no other stage holds: before building, after the last step, between stages."""
+
+# Later ones lie within earlier ones and take their time away.
+_OVERLAYS = ("building", "warm-up", "measured", "staging", "evaluation", "checkpoint")
+
+_SLOW_FACTOR = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSamples:
+    """What the sampler of one node read."""
+
+    node_rank: int
+    host: str
+    period_s: float
+    """Longest period that the sampler had, seconds."""
+    time_ns: Times
+    """When each sample was taken, shape (n,)."""
+    columns: dict[str, Floats]
+    """The wanted fields by name, NaN where one was not read; each of shape (n,)."""
+    names: tuple[str, ...]
+    """All sampled fields."""
+    unavailable: dict[str, str]
+    """What the node does not tell, each with the reason; a name may stand for a group (`gpu`)."""
+    facts: dict[str, str]
+    """What does not change: names and UUIDs of GPUs, limits."""
+    failures: tuple[str, ...]
+    """What failed on the way, each a sentence."""
+
+    def period_of(self, name: str) -> float:
+        """Longest period at which one field was read, seconds: slow ones are read every tenth time."""
+        import numpy as np
+
+        held = int(np.isfinite(self.columns[name]).sum())
+        return self.period_s * (_SLOW_FACTOR if 4 * held < len(self.time_ns) else 1)
+
+    def why_not(self, *names: str) -> str:
+        """Why fields are not there, by the first of `names` that has a reason.
+
+        The reason is that of the field itself, of a group it belongs to, or of a field that belongs to it.
+        """
+        for name in names:
+            parts = name.split(".")
+            for length in range(len(parts), 0, -1):
+                reason = self.unavailable.get(".".join(parts[:length]))
+                if reason:
+                    return reason
+            for other, reason in self.unavailable.items():
+                if other.startswith(f"{name}."):
+                    return reason
+        return "this node did not sample it"
+
+
+def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples:
+    """The wanted fields of one node.
+
+    Raises:
+        IncompleteDataError: the node has no file of samples, or a damaged one.
+    """
+    import numpy as np
+
+    path = run.folder.samples(node)
+    reader = SampleReader(path=path)
+    names = [name for name in reader.columns if wanted(name)]
+    found = reader.read({"time_ns", *names})
+    header = reader.header
+    if header.get("run_id", run.plan.run_id) != run.plan.run_id:
+        raise IncompleteDataError(f"{path}: belongs to run {str(header['run_id'])[:80]!r}, not to {run.plan.run_id}")
+    watched = node_watch(run, node)
+    return NodeSamples(
+        node_rank=node,
+        host=str(header.get("host", "")),
+        period_s=max(_period(path, header.get("period_s")), watched.period_s if watched else 0.0),
+        time_ns=found["time_ns"].astype(np.int64),
+        columns={name: found[name].astype(np.float64) for name in names},
+        names=tuple(reader.columns),
+        unavailable={str(name): str(why) for name, why in dict(header.get("unavailable", {})).items()},
+        facts={str(name): str(value) for name, value in dict(header.get("facts", {})).items()},
+        failures=tuple(f"{failure['failed']}: {failure.get('reason', '')}" for failure in reader.failures),
+    )
+
+
+NodeReader = Callable[[Run, int, Callable[[str], bool]], NodeSamples]
+"""Reads the wanted fields of a node of a run, as `read_node` does; it may hold more fields than were wanted."""
+
+
+def _period(path: Path, value: object) -> float:
+    if isinstance(value, int | float) and value > 0:
+        return float(value)
+    raise IncompleteDataError(f"{path}: its header names no period_s above 0")
+
+
+def node_watch(run: Run, node: int) -> NodeWatch | None:
+    """What the sampler of a node says of itself in the record; None where it says nothing."""
+    if run.record is None or run.record.watch is None:
+        return None
+    return next((watched for watched in run.record.watch.nodes if watched.node_rank == node), None)
+
+
+def why_not_sampled(run: Run, node: int) -> str:
+    """Why a node has no samples; empty where it has some."""
+    if run.folder.samples(node).exists():
+        return ""
+    if run.plan.watch is None or not run.plan.watch.sampler:
+        return "the run was not sampled (watch.sampler)"
+    watched = node_watch(run, node)
+    if watched is None:
+        return f"node {node} has no samples, and its sampler did not report"
+    return f"{watched.host} has no samples: {'; '.join(watched.failures) or 'the file is gone'}"
+
+
+def node_ranks(run: Run, node: int) -> list[RankResult]:
+    """The ranks of a node, by rank; none without a record."""
+    return list(run.ranks_by_node.get(node, ()))
+
+
+def nodes_of(run: Run) -> list[int]:
+    """The nodes of a run with a record, by number."""
+    return list(run.ranks_by_node)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCourse:
+    """What a node did when, after its lowest rank."""
+
+    whole: Interval
+    """From the start of the rank's process to its end."""
+    measured: Interval
+    """From the start of the first measured step to the end of the last."""
+    pieces: tuple[tuple[str, int, int], ...]
+    """The whole, cut into stages of `STAGES`: stage, begin, end."""
+    unaccounted_s: float
+    """Time in the stage `measured` that no measured step holds, seconds: pauses that no span tells of."""
+    has_spans: bool
+    """Whether spans tell the stages; without them the whole is from the first to the last step."""
+
+    @property
+    def edges(self) -> list[int]:
+        """Where pieces begin, and where the last ends."""
+        return [*(begin for _, begin, _ in self.pieces), self.pieces[-1][2]]
+
+
+def measured_window(run: Run, node: int) -> Interval:
+    """Begin of the first and end of the last measured step of the lowest rank of a node, nanoseconds of its clock.
+
+    Raises:
+        IncompleteDataError: the node has no rank in the record, or its steps cannot be read.
+    """
+    return _window(run, node, _steps(run, node))
+
+
+def _window(run: Run, node: int, steps: Mapping[str, Times]) -> Interval:
+    import numpy as np
+
+    measured = np.flatnonzero(steps["warmup"] == 0)
+    if len(measured) == 0:
+        raise IncompleteDataError(f"{run.folder.path}: no measured step on node {node}")
+    first, last = measured[0], measured[-1]
+    return int(steps["start_ns"][first]), int(steps["start_ns"][last] + steps["step_ns"][last])
+
+
+def _steps(run: Run, node: int) -> dict[str, Times]:
+    ranks = node_ranks(run, node)
+    if not ranks:
+        raise IncompleteDataError(f"{run.folder.path}: the record names no rank on node {node}")
+    found: dict[str, Any] = StepReader(run.folder.steps(ranks[0].rank)).read(("warmup", "start_ns", "step_ns"))
+    return found
+
+
+def node_course(run: Run, node: int) -> NodeCourse:
+    """The stages of a node; steps tell warm-up and measuring, spans of the lane of stages the rest.
+
+    Raises:
+        IncompleteDataError: its steps or spans cannot be read.
+    """
+    steps = _steps(run, node)
+    measured = _window(run, node, steps)
+    found: dict[str, list[Interval]] = {"measured": [measured]}
+    first = int(steps["start_ns"][0])
+    if first < measured[0]:
+        found["warm-up"] = [(first, measured[0])]
+    spans = _stage_spans(run.folder.spans(node_ranks(run, node)[0].rank))
+    for name, begin, end in spans:
+        if name in ("building", "staging", "evaluation", "checkpoint"):
+            found.setdefault(name, []).append((begin, end))
+    whole = (
+        min([first, *(begin for _, begin, _ in spans)]),
+        max([measured[1], *(end for _, _, end in spans)]),
+    )
+    pieces = _cut(whole, found)
+    held_ns = int(steps["step_ns"][steps["warmup"] == 0].sum())
+    own = sum(end - begin for stage, begin, end in pieces if stage == "measured")
+    return NodeCourse(
+        whole=whole,
+        measured=measured,
+        pieces=pieces,
+        unaccounted_s=max(0, own - held_ns) / 1e9,
+        has_spans=bool(spans),
+    )
+
+
+def _stage_spans(path: Path) -> list[tuple[str, int, int]]:
+    if not path.exists():
+        return []
+    reader = SpanReader(path=path)
+    found: list[tuple[str, int, int]] = []
+    for block in reader.blocks():
+        for row in block[(block["lane"] == STAGE) | (block["lane"] == STAGING)]:
+            name = "staging" if row["lane"] == STAGING else reader.names[int(row["name"])]
+            begin = int(row["start_ns"])
+            found.append((name, begin, begin + int(row["duration_ns"])))
+    return found
+
+
+def _cut(whole: Interval, found: dict[str, list[Interval]]) -> tuple[tuple[str, int, int], ...]:
+    """The whole in pieces that do not overlap and leave nothing out; neighbours of one stage are one piece."""
+    edges = sorted({*whole, *(edge for intervals in found.values() for interval in intervals for edge in interval)})
+    stages = ["idle"] * (len(edges) - 1)
+    for name in _OVERLAYS:
+        for start, stop in found.get(name, ()):
+            first, last = bisect_left(edges, start), bisect_left(edges, stop)
+            stages[first:last] = [name] * (last - first)
+    pieces: list[tuple[str, int, int]] = []
+    for stage, begin, end in zip(stages, edges[:-1], edges[1:], strict=True):
+        if pieces and pieces[-1][0] == stage:
+            pieces[-1] = (stage, pieces[-1][1], end)
+        else:
+            pieces.append((stage, begin, end))
+    return tuple(pieces)

@@ -1,0 +1,190 @@
+"""Comparable runs become scaling points: throughput, speed-up, efficiency, each with an interval over runs.
+
+With p ranks, p0 the smallest rank count of the group and Thr the throughput in samples a second:
+
+* speed-up S(p) = Thr(p) / Thr(p0); at a fixed global batch (strong scaling) this is T(p0) / T(p);
+* efficiency E(p) = S(p) / (p / p0), for weak and strong scaling alike;
+* serial fraction, strong scaling only: e = (1/S - 1/k) / (1 - 1/k), k = p / p0 (Karp and Flatt,
+  CACM 33(5), 1990), relative to the baseline where that has more than one rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from dlbench.reading.attribution import Part, attribute
+from dlbench.reading.measures import PARTS
+from dlbench.reading.run_table import RunTable
+from dlbench.records.scan import Run
+from dlbench.stats.estimates import (
+    MIN_RUNS,
+    Estimate,
+    RunKey,
+    are_paired,
+    by_definition,
+    mean_estimate,
+    median_estimate,
+    ratio_estimate,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """All comparable runs with one rank and node count."""
+
+    ranks: int
+    nodes: int
+    batch: int
+    """Samples a rank and step."""
+    run_ids: tuple[str, ...]
+    throughput: Estimate
+    """Samples a second, all ranks together."""
+    per_rank: Estimate
+    """Samples a second and rank."""
+    step_s: Estimate
+    """Seconds; median over runs of each run's median step."""
+    step_p95_s: Estimate
+    """Seconds; median over runs of each run's 95th percentile."""
+    speedup: Estimate
+    """Against the baseline (1)."""
+    ideal_speedup: float
+    """ranks / ranks of the baseline."""
+    efficiency: Estimate
+    """Share of the ideal (1)."""
+    serial_fraction: Estimate | None
+    """Karp-Flatt (1); None under weak scaling and at the baseline."""
+    paired: bool
+    """Whether its runs and the baseline's are the same repeats, interleaved."""
+    parts: tuple[Part, ...]
+    """Where a step's time goes and what is lost against the baseline; sums exactly."""
+    whole: Part
+    """Sum of the parts."""
+    exchange_wait_s: Estimate
+    """Part of the exposed exchange, mean over runs, seconds a step: waiting for ranks that come later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs that may be compared with each other."""
+
+    id: str
+    scaling: Literal["weak", "strong"]
+    points: tuple[Point, ...]
+    """By rank count, then node count; the first is the baseline."""
+    sample: Run
+    """One of its runs, to read the common settings from."""
+    runs: tuple[Run, ...]
+
+    @property
+    def baseline(self) -> Point:
+        """The point all others are measured against."""
+        return self.points[0]
+
+    @property
+    def fewest_runs(self) -> int:
+        """Repeats of the point that has fewest."""
+        return min(len(point.run_ids) for point in self.points)
+
+    @property
+    def is_sufficient(self) -> bool:
+        """Whether every point has enough repeats for a comparison."""
+        return self.fewest_runs >= MIN_RUNS
+
+
+def groups(table: RunTable) -> list[Group]:
+    """All groups of comparable runs, in a stable order: workload, preset, scaling, engine, then id."""
+    if table.figures.empty:
+        return []
+    found = [_group(str(name), rows, table) for name, rows in table.figures.groupby("group", sort=True)]
+    return sorted(found, key=_order)
+
+
+def _order(group: Group) -> tuple[str, ...]:
+    plan = group.sample.plan
+    return (
+        plan.workload.name,
+        plan.workload.preset,
+        group.scaling,
+        plan.engine.name,
+        group.sample.plan.created,
+        group.id,
+    )
+
+
+def _group(name: str, rows: pd.DataFrame, table: RunTable) -> Group:
+    cells = [cell for _, cell in rows.groupby(["ranks", "nodes"], sort=True)]
+    sample = table.runs[str(rows["run_id"].iloc[0])]
+    return Group(
+        id=name,
+        scaling=sample.plan.series.scaling,
+        points=tuple(_point(cell, cells[0], table) for cell in cells),
+        sample=sample,
+        runs=tuple(table.runs[str(run_id)] for run_id in rows["run_id"]),
+    )
+
+
+def _by_run(rows: pd.DataFrame, column: str) -> dict[RunKey, float]:
+    keys = zip(rows["block"], rows["repeat"], strict=True)
+    return {(str(b), int(r)): float(v) for (b, r), v in zip(keys, rows[column], strict=True)}
+
+
+def _parts(rows: pd.DataFrame, table: RunTable) -> dict[RunKey, dict[str, float]]:
+    frames = (
+        _by_run(rows.assign(part=table.parts.loc[list(rows["run_id"]), name].to_numpy()), "part") for name in PARTS
+    )
+    columns = dict(zip(PARTS, frames, strict=True))
+    return {key: {name: columns[name][key] for name in PARTS} for key in columns[PARTS[0]]}
+
+
+def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point:
+    ranks = int(rows["ranks"].iloc[0])
+    ideal = ranks / int(baseline["ranks"].iloc[0])
+    is_baseline = rows is baseline
+    own, reference = _by_run(rows, "throughput"), _by_run(baseline, "throughput")
+    speedup = by_definition(1.0, len(rows)) if is_baseline else ratio_estimate(own, reference)
+    throughput = median_estimate(list(own.values()))
+    strong = table.runs[str(rows["run_id"].iloc[0])].plan.series.scaling == "strong"
+    batch, batch0 = int(rows["batch"].iloc[0]), int(baseline["batch"].iloc[0])
+    account = attribute(_parts(rows, table), _parts(baseline, table), work=batch / batch0, is_baseline=is_baseline)
+    return Point(
+        ranks=ranks,
+        nodes=int(rows["nodes"].iloc[0]),
+        batch=batch,
+        run_ids=tuple(str(run_id) for run_id in rows["run_id"]),
+        throughput=throughput,
+        per_rank=throughput.scaled(1 / ranks),
+        step_s=median_estimate(list(_by_run(rows, "step_median_s").values())),
+        step_p95_s=median_estimate(list(_by_run(rows, "step_p95_s").values())),
+        speedup=speedup,
+        ideal_speedup=ideal,
+        efficiency=speedup.scaled(1 / ideal),
+        serial_fraction=serial_fraction(speedup, ideal) if strong and ideal > 1 else None,
+        paired=not is_baseline and are_paired(own, reference),
+        parts=account.parts,
+        whole=account.whole,
+        exchange_wait_s=mean_estimate(list(table.parts.loc[list(rows["run_id"]), "exchange_wait"])),
+    )
+
+
+def serial_fraction(speedup: Estimate, ideal: float) -> Estimate:
+    """Karp and Flatt's experimentally determined serial fraction.
+
+    Args:
+        speedup: measured speed-up against the baseline (1).
+        ideal: ranks divided by the baseline's ranks, above 1.
+
+    Returns:
+        The fraction (1); below 0 where the speed-up exceeds the ideal. It falls with the speed-up,
+        so the interval's ends change places.
+    """
+
+    def fraction(value: float) -> float:
+        return (1 / value - 1 / ideal) / (1 - 1 / ideal)
+
+    low = None if speedup.high is None else fraction(speedup.high)
+    high = None if speedup.low is None else fraction(speedup.low)
+    return Estimate(fraction(speedup.value), low, high, speedup.n, speedup.kind)

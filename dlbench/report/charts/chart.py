@@ -1,0 +1,76 @@
+"""A chart of the report: a Vega-Lite specification with its data inside, the finding in words, the table behind it."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from dlbench.report.charts import series as chart_series
+from dlbench.report.charts.style import SUBTITLE_PIXELS
+from dlbench.report.tabular import Table
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """One chart, not yet drawn. Nothing in it is loaded from anywhere."""
+
+    id: str
+    title: str
+    alt: str
+    """What the chart shows, in words and numbers."""
+    spec: dict[str, Any]
+    """Vega-Lite, without the configuration (`dlbench.report.charts.style.CONFIG`) that all charts share."""
+    table: Table
+    """The numbers it is drawn from, header first."""
+
+
+class Subject(Protocol):
+    """What a chart is about."""
+
+    @property
+    def id(self) -> str:
+        """Unique in the page."""
+
+    @property
+    def label(self) -> str:
+        """In words."""
+
+
+def finish(
+    chart: Any,
+    group: Subject,
+    *,
+    name: str,
+    title: str,
+    alt: str,
+    table: Table,
+    size: tuple[int, int],
+    axes: Literal["", "x", "y", "xy"] = "",
+) -> Chart:
+    """An altair chart becomes a `Chart`; its subtitle says what it is about even where it is cut out of the page.
+
+    Args:
+        chart: an altair chart without a title.
+        group: what the chart is about.
+        name: tells it from the group's other charts.
+        title: its headline.
+        alt: its finding in words.
+        table: the numbers it is drawn from.
+        size: width and height of the plot, pixels.
+        axes: those that a reader may switch between linear and logarithmic; all their values must be above 0.
+    """
+    from altair.utils import schemapi
+
+    width, height = size
+    sized = chart.properties(width=width, height=height, description=alt)
+    spec: dict[str, Any] = sized.to_dict(validate=schemapi.DEBUG_MODE)
+    # The page gives all charts one configuration.
+    spec.pop("config", None)
+    # A longer line would widen the whole chart.
+    subtitle = textwrap.wrap(group.label, int((width + 60) / SUBTITLE_PIXELS), max_lines=3)
+    spec["title"] = {"text": title, "subtitle": subtitle}
+    spec["usermeta"] = {"axes": axes, "series": chart_series.switchable(spec)}
+    return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=table)

@@ -1,0 +1,153 @@
+"""Figures and foreign text become words: the same ones in every format."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+from dlbench.report.model import Group
+from dlbench.stats.figure import Figure
+from dlbench.units import format_bytes, format_number, format_seconds
+
+DASH = "–"
+
+PART_TITLES = {
+    "input": "input wait",
+    "h2d": "host-to-device copy",
+    "forward": "forward",
+    "backward": "backward",
+    "exchange": "exposed gradient exchange",
+    "optimizer": "optimiser",
+    "other": "other",
+    "imbalance": "imbalance of ranks",
+}
+"""What the parts of a step are called, in order."""
+
+METRIC_TITLES = {
+    "top1": "top-1 accuracy",
+    "masked_lm_accuracy": "masked-LM accuracy",
+    "mae": "mean absolute error",
+}
+
+ENGINE_TITLES = {"horovod": "Horovod", "ddp": "PyTorch DDP", "single": "no exchange (single)"}
+
+_DROPPED = {"Cc", "Cf", "Cs"}
+
+
+def clean(text: str, limit: int = 2000) -> str:
+    """Foreign text on one line: no control or bidirectional characters, no lone surrogates, not endless."""
+    spaced = "".join(" " if c in "\t\n\r\v\f\x85\u2028\u2029" else c for c in text)
+    kept = "".join(c for c in spaced if unicodedata.category(c) not in _DROPPED)
+    return kept if len(kept) <= limit else kept[:limit] + " [cut]"
+
+
+def percent(fraction: float, decimals: int = 1) -> str:
+    """A fraction as text, e.g. ``83.1 %``."""
+    if not math.isfinite(fraction):
+        return "n/a"
+    # Adding zero turns the -0.0 that rounding leaves into 0.0.
+    return f"{round(fraction * 100, decimals) + 0.0:.{decimals}f} %"
+
+
+def points(fraction: float) -> str:
+    """A share of the ideal as text, e.g. ``17.2 points``."""
+    return percent(fraction).replace("%", "points")
+
+
+def lost_text(figure: Figure) -> str:
+    """A lost share with its interval, e.g. ``12.3 points [11.0, 13.9]``."""
+    return figure_text(figure).replace("%", "points")
+
+
+def number_text(value: float, unit: str) -> str:
+    """One number in the form that suits its unit, without the names of rates."""
+    if unit == "fraction":
+        return percent(value)
+    if unit == "s":
+        return format_seconds(value) if value else "0 s"
+    if unit == "samples":
+        return f"{value:,.0f}"
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "messages":
+        return f"{value:,.4g}"
+    if unit == "epochs":
+        return format_number(value, 3)
+    return format_number(value)
+
+
+def value_text(figure: Figure) -> str:
+    """The value alone, e.g. ``83.1 %``, ``120 ms``, ``24.31``."""
+    return number_text(figure.value, figure.unit)
+
+
+def interval_text(figure: Figure) -> str:
+    """The interval alone, e.g. ``[81.9, 84.2]``, with units only where they are not the value's; empty if none."""
+    if figure.low is None or figure.high is None:
+        return ""
+    if figure.value == figure.low == figure.high == 0:
+        return ""
+    ends = [number_text(end, figure.unit) for end in (figure.low, figure.high)]
+    unit = value_text(figure).partition(" ")[2]
+    if unit and all(end.partition(" ")[2] == unit for end in ends):
+        ends = [end.partition(" ")[0] for end in ends]
+    return f"[{', '.join(ends)}]"
+
+
+def basis_text(figure: Figure) -> str:
+    """What the interval is and how many runs stand behind it."""
+    runs = runs_text(figure.n)
+    return {
+        "bootstrap 95 %": f"95 % bootstrap, {runs}",
+        "range": f"range of {runs}",
+        "single run": "single run, no interval",
+        "by definition": f"baseline by definition, {runs}",
+    }[figure.kind]
+
+
+def figure_text(figure: Figure) -> str:
+    """Value and interval, e.g. ``83.1 % [81.9, 84.2]``."""
+    return f"{value_text(figure)} {interval_text(figure)}".rstrip()
+
+
+def runs_text(count: int) -> str:
+    """``1 run``, ``5 runs``."""
+    return f"{count} run" if count == 1 else f"{count} runs"
+
+
+def ranks_text(ranks: int) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
+
+
+def place_text(ranks: int, nodes: int) -> str:
+    """``4 ranks on 2 nodes``; one node is not worth words."""
+    return ranks_text(ranks) if nodes == 1 else f"{ranks_text(ranks)} on {nodes} nodes"
+
+
+def baseline_text(group: Group) -> str:
+    """What all points of a group are measured against."""
+    base = group.baseline
+    return f"{place_text(base.ranks, base.nodes)}, {figure_text(base.throughput)} {base.throughput.unit}"
+
+
+def times_text(figure: Figure) -> str:
+    """A factor with its interval, e.g. ``1.80x [1.75, 1.86]``."""
+    if figure.low is None or figure.high is None:
+        return f"{figure.value:.2f}x"
+    return f"{figure.value:.2f}x [{figure.low:.2f}, {figure.high:.2f}]"
+
+
+def reached_text(reached: int, runs: int) -> str:
+    """``3 of 5 runs``."""
+    return f"{reached} of {runs_text(runs)}"
+
+
+def optional_figure(figure: Figure | None) -> str:
+    """A figure that may be missing; a dash where it is."""
+    return DASH if figure is None else figure_text(figure)
+
+
+def optional(value: float | None, unit: str) -> str:
+    """A number that may be missing; a dash where it is."""
+    return DASH if value is None else number_text(value, unit)

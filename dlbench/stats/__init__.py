@@ -1,0 +1,1 @@
+"""Estimates: values with their intervals, and many comparisons at once."""

@@ -1,0 +1,1 @@
+"""The scaling report: one folder for each subject, listed in `registry`."""

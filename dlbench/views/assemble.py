@@ -1,0 +1,306 @@
+"""A table of runs becomes a `Report`: foreign text cleaned, figures with units, verdicts in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Hashable
+from typing import Any
+
+import dlbench
+from dlbench.history.page.model import TrendsReport
+from dlbench.reading import environments, scaling
+from dlbench.reading.attribution import Part
+from dlbench.reading.comparability import chosen_settings, comparable_values
+from dlbench.reading.run_table import RunTable, tabulate
+from dlbench.records.registry import KEYS, data_source, goal
+from dlbench.records.scan import Run, Scan
+from dlbench.report import model
+from dlbench.report.wording import ENGINE_TITLES, clean
+from dlbench.stats.figure import figure_of
+from dlbench.views import doubts, sheets
+from dlbench.views.causes import assemble as assemble_causes
+from dlbench.views.exchange import assemble as assemble_exchange
+from dlbench.views.forecast import assemble as assemble_outlook
+from dlbench.views.machine import assemble as assemble_machine
+from dlbench.views.methods import METHODS, not_shown
+from dlbench.views.precision import assemble as assemble_runs
+from dlbench.views.quality import assemble as assemble_training
+from dlbench.views.quality.verdict import quality_verdict
+from dlbench.views.scaling.verdict import next_step, verdict
+from dlbench.views.steps import assemble as assemble_steps
+from dlbench.views.sweep import assemble as assemble_sweeps
+
+TITLE = "dlbench scaling report"
+
+_SECOND_FRACTION = re.compile(r"\.\d+(?=Z$)")
+
+_DATA_TITLES = {
+    "images": "real JPEGs",
+    "jpeg-tree": "real JPEGs",
+    "text": "real text",
+    "density": "real volumes",
+    "hdf5-density": "real volumes",
+}
+
+
+def assemble(scan: Scan, history: TrendsReport | None = None) -> model.Report:
+    """The report of everything found under one folder; equal folders give equal reports.
+
+    Args:
+        scan: the runs.
+        history: what changed over months, shown beside them; None: no such view.
+    """
+    table = tabulate(scan, with_causes=True, with_digests=True)
+    measured = list(table.runs.values())
+    found = scaling.groups(table)
+    groups = _told_apart(tuple(_group(group, table) for group in found))
+    groups = tuple(
+        dataclasses.replace(group, next_step=next_step(group), untold=sheets.untold(group)) for group in groups
+    )
+    report = model.Report(
+        title=TITLE,
+        as_of=_SECOND_FRACTION.sub("", clean(max((run.record.finished for run in measured if run.record), default=""))),
+        dlbench_version=dlbench.__version__,
+        notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
+        groups=groups,
+        sweeps=assemble_sweeps.sweeps(table),
+        layers=assemble_training.layer_tables(found),
+        precisions=assemble_runs.precisions(found, table),
+        differences=assemble_runs.differences(table),
+        systems=assemble_runs.systems(table),
+        runs=_run_rows(scan, table),
+        damaged=tuple(clean(line) for line in table.damaged),
+        environment=_environment(measured),
+        methods=METHODS,
+        missing=not_shown(groups),
+        history=history,
+    )
+    return dataclasses.replace(report, missing=(*report.missing, *sheets.report_untold(report)))
+
+
+def _group(group: scaling.Group, table: RunTable) -> model.Group:
+    plan = group.sample.plan
+    unit = clean(plan.workload.sample_unit, 40)
+    points = tuple(_point(point, unit, is_baseline=point is group.baseline) for point in group.points)
+    settings = tuple((clean(k), clean(v)) for k, v in chosen_settings(group.sample).items())
+    found = doubts.group_doubts(group, table)
+    quality = assemble_training.quality(group, table)
+    exchange = assemble_exchange.exchange(group)
+    causes = assemble_causes.causes(group, table)
+    is_crowded = any(doubt.code == "oversubscribed" for doubt in found)
+    subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
+    speed = verdict(
+        "Counting speed only, it" if quality else subject,
+        unit,
+        points,
+        is_sufficient=group.is_sufficient,
+        is_crowded=is_crowded,
+        exchange=exchange,
+        causes=causes,
+    )
+    return model.Group(
+        id=group.id,
+        label=_label(group, settings),
+        title=clean(plan.workload.title),
+        about=clean(plan.workload.about),
+        notice=clean(plan.workload.notice),
+        scaling=group.scaling,
+        sample_unit=unit,
+        conditions=_conditions(group.sample),
+        settings=settings,
+        caption=_caption(group, points, "medians"),
+        parts_caption=_caption(group, points, "means"),
+        verdict=" ".join([*([quality_verdict(subject, quality)] if quality else []), speed]),
+        is_sufficient=group.is_sufficient,
+        points=points,
+        doubts=tuple(
+            model.Doubt(code=d.code, severity=d.severity, text=clean(d.text), runs=tuple(map(clean, d.runs)))
+            for d in found
+        ),
+        quality=quality,
+        noise=assemble_training.noise(group),
+        utilisation=assemble_training.utilisation(group),
+        exchange=exchange,
+        causes=causes,
+        step_times=assemble_steps.step_times(group, table),
+        data_path=assemble_machine.data_path(group, table),
+        memory=assemble_machine.memory(group, table),
+        telemetry=assemble_machine.telemetry(group, table),
+        energy=assemble_machine.energy(group, table),
+        outlook=assemble_outlook.outlook(group, table, is_crowded=is_crowded),
+    )
+
+
+def _told_apart(groups: tuple[model.Group, ...]) -> tuple[model.Group, ...]:
+    """Groups of equal labels get the conditions that differ behind the label, and their id where that is not enough."""
+    labels = []
+    for group in groups:
+        twins = [other for other in groups if other.label == group.label]
+        differing = [
+            f"{condition.title} {condition.value}"
+            for condition in group.conditions
+            if any(condition not in twin.conditions for twin in twins)
+        ]
+        labels.append(", ".join([group.label, *differing]))
+    return tuple(
+        dataclasses.replace(group, label=label if labels.count(label) == 1 else f"{label}, configuration {group.id}")
+        for group, label in zip(groups, labels, strict=True)
+    )
+
+
+def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
+    plan = group.sample.plan
+    engine = ENGINE_TITLES[plan.engine.name]
+    shown = "".join(f", {key}={value}" for key, value in settings)
+    kind = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
+    kind += f", side {plan.series.side}" if plan.series.side else ""
+    return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{shown}{kind}"
+
+
+def _batch_text(group: scaling.Group) -> str:
+    plan = group.sample.plan
+    unit = clean(plan.workload.sample_unit, 40)
+    if group.scaling == "strong":
+        return f"{plan.global_batch} {unit} in all"
+    return f"{plan.workload.train.batch_per_rank} {unit} a rank"
+
+
+def data_text(run: Run) -> str:
+    """The data source in two or three words."""
+    data = run.plan.workload.data
+    return "synthetic data" if data.is_synthetic else _DATA_TITLES.get(data.format, "real data")
+
+
+def _short_conditions(group: scaling.Group) -> str:
+    plan = group.sample.plan
+    parts = (
+        f"{plan.workload.preset} preset",
+        ENGINE_TITLES[plan.engine.name],
+        plan.workload.train.precision,
+        _batch_text(group),
+        data_text(group.sample),
+    )
+    return ", ".join(parts)
+
+
+def _caption(group: scaling.Group, points: tuple[model.Point, ...], what: str) -> str:
+    plan = group.sample.plan
+    counts = sorted({len(point.run_ids) for point in points})
+    runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    nodes = {point.nodes for point in points}
+    parts = (
+        f"{plan.workload.name}, {_short_conditions(group)}",
+        f"{group.scaling} scaling on {plan.system.name}" + (" (1 node)" if nodes == {1} else ""),
+        f"baseline {points[0].ranks} rank{'s' * (points[0].ranks > 1)}",
+        f"{what} over {runs} run{'s' * (counts[-1] > 1)} a point",
+        clean(plan.workload.notice),
+    )
+    return "; ".join(parts)
+
+
+def _conditions(run: Run) -> tuple[model.Condition, ...]:
+    titles = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
+    values = comparable_values(run)
+    return tuple(
+        model.Condition(name=name, title=titles[name], value=clean(value)) for name, value in values.items() if value
+    )
+
+
+def _point(point: scaling.Point, unit: str, *, is_baseline: bool) -> model.Point:
+    fraction = point.serial_fraction
+    return model.Point(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        batch_per_rank=point.batch,
+        is_baseline=is_baseline,
+        throughput=figure_of(point.throughput, f"{unit}/s"),
+        throughput_per_rank=figure_of(point.per_rank, f"{unit}/s/rank"),
+        step=figure_of(point.step_s, "s"),
+        step_p95=figure_of(point.step_p95_s, "s"),
+        speedup=figure_of(point.speedup, "ratio"),
+        ideal_speedup=point.ideal_speedup,
+        efficiency=figure_of(point.efficiency, "fraction"),
+        serial_fraction=None if fraction is None else figure_of(fraction, "fraction"),
+        paired_with_baseline=point.paired,
+        parts=tuple(map(_part, point.parts)),
+        whole=_part(point.whole),
+        exchange_wait=figure_of(point.exchange_wait_s, "s"),
+        run_ids=point.run_ids,
+    )
+
+
+def _part(part: Part) -> model.Part:
+    return model.Part(
+        name=part.name,
+        seconds=figure_of(part.seconds, "s"),
+        ideal_seconds=part.ideal_seconds,
+        lost=figure_of(part.lost, "fraction"),
+    )
+
+
+def _run_rows(scan: Scan, table: RunTable) -> tuple[model.RunRow, ...]:
+    """Every run of the scan; figures only for the folder that stands for its run id, not for copies of it."""
+    figures = {} if table.figures.empty else table.figures.set_index("run_id").to_dict(orient="index")
+    without = {id(item.run): item for item in table.without}
+    return tuple(
+        _row(run, item.state, item.why, None)
+        if (item := without.get(id(run)))
+        else _row(run, "valid", "", figures[run.plan.run_id])
+        for run in scan.runs
+    )
+
+
+def _row(run: Run, state: str, story: str, figures: dict[Hashable, Any] | None) -> model.RunRow:
+    plan = run.plan
+    result = run.record.quality if run.record else None
+
+    def number(name: str) -> float | None:
+        return None if figures is None else float(figures[name])
+
+    return model.RunRow(
+        run_id=plan.run_id,
+        group="" if figures is None else str(figures["group"]),
+        state=state,
+        story=clean(story),
+        workload=plan.workload.name,
+        preset=plan.workload.preset,
+        engine=plan.engine.name,
+        precision=plan.workload.train.precision,
+        data=clean(data_source(run)),
+        batch_per_rank=plan.workload.train.batch_per_rank,
+        scaling=plan.series.scaling,
+        series=plan.series.id,
+        repeat=plan.series.repeat,
+        ranks=plan.layout.ranks,
+        nodes=plan.layout.nodes,
+        sample_unit=clean(plan.workload.sample_unit, 40),
+        steps=None if figures is None else int(figures["steps"]),
+        throughput=number("throughput"),
+        step_median_s=number("step_median_s"),
+        step_p95_s=number("step_p95_s"),
+        step_cv=number("step_cv"),
+        finished="" if run.record is None else clean(run.record.finished),
+        warnings=tuple(clean(doubt.text) for doubt in doubts.run_doubts(run)),
+        goal=goal(run),
+        reached=result.reached if result else None,
+        time_to_quality_s=result.time_to_quality_s if result else None,
+        samples_to_quality=result.samples_to_quality if result else None,
+        epochs_to_quality=result.epochs_to_quality if result else None,
+    )
+
+
+def _environment(runs: list[Run]) -> model.Environment:
+    found = environments.compare(runs)
+    return model.Environment(
+        common=tuple((clean(key), clean(value)) for key, value in found.common.items()),
+        differences=tuple(
+            model.EnvironmentDifference(
+                key=clean(item.key),
+                values=tuple((clean(value), ids) for value, ids in item.values),
+                expected=item.expected,
+            )
+            for item in found.differences
+        ),
+        num_runs=len(runs),
+    )

@@ -1,0 +1,1 @@
+"""Causes: a subject of the scaling report."""

@@ -1,0 +1,281 @@
+"""What to try next: for each cause of a loss the experiments that make sense, in order, with their conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dlbench.records.exchange import ExchangeResult
+from dlbench.records.scan import Run
+from dlbench.specs.sync import MGWFBP_STEPS, layout_problem
+from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
+from dlbench.views.causes.numbers import CausePoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a rule may look at."""
+
+    run: Run
+    """One run of the point."""
+    point: CausePoint
+    exclude: tuple[str, ...]
+    """Hosts that the history of all runs shows to be slow."""
+
+    @property
+    def exchange(self) -> ExchangeResult | None:
+        """What the run says of its exchange."""
+        return None if self.run.record is None else self.run.record.exchange
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether no file was read."""
+        return self.run.plan.workload.data.is_synthetic
+
+    @property
+    def batch(self) -> int:
+        """Samples a rank and step."""
+        return self.run.plan.workload.train.batch_per_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One row of the table."""
+
+    text: Callable[[Case], str]
+    """What to do, with the option that does it."""
+    when: Callable[[Case], bool] = lambda case: True
+    """Whether it makes sense."""
+    way: Callable[[Case], Way] | None = None
+    """The changed exchange, for a forecast; None where there is nothing to forecast from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a cause is called and what helps."""
+
+    name: str
+    """Of the diagnosis."""
+    told: str
+    """Where the time goes, after `is lost in`."""
+    experiments: tuple[Experiment, ...]
+    told_strong: str = ""
+    """The same under strong scaling; empty where that does not differ."""
+
+    def told_of(self, run: Run) -> str:
+        """Where the time goes in runs like this one."""
+        return (self.told_strong if run.plan.series.scaling == "strong" else "") or self.told
+
+
+_PACKED_BY = {"jpeg-tree": "dlbench data pack: shards", "text": "dlbench data samples"}
+"""What makes another form of a kind of data that is cheaper to read."""
+
+
+def _may(case: Case, **changes: str) -> bool:
+    """Whether settings of the exchange are possible here, and another than now."""
+    plan = case.run.plan
+    if plan.engine.name == "single" or all(getattr(plan.sync, key) == value for key, value in changes.items()):
+        return False
+    changed = plan.sync.model_copy(update=changes)
+    layout = plan.layout
+    return layout_problem(changed, engine=plan.engine.name, ranks=layout.ranks, nodes=layout.nodes) is None
+
+
+def _way(case: Case, *, exchange: str | None = None, fusion: str = AS_IT_RAN, wire: str | None = None) -> Way:
+    plan, result = case.run.plan, case.exchange
+    return Way(
+        exchange=exchange or (plan.sync.exchange if result is None else result.exchange),
+        fusion=fusion,
+        wire=wire or (plan.wire if result is None else result.wire),
+        group_size=plan.group_size,
+    )
+
+
+def _is_flat_over_nodes(case: Case) -> bool:
+    flat = case.run.plan.sync.exchange == "flat" and case.run.plan.sync.inside == "engine"
+    return flat and case.point.point.nodes > 1 and _may(case, exchange="hierarchical")
+
+
+def _fusion(case: Case) -> str:
+    return case.run.plan.sync.fusion_in_force if case.exchange is None else case.exchange.fusion
+
+
+def _mgwfbp_text(case: Case) -> str:
+    short = case.run.plan.measure.warmup_steps < MGWFBP_STEPS
+    more = f" --set measure.warmup_steps={MGWFBP_STEPS}" if short else ""
+    return f"messages merged by their costs (--set sync.fusion=mgwfbp{more})"
+
+
+def _is_wide_wire(case: Case) -> bool:
+    """fp32 on the wire; not Gloo on a CPU, which adds half-precision numbers one by one and is slower with them."""
+    if case.run.plan.wire != "fp32" or not _may(case, wire="fp16"):
+        return False
+    record, result = case.run.record, case.exchange
+    on_cpu = record is None or record.ranks[0].device.startswith("cpu")
+    return not (on_cpu and (result is None or "gloo" in result.carrier))
+
+
+def _straggler_text(case: Case) -> str:
+    late = case.point.main_straggler or case.point.main_host
+    if late is None:
+        return "a look for jitter: ranks take turns at being last (other work on the cores, uneven samples)"
+    if late.rank is None:
+        where = {
+            "input": "its ranks' input (storage of that node, loader workers)",
+            "compute": "its ranks' computing (clocks, temperature, other work on its cores)",
+            "host": "the host between the steps (other processes, logging)",
+            None: "its network link, because nothing of its ranks' own work explains it",
+        }
+        return f"a look at {late.host}: {where[late.main_cause]}"
+    where = {
+        "input": "its input (storage of that node, loader workers)",
+        "compute": "its computing (clocks, temperature, other work on its cores)",
+        "host": "its host between the steps (other processes, logging)",
+        None: "its network link, because nothing of its own work explains it",
+    }
+    return f"a look at rank {late.rank} on {late.host}: {where[late.main_cause]}"
+
+
+def _without(case: Case) -> str:
+    return f"a run without the slow nodes (--exclude={','.join(case.exclude)})"
+
+
+def _is_waited_host_slow(case: Case) -> bool:
+    return any(late.host in case.exclude for late in case.point.hosts[:1])
+
+
+def _few_workers(case: Case) -> bool:
+    return not case.is_synthetic and case.run.plan.workload.data.loader_workers < case.run.plan.layout.cores_per_rank
+
+
+def _workers_text(case: Case) -> str:
+    cores = case.run.plan.layout.cores_per_rank
+    return f"more readers (--set data.loader_workers={cores}, as many as a rank has cores)"
+
+
+def _can_be_packed(case: Case) -> bool:
+    """Trees of single JPEGs, and raw text that is masked while it is read."""
+    record = case.run.record
+    return not case.is_synthetic and record is not None and record.data.get("kind") in _PACKED_BY
+
+
+def _packed_text(case: Case) -> str:
+    record = case.run.record
+    return "" if record is None else f"the data prepared once ({_PACKED_BY[str(record.data.get('kind'))]})"
+
+
+def _is_weak(case: Case) -> bool:
+    """Under strong scaling all points share the batch of all ranks; another one is another question."""
+    return case.run.plan.series.scaling == "weak"
+
+
+def _larger_batch(case: Case) -> str:
+    return f"a larger batch a rank (--set train.batch_per_rank={2 * case.batch}): fewer steps for the same samples"
+
+
+_COMPUTE_PARTS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimiser"}
+
+
+def _less_fixed_work(case: Case) -> str:
+    """Under strong scaling a rank's batch shrinks, and what does not depend on it (the optimiser) stays."""
+    at_smallest = round(2 * case.batch * case.point.point.ideal_speedup)
+    text = (
+        f"a larger global batch (--set train.batch_per_rank={at_smallest}, that of the smallest rank count) or weak "
+        "scaling (--scaling weak), in which work that does not shrink weighs less"
+    )
+    largest = max(
+        (part for part in case.point.point.parts if part.name in _COMPUTE_PARTS), key=lambda part: part.lost.value
+    )
+    return f"{text}: the largest part is {_COMPUTE_PARTS[largest.name]}" if largest.lost.value > 0 else text
+
+
+RULES: Mapping[str, Rule] = {
+    "exchange": Rule(
+        name="network-bound",
+        told="exposed exchange",
+        experiments=(
+            Experiment(
+                text=lambda case: "hierarchical exchange (--set sync.exchange=hierarchical)",
+                when=_is_flat_over_nodes,
+                way=lambda case: _way(case, exchange="hierarchical"),
+            ),
+            Experiment(
+                text=_mgwfbp_text,
+                when=lambda case: _fusion(case) in ("none", "single") and _may(case, fusion="mgwfbp"),
+                way=lambda case: _way(case, fusion="mgwfbp"),
+            ),
+            Experiment(
+                text=lambda case: "one message (--set sync.fusion=single)",
+                when=lambda case: _fusion(case) == "none" and _may(case, fusion="single"),
+                way=lambda case: _way(case, fusion="single"),
+            ),
+            Experiment(
+                text=lambda case: "half the bytes on the wire (--set sync.wire=fp16; look at the loss too)",
+                when=_is_wide_wire,
+                way=lambda case: _way(case, wire="fp16"),
+            ),
+            Experiment(text=_larger_batch, when=_is_weak),
+        ),
+    ),
+    "straggler": Rule(
+        name="straggler-bound",
+        told="waiting for late ranks",
+        experiments=(Experiment(text=_without, when=_is_waited_host_slow), Experiment(text=_straggler_text)),
+    ),
+    "input": Rule(
+        name="input-bound",
+        told="waiting for input and the copy to the device",
+        experiments=(
+            Experiment(text=_workers_text, when=_few_workers),
+            Experiment(text=_packed_text, when=_can_be_packed),
+            Experiment(
+                text=lambda case: "the same with --data synthetic, to confirm it",
+                when=lambda case: not case.is_synthetic,
+            ),
+            Experiment(
+                text=lambda case: "a look at what else uses the ranks' cores, because synthetic data is made in memory",
+                when=lambda case: case.is_synthetic,
+            ),
+        ),
+    ),
+    "host": Rule(
+        name="host-bound",
+        told="the host between phases",
+        experiments=(Experiment(text=_larger_batch, when=_is_weak),),
+    ),
+    "throttling": Rule(
+        name="throttled",
+        told="lowered clocks",
+        experiments=(
+            Experiment(
+                text=lambda case: "higher power and thermal limits (nvidia-smi -q -d POWER,TEMPERATURE tells them)"
+            ),
+        ),
+    ),
+    "memory": Rule(name="memory-bound", told="recomputing and swapping", experiments=()),
+    "compute": Rule(
+        name="compute-bound",
+        told="computing that takes longer than at the baseline",
+        told_strong="computing that does not shrink with the batch a rank",
+        experiments=(
+            Experiment(text=_less_fixed_work, when=lambda case: not _is_weak(case)),
+            Experiment(
+                text=lambda case: (
+                    "fewer ranks a node, to see whether they share memory bandwidth or caches (--ranks-per-node)"
+                ),
+                when=lambda case: _is_weak(case) and case.run.plan.layout.ranks_per_node > 1,
+            ),
+            Experiment(
+                text=lambda case: "a look at clocks and memory of these nodes, and at other work on their cores"
+            ),
+        ),
+    ),
+    "rest": Rule(
+        name="unbalanced",
+        told="ranks that end at different times",
+        experiments=(
+            Experiment(text=lambda case: "longer runs, in which ends weigh less (--set measure.measured_steps=...)"),
+        ),
+    ),
+}
+"""By cause."""

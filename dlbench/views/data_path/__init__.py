@@ -1,0 +1,1 @@
+"""Data path: a subject of the scaling report."""

@@ -1,0 +1,1 @@
+"""Decomposition: a subject of the scaling report."""

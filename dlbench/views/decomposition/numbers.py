@@ -1,0 +1,174 @@
+"""What a step costs, found by taking things away: real against synthetic input, with against without exchange.
+
+For each repeat k of a scaling point, with T the mean over ranks and steps of the step time, seconds:
+
+* input: T_plain(k) - T_synthetic(k);
+* exchange: T_plain(k) - T_apart(k), waiting for other ranks included ("exposed communication = T - T_nocomm").
+
+Beside them stands what the phases of the same plain runs say: the exposed wait for input, and the exposed exchange.
+Both need not agree: the gap between them is, part by part, what other parts of a step gain or lose without the one:
+
+    T_plain - T_variant - phase_plain = sum over other parts of (part_plain - part_variant) - phase_variant
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dlbench.errors import IncompleteDataError
+from dlbench.reading.measures import PARTS, RunMeasures, measure
+from dlbench.records.scan import Run
+from dlbench.specs.plan import Variant
+from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate
+
+What = Literal["input", "exchange"]
+Verdict = Literal["agree", "differ", "insufficient"]
+"""insufficient: fewer than `MIN_RUNS` pairs have no 95 % interval, and allow no verdict."""
+
+TAKEN_AWAY: dict[What, Variant] = {"input": "synthetic-input", "exchange": "no-exchange"}
+"""What a variant goes without; the name is also that of the phase."""
+
+MARGIN = 0.01
+"""Share of a step below which a gap between difference and phase is of no account."""
+
+OWN_PARTS = tuple(name for name in PARTS if name != "imbalance")
+"""Parts that sum to the mean step over ranks; how far the slowest rank is behind is no part of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing that was taken away; seconds a step, means over pairs of runs."""
+
+    what: What
+    seconds: Estimate
+    """How much shorter a step is without it."""
+    share: Estimate
+    """The same, of the plain step (1)."""
+    phase: Estimate
+    """What the phase of that name holds in the plain runs."""
+    gap: Estimate
+    """`seconds` less `phase`."""
+    moved: dict[str, Estimate]
+    """What the gap is made of, by part; sums to it. Positive: time that went away beyond the phase."""
+    verdict: Verdict
+    """agree: the gap's interval holds 0, or lies within `MARGIN` of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decomposition:
+    """One scaling point of one series."""
+
+    series: str
+    created: str
+    ranks: int
+    nodes: int
+    sample: Run
+    """A plain run, if there is one."""
+    step_s: Estimate | None
+    """The plain step, mean over ranks and steps, then over runs; None where no plain run has figures."""
+    differences: tuple[Difference, ...]
+    missing: tuple[str, ...]
+    """What of the plan could not be compared, in sentences."""
+
+
+Parts = Mapping[str, float]
+Key = tuple[str, str, str, int, int]
+
+
+def decompositions(runs: Sequence[Run]) -> list[Decomposition]:
+    """Every scaling point whose series has variants of `dlbench run --decompose`, in order of series, ranks, nodes.
+
+    Only repeats count of which both the plain run and the variant have figures. A copy is no repeat.
+    """
+    points: dict[Key, list[Run]] = {}
+    for run in runs:
+        plan = run.plan
+        axes = ", ".join(f"{key}={value}" for key, value in sorted(plan.series.axes.items()))
+        key = plan.created, plan.series.id, axes, plan.layout.ranks, plan.layout.nodes
+        points.setdefault(key, []).append(run)
+    return [_point(found) for _, found in sorted(points.items()) if _has_variants(found)]
+
+
+def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
+    """The figures of a run, or, in a sentence, why it has none."""
+    if run.state != "valid":
+        return None, f"{run.plan.run_id} is {run.state}: {run.story}"
+    try:
+        return measure(run), ""
+    except IncompleteDataError as error:
+        return None, str(error)
+
+
+def _has_variants(runs: Sequence[Run]) -> bool:
+    return any(run.plan.series.variant in TAKEN_AWAY.values() for run in runs)
+
+
+def _point(runs: Sequence[Run]) -> Decomposition:
+    measured: dict[Variant, dict[int, Parts]] = {}
+    missing: list[str] = []
+    for run in runs:
+        series = run.plan.series
+        known = measured.setdefault(series.variant, {})
+        if series.repeat in known:  # a copied folder
+            continue
+        found, why = measured_or_why(run)
+        if found is None:
+            missing.append(why)
+            continue
+        known[series.repeat] = {name: found.parts[name] for name in OWN_PARTS}
+    plain = measured.get("plain", {})
+    planned = {run.plan.series.variant for run in runs}
+    differences = []
+    for what, variant in TAKEN_AWAY.items():
+        pairs = sorted(plain.keys() & measured.get(variant, {}).keys())
+        if pairs:
+            differences.append(_difference(what, [(plain[k], measured[variant][k]) for k in pairs]))
+        elif variant in planned:
+            missing.append(f"{what}: no repeat has figures both with and without it")
+    sample = min(runs, key=lambda run: run.plan.series.variant != "plain")
+    return Decomposition(
+        series=sample.plan.series.id,
+        created=sample.plan.created,
+        ranks=sample.plan.layout.ranks,
+        nodes=sample.plan.layout.nodes,
+        sample=sample,
+        step_s=mean_estimate([_whole(parts) for parts in plain.values()]) if plain else None,
+        differences=tuple(differences),
+        missing=tuple(missing),
+    )
+
+
+def _difference(what: What, pairs: Sequence[tuple[Parts, Parts]]) -> Difference:
+    """Plain runs and their variants, by repeat."""
+    spared = [_whole(plain) - _whole(variant) for plain, variant in pairs]
+    phase = [plain[what] for plain, _ in pairs]
+    gaps = [_gap_parts(what, plain, variant) for plain, variant in pairs]
+    gap = mean_estimate([sum(parts.values()) for parts in gaps])
+    step = sum(_whole(plain) for plain, _ in pairs) / len(pairs)
+    return Difference(
+        what=what,
+        seconds=mean_estimate(spared),
+        share=mean_estimate([each / _whole(plain) for each, (plain, _) in zip(spared, pairs, strict=True)]),
+        phase=mean_estimate(phase),
+        gap=gap,
+        moved={name: mean_estimate([parts[name] for parts in gaps]) for name in OWN_PARTS},
+        verdict=_verdict(gap, step),
+    )
+
+
+def _gap_parts(what: What, plain: Parts, variant: Parts) -> dict[str, float]:
+    """What the gap of one pair is made of; of its own phase only what is left of it in the variant."""
+    return {name: (0.0 if name == what else plain[name]) - variant[name] for name in OWN_PARTS}
+
+
+def _verdict(gap: Estimate, step_s: float) -> Verdict:
+    if gap.n < MIN_RUNS or gap.low is None or gap.high is None:
+        return "insufficient"
+    within = abs(gap.value) <= MARGIN * step_s
+    return "agree" if within or gap.low <= 0 <= gap.high else "differ"
+
+
+def _whole(parts: Parts) -> float:
+    return sum(parts.values())

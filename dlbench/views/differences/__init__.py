@@ -1,0 +1,1 @@
+"""Differences: a subject of the scaling report."""

@@ -1,0 +1,209 @@
+"""Reasons to doubt a figure, found in the runs behind it; printed beside the figure, never left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dlbench.reading.environments import compare
+from dlbench.reading.run_table import RunTable
+from dlbench.reading.scaling import Group
+from dlbench.records.record import Record
+from dlbench.records.scan import Run
+from dlbench.stats.estimates import MIN_RUNS
+from dlbench.views.quality import doubts as quality_doubts
+from dlbench.views.quality.doubts import Severity
+from dlbench.views.quality.numbers import group_quality
+
+# A run whose steps scatter more than this has a median, but hardly a typical step.
+NOISY_CV = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """One reason for doubt."""
+
+    code: str
+    """Stable short name, for programs."""
+    severity: Severity
+    """serious: the figure may mislead; note: the reader must know it."""
+    text: str
+    runs: tuple[str, ...] = ()
+    """Runs it concerns; empty where it concerns the comparison as a whole."""
+
+
+def run_doubts(run: Run) -> list[Doubt]:
+    """What one run with a record gives reason to doubt, by itself."""
+    record = run.record
+    if record is None:
+        return []
+    ids = (run.plan.run_id,)
+    found = [
+        Doubt(code="inert", severity="serious", text=f"a requested setting had no effect: {text}", runs=ids)
+        for text in record.inert
+    ]
+    found += [Doubt(code="recorded", severity="serious", text=text, runs=ids) for text in record.warnings]
+    found += [
+        Doubt(code=code, severity=severity, text=text, runs=ids) for code, severity, text in _derived(run, record)
+    ]
+    return found
+
+
+def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
+    if run.plan.workload.data.is_synthetic:
+        yield (
+            "synthetic-data",
+            "note",
+            "synthetic data made in memory: neither storage nor decoding is part of these figures",
+        )
+    crowded = _crowded_hosts(record)
+    if crowded:
+        yield "oversubscribed", "serious", f"more compute threads than cores: {'; '.join(crowded)}"
+    unpinned = [rank.rank for rank in record.ranks if not rank.pinned]
+    if unpinned:
+        why = "" if run.plan.system.launch.pin else " (system.launch.pin is off)"
+        yield "not-pinned", "serious", f"ranks not bound to cores of their own{why}"
+    for setting in record.settings:
+        told = any(text.startswith(f"{setting.key}:") for text in (*record.warnings, *record.inert))
+        known = setting.requested is not None and setting.effective is not None
+        # At one rank nothing is exchanged: no setting of the exchange can act.
+        if len(record.ranks) > 1 and known and not told and setting.requested != setting.effective:
+            yield (
+                "inert",
+                "serious",
+                f"{setting.key}: {setting.requested} was asked for, {setting.effective} was in force "
+                f"({setting.evidence})",
+            )
+    yield from _exchange(record)
+    bad = sum(rank.bad_sample_count for rank in record.ranks)
+    if bad:
+        yield "bad-samples", "serious", f"{bad} unreadable {'sample was' if bad == 1 else 'samples were'} skipped"
+    for text in record.environment_differences:
+        yield "rank-environment", "serious", f"ranks of one run differ: {text}"
+    measured_s = max(rank.measured_s for rank in record.ranks)
+    if measured_s:
+        throughput = sum(rank.samples for rank in record.ranks) / measured_s
+        yield from quality_doubts.run_doubts(run, record, throughput)
+
+
+def _exchange(record: Record) -> Iterator[tuple[str, Severity, str]]:
+    result = record.exchange
+    if result is None:
+        return
+    if result.wire_overflows:
+        count = result.wire_overflows
+        yield (
+            "wire-overflow",
+            "serious",
+            f"the sum of {count} message{'s' * (count > 1)} was not finite in {result.wire}: gradients too large for "
+            "the wire, see sync.wire",
+        )
+    if result.wire != "fp32":
+        yield "wire", "note", f"gradients travelled as {result.wire}: that changes the arithmetic; look at the loss too"
+    if result.autotune is not None and not result.autotune.finished:
+        yield (
+            "autotune-unfinished",
+            "serious",
+            "Horovod's autotuner had not settled before the measured steps: its search is part of these figures; set "
+            f"measure.warmup_steps to {result.autotune.planned_steps} or more",
+        )
+
+
+def _crowded_hosts(record: Record) -> list[str]:
+    hosts: dict[str, tuple[int, int, set[int]]] = {}
+    for rank in record.ranks:
+        threads, count, cores = hosts.get(rank.host, (0, 0, set()))
+        hosts[rank.host] = (threads + rank.threads, count + 1, cores | set(rank.cores))
+    return [
+        f"{threads} threads of {count} rank{'s' * (count > 1)} on {len(cores)} core{'s' * (len(cores) > 1)} of {host}"
+        for host, (threads, count, cores) in sorted(hosts.items())
+        if cores and threads > len(cores)
+    ]
+
+
+def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
+    """All reasons to doubt the figures of a group, serious ones first; equal texts are told once, with their runs."""
+    found = [*_few_repeats(group), *_cores(group.runs), *_environments(group), *_series(group), *_noise(group, table)]
+    found += [
+        Doubt(code=code, severity=severity, text=text)
+        for code, severity, text in quality_doubts.group_doubts(group, group_quality(group, table))
+    ]
+    merged: dict[tuple[str, str], Doubt] = {}
+    for doubt in (doubt for run in group.runs for doubt in run_doubts(run)):
+        before = merged.get((doubt.code, doubt.text))
+        runs = (*before.runs, *doubt.runs) if before else doubt.runs
+        merged[doubt.code, doubt.text] = Doubt(code=doubt.code, severity=doubt.severity, text=doubt.text, runs=runs)
+    found += merged.values()
+    # What did not act comes first: then the figures are not those of what was asked for.
+    return sorted(found, key=lambda doubt: (doubt.severity != "serious", doubt.code != "inert"))
+
+
+def _few_repeats(group: Group) -> Iterator[Doubt]:
+    few = [point for point in group.points if len(point.run_ids) < MIN_RUNS]
+    if few:
+        counts = ", ".join(f"{len(point.run_ids)} at {ranks_text(point.ranks)}" for point in few)
+        yield Doubt(
+            code="few-repeats",
+            severity="serious",
+            text=f"insufficient for a comparison: fewer than {MIN_RUNS} valid runs a point ({counts})",
+        )
+
+
+def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
+    """Ranks of one series must compute with the same cores, or the series measures that too."""
+    cores: dict[str, set[int]] = {}
+    threads: dict[str, set[int]] = {}
+    for run in runs:
+        for rank in run.record.ranks if run.record else ():
+            cores.setdefault(run.plan.series.id, set()).add(len(rank.cores))
+            threads.setdefault(run.plan.series.id, set()).add(rank.threads)
+    for what, seen in (("cores", cores), ("threads", threads)):
+        for series, counts in seen.items():
+            if len(counts) > 1:
+                yield Doubt(
+                    code="cores-differ",
+                    severity="serious",
+                    text=f"ranks of series {series} had {' or '.join(map(str, sorted(counts)))} {what}: the loss holds "
+                    "that difference too",
+                )
+
+
+def _environments(group: Group) -> Iterator[Doubt]:
+    for difference in compare(group.runs, with_data=True).differences:
+        if not difference.expected:
+            values = "; ".join(f"{value} in {len(ids)}" for value, ids in difference.values[:4])
+            what = "their data" if difference.key.startswith("data.") else "their environment"
+            yield Doubt(
+                code="run-environment",
+                severity="serious",
+                text=f"runs differ in {what}: {difference.key}: {values}",
+            )
+
+
+def _series(group: Group) -> Iterator[Doubt]:
+    apart = [point for point in group.points[1:] if not point.paired]
+    if apart and len({run.plan.series.id for run in group.runs}) > 1:
+        counts = ", ".join(ranks_text(point.ranks) for point in apart)
+        yield Doubt(
+            code="not-interleaved",
+            severity="note",
+            text=f"runs at {counts} and at the baseline are not the same repeats of the same series: drift of the "
+            "machine between them is part of the ratio",
+        )
+
+
+def _noise(group: Group, table: RunTable) -> Iterator[Doubt]:
+    frame = table.figures[table.figures["group"] == group.id]
+    noisy = frame[frame["step_cv"] > NOISY_CV]
+    if len(noisy):
+        yield Doubt(
+            code="noisy-steps",
+            severity="serious",
+            text=f"step times scatter by up to {noisy['step_cv'].max():.0%} of their mean within a run",
+            runs=tuple(str(run_id) for run_id in noisy["run_id"]),
+        )
+
+
+def ranks_text(ranks: int) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"

@@ -1,0 +1,1 @@
+"""Energy: a subject of the scaling report."""

@@ -1,0 +1,1 @@
+"""Exchange: a subject of the scaling report."""

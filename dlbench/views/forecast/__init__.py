@@ -1,0 +1,1 @@
+"""Forecast: a subject of the scaling report."""

@@ -1,0 +1,1 @@
+"""Machine: a subject of the scaling report."""

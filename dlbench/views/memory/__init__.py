@@ -1,0 +1,1 @@
+"""Memory: a subject of the scaling report."""

@@ -1,0 +1,170 @@
+"""How the numbers are made, and what the report does not show: the words of the method view."""
+
+from __future__ import annotations
+
+from dlbench.report.model import Group, Untold
+from dlbench.stats.estimates import MIN_RUNS, RESAMPLES
+
+METHODS: tuple[tuple[str, str], ...] = (
+    (
+        "Which runs count",
+        "Only runs whose sanity checks held (finite loss, equal parameters on all ranks, equal work) and whose step "
+        "files are whole. All others are listed with the reason and yield no figure. Warm-up steps are recorded and "
+        "left out.",
+    ),
+    (
+        "Throughput",
+        "Samples of all measured steps of all ranks, divided by the longest measured time of any rank.",
+    ),
+    (
+        "Step time",
+        "In each step the slowest rank counts. A run's step time is the median over its measured steps; p95 is their "
+        "95th percentile.",
+    ),
+    (
+        "Medians and intervals",
+        f"The run is the experimental unit, not the step. Figures are medians over runs. With {MIN_RUNS} runs or more, "
+        f"the interval is a 95 % percentile bootstrap of the median ({RESAMPLES:,} resamples, fixed seed); with five "
+        "or six runs that is close to the range of the runs. With fewer runs the range is printed and the comparison "
+        "is called insufficient; a single run has no interval.",
+    ),
+    (
+        "Speed-up and efficiency",
+        "Speed-up is throughput divided by the baseline's throughput. Efficiency is speed-up divided by the ratio of "
+        "rank counts: for weak scaling (fixed batch a rank) Thr(p) / ((p/p0) Thr(p0)), for strong scaling (fixed "
+        "global batch) p0 T(p0) / (p T(p)). The baseline is the smallest rank count measured, and is always named. "
+        "Interleaved repeats are resampled in pairs, so that drift of the machine cancels.",
+    ),
+    (
+        "Serial fraction",
+        "For strong scaling, Karp and Flatt's experimentally determined serial fraction (1/S - 1/k) / (1 - 1/k) with "
+        "k = p/p0 (Communications of the ACM 33(5), 1990). A fraction that grows with the rank count points to "
+        "overhead of the exchange rather than to serial work.",
+    ),
+    (
+        "Laws and forecasts",
+        "With k = p/p0: Amdahl's law for strong scaling, S = 1/(f + (1 - f)/k), and Gustafson's for weak scaling, "
+        "S = k - f(k - 1) (Communications of the ACM 31(5), 1988). f is fitted by least squares to 1/S - 1/k and to "
+        "1 - E, both straight lines through the origin in 1 - 1/k; its interval is a bootstrap over runs. No fit with "
+        "fewer than three rank counts; no forecast if the law misses a measured point by more than 3 points of "
+        "efficiency, if points exceed the ideal, or if ranks shared cores. A forecast's interval is the law at the "
+        "ends of f's interval, widened by what the law missed (its largest residual, and the largest point when "
+        "fitted without it) times how far it is extrapolated (2 or 4). Forecasts are not measurements and never share "
+        "a line, a column or a headline with them.",
+    ),
+    (
+        "Published figures",
+        "Drawn as a reference line only where the work is the same: preset with the published configuration, network, "
+        "batch a rank, precision class, real or made data, weak or strong scaling. The hardware is another all the "
+        "same.",
+    ),
+    (
+        "Parts of a step",
+        "Parts are means over steps, ranks and runs, because only means sum to the whole: they add up to the mean "
+        "step of the slowest rank exactly. They can therefore differ a little from the medians in the other tables. "
+        "'Other' is what no phase holds (loss read-back, loop). 'Imbalance of ranks' is how much longer the slowest "
+        "rank took than the mean rank over the whole measurement.",
+    ),
+    (
+        "Exposed gradient exchange",
+        "The time after the backward pass until all gradients are averaged. Exchange that overlaps the backward pass "
+        "is part of 'backward'. Waiting for slower ranks is part of it too; the table says how much, taken as the "
+        "excess over the rank that waited least in each step. At one rank there is nothing to exchange; what stands "
+        "there is the engine's own work.",
+    ),
+    (
+        "Lost points",
+        "Each part is compared with the same part of the baseline, for the same number of samples a rank. Differences "
+        "divided by the mean step sum to 1 - efficiency (of means). This is a first-order account: a part is "
+        "charged with the time it holds, whatever the cause.",
+    ),
+    (
+        "Communication and its exposed part",
+        "Where a run recorded its exchange: the time in which at least one message was under way, within the "
+        "backward pass (hidden) or after it (exposed), by the exchange's own clock or Horovod's timeline in a window "
+        "of steps; bytes by the algorithm that ran. The least possible exposed communication puts the measured times "
+        "at which gradients were ready, and a line for the cost of a message (start-up and seconds a byte), into a "
+        "model in which messages follow one another and each starts when its last gradient is ready (wait-free "
+        "back-propagation; Shi, Chu and Li, INFOCOM 2019); of all ways to merge neighbouring gradients the best is "
+        "found exactly. The line was timed before training or given; otherwise it is fitted by relative errors to the "
+        "messages of the run, which must have three sizes or more. Attainable efficiency: the baseline's step over "
+        "that step (without its exposed exchange, where it has several ranks) and the least exposed communication. "
+        "It leaves out what shared cores or memory do to a step.",
+    ),
+    (
+        "Settings compared",
+        "In a swept series, settings are compared at equal rank count, preset, precision and data, in pairs of "
+        "interleaved repeats, so that drift of the machine cancels. The default is the setting whose swept keys are "
+        "at dlbench's defaults (the first swept value for the engine and for keys of the workload or system); where "
+        "the sweep lacks it, its first setting. Intervals are per comparison. A setting is faster or slower if its "
+        "interval leaves 1 out and Student's paired t test on log ratios stays below 0.05 after Holm's procedure "
+        "over all settings of the rank count; equal if the interval lies within 2 % of 1; otherwise undecided. The "
+        "best of many is flattered by chance: repeat it beside the default before quoting its gain. Fewer than "
+        f"{MIN_RUNS} repeats decide nothing.",
+    ),
+    (
+        "Which axes matter",
+        "An axis' effect is the ratio of throughput between two of its values, as the geometric mean over all "
+        "combinations of the other keys that ran with both, taken in each repeat; repeats are the sample. Combinations "
+        "in which a key cannot act take no part. Verdicts as for settings, with Holm over all pairs of values of all "
+        "axes. Additivity: the largest deviation of a combination from the sum of the axes' effects on the logarithm "
+        "is named if it stands after Holm and exceeds 2 %. Break-even of Horovod's autotuner: what its search cost "
+        "over what a step gains against the baseline.",
+    ),
+    (
+        "Training to a quality",
+        "Time to quality runs from the start of training to the end of the first evaluation that met the target: with "
+        "evaluations, checkpoints and warm-up steps. The true moment lies up to one evaluation interval before it. A "
+        "run that did not meet the target, or whose sanity checks failed, is counted and never left out; a rank count "
+        "with such a run gets no speed-up of the time to quality, because the time of that run is not known.",
+    ),
+    (
+        "Faster steps, more samples",
+        "Speed-up of the time to quality = throughput over the baseline's x (samples to quality of the baseline / "
+        "those here) x rest. The rest is what evaluation, checkpoints, warm-up steps and waits add to the measured "
+        "steps, at the baseline over here. The identity holds in each run; all four are ratios of geometric means over "
+        "runs, which keep it exactly (Fleming and Wallace, Communications of the ACM 29(3), 1986), and can differ a "
+        "little from ratios of the medians. Their intervals are made as those of medians.",
+    ),
+    (
+        "Gradient noise scale",
+        "McCandlish et al. 2018: tr(Sigma)/|G|^2 from the squared norms of gradients of two batch sizes, numerator and "
+        "denominator averaged over steps. Well below it, twice the batch nearly halves the steps; well above it, it "
+        "nearly doubles the samples: S = S_min (1 + B_n/B), E = E_min (1 + B/B_n). It is a mean over the run and grows "
+        "during training; the law supposes a learning rate tuned to each batch, and directions that curve alike.",
+    ),
+    (
+        "Model FLOPs utilisation",
+        "FLOPs of training on one sample x samples a second / (ranks x peak of a rank). FLOPs are those the model "
+        "needs: forward, and twice that backward, products of tensors only, nothing computed again (Chowdhery et al. "
+        "2022, appendix B). The peak is a declared number or a data sheet's, at the precision in force; it stands "
+        "beside the figure with its source.",
+    ),
+    (
+        "Time to train",
+        "Samples of the recipe over the measured throughput: an estimate of the time in training steps at that rate. "
+        "It says nothing on whether the training would converge.",
+    ),
+    (
+        "What may be compared",
+        "Runs form one group only if workload, preset, every setting of the plan, goal, engine, precision, data "
+        "source, batch, launcher, system, cores a rank and device agree. Under strong scaling the global batch must "
+        "agree.",
+    ),
+)
+
+
+def not_shown(groups: tuple[Group, ...]) -> tuple[Untold, ...]:
+    """What a reader may look for and no view is about, and what would produce it."""
+    found = [
+        Untold(
+            view="collectives",
+            title="Collective bandwidth",
+            text="not measured by training runs: dlbench comm run measures every algorithm and library on the same "
+            "ranks.",
+        ),
+    ]
+    if groups and all(len(group.points) == 1 for group in groups):
+        text = "needs the same workload at two or more rank counts, e.g. --ranks 1,2,4."
+        found.insert(0, Untold(view="scaling", title="Scaling", text=text))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Noise: a subject of the scaling report."""

@@ -1,0 +1,1 @@
+"""Parts: a subject of the scaling report."""

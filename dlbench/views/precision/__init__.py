@@ -1,0 +1,1 @@
+"""Precision: a subject of the scaling report."""

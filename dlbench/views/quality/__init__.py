@@ -1,0 +1,1 @@
+"""Quality: a subject of the scaling report."""

@@ -1,0 +1,162 @@
+"""Reasons to doubt what runs say of quality, of the noise scale and of the hardware's use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from dlbench.reading.scaling import Group
+from dlbench.records.record import QualityResult, Record
+from dlbench.records.scan import Run
+from dlbench.units import format_seconds
+from dlbench.views.quality.numbers import GroupQuality, QualityPoint
+from dlbench.views.quality.outcome import fit, meets_target, until_target
+from dlbench.views.utilisation.numbers import utilisation
+
+Severity = Literal["serious", "note"]
+Found = tuple[str, Severity, str]
+"""Code, severity and text."""
+
+MANY_OVERFLOWS = 0.05
+"""Share of steps above which overflow is more than the loss scale finding its place."""
+
+
+def run_doubts(run: Run, record: Record, throughput: float) -> Iterator[Found]:
+    """What one run gives reason to doubt; its throughput (samples/s) is that of its measured steps."""
+    if run.plan.measure.noise_scale:
+        yield (
+            "noise-scale",
+            "serious",
+            "step times include reading every gradient for the noise scale (measure.noise_scale): no speed to compare",
+        )
+    if record.overflow_steps:
+        steps = record.steps or run.plan.measure.warmup_steps + run.plan.measure.measured_steps
+        yield (
+            "overflow-steps",
+            "serious" if record.overflow_steps > MANY_OVERFLOWS * steps else "note",
+            f"{record.overflow_steps} of {steps} steps were left out because a gradient overflowed",
+        )
+    if record.first_step:
+        of_what = f"checkpoint {record.resumed_from}" if record.resumed_from else "a checkpoint"
+        yield (
+            "resumed",
+            "serious" if record.quality else "note",
+            f"went on from step {record.first_step:,} of {of_what}: losses and times to quality hold what ran before, "
+            "perhaps elsewhere",
+        )
+    if record.quality is not None:
+        yield from _of_quality(run, record.quality, throughput)
+
+
+def _of_quality(run: Run, result: QualityResult, throughput: float) -> Iterator[Found]:
+    wanted = run.plan.workload.quality
+    seen = until_target(result)
+    if not seen:
+        yield "no-evaluation", "serious", "the quality was never evaluated"
+        return
+    count = seen[-1].eval_samples
+    if wanted is not None and wanted.evaluate_samples == count:
+        error = _standard_error(result, count)
+        yield (
+            "part-evaluated",
+            "note",
+            f"evaluated on {count:,} samples (quality.evaluate_samples), which may be less than the validation data"
+            + (f": standard error near the target about {error * 100:.1f} points" if error else ""),
+        )
+    if len(seen) == 1 and meets_target(result, seen[0]):
+        yield (
+            "first-evaluation",
+            "serious",
+            f"met the target at the first evaluation, after {seen[0].samples:,} samples: time to quality is only an "
+            "upper bound; evaluate more often",
+        )
+    if not _beats(result, result.target, result.predictor_value):
+        yield (
+            "target-without-skill",
+            "serious",
+            f"the target {result.target:g} is no better than {result.predictor} ({result.predictor_value:.4g}): "
+            "meeting it shows nothing",
+        )
+    yield from _contradictions(run, result, throughput)
+
+
+def _beats(result: QualityResult, value: float, other: float) -> bool:
+    return value > other if result.higher_is_better else value < other
+
+
+def _standard_error(result: QualityResult, count: int) -> float | None:
+    """Of a share of `count` independent samples, near the target (binomial); None for other metrics."""
+    share = result.target
+    return math.sqrt(share * (1 - share) / count) if result.metric == "top1" and 0 < share < 1 else None
+
+
+def _contradictions(run: Run, result: QualityResult, throughput: float) -> Iterator[Found]:
+    """Throughput, epochs and time in training steps must fit each other, or one of them is wrong."""
+    verdict, last = fit(run, throughput), result.evaluations[-1]
+    if verdict is None:
+        yield (
+            "contradiction",
+            "serious",
+            "the last evaluation tells no epochs or no time: its figures cannot be checked",
+        )
+    elif verdict.status != "fits":
+        hint = " (warm-up steps are in the time, not in the rate)" if verdict.status == "unexplained" else ""
+        yield (
+            "contradiction",
+            "serious",
+            f"{throughput:,.4g} samples/s, {last.epoch:.4g} epochs and {format_seconds(verdict.stated_s)} of training "
+            f"do not fit: at that rate they take {format_seconds(verdict.expected_s)}{hint}",
+        )
+
+
+def group_doubts(group: Group, quality: GroupQuality | None) -> Iterator[Found]:
+    """What the runs of a group together give reason to doubt."""
+    for point in group.points:
+        found = utilisation(group, point)
+        if found and found.mfu and found.mfu.value > 1:
+            yield (
+                "impossible-utilisation",
+                "serious",
+                f"MFU above 100 % at {_ranks(point.ranks)}: the peak (node.peak_tflops) or the count of FLOPs is wrong",
+            )
+    if quality is None:
+        return
+    yield from _not_reached(quality.points)
+    for at in quality.points:
+        if at.num_lost:
+            yield (
+                "runs-lost",
+                "serious",
+                f"{at.num_lost} further {'run' if at.num_lost == 1 else 'runs'} at {_ranks(at.ranks)} ended without a "
+                "record: the share that reached the target may be lower",
+            )
+        if at.best is not None and not _better(quality, at.best.value):
+            yield (
+                "no-skill",
+                "serious",
+                f"at {_ranks(at.ranks)} the best value is no better than {quality.predictor} "
+                f"({quality.predictor_value:.4g})",
+            )
+
+
+def _better(quality: GroupQuality, value: float) -> bool:
+    return value > quality.predictor_value if quality.higher_is_better else value < quality.predictor_value
+
+
+def _not_reached(points: Sequence[QualityPoint]) -> Iterator[Found]:
+    missing = [point for point in points if not point.all_reached]
+    if missing:
+        counts = ", ".join(
+            f"{point.num_runs - point.num_reached} of {point.num_runs} at {_ranks(point.ranks)}" for point in missing
+        )
+        yield (
+            "target-not-reached",
+            "serious",
+            f"runs did not reach the target ({counts}): the times to quality there are those of the others alone, and "
+            "yield no speed-up",
+        )
+
+
+def _ranks(ranks: int) -> str:
+    return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"

@@ -1,0 +1,293 @@
+"""Runs trained to a quality: how many got there, how soon, and whether steps or their number made the difference.
+
+With T the time to quality, N the samples trained until then and Thr the measured throughput of a run, 1/T splits
+into (Thr) (1/N) (N / (Thr T)), so that the speed-up against the baseline (0) is a product:
+
+    T0/T = Thr/Thr0 x N0/N x rest,   rest = (T0 Thr0 / N0) / (T Thr / N)
+
+Thr/Thr0 says by how much steps became faster, N0/N whether as few samples did (statistical efficiency; Keskar et al.
+2017 and Shallue et al. 2019 on larger batches), and T Thr / N is by how much a run took longer than its measured steps
+alone: evaluation, checkpoints, warm-up steps, waits. Ratios of geometric means over runs keep the product exact; those
+of medians do not. Nothing of it is given unless all runs on both sides met the target: the time of a run that did not
+is not known, and to leave it out would favour the side that fails more often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dlbench.reading.comparability import planned_id
+from dlbench.reading.run_table import RunTable
+from dlbench.reading.scaling import Group
+from dlbench.records.scan import Run
+from dlbench.stats.estimates import (
+    Estimate,
+    RunKey,
+    by_definition,
+    geometric_ratio_estimate,
+    mean_estimate,
+    median_estimate,
+)
+from dlbench.views.quality.outcome import account, fit, quality_of, resolution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factors:
+    """Why the baseline's time to quality is `speedup` times as long: the other three multiply to it exactly (1)."""
+
+    speedup: Estimate
+    throughput: Estimate
+    """Throughput over the baseline's: above 1, samples are worked off faster."""
+    samples: Estimate
+    """The baseline's samples to quality over those here: below 1, more samples were needed."""
+    rest: Estimate
+    """Evaluation, checkpoints, warm-up steps and waits: above 1, less time goes there than at the baseline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityPoint:
+    """All comparable runs to one quality with one rank and node count."""
+
+    ranks: int
+    nodes: int
+    global_batch: int
+    run_ids: tuple[str, ...]
+    """Runs with figures."""
+    num_runs: int
+    """Runs that ended: those with figures, and those whose sanity checks failed."""
+    num_reached: int
+    """Valid runs that met the target."""
+    num_invalid: int
+    """Runs whose sanity checks failed, e.g. by a loss that is not finite; they did not meet the target."""
+    num_lost: int
+    """Further runs that were killed or failed; nobody knows what they would have reached."""
+    time_s: Estimate | None
+    """Seconds to quality, median over the runs that reached it."""
+    samples: Estimate | None
+    """Samples to quality, likewise."""
+    epochs: Estimate | None
+    """Epochs to quality, likewise."""
+    resolution_s: Estimate | None
+    """Seconds between the evaluation that met the target and the one before (or the start), likewise: by so much the
+    time to quality may be too long."""
+    best: Estimate | None
+    """Best value of each run, median over runs with figures."""
+    final: Estimate | None
+    """Last value of each run, median over runs with figures."""
+    whole_s: Estimate | None
+    """Seconds to the target, or to the end of a run that did not meet it; mean, so that its parts sum to it."""
+    training_s: Estimate | None
+    evaluation_s: Estimate | None
+    other_s: Estimate | None
+    """Checkpoints and waits."""
+    trained_epochs: Estimate | None
+    """Epochs until the last evaluation, median over runs with figures; None unless each run's throughput, epochs and
+    time fit each other (`dlbench.views.quality.outcome.fit`)."""
+    trained_s: Estimate | None
+    """Seconds in training steps until then, likewise."""
+    factors: Factors | None
+    """None where some run on either side did not reach the target, and for a group of one point."""
+
+    @property
+    def all_reached(self) -> bool:
+        """Whether every run that ended met the target."""
+        return self.num_reached == self.num_runs > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPoint:
+    """What a global batch needs: statistical efficiency, whatever the machine."""
+
+    global_batch: int
+    num_runs: int
+    num_reached: int
+    epochs: Estimate | None
+    samples: Estimate | None
+    against_smallest: float | None
+    """Median samples to quality over those of the smallest batch (1); None unless all runs of both reached it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupQuality:
+    """What the runs of a group say of training to a quality."""
+
+    metric: str
+    higher_is_better: bool
+    target: float
+    predictor: str
+    predictor_value: float
+    points: tuple[QualityPoint, ...]
+    batches: tuple[BatchPoint, ...]
+
+    @property
+    def all_reached(self) -> bool:
+        """Whether every run met the target."""
+        return all(point.all_reached for point in self.points)
+
+
+def group_quality(group: Group, table: RunTable) -> GroupQuality | None:
+    """Quality of a group's runs; None if they measure speed, or no record tells of quality."""
+    result = next((run.record.quality for run in group.runs if run.record and run.record.quality), None)
+    if group.sample.plan.measure.until != "quality" or result is None:
+        return None
+    cells = _cells(group, table)
+    rows = table.figures[table.figures["group"] == group.id]
+    keys = {str(r): (str(b), int(k)) for r, b, k in zip(rows["run_id"], rows["block"], rows["repeat"], strict=True)}
+    rates = dict(zip(rows["run_id"].astype(str), rows["throughput"].astype(float), strict=True))
+    points: list[QualityPoint] = []
+    for place in sorted(cells):
+        cell = cells[place]
+        factors = None
+        if len(cells) > 1:
+            factors = _factors(cell, cells[min(cells)], keys, rates, is_baseline=place == min(cells))
+        points.append(_point(place, cell, factors, rates))
+    return GroupQuality(
+        metric=result.metric,
+        higher_is_better=result.higher_is_better,
+        target=result.target,
+        predictor=result.predictor,
+        predictor_value=result.predictor_value,
+        points=tuple(points),
+        batches=_batches(list(cells.values())),
+    )
+
+
+@dataclass(kw_only=True)
+class _Cell:
+    """Runs of one place, by what became of them."""
+
+    valid: list[Run]
+    invalid: list[Run]
+    lost: list[Run]
+
+    @property
+    def reached(self) -> list[Run]:
+        return [run for run in self.valid if quality_of(run).reached]
+
+    @property
+    def num_runs(self) -> int:
+        return len(self.valid) + len(self.invalid)
+
+    @property
+    def all_reached(self) -> bool:
+        return len(self.reached) == self.num_runs > 0
+
+
+def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], _Cell]:
+    """Runs by ranks and nodes, those without figures included: diverged runs must not vanish."""
+    wanted = planned_id(group.sample)
+    cells: dict[tuple[int, int], _Cell] = {}
+    others = [item.run for item in table.without if item.state != "damaged" and planned_id(item.run) == wanted]
+    for run in (*group.runs, *others):
+        layout = run.plan.layout
+        cell = cells.setdefault((layout.ranks, layout.nodes), _Cell(valid=[], invalid=[], lost=[]))
+        if run.state == "valid":
+            # A valid run that says nothing of its quality is not one that reached it.
+            (cell.valid if run.record and run.record.quality else cell.invalid).append(run)
+        else:
+            (cell.invalid if run.state == "invalid" else cell.lost).append(run)
+    return {place: cell for place, cell in cells.items() if cell.num_runs}
+
+
+def _point(place: tuple[int, int], cell: _Cell, factors: Factors | None, rates: Mapping[str, float]) -> QualityPoint:
+    results = [quality_of(run) for run in cell.valid]
+    reached = [quality_of(run) for run in cell.reached]
+    whole, training, evaluation = zip(*map(account, results), strict=True) if results else ((), (), ())
+    other = [max(0.0, w - t - e) for w, t, e in zip(whole, training, evaluation, strict=True)]
+    plan = (*cell.valid, *cell.invalid)[0].plan
+    values = [[e.value for e in result.evaluations if e.value is not None] for result in results]
+    fits = [fit(run, rates[run.plan.run_id]) for run in cell.valid]
+    last = [r.evaluations[-1] for r in results] if all(found and found.status == "fits" for found in fits) else []
+    known = [(result, found) for result, found in zip(results, values, strict=True) if found]
+    return QualityPoint(
+        ranks=place[0],
+        nodes=place[1],
+        global_batch=plan.global_batch,
+        run_ids=tuple(run.plan.run_id for run in cell.valid),
+        num_runs=cell.num_runs,
+        num_reached=len(reached),
+        num_invalid=len(cell.invalid),
+        num_lost=len(cell.lost),
+        time_s=_median([result.time_to_quality_s for result in reached]),
+        samples=_median([result.samples_to_quality for result in reached]),
+        epochs=_median([result.epochs_to_quality for result in reached]),
+        resolution_s=_median([resolution(result) for result in reached]),
+        best=_median([(max if result.higher_is_better else min)(found) for result, found in known]),
+        final=_median([found[-1] for _, found in known]),
+        whole_s=mean_estimate(whole) if whole else None,
+        training_s=mean_estimate(training) if training else None,
+        evaluation_s=mean_estimate(evaluation) if evaluation else None,
+        other_s=mean_estimate(other) if other else None,
+        trained_epochs=_median([evaluation.epoch for evaluation in last]),
+        trained_s=_median([evaluation.train_s for evaluation in last]),
+        factors=factors,
+    )
+
+
+def _median(values: Sequence[float | None]) -> Estimate | None:
+    known = [float(value) for value in values if value is not None]
+    return median_estimate(known) if known else None
+
+
+def _factors(
+    cell: _Cell, baseline: _Cell, keys: Mapping[str, RunKey], rates: Mapping[str, float], *, is_baseline: bool
+) -> Factors | None:
+    if not (cell.all_reached and baseline.all_reached):
+        return None
+    if is_baseline:
+        one = by_definition(1.0, len(cell.valid))
+        return Factors(speedup=one, throughput=one, samples=one, rest=one)
+    own, other = _by_run(cell, keys, rates), _by_run(baseline, keys, rates)
+    if own is None or other is None:
+        return None
+    return Factors(
+        speedup=geometric_ratio_estimate(other["time"], own["time"]),
+        throughput=geometric_ratio_estimate(own["rate"], other["rate"]),
+        samples=geometric_ratio_estimate(other["samples"], own["samples"]),
+        rest=geometric_ratio_estimate(other["rest"], own["rest"]),
+    )
+
+
+def _by_run(
+    cell: _Cell, keys: Mapping[str, RunKey], rates: Mapping[str, float]
+) -> dict[str, dict[RunKey, float]] | None:
+    """Time, throughput, samples, and time over samples/throughput, of each run; None if a record contradicts itself."""
+    found: dict[str, dict[RunKey, float]] = {"time": {}, "rate": {}, "samples": {}, "rest": {}}
+    for run in cell.valid:
+        result, key, rate = quality_of(run), keys[run.plan.run_id], rates[run.plan.run_id]
+        if not (result.time_to_quality_s and result.samples_to_quality):
+            return None
+        found["time"][key] = result.time_to_quality_s
+        found["rate"][key] = rate
+        found["samples"][key] = result.samples_to_quality
+        found["rest"][key] = result.time_to_quality_s * rate / result.samples_to_quality
+    return found
+
+
+def _batches(cells: Sequence[_Cell]) -> tuple[BatchPoint, ...]:
+    """Points of equal global batch together, ascending: they do equal work, however many ranks share it."""
+    by_batch: dict[int, list[_Cell]] = {}
+    for cell in cells:
+        by_batch.setdefault((*cell.valid, *cell.invalid)[0].plan.global_batch, []).append(cell)
+    made: list[BatchPoint] = []
+    smallest: Estimate | None = None
+    for batch in sorted(by_batch):
+        own = by_batch[batch]
+        reached = [quality_of(run) for cell in own for run in cell.reached]
+        count = sum(cell.num_runs for cell in own)
+        samples = _median([result.samples_to_quality for result in reached])
+        complete = samples if len(reached) == count else None
+        if not made:
+            smallest = complete
+        made.append(
+            BatchPoint(
+                global_batch=batch,
+                num_runs=count,
+                num_reached=len(reached),
+                epochs=_median([result.epochs_to_quality for result in reached]),
+                samples=samples,
+                against_smallest=complete.value / smallest.value if complete and smallest else None,
+            )
+        )
+    return tuple(made)

@@ -1,0 +1,60 @@
+"""What one record says of training to a quality: until when, and what the time went to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dlbench.costs.training_time import Verdict, consistency
+from dlbench.records.record import Evaluation, QualityResult, meets
+from dlbench.records.scan import Run
+from dlbench.views.utilisation.numbers import epoch_samples_of
+
+
+def quality_of(run: Run) -> QualityResult:
+    """The quality that the record of a run to a quality holds."""
+    assert run.record is not None
+    assert run.record.quality is not None
+    return run.record.quality
+
+
+def until_target(result: QualityResult) -> Sequence[Evaluation]:
+    """Evaluations up to the first that met the target; all of them where none did."""
+    for index, evaluation in enumerate(result.evaluations):
+        if meets_target(result, evaluation):
+            return result.evaluations[: index + 1]
+    return result.evaluations
+
+
+def meets_target(result: QualityResult, evaluation: Evaluation) -> bool:
+    """Whether an evaluation met the target of its run."""
+    return meets(evaluation.value, result.target, higher_is_better=result.higher_is_better)
+
+
+def resolution(result: QualityResult) -> float | None:
+    """Seconds between the evaluation that met the target and the one before, or the start; None if none met it."""
+    seen = until_target(result)
+    if not (seen and meets_target(result, seen[-1])):
+        return None
+    return seen[-1].wall_s - (seen[-2].wall_s if len(seen) > 1 else 0.0)
+
+
+def account(result: QualityResult) -> tuple[float, float, float]:
+    """Seconds in all, in training steps and in evaluations, until the target or the end."""
+    seen = until_target(result)
+    if not seen:
+        return 0.0, 0.0, 0.0
+    return seen[-1].wall_s, seen[-1].train_s, sum(evaluation.eval_s for evaluation in seen)
+
+
+def fit(run: Run, throughput: float) -> Verdict | None:
+    """Whether throughput, epochs and time in training steps can all be true; None where one of them is not told.
+
+    Args:
+        run: a run with a record that tells of quality.
+        throughput: samples a second of its measured steps, all ranks together.
+    """
+    result, epoch = quality_of(run), epoch_samples_of(run)
+    last = result.evaluations[-1] if result.evaluations else None
+    if last is None or not (epoch and last.epoch and last.train_s):
+        return None
+    return consistency(throughput, epoch, last.epoch, last.train_s)

@@ -1,0 +1,1 @@
+"""Scaling: a subject of the scaling report."""

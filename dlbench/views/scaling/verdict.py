@@ -1,0 +1,131 @@
+"""The figures of a group become one sentence that a person can repeat."""
+
+from __future__ import annotations
+
+from dlbench.report.model import Group, Part, Point
+from dlbench.report.wording import PART_TITLES, basis_text, figure_text, place_text, points, value_text
+from dlbench.stats.estimates import MIN_RUNS
+from dlbench.views.causes.diagnosis_words import CAUSE_TITLES
+from dlbench.views.causes.model import CauseAccount
+from dlbench.views.exchange.model import ExchangePoint
+
+WORTH_EXPLAINING = 0.01
+"""Share of the ideal below which a loss is not attributed."""
+
+
+def verdict(
+    subject: str,
+    unit: str,
+    all_points: tuple[Point, ...],
+    *,
+    is_sufficient: bool,
+    is_crowded: bool,
+    exchange: tuple[ExchangePoint, ...] = (),
+    causes: CauseAccount | None = None,
+) -> str:
+    """What the largest scaling point says, in plain words, with its interval and its validity.
+
+    Args:
+        subject: the workload in words, with preset, engine, precision, batch and data source.
+        unit: what a sample is called.
+        all_points: points of the group, baseline first.
+        is_sufficient: whether every point has enough runs for a comparison.
+        is_crowded: whether ranks shared cores, which makes a scaling figure meaningless.
+        exchange: what is known of the exchange of these points.
+        causes: the loss by cause, which names it where it is known; else the parts of the step do.
+    """
+    base, last = all_points[0], all_points[-1]
+    if len(all_points) == 1:
+        return (
+            f"{subject} trains {figure_text(base.throughput)} {unit} a second at {place_text(base.ranks, base.nodes)} "
+            f"({basis_text(base.throughput)}). A scaling figure needs a second rank count."
+        )
+    sentence = (
+        f"{subject} keeps {figure_text(last.efficiency)} of the ideal at {place_text(last.ranks, last.nodes)}, "
+        f"measured against {place_text(base.ranks, base.nodes)} ({basis_text(last.efficiency)})"
+    )
+    few = "" if is_sufficient else " Too few runs for a comparison."
+    crowded = " Ranks shared cores: this says nothing about the scaling of the machine." if is_crowded else ""
+    told = next((point for point in exchange if (point.ranks, point.nodes) == (last.ranks, last.nodes)), None)
+    return f"{sentence}{_explanation(last, causes)}{_communication(last, told)}{few}{crowded}"
+
+
+def _communication(point: Point, told: ExchangePoint | None) -> str:
+    """Where the exchange costs most: how much of the communication is exposed, and how much must be."""
+    worst = main_loss(point)
+    is_explained = 1 - point.efficiency.value >= WORTH_EXPLAINING and point.whole.lost.value > 0
+    if told is None or worst is None or worst.name != "exchange" or not is_explained:
+        return ""
+    if told.communication is None or told.exposed is None:
+        return ""
+    text = f" Communication takes {value_text(told.communication)} a step, {value_text(told.exposed)} of it exposed"
+    if told.prediction is None:
+        return f"{text}."
+    best, attainable = told.prediction.best_exposed, told.prediction.efficiency
+    return f"{text}; at best {value_text(best)} would be, for {value_text(attainable)} of the ideal."
+
+
+def _explanation(point: Point, causes: CauseAccount | None) -> str:
+    loss = 1 - point.efficiency.value
+    figure = point.efficiency
+    if loss <= -WORTH_EXPLAINING:
+        return ". That is more than the ideal: the baseline ran with a handicap, or its runs drifted."
+    if loss < WORTH_EXPLAINING:
+        return ". There is no loss worth explaining."
+    noisy = figure.kind == "bootstrap 95 %" and figure.high is not None and figure.high >= 1
+    doubt = " The interval reaches 100 %: the loss may be noise." if noisy else ""
+    worst = main_loss(point)
+    if worst is None or point.whole.lost.value <= 0:
+        return f". On average over the runs nothing is lost: medians and means disagree.{doubt}"
+    # Only means sum to a whole, so the parts are means; the efficiency before them is made of medians.
+    name, lost = _largest_cause(point, causes) or (_part_title(worst), worst.lost.value)
+    share = f"{lost * 100:.1f} of the {points(point.whole.lost.value)} lost on average"
+    return f"; the largest part of the loss is {name} ({share}).{doubt}"
+
+
+def _part_title(part: Part) -> str:
+    """Parts do not tell the exchange from waiting in it."""
+    return f"{PART_TITLES[part.name]}{', waiting for late ranks included' if part.name == 'exchange' else ''}"
+
+
+def _largest_cause(point: Point, causes: CauseAccount | None) -> tuple[str, float] | None:
+    """The cause that costs this point most, and its share of the ideal; None where causes are not known."""
+    for one in causes.diagnosed.points if causes else ():
+        if (one.ranks, one.nodes) == (point.ranks, point.nodes):
+            largest = max(one.causes, key=lambda cause: cause.lost.value)
+            return (CAUSE_TITLES[largest.name], largest.lost.value) if largest.lost.value > 0 else None
+    return None
+
+
+def main_loss(point: Point) -> Part | None:
+    """The part that costs most of the ideal; None where no part costs anything."""
+    worst = max(point.parts, key=lambda part: part.lost.value)
+    return worst if worst.lost.value > 0 else None
+
+
+def next_step(group: Group) -> str:
+    """What to do next, in a sentence: the first experiment of the diagnosis of the largest point, or what a comparison
+    still lacks; empty where nothing suggests itself.
+    """
+    if len(group.points) == 1:
+        return f"Run the same workload at more rank counts, for example --ranks {more_ranks(group)}."
+    if not group.is_sufficient:
+        return f"Repeat every point at least {MIN_RUNS} times (--repeats {MIN_RUNS}), so that noise can be told apart."
+    last = group.largest
+    if group.causes is None or 1 - last.efficiency.value < WORTH_EXPLAINING:
+        return ""
+    for point in group.causes.diagnosed.points:
+        if (point.ranks, point.nodes) == (last.ranks, last.nodes) and point.verdict.experiments:
+            return sentence(point.verdict.experiments[0].text)
+    return ""
+
+
+def more_ranks(group: Group) -> str:
+    """Rank counts that a group of one point lacks, as an option takes them."""
+    ranks = group.baseline.ranks
+    return ",".join(str(ranks * factor) for factor in (1, 2, 4))
+
+
+def sentence(text: str) -> str:
+    """A phrase with a capital letter and a full stop."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

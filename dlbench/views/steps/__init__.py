@@ -1,0 +1,1 @@
+"""Steps: a subject of the scaling report."""

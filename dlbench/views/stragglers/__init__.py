@@ -1,0 +1,1 @@
+"""Stragglers: a subject of the scaling report."""

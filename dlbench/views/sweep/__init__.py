@@ -1,0 +1,1 @@
+"""Sweep: a subject of the scaling report."""

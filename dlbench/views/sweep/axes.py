@@ -1,0 +1,204 @@
+"""Which axes of a sweep matter: the effect of each axis, paired by repeat and by the values of all other axes.
+
+Effects are ratios of throughput, so they are taken on its logarithm, where they add. For two values a and b of an
+axis, the contrast of a repeat is the mean of log thr(a, o) - log thr(b, o) over all combinations o of the other axes'
+values that ran with both; each repeat gives one contrast, and repeats are the sample. A combination in which an axis
+cannot act (Horovod's cycle time under DDP) takes no part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dlbench.specs.plan import AxisValue
+from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, median_estimate
+from dlbench.stats.multiplicity import LEVEL, holm, paired_p
+
+MARGIN = 0.02
+"""Differences that lie within this share, interval and all, are no reason to choose one setting over another."""
+
+AxisVerdict = Literal["matters", "no effect", "undecided", "insufficient"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One setting's throughput, as the comparison of axes needs it."""
+
+    values: Mapping[str, AxisValue]
+    """Value of each swept key."""
+    acting: frozenset[str]
+    """Swept keys that act in this combination."""
+    throughput: Mapping[int, float]
+    """Samples a second, by repeat."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """One value of an axis."""
+
+    value: AxisValue
+    effect: Estimate | None
+    """Throughput over that of the axis' first value, all else equal (1); None where no combination ran with both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One swept key."""
+
+    key: str
+    levels: tuple[Level, ...]
+    """The first is the one that the others are measured against."""
+    verdict: AxisVerdict
+    widest: tuple[AxisValue, AxisValue, Estimate] | None
+    """The two values that are furthest apart, the faster one first, and their ratio; None where none could be taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interaction:
+    """The largest deviation from what the axes' effects alone would give."""
+
+    values: Mapping[str, AxisValue]
+    """The combination."""
+    deviation: Estimate
+    """Its throughput over that of the additive model on the logarithm (1)."""
+    is_claimed: bool
+    """Whether it stands after counting all combinations and leaves the margin."""
+
+
+def is_within_margin(ratio: Estimate) -> bool:
+    """Whether a ratio lies, interval and all, so near to 1 that it does not matter."""
+    return ratio.low is not None and ratio.high is not None and ratio.low >= 1 - MARGIN and ratio.high <= 1 + MARGIN
+
+
+def excludes_one(ratio: Estimate) -> bool:
+    """Whether the interval leaves 1 out."""
+    return ratio.low is not None and ratio.high is not None and (ratio.low > 1 or ratio.high < 1)
+
+
+def axes(settings: Sequence[Measured], references: Mapping[str, AxisValue]) -> list[Axis]:
+    """The effect of every axis that acts anywhere and has two values or more.
+
+    Args:
+        settings: all that were measured.
+        references: the value of each axis that its others are compared with.
+    """
+    pairs: dict[tuple[str, AxisValue, AxisValue], list[float]] = {}
+    levels: dict[str, list[AxisValue]] = {}
+    for key, reference in references.items():
+        seen = _distinct([s.values[key] for s in settings if key in s.acting])
+        if len(seen) < 2:
+            continue
+        levels[key] = sorted(seen, key=lambda value: not same(value, reference))
+        for a, b in itertools.combinations(levels[key], 2):
+            pairs[key, a, b] = list(_contrast(settings, key, b, a).values())
+    adjusted = dict(zip(pairs, holm([paired_p(logs) for logs in pairs.values()]), strict=True))
+    return [
+        _axis(key, found, {(a, b): (pairs[k, a, b], adjusted[k, a, b]) for k, a, b in pairs if k == key})
+        for key, found in levels.items()
+    ]
+
+
+def _axis(
+    key: str, found: Sequence[AxisValue], pairs: Mapping[tuple[AxisValue, AxisValue], tuple[list[float], float]]
+) -> Axis:
+    """`pairs`: log contrasts of the second value over the first, and their adjusted p."""
+    ratios = {pair: _estimate(logs) for pair, (logs, _) in pairs.items()}
+    known = {pair: ratio for pair, ratio in ratios.items() if ratio is not None}
+    claimed = [pair for pair, ratio in known.items() if pairs[pair][1] < LEVEL and excludes_one(ratio)]
+    claimed = [pair for pair in claimed if not is_within_margin(known[pair])]
+    verdict: AxisVerdict = "undecided"
+    if not known or any(ratio.n < MIN_RUNS for ratio in known.values()):
+        verdict = "insufficient"
+    elif claimed:
+        verdict = "matters"
+    elif len(known) == len(pairs) and all(map(is_within_margin, known.values())):
+        verdict = "no effect"
+    count = max((ratio.n for ratio in known.values()), default=0)
+    effects = [by_definition(1.0, count), *(ratios[found[0], value] for value in found[1:])]
+    widest = max(known, key=lambda pair: abs(math.log(known[pair].value)), default=None)
+    return Axis(
+        key=key,
+        levels=tuple(Level(value=value, effect=effect) for value, effect in zip(found, effects, strict=True)),
+        verdict=verdict,
+        widest=None if widest is None else _faster_first(*widest, known[widest]),
+    )
+
+
+def _faster_first(a: AxisValue, b: AxisValue, ratio: Estimate) -> tuple[AxisValue, AxisValue, Estimate]:
+    """`ratio` is that of b over a."""
+    if ratio.value >= 1:
+        return b, a, ratio
+    low = None if ratio.high is None else 1 / ratio.high
+    high = None if ratio.low is None else 1 / ratio.low
+    return a, b, Estimate(1 / ratio.value, low, high, ratio.n, ratio.kind)
+
+
+def _contrast(settings: Sequence[Measured], key: str, top: AxisValue, bottom: AxisValue) -> dict[int, float]:
+    """By repeat: mean log ratio of two values of an axis over the combinations of the other axes that ran with both."""
+    sides: list[dict[tuple[str, ...], Mapping[int, float]]] = []
+    for value in (top, bottom):
+        acting = [s for s in settings if same(s.values[key], value) and key in s.acting]
+        sides.append({tuple(repr(s.values[k]) for k in s.values if k != key): s.throughput for s in acting})
+    logs: dict[int, list[float]] = {}
+    for others in sides[0].keys() & sides[1].keys():
+        above, below = sides[0][others], sides[1][others]
+        for repeat in above.keys() & below.keys():
+            logs.setdefault(repeat, []).append(math.log(above[repeat] / below[repeat]))
+    # Repeats that lack a combination would compare something else.
+    whole = max(map(len, logs.values()), default=0)
+    return {repeat: math.fsum(found) / whole for repeat, found in sorted(logs.items()) if len(found) == whole}
+
+
+def _estimate(logs: Sequence[float]) -> Estimate | None:
+    return median_estimate([math.exp(value) for value in logs]) if logs else None
+
+
+def interaction(settings: Sequence[Measured], found: Sequence[Axis]) -> Interaction | None:
+    """The largest deviation from additivity; None where it cannot be told.
+
+    It can where two axes or more act in every combination of their values, and all of these ran in at
+    least one common repeat.
+    """
+    import numpy as np
+
+    keys = [axis.key for axis in found]
+    grid = list(itertools.product(*([level.value for level in axis.levels] for axis in found)))
+    by_values = {tuple(repr(s.values[key]) for key in keys): s for s in settings}
+    cells = [by_values.get(tuple(map(repr, values))) for values in grid]
+    whole = [cell for cell in cells if cell is not None and cell.acting >= set(keys)]
+    if len(keys) < 2 or len(whole) < len(grid) or len(by_values) < len(settings):
+        return None
+    repeats = sorted(set.intersection(*(set(cell.throughput) for cell in whole)))
+    if not repeats:
+        return None
+    logs = np.log([[cell.throughput[repeat] for repeat in repeats] for cell in whole])
+    cube = logs.reshape(*(len(axis.levels) for axis in found), len(repeats))
+    places = tuple(range(len(keys)))
+    mean = cube.mean(axis=places, keepdims=True)
+    fitted = mean + sum(
+        cube.mean(axis=tuple(other for other in places if other != place), keepdims=True) - mean for place in places
+    )
+    rest = (cube - fitted).reshape(len(grid), len(repeats))
+    adjusted = holm([paired_p([float(value) for value in row]) for row in rest])
+    estimates = [median_estimate([float(value) for value in np.exp(row)]) for row in rest]
+    worst = max(range(len(grid)), key=lambda i: abs(math.log(estimates[i].value)))
+    claimed = adjusted[worst] < LEVEL and excludes_one(estimates[worst]) and not is_within_margin(estimates[worst])
+    return Interaction(
+        values=dict(zip(keys, grid[worst], strict=True)),
+        deviation=estimates[worst],
+        is_claimed=claimed and len(repeats) >= MIN_RUNS,
+    )
+
+
+def same(one: AxisValue, other: AxisValue) -> bool:
+    """Equal in value and type: 1 is not true, and 1.0 is not 1 where a person wrote them apart."""
+    return repr(one) == repr(other)
+
+
+def _distinct(values: Sequence[AxisValue]) -> list[AxisValue]:
+    """Each value once, in the order of first appearance."""
+    return list({repr(value): value for value in values}.values())

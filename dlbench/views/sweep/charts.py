@@ -1,0 +1,108 @@
+"""Settings of a sweep as ratios to the baseline, each a dot with its interval, at the largest rank count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.style import IDEAL, INK, MEASURED, MUTED, WIDE
+from dlbench.report.model import Report
+from dlbench.report.wording import place_text, times_text
+from dlbench.views.exchange.model import Sweep, SweepCell
+from dlbench.views.sweep import tables as sweep_tables
+from dlbench.views.sweep.axes import MARGIN
+from dlbench.views.sweep.words import short_keys
+
+MAX_SETTINGS = 40
+"""Settings drawn, fastest first; the table has all."""
+
+_VERDICTS = {"faster": "#009e73", "slower": "#d55e00", "baseline": INK}
+_OTHER = IDEAL
+
+
+def sweep_charts(report: Report) -> list[Chart]:
+    """A chart for every rank count of every sweep with two settings or more."""
+    return [
+        _chart(sweep, cell)
+        for sweep in report.sweeps
+        for cell in sweep.cells
+        if sum(setting.ratio is not None for setting in cell.settings) > 1
+    ]
+
+
+def _chart(sweep: Sweep, cell: SweepCell) -> Chart:
+    import altair as alt
+
+    rows = _rows(cell)[:MAX_SETTINGS]
+    place = place_text(cell.ranks, cell.nodes)
+    words = "; ".join(f"{row['setting']}: {row['shown']}, {row['verdict']}" for row in rows[:8])
+    return finish(
+        alt.layer(*_layers(alt, sweep, rows)),
+        sweep,
+        name=sweep_tables.chart_name(sweep, cell),
+        title=f"Throughput over the baseline at {place}",
+        alt=f"Ratios of throughput to the baseline ({cell.baseline}) with their intervals, fastest first. {words}.",
+        table=sweep_tables.short(sweep, cell),
+        size=(WIDE, max(70, 24 * len(rows))),
+    )
+
+
+def _rows(cell: SweepCell) -> Rows:
+    known = [setting for setting in cell.settings if setting.ratio is not None]
+    rows: Rows = [
+        {
+            "setting": sweep_tables.marked(setting),
+            "ratio": setting.ratio.value,
+            "low": setting.ratio.low,
+            "high": setting.ratio.high,
+            "shown": times_text(setting.ratio),
+            "verdict": sweep_tables.VERDICT_TITLES[setting.verdict],
+            "colour": _OTHER if setting.inert else _VERDICTS.get(setting.verdict, _OTHER),
+        }
+        for setting in known
+        if setting.ratio is not None
+    ]
+    return sorted(rows, key=lambda row: -row["ratio"])
+
+
+def _layers(alt: Any, sweep: Sweep, rows: Rows) -> list[Any]:
+    ends = [value for row in rows for value in (row["ratio"], row["low"], row["high"]) if value is not None]
+    low, high = min(*ends, 1 - MARGIN), max(*ends, 1 + MARGIN)
+    room = (high - low) * 0.06
+
+    def x_of(channel: Any) -> Any:
+        # Every layer says it: one without would bring zero in. A ratio's natural origin is 1.
+        scaled = channel.scale(domain=[low - room, high + room], nice=False, zero=False)
+        return scaled.axis(format=".2~f", tickCount=6, title="throughput over the baseline")
+
+    y = alt.Y("setting:N", sort=[row["setting"] for row in rows]).axis(
+        labelLimit=220,
+        title=" / ".join(short_keys(sweep.keys)),
+        titleAnchor="end",
+        titleAngle=0,
+        titleAlign="left",
+        titleY=-8,
+        titleX=-220,
+    )
+    colour = alt.Color("colour:N", scale=None)
+    tooltip = [
+        alt.Tooltip("setting:N", title="setting"),
+        alt.Tooltip("shown:N", title="over the baseline"),
+        alt.Tooltip("verdict:N", title="verdict"),
+    ]
+    base = alt.Chart(alt.InlineData(values=rows)).encode(y=y)
+    band = alt.Chart(alt.InlineData(values=[{"low": 1 - MARGIN, "high": 1 + MARGIN}]))
+    layers = [
+        band.mark_rect(color=MEASURED, opacity=0.1).encode(x=x_of(alt.X("low:Q")), x2="high:Q"),
+        alt.Chart(alt.InlineData(values=[{"ratio": 1.0}]))
+        .mark_rule(color=MUTED, strokeDash=[4, 3], strokeWidth=1.2)
+        .encode(x=x_of(alt.X("ratio:Q"))),
+    ]
+    if any(row["low"] is not None for row in rows):
+        layers.append(
+            base.mark_rule(strokeWidth=2.5, opacity=0.6).encode(x=x_of(alt.X("low:Q")), x2="high:Q", color=colour)
+        )
+    layers.append(
+        base.mark_point(filled=True, size=70, opacity=1).encode(x=x_of(alt.X("ratio:Q")), color=colour, tooltip=tooltip)
+    )
+    return layers

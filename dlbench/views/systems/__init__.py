@@ -1,0 +1,1 @@
+"""Systems: a subject of the scaling report."""

@@ -1,0 +1,118 @@
+"""The systems that runs ran on, in the fields of MLPerf's system descriptions, with what nobody recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from dlbench.exports.mllog import Statement
+from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, to_system_description
+from dlbench.reading.run_table import RunTable
+from dlbench.records.scan import Run
+from dlbench.report.wording import clean
+from dlbench.views.precision import model
+
+MAX_HOSTS = 24
+MAX_TEXTS = 6
+"""Texts of a field where runs differ; the rest are counted."""
+MAX_DESCRIBED = 200
+"""Runs of a system that are looked at, evenly spread."""
+
+_TITLES = {
+    "number_of_nodes": "Nodes",
+    "host_processor_model_name": "Processor",
+    "host_processor_vcpu_count": "Processor threads of a node",
+    "host_processor_core_count": "Processor cores",
+    "host_processors_per_node": "Processors of a node",
+    "host_memory_capacity": "Memory of a node",
+    "accelerators_per_node": "GPUs of a node in use",
+    "accelerator_model_name": "GPU",
+    "accelerator_memory_capacity": "GPU memory",
+    "accelerator_interconnect": "Interconnect of GPUs",
+    "host_networking": "Interconnect of nodes",
+    "host_storage_type": "Storage",
+    "cooling": "Cooling",
+    "operating_system": "Operating system",
+    "framework": "Framework",
+    "other_software_stack": "Other software",
+}
+"""Fields of a system description that are shown, in order."""
+
+_VARIABLES = ("NCCL_", "GLOO_", "UCX_", "HOROVOD_", "OMP_", "KMP_")
+"""Variables that say how the system was used."""
+
+
+def systems(table: RunTable) -> tuple[model.SystemDescription, ...]:
+    """Each system by its name in the plans, most runs first."""
+    found: dict[str, list[Run]] = {}
+    for run in table.runs.values():
+        if run.record is not None:
+            found.setdefault(run.plan.system.name, []).append(run)
+    ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+    return tuple(_system(name, runs) for name, runs in ordered)
+
+
+def _system(name: str, runs: Sequence[Run]) -> model.SystemDescription:
+    looked_at = runs[:: -(-len(runs) // MAX_DESCRIBED)]
+    told = [_described(run) for run in looked_at]
+    hosts = dict.fromkeys(rank.host for run in looked_at if run.record for rank in run.record.ranks)
+    fields, unknown = [], []
+    for key, title in _TITLES.items():
+        texts = [own[key] for own in told]
+        if set(texts) <= {NOT_RECORDED}:
+            unknown.append(title)
+        elif not (key.startswith("accelerator_") and set(texts) <= {NO_ACCELERATOR} and title != "GPU"):
+            fields.append((title, _joined(texts)))
+    fields += _of_plans(looked_at)
+    if len(looked_at) < len(runs):
+        fields.append(("Looked at", f"{len(looked_at)} of {len(runs)} runs"))
+    return model.SystemDescription(
+        id=clean(name, 100),
+        name=clean(name, 100),
+        title=clean(runs[0].plan.system.title, 300),
+        num_runs=len(runs),
+        hosts=tuple(clean(host, 64) for host in list(hosts)[:MAX_HOSTS]),
+        num_hosts=len(hosts),
+        fields=tuple((title, clean(text, 1000)) for title, text in fields),
+        unknown=tuple(unknown),
+    )
+
+
+def _described(run: Run) -> dict[str, str]:
+    content: dict[str, str] = json.loads(to_system_description(run, Statement()))
+    return content
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """One text where all agree; else each with the number of runs behind it."""
+    counts: dict[str, int] = {}
+    for text in texts:
+        counts[text] = counts.get(text, 0) + 1
+    if len(counts) == 1:
+        return texts[0]
+    if all(text.isdecimal() for text in counts):
+        return ", ".join(sorted(counts, key=int))
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{text} ({count} run{'s' * (count != 1)})" for text, count in ordered[:MAX_TEXTS]]
+    more = [f"and {len(ordered) - MAX_TEXTS} others"] if len(ordered) > MAX_TEXTS else []
+    return "; ".join([*shown, *more])
+
+
+def _of_plans(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """How ranks were started and what was set for them."""
+    launchers = [f"{run.plan.system.launch.launcher}, scheduler {run.plan.system.scheduler}" for run in runs]
+    interfaces = [run.plan.system.launch.interface or "" for run in runs]
+    pinned = ["each rank on cores of its own" if run.plan.system.launch.pin else "not bound" for run in runs]
+    found = [("Launcher", _joined(launchers)), ("Binding", _joined(pinned))]
+    if any(interfaces):
+        found.append(("Network interface asked for", _joined([text or "none" for text in interfaces])))
+    variables = [_set_variables(run) for run in runs]
+    if any(variables):
+        found.append(("Variables", _joined([text or "none" for text in variables])))
+    return found
+
+
+def _set_variables(run: Run) -> str:
+    environment = run.record.environment if run.record is not None else {}
+    names = sorted(key for key in environment if key.startswith(tuple(f"variable.{start}" for start in _VARIABLES)))
+    return ", ".join(f"{name.removeprefix('variable.')}={environment[name]}" for name in names)

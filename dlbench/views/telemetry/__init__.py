@@ -1,0 +1,1 @@
+"""Telemetry: a subject of the scaling report."""

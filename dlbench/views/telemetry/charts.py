@@ -1,0 +1,229 @@
+"""One run over time: small charts under each other that share one axis, with the stages of the run above them.
+
+Each chart has one quantity and one y axis. Where samples are missing a line ends and begins anew.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from dlbench.report.charts.chart import Chart
+from dlbench.report.charts.style import MUTED, RANK_COLOURS, SUBTITLE_PIXELS
+from dlbench.report.model import Group
+from dlbench.report.wording import percent, place_text
+from dlbench.units import format_number, format_seconds
+from dlbench.views.machine.model import Course, Line, Panel, Stretch
+from dlbench.views.telemetry.tables import course_table
+
+_WIDTH = 640
+_HEIGHT = 58
+_BAR = 15
+
+_IN_WORDS = {"power_w": "a GPU's power"}
+"""Panels whose title does not read well in a sentence, by name."""
+
+_ALIKE = 0.02
+"""Means that differ by less are told as one."""
+
+STAGE_COLOURS = {
+    "building": "#e69f00",
+    "staging": "#f0e442",
+    "warm-up": "#9aa0a6",
+    "measured": "#0072b2",
+    "evaluation": "#009e73",
+    "checkpoint": "#cc79a7",
+}
+_THROTTLED = "#d55e00"
+
+
+def telemetry_charts(group: Group) -> list[Chart]:
+    """The run in the middle of the point with most ranks; none where nothing of it was sampled."""
+    if group.telemetry is None or group.telemetry.course is None:
+        return []
+    import altair as alt
+
+    course = group.telemetry.course
+    ends = _ends(course)
+    strips = [_strip(alt, "Stages", course.stages, ends, _stage_colour(alt, course))]
+    if course.throttled:
+        held = alt.value(_THROTTLED)
+        strips.append(_strip(alt, "Throttled", course.throttled, ends, held))
+    lines = [_panel(alt, panel, course, ends, is_first=not place) for place, panel in enumerate(course.panels)]
+    stack = alt.vconcat(*strips, *lines, spacing=6).resolve_scale(color="independent")
+    words = finding(course)
+    place = place_text(course.ranks, course.nodes)
+    spec: dict[str, Any] = stack.properties(description=words).to_dict()
+    spec.pop("config", None)
+    _label_last(spec)
+    title = f"One run over time at {place}"
+    spec["title"] = {
+        "text": title,
+        "subtitle": textwrap.wrap(f"{course.run_id}, {group.label}", int(_WIDTH / SUBTITLE_PIXELS), max_lines=3),
+    }
+    spec["usermeta"] = {"axes": "", "series": None}
+    return [Chart(id=f"chart-{group.id}-telemetry", title=title, alt=words, spec=spec, table=course_table(course))]
+
+
+def finding(course: Course) -> str:
+    """What the lines show, in words."""
+    parts = [text for panel in course.panels if (text := _means(panel))]
+    held: dict[str, float] = {}
+    for one in course.throttled:
+        inside = min(one.end_s, course.window_s) - max(one.begin_s, 0.0)
+        held[one.lane] = held.get(one.lane, 0.0) + max(0.0, inside) / course.window_s
+    clocks = [f"{lane} was throttled in {percent(share)} of it" for lane, share in held.items()]
+    gaps = sum(value is None for panel in course.panels for line in panel.lines for _, value in line.points)
+    broken = ["gaps in the lines are times without samples"] if gaps else []
+    means = f"Means in the measured window of {format_seconds(course.window_s)}: {'; '.join(parts)}" if parts else ""
+    return "".join(f"{text[0].upper()}{text[1:]}. " for text in (means, *clocks, *broken) if text).rstrip()
+
+
+def _means(panel: Panel) -> str:
+    """The mean of a panel's lines, or the lowest and the highest where they differ."""
+    told = sorted((line.mean, line.lane) for line in panel.lines if line.mean is not None)
+    if not told:
+        return ""
+    title = _IN_WORDS.get(panel.name, panel.title)
+    (low, first), (high, last) = told[0], told[-1]
+    if high - low <= _ALIKE * abs(high):
+        return f"{title} {format_number(high, 3)} {panel.unit}"
+    ends = f"{format_number(low, 3)} {panel.unit} at {first} to {format_number(high, 3)} {panel.unit} at {last}"
+    return f"{title} {ends}"
+
+
+def _ends(course: Course) -> list[float]:
+    """Begin and end of the axis: a little more than the measured window and the stages around it."""
+    begins = [0.0, *(one.begin_s for one in course.stages)]
+    ends = [course.window_s, *(one.end_s for one in course.stages)]
+    # A long building would leave no room for what is measured.
+    first = max(min(begins), -course.window_s)
+    last = min(max(ends), 2 * course.window_s)
+    return [round(first, 3), round(last, 3)]
+
+
+def _x(alt: Any, field: str, ends: list[float]) -> Any:
+    return (
+        alt.X(field, title=None)
+        .scale(domain=ends, nice=False, clamp=True)
+        .axis(labels=False, ticks=False, domain=False, grid=False)
+    )
+
+
+def _label_last(spec: dict[str, Any]) -> None:
+    """Only the lowest chart says what time it is."""
+    for unit in spec["vconcat"][-1]["layer"]:
+        encoding = unit.get("encoding", {}).get("x")
+        if encoding is not None and "axis" in encoding:
+            encoding["axis"] = {"grid": False, "tickCount": 8, "labelExpr": "format(datum.value, '~s') + ' s'"}
+            encoding["title"] = "time from the begin of the measured window"
+
+
+def _strip(alt: Any, title: str, stretches: tuple[Stretch, ...], ends: list[float], colour: Any) -> Any:
+    lanes = list(dict.fromkeys(one.lane for one in stretches))
+    rows = [
+        {
+            "lane": one.lane,
+            "from": max(ends[0], round(one.begin_s, 3)),
+            "to": min(ends[1], round(one.end_s, 3)),
+            "what": one.name,
+            "for": format_seconds(one.end_s - one.begin_s),
+        }
+        for one in stretches
+        if one.end_s > ends[0] and one.begin_s < ends[1]
+    ]
+    tooltip = [
+        alt.Tooltip("lane:N", title="at"),
+        alt.Tooltip("what:N", title=title.lower()),
+        alt.Tooltip("for:N", title="for"),
+    ]
+    y = alt.Y("lane:N", title=None, sort=lanes).axis(ticks=False, domain=False, labelLimit=150)
+    return (
+        alt.Chart(alt.InlineData(values=rows))
+        .mark_bar(height={"band": 0.8})
+        .encode(x=_x(alt, "from:Q", ends), x2="to:Q", y=y, color=colour, tooltip=tooltip)
+        .properties(width=_WIDTH, height=_BAR * max(1, len(lanes)), title=_headline(alt, title))
+    )
+
+
+def _headline(alt: Any, text: str) -> Any:
+    return alt.TitleParams(text, fontSize=11, fontWeight="normal", color=MUTED, anchor="start", offset=3)
+
+
+def _stage_colour(alt: Any, course: Course) -> Any:
+    present = [stage for stage in STAGE_COLOURS if any(one.name == stage for one in course.stages)]
+    others = list(dict.fromkeys(one.name for one in course.stages if one.name not in STAGE_COLOURS))
+    scale = {
+        "domain": [*present, *others],
+        "range": [*(STAGE_COLOURS[name] for name in present), *[MUTED] * len(others)],
+    }
+    return alt.Color("what:N", title=None).scale(**scale).legend(orient="top", columns=6, offset=2)
+
+
+def _panel(alt: Any, panel: Panel, course: Course, ends: list[float], *, is_first: bool) -> Any:
+    window = alt.Chart(alt.InlineData(values=[{"from": 0, "to": round(course.window_s, 3)}]))
+    colours = _colours(course)
+    layers = [
+        window.mark_rect(color=MUTED, opacity=0.1).encode(x=_x(alt, "from:Q", ends), x2="to:Q"),
+        *(layer for line in panel.lines for layer in _line(alt, panel, line, ends, colours[line.lane])),
+    ]
+    if is_first and len(panel.lines) > 1:
+        layers.append(_legend(alt, {line.lane: colours[line.lane] for line in panel.lines}))
+    return alt.layer(*layers).properties(
+        width=_WIDTH, height=_HEIGHT, title=_headline(alt, f"{panel.title}, {panel.unit}")
+    )
+
+
+def _colours(course: Course) -> dict[str, str]:
+    """One colour for one lane; a node has that of its first GPU."""
+    found: dict[str, str] = {}
+    for lane in course.lanes:
+        of_node = [colour for other, colour in found.items() if other.endswith(f" of {lane}")]
+        found[lane] = of_node[0] if of_node else RANK_COLOURS[len(set(found.values())) % len(RANK_COLOURS)]
+    return found
+
+
+def _legend(alt: Any, colours: dict[str, str]) -> Any:
+    """Nothing is drawn: lines have colours of their own, so that their data need not name them in each row."""
+    legend = alt.Legend(
+        orient="top", columns=3, title=None, offset=2, symbolType="stroke", symbolOpacity=1, symbolStrokeWidth=2
+    )
+    scale = alt.Scale(domain=list(colours), range=list(colours.values()))
+    rows = alt.InlineData(values=[{"lane": lane} for lane in colours])
+    return alt.Chart(rows).mark_point(opacity=0).encode(color=alt.Color("lane:N", legend=legend, scale=scale))
+
+
+def _line(alt: Any, panel: Panel, line: Line, ends: list[float], colour: str) -> list[Any]:
+    drawn = [(t, value) for t, value in line.points if ends[0] <= t <= ends[1]]
+    data = alt.InlineData(values=[{"t": t, "v": value} for t, value in drawn])
+    y = alt.Y("v:Q", title=None).scale(**_domain(panel)).axis(tickCount=3, labelExpr="format(datum.value, ',.4~g')")
+    tooltip = [alt.Tooltip("t:Q", title="second", format=".4~g"), alt.Tooltip("v:Q", title=panel.title, format=".4~g")]
+    x = _x(alt, "t:Q", ends)
+    layers = [alt.Chart(data).mark_line(strokeWidth=1.3, color=colour).encode(x=x, y=y, tooltip=tooltip)]
+    lonely = _lonely(drawn)
+    if lonely:
+        rows = alt.InlineData(values=[{"t": t, "v": value} for t, value in lonely])
+        layers.append(alt.Chart(rows).mark_point(filled=True, size=9, opacity=1, color=colour).encode(x=x, y=y))
+    return layers
+
+
+def _domain(panel: Panel) -> dict[str, Any]:
+    """From zero, but for clocks, whose changes are a small part of them."""
+    values = [value for line in panel.lines for _, value in line.points if value is not None]
+    if panel.unit == "%":
+        return {"domain": [0, 100], "nice": False}
+    top = max(values, default=0.0) or 1.0
+    if panel.unit == "MHz":
+        return {"domain": [min(values, default=0.0) * 0.98, top * 1.03], "nice": False, "zero": False}
+    return {"domain": [0, top * 1.1], "nice": False}
+
+
+def _lonely(points: list[tuple[float, float | None]]) -> list[tuple[float, float]]:
+    """Samples with a gap on either side: no line would show them."""
+    found = []
+    for place, (t, value) in enumerate(points):
+        before = points[place - 1][1] if place else None
+        after = points[place + 1][1] if place + 1 < len(points) else None
+        if value is not None and before is None and after is None:
+            found.append((t, value))
+    return found

@@ -1,0 +1,1 @@
+"""Utilisation: a subject of the scaling report."""

@@ -1,0 +1,1 @@
+"""Watch cost: a subject of the scaling report."""

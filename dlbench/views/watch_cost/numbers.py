@@ -1,0 +1,101 @@
+"""What watching costs: watched runs of a series against their unwatched twins, which ran interleaved with them.
+
+The experimental unit is the run (see `dlbench.stats.estimates`). Of each run the mean step counts, measured time
+over steps: a sampler that disturbs one step in ten leaves the median step as it is. The cost is the ratio of the
+medians over runs, less one, its interval from pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlbench.records.scan import Run
+from dlbench.records.watch import WatchOverhead
+from dlbench.specs.variants import MIN_WATCH_REPEATS
+from dlbench.stats.estimates import ratio_estimate
+from dlbench.views.decomposition.numbers import measured_or_why
+
+PointKey = tuple[str, str, int, int]
+"""Creation and name of the series, ranks, nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredCost:
+    """What watching cost at one scaling point of one series."""
+
+    series: str
+    ranks: int
+    nodes: int
+    watched: tuple[Run, ...]
+    """Watched runs with figures, by repeat."""
+    overhead: WatchOverhead | None
+    """None where fewer than two pairs have figures."""
+    why: str
+    """Why there is none, in a sentence; else empty."""
+
+
+def watch_costs(runs: Sequence[Run]) -> list[MeasuredCost]:
+    """The cost of watching at each scaling point that has unwatched twins, in order of series, ranks and nodes.
+
+    Runs without figures, and twins whose partner has none, are left out and counted. A copy is no repeat.
+    """
+    points: dict[PointKey, list[Run]] = {}
+    for run in runs:
+        plan = run.plan
+        key = plan.created, plan.series.id, plan.layout.ranks, plan.layout.nodes
+        points.setdefault(key, []).append(run)
+    return [
+        _cost(key, found)
+        for key, found in sorted(points.items())
+        if any(run.plan.series.variant == "unwatched" for run in found)
+    ]
+
+
+def _cost(key: PointKey, runs: Sequence[Run]) -> MeasuredCost:
+    watched: dict[int, tuple[Run, float]] = {}
+    unwatched: dict[int, tuple[Run, float]] = {}
+    reasons: list[str] = []
+    sides = {"plain": watched, "unwatched": unwatched}
+    for run in runs:
+        side = sides.get(run.plan.series.variant)
+        if side is None or run.plan.series.repeat in side:  # a copied folder
+            continue
+        found, reason = measured_or_why(run)
+        if found is None:
+            reasons.append(reason)
+        else:
+            side[run.plan.series.repeat] = run, found.measured_s / found.steps
+    pairs = sorted(watched.keys() & unwatched.keys())
+    overhead, why = None, ""
+    if len(pairs) >= MIN_WATCH_REPEATS:
+        overhead = _overhead([watched[k][1] for k in pairs], [unwatched[k][1] for k in pairs])
+    else:
+        first = f": {reasons[0]}" if reasons else ""
+        why = f"{len(pairs)} of {MIN_WATCH_REPEATS} pairs of runs that an interval needs have figures{first}"
+    return MeasuredCost(
+        series=key[1],
+        ranks=key[2],
+        nodes=key[3],
+        watched=tuple(watched[k][0] for k in sorted(watched)),
+        overhead=overhead,
+        why=why,
+    )
+
+
+def _overhead(watched: Sequence[float], unwatched: Sequence[float]) -> WatchOverhead:
+    """Of mean steps by repeat, seconds; both in the same order."""
+    ratio = ratio_estimate({("", k): v for k, v in enumerate(watched)}, {("", k): v for k, v in enumerate(unwatched)})
+    assert ratio.low is not None  # two pairs or more
+    assert ratio.high is not None
+    return WatchOverhead(
+        value=ratio.value - 1,
+        low=ratio.low - 1,
+        high=ratio.high - 1,
+        num_pairs=ratio.n,
+        method="measured",
+        evidence=(
+            f"mean steps of {ratio.n} watched runs against those of as many unwatched ones, interleaved; ratio of the "
+            f"medians over runs, interval: {ratio.kind} over pairs"
+        ),
+    )

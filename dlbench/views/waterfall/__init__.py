@@ -1,0 +1,1 @@
+"""Waterfall: a subject of the scaling report."""
