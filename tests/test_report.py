@@ -32,7 +32,7 @@ from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
 from dlbench.specs.plan import RunPlan
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 from dlbench.views import sheets
 from dlbench.views.assemble import assemble
 from tests.run_factory import (
@@ -90,7 +90,7 @@ def page(made: model.Report) -> str:
     return html.to_html(made)
 
 
-def figures(report: model.Report) -> Iterator[Figure]:
+def figures(report: model.Report) -> Iterator[Estimate]:
     for group in report.groups:
         for point in group.points:
             yield from (point.throughput, point.throughput_per_rank, point.step, point.step_p95)

@@ -23,7 +23,7 @@ class Metric:
     name: str
     title: str
     unit: str
-    """As `dlbench.stats.figure.Figure.unit`."""
+    """As `dlbench.stats.estimates.Estimate.unit`."""
     higher_is_worse: bool
     about: str
     """How it is made, in a sentence."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dlbench.history.page.model import TrendsReport
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.model import CauseAccount
 from dlbench.views.exchange.model import ExchangePoint, Sweep
 from dlbench.views.forecast.model import Outlook
@@ -30,10 +30,10 @@ class Part:
     """One part of a step at a scaling point; parts sum to the mean step."""
 
     name: str
-    seconds: Figure
+    seconds: Estimate
     """Mean over runs (not median), so that parts sum to the mean step."""
     ideal_seconds: float
-    lost: Figure
+    lost: Estimate
     """Share of the ideal lost here (fraction); parts sum to the loss."""
 
 
@@ -45,19 +45,19 @@ class Point:
     nodes: int
     batch_per_rank: int
     is_baseline: bool
-    throughput: Figure
-    throughput_per_rank: Figure
-    step: Figure
-    step_p95: Figure
-    speedup: Figure
+    throughput: Estimate
+    throughput_per_rank: Estimate
+    step: Estimate
+    step_p95: Estimate
+    speedup: Estimate
     ideal_speedup: float
-    efficiency: Figure
-    serial_fraction: Figure | None
+    efficiency: Estimate
+    serial_fraction: Estimate | None
     paired_with_baseline: bool
     parts: tuple[Part, ...]
     whole: Part
     """Sum of the parts: the mean step, and 1 - efficiency of means."""
-    exchange_wait: Figure
+    exchange_wait: Estimate
     """Share of the part `exchange` spent waiting for ranks that came later, seconds a step."""
     run_ids: tuple[str, ...]
 

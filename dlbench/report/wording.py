@@ -6,7 +6,7 @@ import math
 import unicodedata
 
 from dlbench.report.model import Group
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes, format_number, format_seconds
 
 DASH = "–"
@@ -54,7 +54,7 @@ def points(fraction: float) -> str:
     return percent(fraction).replace("%", "points")
 
 
-def lost_text(figure: Figure) -> str:
+def lost_text(figure: Estimate) -> str:
     """A lost share with its interval, e.g. ``12.3 points [11.0, 13.9]``."""
     return figure_text(figure).replace("%", "points")
 
@@ -76,12 +76,12 @@ def number_text(value: float, unit: str) -> str:
     return format_number(value)
 
 
-def value_text(figure: Figure) -> str:
+def value_text(figure: Estimate) -> str:
     """The value alone, e.g. ``83.1 %``, ``120 ms``, ``24.31``."""
     return number_text(figure.value, figure.unit)
 
 
-def interval_text(figure: Figure) -> str:
+def interval_text(figure: Estimate) -> str:
     """The interval alone, e.g. ``[81.9, 84.2]``, with units only where they are not the value's; empty if none."""
     if figure.low is None or figure.high is None:
         return ""
@@ -94,7 +94,7 @@ def interval_text(figure: Figure) -> str:
     return f"[{', '.join(ends)}]"
 
 
-def basis_text(figure: Figure) -> str:
+def basis_text(figure: Estimate) -> str:
     """What the interval is and how many runs stand behind it."""
     runs = runs_text(figure.n)
     return {
@@ -105,7 +105,7 @@ def basis_text(figure: Figure) -> str:
     }[figure.kind]
 
 
-def figure_text(figure: Figure) -> str:
+def figure_text(figure: Estimate) -> str:
     """Value and interval, e.g. ``83.1 % [81.9, 84.2]``."""
     return f"{value_text(figure)} {interval_text(figure)}".rstrip()
 
@@ -131,7 +131,7 @@ def baseline_text(group: Group) -> str:
     return f"{place_text(base.ranks, base.nodes)}, {figure_text(base.throughput)} {base.throughput.unit}"
 
 
-def times_text(figure: Figure) -> str:
+def times_text(figure: Estimate) -> str:
     """A factor with its interval, e.g. ``1.80x [1.75, 1.86]``."""
     if figure.low is None or figure.high is None:
         return f"{figure.value:.2f}x"
@@ -143,7 +143,7 @@ def reached_text(reached: int, runs: int) -> str:
     return f"{reached} of {runs_text(runs)}"
 
 
-def optional_figure(figure: Figure | None) -> str:
+def optional_figure(figure: Estimate | None) -> str:
     """A figure that may be missing; a dash where it is."""
     return DASH if figure is None else figure_text(figure)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
     Indices = npt.NDArray[np.integer[Any]]
 
-Kind = Literal["bootstrap 95 %", "range", "single run", "by definition"]
+Kind = Literal["bootstrap 95 %", "range", "single run", "by definition", "within-run", "fit 95 %"]
+"""How an interval was made. `within-run`: the middle half of the iterations of a single run; `fit 95 %`: of a fitted
+parameter."""
 
 MIN_RUNS = 5
 """Fewer runs carry no 95 % interval, and no comparison."""
@@ -50,9 +52,30 @@ class Estimate:
     n: int
     """Runs behind the value; for a ratio, runs (or pairs of runs) behind each side."""
     kind: Kind
+    unit: str = ""
+    """`images/s` (or another sample unit per second), `images/s/rank`, `TFLOP/s/rank`, `s`, `fraction`, `ratio`,
+    `samples`, `epochs`, `error` (a mean absolute error), `bytes`, `messages`, `loss`, `J`, `W`."""
 
-    def scaled(self, factor: float) -> Estimate:
+    def in_unit(self, unit: str) -> Estimate:
+        """The same numbers, their unit named."""
+        return replace(self, unit=unit)
+
+    def inverted(self, unit: str) -> Estimate:
+        """1 / value, in `unit`; the ends of the interval change places.
+
+        Raises:
+            ZeroDivisionError: the value or an end of the interval is 0.
+        """
+        low = None if self.high is None else 1 / self.high
+        high = None if self.low is None else 1 / self.low
+        return Estimate(1 / self.value, low, high, self.n, self.kind, unit)
+
+    def scaled(self, factor: float, unit: str = "") -> Estimate:
         """The same estimate in another unit, e.g. a speed-up as an efficiency.
+
+        Args:
+            factor: a positive number.
+            unit: of the result.
 
         Raises:
             ValueError: `factor` is not a positive number.
@@ -61,10 +84,10 @@ class Estimate:
             raise ValueError(f"cannot scale an estimate by {factor}")
         low = None if self.low is None else self.low * factor
         high = None if self.high is None else self.high * factor
-        return Estimate(self.value * factor, low, high, self.n, self.kind)
+        return Estimate(self.value * factor, low, high, self.n, self.kind, unit)
 
 
-def median_estimate(values: Sequence[float]) -> Estimate:
+def median_estimate(values: Sequence[float], unit: str = "") -> Estimate:
     """The median over runs.
 
     Five runs or more: percentile bootstrap of the median (Efron 1979), 95 %. With five or six runs
@@ -72,7 +95,8 @@ def median_estimate(values: Sequence[float]) -> Estimate:
     that order statistics of so few runs can give. Two to four runs: the range. One run: no interval.
 
     Args:
-        values: one finite value for each run, any order, any unit.
+        values: one finite value for each run, in any order.
+        unit: of the values.
 
     Raises:
         ValueError: no values, or one that is not finite.
@@ -80,10 +104,10 @@ def median_estimate(values: Sequence[float]) -> Estimate:
     import numpy as np
 
     ordered = np.sort(_checked(values))
-    return _estimate(float(np.median(ordered)), ordered, lambda: _resampled_medians(ordered, stream=0))
+    return _estimate(float(np.median(ordered)), ordered, lambda: _resampled_medians(ordered, stream=0)).in_unit(unit)
 
 
-def mean_estimate(values: Sequence[float]) -> Estimate:
+def mean_estimate(values: Sequence[float], unit: str = "") -> Estimate:
     """The mean over runs, for values that must sum; intervals and errors as `median_estimate`."""
     import numpy as np
 
@@ -92,7 +116,7 @@ def mean_estimate(values: Sequence[float]) -> Estimate:
     def resampled() -> Array:
         return _centres(lambda values: np.mean(values, axis=1), ordered, _resamples(len(ordered), 0))
 
-    return _estimate(float(np.mean(ordered)), ordered, resampled)
+    return _estimate(float(np.mean(ordered)), ordered, resampled).in_unit(unit)
 
 
 def _resampled_medians(ordered: Array, *, stream: int) -> Array:
@@ -127,7 +151,7 @@ def are_paired(top: Mapping[RunKey, object], bottom: Mapping[RunKey, object]) ->
     return top.keys() == bottom.keys()
 
 
-def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> Estimate:
+def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], unit: str = "ratio") -> Estimate:
     """The ratio of two medians over runs, top / bottom.
 
     The value is always the ratio of the medians, so it agrees with the two figures it is made of.
@@ -139,13 +163,14 @@ def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) 
     Args:
         top: one positive value for each run, by block and repeat.
         bottom: the same, for the run compared with.
+        unit: of the result, `ratio` or `fraction`.
 
     Raises:
         ValueError: a side is empty or holds a value that is not positive and finite.
     """
     import numpy as np
 
-    return _ratio(top, bottom, lambda values: np.median(values, axis=-1))
+    return _ratio(top, bottom, lambda values: np.median(values, axis=-1)).in_unit(unit)
 
 
 def geometric_ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> Estimate:
@@ -156,7 +181,7 @@ def geometric_ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey
     """
     import numpy as np
 
-    return _ratio(top, bottom, lambda values: np.exp(np.log(values).mean(axis=-1)))
+    return _ratio(top, bottom, lambda values: np.exp(np.log(values).mean(axis=-1))).in_unit("ratio")
 
 
 def _ratio(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], centre: Callable[[Array], Array]) -> Estimate:
@@ -184,14 +209,14 @@ def _ratio(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], centre: 
     return interval(value, low, high, n, "bootstrap 95 %")
 
 
-def by_definition(value: float, n: int) -> Estimate:
+def by_definition(value: float, n: int, unit: str = "ratio") -> Estimate:
     """A value that is not measured but agreed on: the baseline's speed-up of 1."""
-    return Estimate(value, None, None, n, "by definition")
+    return Estimate(value, None, None, n, "by definition", unit)
 
 
-def interval(value: float, low: float, high: float, n: int, kind: Kind) -> Estimate:
+def interval(value: float, low: float, high: float, n: int, kind: Kind, unit: str = "") -> Estimate:
     """An interval that holds its value even where rounding of the last bit says otherwise."""
-    return Estimate(value, min(float(low), value), max(float(high), value), n, kind)
+    return Estimate(value, min(float(low), value), max(float(high), value), n, kind, unit)
 
 
 def _checked(values: Sequence[float]) -> Array:

@@ -7,13 +7,13 @@ import dataclasses
 from dlbench.collectives.page.wording import WITHIN_RUN
 from dlbench.collectives.results.tables import Measurement
 from dlbench.stats.estimates import Estimate
-from dlbench.stats.figure import Figure, figure_of
+from dlbench.stats.figure import figure_of
 
 GIGA = 1e-9
 """GB/s of a byte a second."""
 
 
-def time_figure(one: Measurement) -> Figure:
+def time_figure(one: Measurement) -> Estimate:
     """A time with the interval over runs, or over the iterations of a single run."""
     figure = figure_of(one.seconds, "s")
     if one.within is None:
@@ -21,7 +21,7 @@ def time_figure(one: Measurement) -> Figure:
     return dataclasses.replace(figure, low=one.within[0], high=one.within[1], kind=WITHIN_RUN)
 
 
-def rate_figure(one: Measurement, estimate: Estimate) -> Figure:
+def rate_figure(one: Measurement, estimate: Estimate) -> Estimate:
     """A rate in GB/s; the interval is that of the time, turned over."""
     figure = figure_of(estimate.scaled(GIGA), "GB/s")
     if one.within is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.report.model import Condition, Doubt
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 FORMAT = "dlbench.comm-report"
 VERSION = 1
@@ -21,11 +21,11 @@ class SizeRow:
 
     num_bytes: int
     """Bytes of each rank's whole buffer."""
-    time: Figure
+    time: Estimate
     """Seconds; for a single run the interval is the middle half of its iterations (`within-run`)."""
-    algbw: Figure
+    algbw: Estimate
     """GB/s."""
-    busbw: Figure | None
+    busbw: Estimate | None
     """GB/s; None for one rank."""
     iterations: int
     """Timed iterations of each run, at least."""
@@ -64,12 +64,12 @@ class BestRow:
 
     num_bytes: int
     title: str
-    time: Figure
-    rate: Figure
+    time: Estimate
+    rate: Estimate
     """busbw, GB/s; algbw for one rank."""
     second: str
     """The next one; empty where only one was measured."""
-    lead: Figure | None
+    lead: Estimate | None
     """Time of the next over that of the fastest."""
     is_clear: bool
     """Whether the interval of the lead keeps away from 1."""
@@ -122,7 +122,7 @@ class RatioRow:
     num_bytes: int
     own: str
     library: str
-    speed: Figure
+    speed: Estimate
     """Time of the library over time of the algorithm."""
     paired: bool
 

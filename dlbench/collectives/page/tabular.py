@@ -19,7 +19,7 @@ from dlbench.collectives.page.wording import (
 )
 from dlbench.report.tabular import Table
 from dlbench.report.wording import DASH, percent, times_text
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 _Cell = Callable[[SizeRow], str]
 
@@ -178,7 +178,7 @@ def pieces(fit: FitTable) -> Table:
         before = fit.pieces[index - 1] if index else None
         if row.up_to_bytes is None and before is not None and before.level == row.level:
             messages = f"above {size_text(before.up_to_bytes)}"
-        alpha = Figure(value=row.alpha_s, unit="s", low=row.alpha_low_s, high=row.alpha_high_s, n=1, kind="")
+        alpha = Estimate(value=row.alpha_s, unit="s", low=row.alpha_low_s, high=row.alpha_high_s, n=1, kind="fit 95 %")
         rows.append((row.level, messages, time_text(alpha), _per_byte(row)))
     if fit.pieces:
         rows.append(("reduction", "all sizes", DASH, per_byte_text(fit.gamma_s_per_byte)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from dlbench.report import wording
 from dlbench.report.wording import DASH
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes, format_number, format_seconds
 
 COLLECTIVE_TITLES = {
@@ -17,7 +18,7 @@ COLLECTIVE_TITLES = {
     "all-to-all": "all-to-all",
 }
 
-WITHIN_RUN = "within-run"
+WITHIN_RUN: Final = "within-run"
 """Kind of an interval that one run's iterations make; it says nothing on how runs differ."""
 
 
@@ -51,12 +52,12 @@ def per_byte_text(seconds_per_byte: float) -> str:
     return "free" if seconds_per_byte <= 0 else rate_text(1e-9 / seconds_per_byte)
 
 
-def time_text(figure: Figure) -> str:
+def time_text(figure: Estimate) -> str:
     """A time with its interval."""
     return wording.figure_text(figure)
 
 
-def rate_figure_text(figure: Figure | None) -> str:
+def rate_figure_text(figure: Estimate | None) -> str:
     """A rate with its interval, GB/s; a dash for what is missing."""
     if figure is None:
         return DASH
@@ -70,7 +71,7 @@ def ratio_text(ratio: float | None) -> str:
     return DASH if ratio is None else f"{ratio:.2f}"
 
 
-def basis_text(figure: Figure) -> str:
+def basis_text(figure: Estimate) -> str:
     """What an interval is and how many runs stand behind it."""
     if figure.kind == WITHIN_RUN:
         return "within-run: middle half of the iterations of a single run"

@@ -16,7 +16,7 @@ from dlbench.gate.page.words import headline, methods
 from dlbench.gate.sides import SidePoint, SideRun
 from dlbench.report.wording import ENGINE_TITLES, clean, place_text, runs_text
 from dlbench.stats.estimates import Estimate
-from dlbench.stats.figure import Figure, figure_of
+from dlbench.stats.figure import figure_of
 
 DAY_S = 86_400
 
@@ -171,7 +171,7 @@ def _metric(found: ComparedMetric) -> model.MetricResult:
     )
 
 
-def _figure(estimate: Estimate | None, unit: str) -> Figure | None:
+def _figure(estimate: Estimate | None, unit: str) -> Estimate | None:
     return None if estimate is None else figure_of(estimate, unit)
 
 

@@ -9,7 +9,7 @@ from dlbench.gate.page.text import endings, remarks
 from dlbench.gate.page.words import p_text, power_text, ratio_text
 from dlbench.report.formats.markdown import escape
 from dlbench.report.wording import DASH, basis_text, figure_text
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 _HEADER = ("Point", "Metric", "A", "B", "B / A (above 1 is worse)", "p worse (Holm)", "Verdict")
 
@@ -62,7 +62,7 @@ def _row(point: PointResult, metric: MetricResult) -> tuple[str, ...]:
     return (point.label, metric.title, _figure(metric.a), _figure(metric.b), ratio, p, verdict)
 
 
-def _figure(figure: Figure | None) -> str:
+def _figure(figure: Estimate | None) -> str:
     if figure is None:
         return DASH
     unit = "" if figure.unit == "s" else f" {figure.unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 FORMAT = "dlbench.comparison"
 VERSION = 1
@@ -34,10 +34,10 @@ class MetricResult:
     verdict: str
     """regressed, improved, equivalent, inconclusive, insufficient; `information` for metrics that do not decide."""
     reason: str
-    a: Figure | None
+    a: Estimate | None
     """Median over runs; None where no run tells."""
-    b: Figure | None
-    ratio: Figure | None
+    b: Estimate | None
+    ratio: Estimate | None
     """Medians B / A, above 1 is worse."""
     shift: float | None
     """Hodges-Lehmann shift of the logarithms, as a ratio."""

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dlbench.gate.comparison import Comparison
 from dlbench.gate.page.model import MetricResult, PointResult
 from dlbench.report.wording import percent, times_text
-from dlbench.stats.estimates import MIN_RUNS, RESAMPLES
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import MIN_RUNS, RESAMPLES, Estimate
 
 ORDER = ("regressed", "insufficient", "inconclusive", "improved", "equivalent")
 
@@ -38,7 +37,7 @@ def change_text(metric: MetricResult) -> str:
     return f"{percent(abs(change))} {word} ({ratio_text(metric.ratio)})"
 
 
-def ratio_text(ratio: Figure) -> str:
+def ratio_text(ratio: Estimate) -> str:
     """A ratio near 1 with as many digits as a gate needs, e.g. ``1.052x [1.041, 1.064]``."""
     if ratio.value >= 10 or (ratio.high or 0) >= 10:
         return times_text(ratio)

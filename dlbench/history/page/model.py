@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 FORMAT = "dlbench.trends"
 VERSION = 1
@@ -41,7 +41,7 @@ class Level:
     """End of its first night, UTC."""
     last: str
     num_nights: int
-    value: Figure
+    value: Estimate
     """Median over nights; `n` counts nights."""
 
 
@@ -66,10 +66,10 @@ class ChangeRow:
     """End of the last night that lies before it for certain (95 % bootstrap of the place), UTC."""
     first_after: str
     """End of the first night that lies after it for certain, UTC."""
-    before: Figure
+    before: Estimate
     """Median over nights before."""
-    after: Figure
-    ratio: Figure
+    after: Estimate
+    ratio: Estimate
     """After over before."""
     p: float
     commits_before: tuple[str, ...]
@@ -143,7 +143,7 @@ class HostMonthRow:
     """One host in one calendar month."""
 
     month: str
-    ratio: Figure
+    ratio: Estimate
     """Own work of its slowest rank over that of the other hosts' slowest ranks."""
     verdict: str
 
@@ -154,7 +154,7 @@ class HostChangeRow:
 
     time: str
     """End of the first night after, UTC."""
-    ratio: Figure
+    ratio: Estimate
     """After over before."""
     p: float
 
@@ -166,7 +166,7 @@ class HostRow:
     host: str
     verdict: str
     """`slow`, `suspected`, `not shown to be slow`, `too few runs`, `not used lately`: as it is now."""
-    current: Figure | None
+    current: Estimate | None
     since: str
     """First run that the current figure is made of, UTC; empty without one."""
     num_runs: int

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dlbench.history.page.model import ChangeRow, HostRow, NewestNights, TrendSeries, TrendsReport
 from dlbench.history.trends.rank_sums import SMALLEST_P
 from dlbench.report.wording import number_text
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 MOST_COMMITS = 3
 MOST_HOSTS = 6
@@ -24,7 +24,7 @@ def amount_text(value: float, unit: str) -> str:
     return text if unit in ("s", "fraction") else f"{text} {unit}"
 
 
-def level_text(figure: Figure) -> str:
+def level_text(figure: Estimate) -> str:
     """A level with its interval, e.g. ``101 ms [100 ms, 102 ms]``."""
     if figure.low is None or figure.high is None:
         return amount_text(figure.value, figure.unit)
@@ -32,7 +32,7 @@ def level_text(figure: Figure) -> str:
     return f"{amount_text(figure.value, figure.unit)} [{ends}]"
 
 
-def basis_text(figure: Figure, what: str = "night") -> str:
+def basis_text(figure: Estimate, what: str = "night") -> str:
     """What the interval is and how many nights (or runs) stand behind it."""
     count = f"{figure.n} {what}{'' if figure.n == 1 else 's'}"
     return {"bootstrap 95 %": f"95 % bootstrap, {count}", "range": f"range of {count}"}.get(
@@ -45,7 +45,7 @@ def percent_change(ratio: float) -> str:
     return f"{(ratio - 1) * 100:+.1f} %"
 
 
-def change_text(ratio: Figure) -> str:
+def change_text(ratio: Estimate) -> str:
     """The same with its interval, e.g. ``+4.8 % [+3.9, +5.6]``."""
     if ratio.low is None or ratio.high is None:
         return percent_change(ratio.value)
@@ -53,7 +53,7 @@ def change_text(ratio: Figure) -> str:
     return f"{percent_change(ratio.value)} [{ends}]"
 
 
-def times_text(ratio: Figure) -> str:
+def times_text(ratio: Estimate) -> str:
     """A ratio near 1, e.g. ``1.048 [1.031, 1.060]``."""
     if ratio.low is None or ratio.high is None:
         return f"{ratio.value:.3f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 FORMAT = "dlbench.diagnosis"
 VERSION = 1
@@ -16,10 +16,10 @@ class CauseShare:
 
     name: str
     """One of `dlbench.reading.causes.CAUSES`; `step` for their sum."""
-    seconds: Figure
+    seconds: Estimate
     """Mean over runs, seconds a step."""
     ideal_seconds: float
-    lost: Figure
+    lost: Estimate
     """Share of the ideal lost to it (fraction); causes sum to 1 - efficiency of means."""
     is_measured: bool
     """Whether all runs of the point and of the baseline tell of it; if not, its time is part of `compute`, and its 0
@@ -88,7 +88,7 @@ class DiagnosedPoint:
     is_baseline: bool
     run_ids: tuple[str, ...]
     verdict: Verdict
-    efficiency: Figure
+    efficiency: Estimate
     causes: tuple[CauseShare, ...]
     whole: CauseShare
     waiting_ranks: tuple[Straggler, ...]
@@ -138,7 +138,7 @@ class SlowHost:
     """One host over the history of all runs."""
 
     host: str
-    ratio: Figure
+    ratio: Estimate
     """Own work of its slowest rank relative to that of the other hosts' slowest ranks in the same runs."""
     last_share: float
     fair_share: float

@@ -15,7 +15,7 @@ from dlbench.report.wording import (
     ranks_text,
     runs_text,
 )
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.diagnosis_model import (
     CauseShare,
     DiagnosedGroup,
@@ -37,7 +37,7 @@ def place(point: DiagnosedPoint) -> str:
     return place_text(point.ranks, point.nodes)
 
 
-def bases(figures: Iterable[tuple[DiagnosedPoint, Figure]]) -> str:
+def bases(figures: Iterable[tuple[DiagnosedPoint, Estimate]]) -> str:
     """What the intervals of a table are, each kind once, with the places where they are not all alike."""
     places: dict[str, list[str]] = {}
     for point, figure in figures:
@@ -132,7 +132,7 @@ def slow_hosts(found: Sequence[SlowHost]) -> Table:
     return rows
 
 
-def ratio_text(figure: Figure) -> str:
+def ratio_text(figure: Estimate) -> str:
     """A ratio near 1 with its interval, to the thousandth."""
     if figure.low is None or figure.high is None:
         return f"{figure.value:.3f}"

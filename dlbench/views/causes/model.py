@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.diagnosis_model import DiagnosedGroup, NodeHistory
 
 
@@ -14,9 +14,9 @@ class EfficiencyFactor:
 
     name: str
     """One of `dlbench.views.waterfall.numbers.FACTORS`."""
-    own: Figure | None
+    own: Estimate | None
     """This rank count by itself, a fraction; None for `compute`, which is known against a baseline only."""
-    relative: Figure
+    relative: Estimate
     """Against the baseline, a fraction: above 1 where this rank count does better. They multiply to the efficiency."""
     level: float
     """Product of this factor and those before it (1)."""
@@ -33,9 +33,9 @@ class FactoredPoint:
     is_baseline: bool
     factors: tuple[EfficiencyFactor, ...]
     """Empty where a run computes nothing."""
-    parallel: Figure | None
+    parallel: Estimate | None
     """Load balance x communication of this rank count by itself: POP's parallel efficiency."""
-    efficiency: Figure
+    efficiency: Estimate
     """Of means: the product of the factors."""
 
 

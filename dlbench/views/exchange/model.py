@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +43,14 @@ class Prediction:
     per_byte_s: float
     is_fitted: bool
     """Whether the line comes from the run's own messages instead of a measurement apart from them."""
-    best_exposed: Figure
-    num_messages: Figure
+    best_exposed: Estimate
+    num_messages: Estimate
     """Of the best merging."""
-    as_ran: Figure | None
+    as_ran: Estimate | None
     """Exposed communication by the model for the messages as they were, to set beside the measured one."""
     compute_s: float
     """The baseline's mean step without exposed exchange, same samples a rank."""
-    efficiency: Figure
+    efficiency: Estimate
     """Attainable."""
 
 
@@ -62,23 +62,23 @@ class ExchangePoint:
     nodes: int
     ways: tuple[Way, ...]
     """One, unless runs of equal settings ran differently."""
-    num_messages: Figure | None
-    message_bytes: Figure | None
+    num_messages: Estimate | None
+    message_bytes: Estimate | None
     """Gradients of all messages of a step."""
-    bytes_inside: Figure | None
+    bytes_inside: Estimate | None
     """Sent by a rank inside its group, each step."""
-    bytes_across: Figure | None
-    communication: Figure | None
-    exposed: Figure | None
-    hidden: Figure | None
-    backward: Figure | None
+    bytes_across: Estimate | None
+    communication: Estimate | None
+    exposed: Estimate | None
+    hidden: Estimate | None
+    backward: Estimate | None
     wire_overflows: int
-    density: Figure | None
+    density: Estimate | None
     dense_switches: int
     evidence: tuple[str, ...]
     window: str
     """Steps that were watched, in words."""
-    efficiency: Figure
+    efficiency: Estimate
     """Measured, of the scaling point."""
     prediction: Prediction | None
     why: str
@@ -100,7 +100,7 @@ class Autotune:
     planned_steps: int
     settled_step: float | None
     evaluations: float
-    cost: Figure | None
+    cost: Estimate | None
     chosen: tuple[str, ...]
     """In words, each choice once."""
     gain_s: float | None
@@ -114,10 +114,10 @@ class Autotune:
 class Losses:
     """The loss after equal steps beside that with fp32 on the wire."""
 
-    own: Figure | None
-    reference: Figure | None
+    own: Estimate | None
+    reference: Estimate | None
     reference_label: str
-    difference: Figure | None
+    difference: Estimate | None
     why: str
     """Why there is nothing to compare with; empty where there is."""
 
@@ -131,8 +131,8 @@ class SweepSetting:
     label: str
     """The values alone, in the order of the sweep's keys."""
     is_baseline: bool
-    throughput: Figure | None
-    ratio: Figure | None
+    throughput: Estimate | None
+    ratio: Estimate | None
     """To the baseline, in pairs of repeats."""
     adjusted_p: float | None
     verdict: str
@@ -156,7 +156,7 @@ class SweepLevel:
     """One value of an axis."""
 
     value: str
-    effect: Figure | None
+    effect: Estimate | None
     """Throughput over that of the first value, all else equal."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlbench.report.model import Group
 from dlbench.report.tabular import Table
 from dlbench.report.wording import DASH, basis_text, figure_text, optional_figure, place_text, value_text
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes, format_seconds
 from dlbench.views.exchange.model import ExchangePoint, Message
 
@@ -137,10 +137,10 @@ def ways_text(point: ExchangePoint) -> str:
     )
 
 
-def _count(figure: Figure | None) -> str:
+def _count(figure: Estimate | None) -> str:
     """A count; its interval only where runs differ."""
     return value_text(figure) if figure and figure.low == figure.high else _measured(figure)
 
 
-def _measured(figure: Figure | None) -> str:
+def _measured(figure: Estimate | None) -> str:
     return NOT_MEASURED if figure is None else figure_text(figure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,13 +14,13 @@ class LawPoint:
 
     ranks: int
     nodes: int
-    measured: Figure
+    measured: Estimate
     """Efficiency."""
     fitted: float
     """Efficiency by the law (fraction); the ideal for a fraction below 0."""
     residual: float
     """Measured less fitted (fraction)."""
-    serial_fraction: Figure | None
+    serial_fraction: Estimate | None
     """Karp and Flatt's, of this point alone; None under weak scaling."""
 
 
@@ -30,7 +30,7 @@ class Law:
 
     name: Literal["Amdahl", "Gustafson"]
     formula: str
-    fraction: Figure
+    fraction: Estimate
     """The part that does not scale, by the fit."""
     worst_residual: float
     """Largest residual without its sign (fraction)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,16 +143,16 @@ class KindEnergy:
 
     kind: str
     """`gpu` or `host`."""
-    joules_per_sample: Figure | None
+    joules_per_sample: Estimate | None
     """None where too little was sampled."""
-    samples_per_joule: Figure | None
-    efficiency: Figure | None
+    samples_per_joule: Estimate | None
+    efficiency: Estimate | None
     """Joules of a sample at the baseline over those here (ratio); None where the baseline does not tell."""
-    power: Figure | None
+    power: Estimate | None
     """Mean power of the measured window, all sources together, watts."""
-    whole: Figure
+    whole: Estimate
     """Joules from the start of the processes to their end."""
-    stages: tuple[tuple[str, Figure], ...]
+    stages: tuple[tuple[str, Estimate], ...]
     """Joules by stage."""
     num_sources: tuple[int, ...]
     methods: tuple[str, ...]
@@ -188,12 +188,12 @@ class DataPoint:
 
     ranks: int
     nodes: int
-    wait: Figure
+    wait: Estimate
     """Seconds a step, mean over ranks and steps."""
-    copy: Figure
+    copy: Estimate
     """Host-to-device, likewise."""
-    wait_share: Figure
-    utilisation: Figure
+    wait_share: Estimate
+    utilisation: Estimate
     """1 - wait_share: accelerator utilisation as MLPerf Storage has it."""
     stalled: float | None
     """Share of steps (of ranks) that wait for more than a tenth of their time (1); None: not looked at."""
@@ -225,9 +225,9 @@ class MemoryPoint:
 
     ranks: int
     nodes: int
-    peak: Figure
+    peak: Estimate
     """Bytes of the rank that held most: allocated on its GPU, or resident on a CPU."""
-    resident: Figure | None
+    resident: Estimate | None
     """Resident bytes of a rank's process beside a GPU; None on a CPU, and in old records."""
     gpu_used_bytes: float | None
     host_used_bytes: float | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,22 +19,22 @@ class PrecisionRow:
     is_reference: bool
     is_paired: bool
     """Whether its repeats and the reference's ran interleaved."""
-    throughput: Figure
-    ratio: Figure | None
+    throughput: Estimate
+    ratio: Estimate | None
     """Throughput over the reference's."""
-    peak: Figure
+    peak: Estimate
     """Memory of the rank that held most, bytes."""
-    memory_ratio: Figure | None
-    joules_per_sample: Figure | None
+    memory_ratio: Estimate | None
+    joules_per_sample: Estimate | None
     joules_of: str
     """`GPU` or `host`; empty where not told."""
-    joules_ratio: Figure | None
-    loss: Figure | None
+    joules_ratio: Estimate | None
+    loss: Estimate | None
     num_not_finite: int
-    quality: Figure | None
+    quality: Estimate | None
     num_reached: int | None
     num_runs: int
-    overflow_steps: Figure | None
+    overflow_steps: Estimate | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Factors:
     """Why the time to quality is `speedup` times shorter than at the baseline: the other three multiply to it."""
 
-    speedup: Figure
-    throughput: Figure
-    samples: Figure
+    speedup: Estimate
+    throughput: Estimate
+    samples: Estimate
     """Samples to quality of the baseline over those here: below 1, more were needed."""
-    rest: Figure
+    rest: Estimate
     """Evaluation, checkpoints, warm-up steps and waits."""
 
 
@@ -32,23 +32,23 @@ class QualityPoint:
     """Runs of `num_runs` that yield no figure because a sanity check failed; they count as not having reached it."""
     num_lost: int
     """Further runs that ended without a record."""
-    time: Figure | None
-    resolution: Figure | None
+    time: Estimate | None
+    resolution: Estimate | None
     """Time between the evaluation that met the target and the one before: the time may be too long by so much."""
-    epochs: Figure | None
-    samples: Figure | None
-    best: Figure | None
+    epochs: Estimate | None
+    samples: Estimate | None
+    best: Estimate | None
     """Median over all runs with figures, as `final`, `trained_epochs` and `trained`."""
-    final: Figure | None
-    trained_epochs: Figure | None
+    final: Estimate | None
+    trained_epochs: Estimate | None
     """None where throughput, epochs and time of some run contradict each other."""
-    trained: Figure | None
+    trained: Estimate | None
     """Seconds in training steps for these epochs."""
-    whole: Figure | None
+    whole: Estimate | None
     """Seconds until the target or the end, mean over runs with figures; sum of the following three."""
-    training: Figure | None
-    evaluation: Figure | None
-    other: Figure | None
+    training: Estimate | None
+    evaluation: Estimate | None
+    other: Estimate | None
     factors: Factors | None
     """None where a run on either side did not reach the target."""
     run_ids: tuple[str, ...]
@@ -61,8 +61,8 @@ class BatchPoint:
     global_batch: int
     num_runs: int
     num_reached: int
-    epochs: Figure | None
-    samples: Figure | None
+    epochs: Estimate | None
+    samples: Estimate | None
     against_smallest: float | None
     """Samples over those of the smallest batch (ratio)."""
 
@@ -120,7 +120,7 @@ class NoisePoint:
     ranks: int
     nodes: int
     global_batch: int
-    noise_scale: Figure | None
+    noise_scale: Estimate | None
     share: float | None
     """Global batch over noise scale."""
     advice: str
@@ -135,13 +135,13 @@ class UtilisationPoint:
 
     ranks: int
     nodes: int
-    throughput: Figure
-    achieved: Figure | None
+    throughput: Estimate
+    achieved: Estimate | None
     """Model FLOPs of a rank, `TFLOP/s/rank`; None where a sample's FLOPs are not known."""
     peak_tflops: float | None
     """Of one rank."""
-    mfu: Figure | None
-    training_time: Figure | None
+    mfu: Estimate | None
+    training_time: Estimate | None
     """An estimate: samples of the recipe over throughput."""
 
 

@@ -17,7 +17,7 @@ from dlbench.report.wording import (
     reached_text,
     times_text,
 )
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 from dlbench.units import format_number
 from dlbench.views.exchange import tables as exchange_tables
 from dlbench.views.quality.model import LayerTable, NoisePoint, Quality, QualityPoint, Utilisation
@@ -72,7 +72,7 @@ def factors(found: Quality) -> Table:
 def account(found: Quality) -> Table:
     """What the time until the target (or the end) went to, means over runs; and what was trained in all."""
     rows: Table = [("Mean time", *(place_text(point.ranks, point.nodes) for point in found.points))]
-    lines: tuple[tuple[str, Callable[[QualityPoint], Figure | None]], ...] = (
+    lines: tuple[tuple[str, Callable[[QualityPoint], Estimate | None]], ...] = (
         ("training steps", lambda point: point.training),
         ("evaluation", lambda point: point.evaluation),
         ("checkpoints, waits", lambda point: point.other),
@@ -82,7 +82,7 @@ def account(found: Quality) -> Table:
     return rows
 
 
-def _share(figure: Figure | None, whole: Figure | None) -> str:
+def _share(figure: Estimate | None, whole: Estimate | None) -> str:
     if figure is None or whole is None or figure is whole or not whole.value:
         return optional_figure(figure)
     return f"{figure_text(figure)}, {percent(figure.value / whole.value)}"

@@ -12,7 +12,7 @@ from dlbench.report.wording import (
     times_text,
     value_text,
 )
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 from dlbench.views.quality.model import Factors, Quality, QualityPoint
 
 WORTH_SAYING = 0.01
@@ -92,7 +92,7 @@ def _time_at(point: QualityPoint) -> str:
     return f"{time} at {place_text(point.ranks, point.nodes)}"
 
 
-def _basis(figure: Figure | None) -> str:
+def _basis(figure: Estimate | None) -> str:
     return "" if figure is None else basis_text(figure)
 
 
@@ -103,11 +103,11 @@ def _needs(point: QualityPoint) -> str:
     return f"{gets} there" if point.factors.speedup.value >= 1 else verb
 
 
-def _sooner(factor: Figure) -> str:
+def _sooner(factor: Estimate) -> str:
     return f"{times_text(factor)} sooner than" if factor.value >= 1 else f"{_inverse(factor)} as long as"
 
 
-def _inverse(factor: Figure) -> str:
+def _inverse(factor: Estimate) -> str:
     """The reciprocal, for what is said the other way round."""
     if factor.low is None or factor.high is None:
         return f"{1 / factor.value:.2f}x"
@@ -136,6 +136,6 @@ def _why(factors: Factors) -> str:
     return f"{first}{joint}{second}{third}"
 
 
-def _noise(factor: Figure) -> str:
+def _noise(factor: Estimate) -> str:
     within = factor.low is not None and factor.high is not None and factor.low <= 1 <= factor.high
     return " (perhaps by chance)" if within else ""

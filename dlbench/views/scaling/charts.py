@@ -11,7 +11,7 @@ from dlbench.report.charts.style import HEIGHT, IDEAL, MEASURED, MUTED, NARROW
 from dlbench.report.model import Group, Point
 from dlbench.report.tabular import Table
 from dlbench.report.wording import basis_text, figure_text, number_text, place_text, value_text
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class _Quantity:
     name: str
     title: str
     axis: str
-    figure: Callable[[Point], Figure]
+    figure: Callable[[Point], Estimate]
     ideal: Callable[[Point], float]
 
 

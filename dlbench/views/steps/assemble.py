@@ -10,8 +10,8 @@ from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean, percent
-from dlbench.stats.estimates import median_estimate
-from dlbench.stats.figure import Figure, figure_of
+from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.stats.figure import figure_of
 from dlbench.views.steps.model import LongStep, MapRow, RankMap, StepPoint, StepQuantile, StepTimes
 from dlbench.views.steps.slow_periods import LEAST, LEAST_COLUMNS, Spell, least_columns, spell
 
@@ -50,7 +50,7 @@ def _point(point: Point, runs: dict[str, Run], table: RunTable, *, is_baseline: 
     )
 
 
-def _over_runs(values: Sequence[float], unit: str) -> Figure:
+def _over_runs(values: Sequence[float], unit: str) -> Estimate:
     return figure_of(median_estimate(values), unit)
 
 
@@ -59,7 +59,7 @@ def _quantile(found: Sequence[StepDigest], index: int) -> StepQuantile:
     several = len(values) > 1
     return StepQuantile(
         share=index / (QUANTILES - 1),
-        seconds=Figure(
+        seconds=Estimate(
             value=statistics.median(values),
             unit="s",
             low=min(values) if several else None,

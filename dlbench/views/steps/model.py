@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlbench.stats.figure import Figure
+from dlbench.stats.estimates import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,7 @@ class StepQuantile:
 
     share: float
     """Of the steps that are no longer than this (1): 0, 0.01, ..., 1."""
-    seconds: Figure
+    seconds: Estimate
     """Median over runs, with their range: a bootstrap of every quantile would take long and tell little more."""
 
 
@@ -48,20 +48,20 @@ class StepPoint:
     num_warmup: int
     """Steps before them that are left out, of all runs together."""
     quantiles: tuple[StepQuantile, ...]
-    p50: Figure
+    p50: Estimate
     """Quantiles of single runs, median over runs."""
-    p95: Figure
-    p99: Figure
-    longest: Figure
+    p95: Estimate
+    p99: Estimate
+    longest: Estimate
     num_outliers: int
     """Steps beyond their run's fence, of all runs together."""
-    outlier_share: Figure
+    outlier_share: Estimate
     """Of the steps of a run, median over runs (fraction)."""
-    fence: Figure
+    fence: Estimate
     """Third quartile + 3 x the interquartile range (Tukey's far-out fence), median over runs."""
     outliers: tuple[LongStep, ...]
     """The longest of each run, the largest ratio first."""
-    autocorrelation: Figure | None
+    autocorrelation: Estimate | None
     """Of successive step times, median over the runs in which it is known; None where it is in none."""
 
 

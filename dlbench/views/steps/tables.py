@@ -15,7 +15,8 @@ from dlbench.report.wording import (
     percent,
     place_text,
 )
-from dlbench.stats.figure import Cell, Figure, figure_columns
+from dlbench.stats.estimates import Estimate
+from dlbench.stats.figure import Cell, figure_columns
 from dlbench.units import format_seconds
 from dlbench.views.steps.model import MapRow, RankMap, StepPoint, StepTimes
 
@@ -125,7 +126,7 @@ def summary(found: StepTimes) -> Table:
     return rows
 
 
-def correlation_text(figure: Figure) -> str:
+def correlation_text(figure: Estimate) -> str:
     """A correlation with its interval, to the hundredth."""
     if figure.low is None or figure.high is None:
         return f"{figure.value:.2f}"
