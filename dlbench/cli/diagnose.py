@@ -14,7 +14,7 @@ from dlbench.errors import ExitCode
 
 if TYPE_CHECKING:
     from dlbench.records.scan import Run, Scan
-    from dlbench.views.causes.diagnosis_model import Diagnosis
+    from dlbench.views.diagnosis.document import Diagnosis
     from dlbench.views.energy.numbers import EnergyPoint
 
 FormatName = Literal["text", "json"]
@@ -67,7 +67,7 @@ def diagnose(
     require_modules("diagnose", "numpy", "pandas")
     from dlbench.records.network import read_network
     from dlbench.records.scan import scan
-    from dlbench.views.causes.diagnosis_assemble import assemble
+    from dlbench.views.diagnosis.document import assemble
 
     costs = None if network is None else read_network(network)
     scanned = scan(runs)
@@ -137,8 +137,8 @@ def _write(
     slurm: dict[str, float] | None,
 ) -> None:
     if chosen == "json":
-        from dlbench.views.causes.diagnosis_json import to_json
         from dlbench.views.decomposition.text import decomposition_json
+        from dlbench.views.diagnosis.document import to_json
         from dlbench.views.energy.text import energy_json
         from dlbench.views.telemetry.text import telemetry_json
 
@@ -149,8 +149,8 @@ def _write(
         }
         write_output(to_json(found, further).encode("utf-8"), output)
         return
-    from dlbench.views.causes.diagnosis_text import show, to_text
     from dlbench.views.decomposition.text import decomposition_lines
+    from dlbench.views.diagnosis.text import show, to_text
     from dlbench.views.energy.text import energy_lines
     from dlbench.views.telemetry.text import telemetry_lines
 

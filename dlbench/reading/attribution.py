@@ -1,7 +1,7 @@
 """Where the lost share of the ideal goes, at first order: each part of a step against the baseline's.
 
 A step of the ideal machine takes, part by part, what the baseline's step takes for the same number
-of samples a rank. With T = sum of the parts (mean seconds a step), T_ideal likewise:
+of samples per rank. With T = sum of the parts (mean seconds per step), T_ideal likewise:
 
     1 - E = (T - T_ideal) / T = sum over parts of (part - part_ideal) / T
 
@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbench.reading.measures import PARTS
-from dlbench.stats.estimates import MIN_RUNS, Estimate, Kind, RunKey, are_paired, interval, resample_weights
+from dlbench.stats.estimates import (
+    MIN_RUNS,
+    Estimate,
+    Kind,
+    RunKey,
+    are_paired,
+    by_definition,
+    interval,
+    resample_weights,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +35,7 @@ if TYPE_CHECKING:
     Matrix = npt.NDArray[np.float64]
 
 PartTimes = Mapping[RunKey, Mapping[str, float]]
-"""Seconds a step of each part, by run."""
+"""Seconds per step of each part, by run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +45,11 @@ class Part:
     name: str
     """One of `dlbench.reading.measures.PARTS` or of `dlbench.reading.causes.CAUSES`; `step` for the whole."""
     seconds: Estimate
-    """Mean over runs of the run's mean seconds a step."""
+    """Seconds per step: mean over runs of the run's mean."""
     ideal_seconds: float
-    """The same at the baseline, for the same number of samples a rank."""
+    """The same at the baseline, for the same number of samples per rank."""
     lost: Estimate
-    """Share of the ideal that is lost here (1); negative where the part became faster."""
+    """Fraction of the ideal that is lost here; negative where the part became faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +73,20 @@ def attribute(
     Args:
         own: the parts of this point's runs.
         baseline: those of the baseline's runs.
-        work: samples a rank and step of this point / of the baseline (1 under weak scaling).
+        work: samples per rank and step of this point / of the baseline (1 under weak scaling).
         is_baseline: nothing is lost by definition.
         names: the parts, in order; together they are the whole step.
     """
     a, b = _matrix(own, names), _matrix(baseline, names) * work
     paired = are_paired(own, baseline)
     value, ideal = a.mean(axis=0), b.mean(axis=0)
-    seconds = _estimates(value, a if len(a) < MIN_RUNS else resample_weights(len(a), stream=0) @ a, len(a))
+    seconds = _estimates(value, a if len(a) < MIN_RUNS else resample_weights(len(a), stream=0) @ a, len(a), "s")
     if is_baseline:
-        lost = [Estimate(0.0, None, None, len(a), "by definition") for _ in value]
+        lost = [by_definition(0.0, len(a), "fraction") for _ in value]
     else:
         n = min(len(a), len(b))
         spread = _lost_by_pair(a, b, paired) if n < MIN_RUNS else _lost_resampled(a, b, paired)
-        lost = _estimates((value - ideal) / value[-1], spread, n)
+        lost = _estimates((value - ideal) / value[-1], spread, n, "fraction")
     made = tuple(
         Part(name=name, seconds=seconds[i], ideal_seconds=float(ideal[i]), lost=lost[i])
         for i, name in enumerate((*names, "step"))
@@ -115,12 +124,13 @@ def _lost_resampled(a: Matrix, b: Matrix, paired: bool) -> Matrix:
     return lost
 
 
-def _estimates(value: Matrix, spread: Matrix, n: int) -> list[Estimate]:
+def _estimates(value: Matrix, spread: Matrix, n: int, unit: str) -> list[Estimate]:
     """One estimate for each part; `spread` holds resamples, or values of single runs where they are few."""
     import numpy as np
 
     if n == 1:
-        return [Estimate(float(v), None, None, 1, "single run") for v in value]
+        return [Estimate(float(v), None, None, 1, "single run", unit) for v in value]
     kind: Kind = "range" if n < MIN_RUNS else "bootstrap 95 %"
     low, high = np.percentile(spread, [0, 100] if kind == "range" else [2.5, 97.5], axis=0)
-    return [interval(float(v), float(lo), float(hi), n, kind) for v, lo, hi in zip(value, low, high, strict=True)]
+    ends = zip(value, low, high, strict=True)
+    return [interval(float(v), float(lo), float(hi), n, kind, unit) for v, lo, hi in ends]

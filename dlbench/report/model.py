@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from dlbench.history.page.model import TrendsReport
 from dlbench.stats.estimates import Estimate
-from dlbench.views.causes.model import CauseAccount
+from dlbench.views.causes.numbers import CauseAccount
 from dlbench.views.exchange.model import ExchangePoint, Sweep
 from dlbench.views.forecast.model import Outlook
 from dlbench.views.machine.model import DataPath, Energy, Memory, Telemetry

@@ -19,7 +19,7 @@ from dlbench.report import model
 from dlbench.report.wording import ENGINE_TITLES, clean
 from dlbench.stats.figure import figure_of
 from dlbench.views import doubts, sheets
-from dlbench.views.causes import assemble as assemble_causes
+from dlbench.views.causes.numbers import causes as causes_of
 from dlbench.views.exchange import assemble as assemble_exchange
 from dlbench.views.forecast import assemble as assemble_outlook
 from dlbench.views.machine import assemble as assemble_machine
@@ -87,7 +87,7 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
     found = doubts.group_doubts(group, table)
     quality = assemble_training.quality(group, table)
     exchange = assemble_exchange.exchange(group)
-    causes = assemble_causes.causes(group, table)
+    causes = causes_of(group, table)
     is_crowded = any(doubt.code == "oversubscribed" for doubt in found)
     subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
     speed = verdict(

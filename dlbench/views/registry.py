@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlbench.history.page.view import history_view
 from dlbench.report.model import Group, Report
 from dlbench.report.view import View
-from dlbench.views.causes import views as causes_views
+from dlbench.views.causes import view as causes_view
 from dlbench.views.exchange import tables as exchange_tables
 from dlbench.views.exchange.charts import exchange_charts
 from dlbench.views.forecast import views as outlook_views
@@ -14,9 +14,12 @@ from dlbench.views.parts.charts import part_charts
 from dlbench.views.precision import views as runs_views
 from dlbench.views.quality.charts import quality_charts
 from dlbench.views.scaling.charts import scaling_charts
+from dlbench.views.slow_nodes import view as slow_nodes_view
 from dlbench.views.steps import views as steps_views
+from dlbench.views.stragglers import view as stragglers_view
 from dlbench.views.sweep import tables as sweep_tables
 from dlbench.views.sweep.charts import sweep_charts
+from dlbench.views.waterfall import view as waterfall_view
 
 
 def _no_sweep(report: Report) -> str:
@@ -60,7 +63,10 @@ VIEWS: tuple[View, ...] = (
     ),
     View(id="scaling", title="Scaling", place="group", charts=scaling_charts),
     *outlook_views.VIEWS,
-    *causes_views.VIEWS,
+    waterfall_view.VIEW,
+    causes_view.VIEW,
+    stragglers_view.VIEW,
+    slow_nodes_view.VIEW,
     View(id="parts", title="Where the time goes", place="group", charts=part_charts),
     *steps_views.VIEWS,
     View(

@@ -1,36 +1,19 @@
-"""Tables on the lost percent: factors, causes, experiments; see `view.Sheet`."""
+"""Tables of the lost percent: seconds and lost points by cause, and what to try; see `view.Sheet`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from dlbench.report.model import Group
 from dlbench.report.tabular import Table
 from dlbench.report.view import Sheet
-from dlbench.report.wording import DASH, basis_text, figure_text, place_text
+from dlbench.report.wording import DASH, basis_text, figure_text, lost_text, percent
+from dlbench.stats.estimates import Estimate
 from dlbench.stats.figure import Cell, figure_columns
-from dlbench.views.causes import diagnosis_tables
-from dlbench.views.causes.diagnosis_model import CauseShare, DiagnosedPoint
-from dlbench.views.causes.diagnosis_tables import bases, place
-from dlbench.views.causes.diagnosis_words import gain_text
-from dlbench.views.causes.model import CauseAccount, FactoredPoint
-
-FACTOR_TITLES = {
-    "balance": "load balance",
-    "communication": "exposed communication",
-    "input": "input",
-    "compute": "compute scaling",
-    "host": "host between phases",
-}
-"""What the factors of the efficiency are called, in order."""
-
-HOW_FACTORS_DIFFER = (
-    "Factors multiply, causes add: a factor divides by what is left of the step without the factors before it, a "
-    "cause's points by the whole step. The product of the factors and 100 % less the causes' sum are the same "
-    "efficiency, of means."
-)
-
-_INPUT = "Input: waiting for it, and its copy to the device."
+from dlbench.views.causes.diagnosis import gain_text
+from dlbench.views.causes.numbers import CauseAccount, CausePoint, CauseShare, GroupCauses
+from dlbench.views.causes.words import CAUSE_TITLES, NOT_MEASURED, place
+from dlbench.views.waterfall.numbers import FactoredPoint
 
 WHERE = ("group", "label", "ranks", "nodes", "is_baseline")
 """Columns that say of which rank count of which group a row is."""
@@ -44,7 +27,7 @@ def account_of(group: Group) -> CauseAccount:
     return group.causes
 
 
-def where(group: Group, point: FactoredPoint | DiagnosedPoint) -> dict[str, Cell]:
+def where(group: Group, point: FactoredPoint | CausePoint) -> dict[str, Cell]:
     """The columns `WHERE` of a row."""
     return {
         "group": group.id,
@@ -55,101 +38,58 @@ def where(group: Group, point: FactoredPoint | DiagnosedPoint) -> dict[str, Cell
     }
 
 
-# Factors
+def bases(figures: Iterable[tuple[CausePoint, Estimate]]) -> str:
+    """What the intervals of a table are, each kind once, with the places where they are not all alike."""
+    places: dict[str, list[str]] = {}
+    for point, figure in figures:
+        places.setdefault(basis_text(figure), []).append(place(point))
+    if len(places) == 1:
+        return next(iter(places))
+    return "; ".join(f"{basis} ({', '.join(where)})" for basis, where in places.items())
 
 
-def waterfall_sheets(group: Group) -> list[Sheet]:
-    """Factors against the baseline, and each rank count's own efficiencies."""
-    found = [point for point in account_of(group).waterfall if point.factors]
-    others = [point for point in found if not point.is_baseline]
-    own = Sheet(
-        name="own-efficiencies",
-        title="Each rank count by itself",
-        text=_own(found),
-        caption=(
-            f"{group.parts_caption}. Shares of the step: load balance = (step without exchange and waiting for late "
-            "ranks) / (step without exchange); exposed communication = (step without exchange) / step; parallel "
-            "efficiency is their product (POP). Input (waiting for it, and its copy to the device) and host: the same "
-            "form, one after the other."
-        ),
-    )
-    if not others:
-        return [own] if found else []
-    intervals = "; ".join(dict.fromkeys(basis_text(point.efficiency) for point in others))
-    return [
-        Sheet(
-            name="waterfall",
-            title="Factors against the baseline",
-            text=factors(others),
-            caption=f"{group.parts_caption}. Intervals: {intervals}. {_INPUT} {HOW_FACTORS_DIFFER}",
-            columns=(
-                *(*WHERE, "factor", "position"),
-                *(f"{name}{end}" for name in ("own_fraction", "relative_fraction") for end in _ENDS),
-                *("level_fraction", "step_fraction", "runs", "relative_interval"),
-                *(f"efficiency_of_means_fraction{end}" for end in _ENDS),
-            ),
-            rows=tuple(_factor_rows(group, found)),
-        ),
-        own,
-    ]
-
-
-def factors(points: list[FactoredPoint]) -> Table:
-    """Factors against the baseline, a column a point; the last line is their product."""
-    rows: Table = [("Factor", *(place_text(point.ranks, point.nodes) for point in points))]
-    for index, factor in enumerate(points[0].factors):
-        rows.append((FACTOR_TITLES[factor.name], *(figure_text(point.factors[index].relative) for point in points)))
-    rows.append(("product: efficiency (of means)", *(figure_text(point.efficiency) for point in points)))
+def seconds(group: GroupCauses) -> Table:
+    """Seconds a step of each cause, a column a point; the last line is the sum."""
+    rows: Table = [("cause", *map(place, group.points))]
+    for index, share in enumerate(group.points[0].causes):
+        rows.append((CAUSE_TITLES[share.name], *(_time(point.causes[index]) for point in group.points)))
+    rows.append(("sum: mean step", *(figure_text(point.whole.seconds) for point in group.points)))
     return rows
 
 
-def _own(points: list[FactoredPoint]) -> Table:
-    rows: Table = [("Own efficiency", *(place_text(point.ranks, point.nodes) for point in points))]
-    for index, factor in enumerate(points[0].factors if points else ()):
-        cells = [point.factors[index].own for point in points]
-        if factor.own is not None:
-            rows.append((FACTOR_TITLES[factor.name], *(DASH if own is None else figure_text(own) for own in cells)))
-        if factor.name == "communication":
-            parallel = [DASH if point.parallel is None else figure_text(point.parallel) for point in points]
-            rows.append(("of it parallel efficiency: load balance x communication", *parallel))
+def _time(share: CauseShare) -> str:
+    return figure_text(share.seconds) if share.is_measured else NOT_MEASURED
+
+
+def lost(group: GroupCauses) -> Table:
+    """Points of the ideal lost to each cause, a column for each point but the baseline."""
+    others = group.points[1:]
+    rows: Table = [("cause", *map(place, others))]
+    for index, share in enumerate(group.points[0].causes):
+        rows.append((CAUSE_TITLES[share.name], *(_lost(point.causes[index]) for point in others)))
+    rows.append(("sum: lost", *(lost_text(point.whole.lost) for point in others)))
+    rows.append(("efficiency (of means)", *(percent(1 - point.whole.lost.value) for point in others)))
     return rows
 
 
-def _factor_rows(group: Group, points: list[FactoredPoint]) -> Iterator[Mapping[str, Cell]]:
-    for point in points:
-        for position, factor in enumerate(point.factors, start=1):
-            yield {
-                **where(group, point),
-                "factor": factor.name,
-                "position": position,
-                **figure_columns("own_fraction", factor.own),
-                **figure_columns("relative_fraction", factor.relative),
-                "level_fraction": factor.level,
-                "step_fraction": factor.step,
-                "runs": factor.relative.n,
-                "relative_interval": factor.relative.kind,
-                **figure_columns("efficiency_of_means_fraction", point.efficiency),
-            }
-
-
-# Causes
+def _lost(share: CauseShare) -> str:
+    return lost_text(share.lost) if share.is_measured else NOT_MEASURED
 
 
 def cause_sheets(group: Group) -> list[Sheet]:
     """Lost points and seconds by cause, and what to try."""
     found = account_of(group).diagnosed
-    seconds = bases([(point, point.whole.seconds) for point in found.points])
+    intervals = bases([(point, point.whole.seconds) for point in found.points])
     made = [
         Sheet(
             name="cause-seconds",
             title="Mean step by cause",
-            text=diagnosis_tables.seconds(found),
-            caption=f"{group.parts_caption}. Intervals: {seconds}. The causes sum to the mean step.",
+            text=seconds(found),
+            caption=f"{group.parts_caption}. Intervals: {intervals}. The causes sum to the mean step.",
         )
     ]
     if len(found.points) > 1:
-        lost = bases([(point, point.whole.lost) for point in found.points[1:]])
-        made.insert(0, _lost_sheet(group, lost))
+        made.insert(0, _lost_sheet(group, bases([(point, point.whole.lost) for point in found.points[1:]])))
     else:
         made = [_with_rows(group, made[0])]
     if any(point.verdict.experiments for point in found.points):
@@ -173,7 +113,7 @@ def _lost_sheet(group: Group, intervals: str) -> Sheet:
     return Sheet(
         name="causes",
         title="Points of the ideal lost to each cause",
-        text=diagnosis_tables.lost(account_of(group).diagnosed),
+        text=lost(account_of(group).diagnosed),
         caption=f"{group.parts_caption}. Intervals: {intervals}. Causes sum to the loss, 100 % - efficiency of means.",
         columns=_CAUSE_COLUMNS,
         rows=tuple(_cause_rows(group)),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dlbench.report.model import Group, Part, Point
 from dlbench.report.wording import PART_TITLES, basis_text, figure_text, place_text, points, value_text
 from dlbench.stats.estimates import MIN_RUNS
-from dlbench.views.causes.diagnosis_words import CAUSE_TITLES
-from dlbench.views.causes.model import CauseAccount
+from dlbench.views.causes.numbers import CauseAccount
+from dlbench.views.causes.words import CAUSE_TITLES
 from dlbench.views.exchange.model import ExchangePoint
 
 WORTH_EXPLAINING = 0.01

@@ -1,19 +1,17 @@
-"""Charts of who is waited for: late ranks at the largest rank count, slow nodes over all runs."""
+"""Chart of who is waited for: late ranks at the largest rank count."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from dlbench.report.charts.chart import Chart, Rows, Subject, finish
-from dlbench.report.charts.style import INK, MEASURED, MUTED, PART_COLOURS, WIDE
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.style import INK, WIDE
 from dlbench.report.model import Group
 from dlbench.report.wording import percent
 from dlbench.units import format_seconds
-from dlbench.views.causes import diagnosis_tables
 from dlbench.views.causes.charts import CAUSE_COLOURS, short
-from dlbench.views.causes.diagnosis_model import DiagnosedPoint, NodeHistory, Straggler
-from dlbench.views.causes.diagnosis_tables import place
-from dlbench.views.stragglers.tables import MAX_SHOWN
+from dlbench.views.causes.numbers import CausePoint
+from dlbench.views.causes.words import place
+from dlbench.views.stragglers.numbers import Straggler
+from dlbench.views.stragglers.tables import MAX_SHOWN, late_ranks
 
 _LATE_COLOURS = {
     "input": CAUSE_COLOURS["input"],
@@ -31,13 +29,13 @@ def straggler_charts(group: Group) -> list[Chart]:
     return [_stragglers(group, largest)] if largest.waiting_ranks else []
 
 
-def _stragglers(group: Group, point: DiagnosedPoint) -> Chart:
+def _stragglers(group: Group, point: CausePoint) -> Chart:
     import altair as alt
 
     shown = point.waiting_ranks[:MAX_SHOWN]
     rows: Rows = [
         {
-            "rank": _who(late),
+            "rank": who(late),
             "seconds": short(late.waited_s),
             "by": late.late_by,
             "shown": format_seconds(late.waited_s) if late.waited_s else "0 s",
@@ -76,69 +74,11 @@ def _stragglers(group: Group, point: DiagnosedPoint) -> Chart:
         name="stragglers",
         title=f"Waited for at {place(point)} (label: share of all waiting)",
         alt=f"Waiting that single ranks owe the others, longest first. {words}.",
-        table=diagnosis_tables.late_ranks(shown),
+        table=late_ranks(shown),
         size=(WIDE - 60, max(60, 24 * len(rows))),
     )
 
 
-def _who(late: Straggler) -> str:
+def who(late: Straggler) -> str:
+    """A rank and where it ran."""
     return f"rank {late.rank} on {late.host}"
-
-
-class _Folder:
-    """All runs of the report."""
-
-    id = "folder"
-    label = "all runs of the folder, of any workload"
-
-
-def slow_node_charts(found: NodeHistory) -> list[Chart]:
-    """The slowest hosts over all runs, with their intervals."""
-    import altair as alt
-
-    shown = found.hosts[:MAX_SHOWN]
-    rows: Rows = [
-        {
-            "host": one.host,
-            "ratio": short(one.ratio.value),
-            "low": short(one.ratio.low),
-            "high": short(one.ratio.high),
-            "shown": diagnosis_tables.ratio_text(one.ratio),
-            "verdict": one.verdict,
-            "colour": PART_COLOURS["exchange"] if one.verdict == "slow" else MEASURED,
-        }
-        for one in shown
-    ]
-    base = alt.Chart(alt.InlineData(values=rows)).encode(
-        y=alt.Y("host:N", title=None, sort=[row["host"] for row in rows]).axis(labelLimit=200),
-        color=alt.Color("host:N", legend=None).scale(
-            domain=[row["host"] for row in rows], range=[row["colour"] for row in rows]
-        ),
-    )
-
-    def x_of(channel: Any) -> Any:
-        return channel.scale(zero=False).axis(tickCount=6, format=".2~f").title("own work over that of the other hosts")
-
-    line = alt.Chart(alt.InlineData(values=[{"ratio": found.threshold}])).mark_rule(color=MUTED, strokeDash=[4, 3])
-    layers = [line.encode(x=x_of(alt.X("ratio:Q")))]
-    if any(row["low"] is not None for row in rows):
-        layers.append(base.mark_rule(strokeWidth=3, opacity=0.55).encode(x=x_of(alt.X("low:Q")), x2="high:Q"))
-    tooltip = [
-        alt.Tooltip("host:N", title="host"),
-        alt.Tooltip("shown:N", title="own work"),
-        alt.Tooltip("verdict:N", title="verdict"),
-    ]
-    layers.append(base.mark_point(filled=True, size=80, opacity=1).encode(x=x_of(alt.X("ratio:Q")), tooltip=tooltip))
-    words = "; ".join(f"{row['host']} {row['shown']}, {row['verdict']}" for row in rows)
-    subject: Subject = _Folder()
-    return [
-        finish(
-            alt.layer(*layers),
-            subject,
-            name="slow-nodes",
-            title=f"Own work by host (dashed: slow is above {found.threshold:g})",
-            alt=f"Own work of each host's slowest rank over that of the other hosts, slowest first. {words}.",
-            table=diagnosis_tables.slow_hosts(shown),
-            size=(WIDE, max(60, 26 * len(rows))),
-        )
-    ]

@@ -1,17 +1,19 @@
-"""Tables on who is waited for: late ranks and hosts, slow nodes; see `view.Sheet`."""
+"""Tables of who is waited for: late ranks and hosts; see `view.Sheet`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from dlbench.report.model import Group
+from dlbench.report.tabular import Table
 from dlbench.report.view import Sheet
-from dlbench.report.wording import runs_text
-from dlbench.stats.figure import Cell, figure_columns
-from dlbench.views.causes import diagnosis_tables
-from dlbench.views.causes.diagnosis_model import NodeHistory, Straggler
-from dlbench.views.causes.diagnosis_tables import place
+from dlbench.report.wording import number_text, percent, runs_text
+from dlbench.stats.figure import Cell
 from dlbench.views.causes.tables import WHERE, account_of, where
+from dlbench.views.causes.words import place
+from dlbench.views.stragglers.numbers import Straggler
+
+_STRAGGLER_TITLES = ("last in", "waited a step", "of all waiting", "late by")
 
 MAX_SHOWN = 10
 """Late ranks, or hosts, in a table for people and in a chart."""
@@ -36,7 +38,7 @@ def straggler_sheets(group: Group) -> list[Sheet]:
         Sheet(
             name="stragglers",
             title=f"Ranks that were waited for, at {place(largest)}",
-            text=diagnosis_tables.late_ranks(largest.waiting_ranks[:MAX_SHOWN]),
+            text=late_ranks(largest.waiting_ranks[:MAX_SHOWN]),
             caption=f"{caption}.{more}",
             columns=_STRAGGLER_COLUMNS,
             rows=tuple(_straggler_rows(group, hosts=False)),
@@ -47,7 +49,7 @@ def straggler_sheets(group: Group) -> list[Sheet]:
             Sheet(
                 name="straggler-hosts",
                 title=f"The same by host, at {place(largest)}",
-                text=diagnosis_tables.late_hosts(largest.waiting_hosts[:MAX_SHOWN]),
+                text=late_hosts(largest.waiting_hosts[:MAX_SHOWN]),
                 caption=f"{caption}, mean over the ranks of a host.",
                 columns=tuple(name for name in _STRAGGLER_COLUMNS if name != "rank"),
                 rows=tuple(_straggler_rows(group, hosts=True)),
@@ -83,36 +85,17 @@ def _late_columns(late: Straggler) -> dict[str, Cell]:
     }
 
 
-def slow_node_sheet(found: NodeHistory) -> Sheet:
-    """Hosts over all runs of the folder."""
-    slow = [one for number, one in enumerate(found.hosts) if number < MAX_SHOWN or one.verdict == "slow"]
-    return Sheet(
-        name="slow-nodes",
-        title="Hosts, over all runs of the folder",
-        text=diagnosis_tables.slow_hosts(slow),
-        caption=(
-            "Medians over runs; in brackets their 95 % bootstrap interval, or the range below five runs. Fair share: "
-            "steps in which one of its ranks would come last if all ranks did equally often."
-            + (
-                f" The {len(found.hosts) - len(slow)} fastest hosts are left out."
-                if len(slow) < len(found.hosts)
-                else ""
-            )
-        ),
-        columns=(
-            *("host", "own_work_ratio", "own_work_ratio_low", "own_work_ratio_high", "runs", "interval"),
-            *("last_share_fraction", "fair_share_fraction", "verdict"),
-        ),
-        rows=tuple(
-            {
-                "host": one.host,
-                **figure_columns("own_work_ratio", one.ratio),
-                "runs": one.ratio.n,
-                "interval": one.ratio.kind,
-                "last_share_fraction": one.last_share,
-                "fair_share_fraction": one.fair_share,
-                "verdict": one.verdict,
-            }
-            for one in found.hosts
-        ),
-    )
+def late_ranks(found: Sequence[Straggler]) -> Table:
+    """Ranks that were waited for."""
+    return [("rank", "host", *_STRAGGLER_TITLES), *((str(late.rank), late.host, *_cells(late)) for late in found)]
+
+
+def late_hosts(found: Sequence[Straggler]) -> Table:
+    """Hosts whose ranks were waited for."""
+    return [("host", *_STRAGGLER_TITLES), *((late.host, *_cells(late)) for late in found)]
+
+
+def _cells(late: Straggler) -> tuple[str, ...]:
+    times = {"input": late.input_s, "compute": late.compute_s, "host": late.host_s}
+    own = f"{late.late_by} {number_text(times[late.late_by], 's')}" if late.late_by in times else late.late_by
+    return (percent(late.last_share, 0), number_text(late.waited_s, "s"), percent(late.waited_share, 0), own)

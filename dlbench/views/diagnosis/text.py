@@ -8,13 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlbench.reading.slow_nodes import SlowNodes
 from dlbench.report.formats.terminal import WIDTH, shorten
 from dlbench.report.tabular import Table, aligned
 from dlbench.report.wording import runs_text
-from dlbench.views.causes import diagnosis_tables
-from dlbench.views.causes.diagnosis_model import DiagnosedGroup, DiagnosedPoint, Diagnosis, NodeHistory, Straggler
-from dlbench.views.causes.diagnosis_tables import bases, place
-from dlbench.views.causes.diagnosis_words import bound_text, gain_text
+from dlbench.views.causes.diagnosis import bound_text, gain_text
+from dlbench.views.causes.numbers import CausePoint, GroupCauses
+from dlbench.views.causes.tables import bases, lost, seconds
+from dlbench.views.causes.words import place, remarks
+from dlbench.views.diagnosis.document import Diagnosis
+from dlbench.views.slow_nodes.tables import exclude_lines, history_words, host_rows
+from dlbench.views.stragglers.numbers import Straggler
+from dlbench.views.stragglers.tables import late_hosts, late_ranks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,27 +126,27 @@ def _width(rows: Table, start: int, end: int) -> int:
     return max(map(len, aligned([(row[0], *row[start:end]) for row in rows])))
 
 
-def _group(group: DiagnosedGroup, width: int) -> Iterator[Block]:
+def _group(group: GroupCauses, width: int) -> Iterator[Block]:
     told = []
     if group.fault:
         told.append(f"! A fault was planted on purpose: {group.fault}.")
     told += [f"{place(point)}: {point.verdict.line}." for point in group.points]
     yield Block(words=tuple(told))
     step = bases([(point, point.whole.seconds) for point in group.points])
-    yield Block(words=("", f"Mean step by cause; intervals: {step}."), rows=diagnosis_tables.seconds(group))
+    yield Block(words=("", f"Mean step by cause; intervals: {step}."), rows=seconds(group))
     if len(group.points) == 1:
         yield Block(words=("", "Shares of the ideal need a second rank count."))
     else:
-        lost = bases([(point, point.whole.lost) for point in group.points[1:]])
-        text = f"Share of the ideal that is lost, by cause; intervals: {lost}."
-        yield Block(words=("", text), rows=diagnosis_tables.lost(group))
-    yield Block(words=("", *(f"- {text}" for text in diagnosis_tables.remarks(group))))
+        intervals = bases([(point, point.whole.lost) for point in group.points[1:]])
+        text = f"Share of the ideal that is lost, by cause; intervals: {intervals}."
+        yield Block(words=("", text), rows=lost(group))
+    yield Block(words=("", *(f"- {text}" for text in remarks(group))))
     largest = group.points[-1]
     if largest.waiting_ranks:
         text = f"Waiting for whom, at {place(largest)} (means over {runs_text(len(largest.run_ids))}):"
-        yield Block(words=("", text), rows=diagnosis_tables.late_ranks(_shown(largest.waiting_ranks)))
+        yield Block(words=("", text), rows=late_ranks(_shown(largest.waiting_ranks)))
         if largest.num_hosts > 1:
-            rows = diagnosis_tables.late_hosts(_shown(largest.waiting_hosts))
+            rows = late_hosts(_shown(largest.waiting_hosts))
             yield Block(words=("", "The same by host; late by: mean over its ranks."), rows=rows)
     if largest.verdict.experiments:
         yield Block(words=("", f"To try at {place(largest)}:", *_experiments(largest)))
@@ -152,7 +157,7 @@ def _shown(found: Sequence[Straggler]) -> list[Straggler]:
     return [dataclasses.replace(late, host=shorten(late.host, 20)) for late in found[:MOST_STRAGGLERS]]
 
 
-def _experiments(point: DiagnosedPoint) -> Iterator[str]:
+def _experiments(point: CausePoint) -> Iterator[str]:
     for number, one in enumerate(point.verdict.experiments, start=1):
         gain = f": forecast {gain_text(one.forecast_gain)} ({one.basis})" if one.forecast_gain is not None else ""
         why = f" (no forecast: {one.basis})" if one.forecast_gain is None and one.basis else ""
@@ -161,15 +166,15 @@ def _experiments(point: DiagnosedPoint) -> Iterator[str]:
         yield f"A limit, no forecast: {bound_text(point.verdict.bound)}."
 
 
-def _nodes(found: NodeHistory) -> Iterator[Block]:
-    told = diagnosis_tables.history_words(found)
+def _nodes(found: SlowNodes) -> Iterator[Block]:
+    told = history_words(found)
     if not found.hosts:
         yield Block(words=told)
         return
     shown = [one for number, one in enumerate(found.hosts) if number < MOST_STRAGGLERS or one.verdict == "slow"]
     short = [dataclasses.replace(one, host=shorten(one.host, 20)) for one in shown]
-    yield Block(words=told, rows=diagnosis_tables.slow_hosts(short))
-    yield Block(lines=("", *diagnosis_tables.exclude_lines(found)))
+    yield Block(words=told, rows=host_rows(short))
+    yield Block(lines=("", *exclude_lines(found)))
 
 
 def _endings(found: Diagnosis) -> Iterator[Section]:
