@@ -62,7 +62,9 @@ def telemetry_charts(group: Group) -> list[Chart]:
         "subtitle": textwrap.wrap(f"{course.run_id}, {group.label}", int(_WIDTH / SUBTITLE_PIXELS), max_lines=3),
     }
     spec["usermeta"] = {"axes": "", "series": None}
-    return [Chart(id=f"chart-{group.id}-telemetry", title=title, alt=words, spec=spec, table=course_table(course))]
+    numbers = course_table(course)
+    sheet = text_sheet("telemetry", title, numbers[0], numbers[1:])
+    return [Chart(id=f"chart-{group.id}-telemetry", title=title, alt=words, spec=spec, table=sheet.people())]
 
 
 def finding(course: Course) -> str:
