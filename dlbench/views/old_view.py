@@ -56,7 +56,7 @@ class Sheet:
 
     def records(self) -> list[dict[str, Datum]]:
         """Rows for programs."""
-        return [{name: row.get(name) for name in self.columns} for row in self.rows]  # type: ignore[misc]
+        return [{name: row.get(name) for name in self.columns} for row in self.rows]
 
 
 @dataclass(frozen=True, kw_only=True)

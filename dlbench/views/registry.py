@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from dlbench.history.page.view import history_view
 from dlbench.report.document import Missing, Section
 from dlbench.views.causes import assemble as causes_assemble
@@ -56,7 +58,7 @@ def _no_exchange(group: Group) -> str:
 class _Old(GroupView):
     """An old-style view."""
 
-    def __init__(self, view, key="", numbers=None):  # type: ignore[no-untyped-def]
+    def __init__(self, view: View, key: str = "", numbers: Any = None) -> None:
         self.view, self.id, self.title, self.key, self._numbers = view, view.id, view.title, key, numbers  # type: ignore[misc]
 
     def numbers(self, source: GroupSource) -> object:
@@ -70,7 +72,7 @@ class _Old(GroupView):
             title=self.title,
             words=self.view.words(group),
             charts=lambda: self.view.charts(group),
-            sheets=tuple(self.view.sheets(group)),
+            sheets=cast(Any, tuple(self.view.sheets(group))),
         )
 
     def remedy(self, group: Group) -> str:
@@ -80,7 +82,7 @@ class _Old(GroupView):
 class _OldReport(ReportView):
     """The same for the whole report."""
 
-    def __init__(self, view, key="", numbers=None):  # type: ignore[no-untyped-def]
+    def __init__(self, view: View, key: str = "", numbers: Any = None) -> None:
         self.view, self.id, self.title, self.key, self._numbers = view, view.id, view.title, key, numbers  # type: ignore[misc]
 
     def numbers(self, source: ReportSource) -> object:
@@ -95,7 +97,7 @@ class _OldReport(ReportView):
                 title=self.title,
                 words=self.view.report_words(report),
                 charts=lambda: self.view.report_charts(report),
-                sheets=tuple(self.view.report_sheets(report)),
+                sheets=cast(Any, tuple(self.view.report_sheets(report))),
             ),
         )
 
@@ -103,10 +105,10 @@ class _OldReport(ReportView):
         return str(self.view.report_remedy(report))
 
 
-def _training(titles):  # type: ignore[no-untyped-def]
+def _training(titles: tuple[str, ...]) -> Any:
     """Tables of people only of the old training tables, by title."""
 
-    def sheets(group):  # type: ignore[no-untyped-def]
+    def sheets(group: Group) -> Any:
         return [
             OldSheet(name=title.lower().replace(" ", "-").replace(",", ""), title=title, text=table, caption=caption)
             for title, table, caption in training_tables.sections(group)

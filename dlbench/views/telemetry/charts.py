@@ -11,6 +11,7 @@ from typing import Any
 from dlbench.report.charts.chart import Chart
 from dlbench.report.charts.style import MUTED, RANK_COLOURS, SUBTITLE_PIXELS
 from dlbench.report.model import Group
+from dlbench.report.table import text_sheet
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_number, format_seconds
 from dlbench.views.machine.model import Course, Line, Panel, Stretch
