@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlbench.reading.attribution import Part
+from dlbench.reading.scaling import Point
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet
 from dlbench.report.wording import interval_text, place_text, points
 from dlbench.stats.estimates import Estimate
-from dlbench.views.model import Group, Part, Point
+from dlbench.views.model import Group
 
 PART_TITLES = {
     "input": "input wait",
