@@ -10,6 +10,18 @@ from dlbench.units import format_bytes, format_number, format_seconds
 
 DASH = "–"
 
+PART_TITLES = {
+    "input": "input wait",
+    "h2d": "host-to-device copy",
+    "forward": "forward",
+    "backward": "backward",
+    "exchange": "exposed gradient exchange",
+    "optimizer": "optimiser",
+    "other": "other",
+    "imbalance": "imbalance of ranks",
+}
+"""What the parts of a step are called, in order."""
+
 METRIC_TITLES = {
     "top1": "top-1 accuracy",
     "masked_lm_accuracy": "masked-LM accuracy",

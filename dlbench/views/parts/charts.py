@@ -7,9 +7,9 @@ from typing import Any
 from dlbench.reading.attribution import Part
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE
-from dlbench.report.wording import figure_text, lost_text, place_text
+from dlbench.report.wording import PART_TITLES, figure_text, lost_text, place_text
 from dlbench.views.model import Group
-from dlbench.views.parts.tables import PART_TITLES, lost_sheet, parts_sheet
+from dlbench.views.parts.tables import lost_sheet, parts_sheet
 
 
 def part_charts(group: Group) -> list[Chart]:
