@@ -1,7 +1,7 @@
 """Where the lost share of the ideal goes, at first order: each part of a step against the baseline's.
 
 A step of the ideal machine takes, part by part, what the baseline's step takes for the same number
-of samples per rank. With T = sum of the parts (mean seconds per step), T_ideal likewise:
+of samples a rank. With T = sum of the parts (mean seconds a step), T_ideal likewise:
 
     1 - E = (T - T_ideal) / T = sum over parts of (part - part_ideal) / T
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Matrix = npt.NDArray[np.float64]
 
 PartTimes = Mapping[RunKey, Mapping[str, float]]
-"""Seconds per step of each part, by run."""
+"""Seconds a step of each part, by run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,11 @@ class Part:
     name: str
     """One of `dlbench.reading.measures.PARTS` or of `dlbench.reading.causes.CAUSES`; `step` for the whole."""
     seconds: Estimate
-    """Seconds per step: mean over runs of the run's mean."""
+    """Mean over runs of the run's mean seconds a step."""
     ideal_seconds: float
-    """The same at the baseline, for the same number of samples per rank."""
+    """The same at the baseline, for the same number of samples a rank."""
     lost: Estimate
-    """Fraction of the ideal that is lost here; negative where the part became faster."""
+    """Share of the ideal that is lost here (1); negative where the part became faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +73,15 @@ def attribute(
     Args:
         own: the parts of this point's runs.
         baseline: those of the baseline's runs.
-        work: samples per rank and step of this point / of the baseline (1 under weak scaling).
+        work: samples a rank and step of this point / of the baseline (1 under weak scaling).
         is_baseline: nothing is lost by definition.
         names: the parts, in order; together they are the whole step.
     """
     a, b = _matrix(own, names), _matrix(baseline, names) * work
     paired = are_paired(own, baseline)
     value, ideal = a.mean(axis=0), b.mean(axis=0)
-    seconds = _estimates(value, a if len(a) < MIN_RUNS else resample_weights(len(a), stream=0) @ a, len(a), "s")
+    own_spread = a if len(a) < MIN_RUNS else resample_weights(len(a), stream=0) @ a
+    seconds = _estimates(value, own_spread, len(a), "s")
     if is_baseline:
         lost = [by_definition(0.0, len(a), "fraction") for _ in value]
     else:
@@ -132,5 +133,4 @@ def _estimates(value: Matrix, spread: Matrix, n: int, unit: str) -> list[Estimat
         return [Estimate(float(v), None, None, 1, "single run", unit) for v in value]
     kind: Kind = "range" if n < MIN_RUNS else "bootstrap 95 %"
     low, high = np.percentile(spread, [0, 100] if kind == "range" else [2.5, 97.5], axis=0)
-    ends = zip(value, low, high, strict=True)
-    return [interval(float(v), float(lo), float(hi), n, kind, unit) for v, lo, hi in ends]
+    return [interval(float(v), float(lo), float(hi), n, kind, unit) for v, lo, hi in zip(value, low, high, strict=True)]

@@ -194,7 +194,7 @@ def _point(
         is_baseline=is_baseline,
         run_ids=point.run_ids,
         verdict=diagnose(case, network),
-        efficiency=point.efficiency.in_unit("fraction"),
+        efficiency=point.efficiency,
         causes=parts,
         whole=whole,
         waiting_ranks=ranks,
@@ -212,7 +212,7 @@ def _shares(point: Point, baseline: Point, table: RunTable) -> tuple[tuple[Cause
     attribution = attribute(
         {keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in point.run_ids},
         {keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in baseline.run_ids},
-        work=point.batch / baseline.batch,
+        work=point.batch_per_rank / baseline.batch_per_rank,
         is_baseline=point is baseline,
         names=CAUSES,
     )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbench.reading.slow_nodes import SlowNodes
-from dlbench.report.formats.terminal import WIDTH, shorten
-from dlbench.report.tabular import Table, aligned
+from dlbench.report.formats.terminal import WIDTH, aligned, shorten
+from dlbench.report.tabular import Table
 from dlbench.report.wording import runs_text
 from dlbench.views.causes.diagnosis import bound_text, gain_text
 from dlbench.views.causes.numbers import CausePoint, GroupCauses
