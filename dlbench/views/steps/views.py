@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlbench.report.model import Group
 from dlbench.report.view import View
 from dlbench.report.wording import PART_TITLES, figure_text, percent, runs_text
-from dlbench.views.causes.views import rerun
+from dlbench.views.rerun import rerun
 from dlbench.views.steps import charts as steps_charts
 from dlbench.views.steps import tables as steps_tables
 from dlbench.views.steps.model import StepPoint
