@@ -19,7 +19,7 @@ from dlbench.views.forecast.model import Outlook
 from dlbench.views.machine.model import DataPath, Energy, Memory, Telemetry
 from dlbench.views.precision.model import PrecisionComparison, RunDifference, SystemDescription
 from dlbench.views.quality.model import LayerTable, NoisePoint, Quality, Utilisation
-from dlbench.views.steps.model import StepTimes
+from dlbench.views.steps.numbers import StepTimes
 
 FORMAT = "dlbench.report"
 VERSION = 1

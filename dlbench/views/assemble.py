@@ -28,7 +28,7 @@ from dlbench.views.precision import assemble as assemble_runs
 from dlbench.views.quality import assemble as assemble_training
 from dlbench.views.quality.verdict import quality_verdict
 from dlbench.views.scaling.verdict import next_step, verdict
-from dlbench.views.steps import assemble as assemble_steps
+from dlbench.views.steps.numbers import step_times
 from dlbench.views.sweep import assemble as assemble_sweeps
 
 TITLE = "dlbench scaling report"
@@ -123,7 +123,7 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         utilisation=assemble_training.utilisation(group),
         exchange=exchange,
         causes=causes,
-        step_times=assemble_steps.step_times(group, table),
+        step_times=step_times(group, table),
         data_path=assemble_machine.data_path(group, table),
         memory=assemble_machine.memory(group, table),
         telemetry=assemble_machine.telemetry(group, table),

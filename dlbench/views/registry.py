@@ -14,7 +14,7 @@ from dlbench.views.parts.charts import part_charts
 from dlbench.views.precision import views as runs_views
 from dlbench.views.quality.charts import quality_charts
 from dlbench.views.scaling.charts import scaling_charts
-from dlbench.views.steps import views as steps_views
+from dlbench.views.steps import view as steps_view
 from dlbench.views.sweep import tables as sweep_tables
 from dlbench.views.sweep.charts import sweep_charts
 
@@ -62,7 +62,7 @@ VIEWS: tuple[View, ...] = (
     *outlook_views.VIEWS,
     *causes_views.VIEWS,
     View(id="parts", title="Where the time goes", place="group", charts=part_charts),
-    *steps_views.VIEWS,
+    *steps_view.VIEWS,
     View(
         id="exchange",
         title="Gradient exchange",
