@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.slurm import Submission
 from dlbench.jobs.slurm_energy import consumed_energy, job_energies
-from dlbench.reading.energy import RunEnergy, run_energy
-from dlbench.reading.energy_integral import Curve, counter_curve, rate_curve
+from dlbench.reading.samples.energy import RunEnergy, run_energy
+from dlbench.reading.samples.integral import Curve, counter_curve, rate_curve
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.samples import sample_writer

@@ -112,7 +112,7 @@ def _energy(run: Run, damaged: list[str] | None) -> float | None:
     """Joules a sample of the GPUs where the run computed on them, else of the processors; None where nothing tells."""
     if run.record is None or run.record.watch is None:
         return None
-    from dlbench.reading.energy import run_energy
+    from dlbench.reading.samples.energy import run_energy
 
     try:
         energy = run_energy(run)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.comparability import group_id
-from dlbench.reading.energy import RunEnergy, StageEnergy, run_energy
-from dlbench.reading.energy_sources import Kind
-from dlbench.reading.node_samples import STAGES
+from dlbench.reading.samples.energy import RunEnergy, StageEnergy, run_energy
+from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.node_samples import STAGES
 from dlbench.records.scan import Run
 from dlbench.stats.estimates import Estimate, median_estimate
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dlbench.reading.energy_sources import Kind
-from dlbench.reading.machine_readings import MachineReadings
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.readings import MachineReadings
 from dlbench.reading.scaling import Group
 from dlbench.stats.estimates import Estimate, RunKey, by_definition, ratio_estimate
 from dlbench.views.energy.numbers import KINDS, EnergyPoint, energy_points

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dlbench.reading.energy import RunEnergy
-from dlbench.reading.energy_sources import Kind
-from dlbench.reading.node_samples import STAGES
+from dlbench.reading.samples.energy import RunEnergy
+from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.node_samples import STAGES
 from dlbench.report.tabular import aligned
 from dlbench.report.wording import DASH, ENGINE_TITLES, basis_text, clean, percent, place_text
 from dlbench.stats.estimates import Estimate

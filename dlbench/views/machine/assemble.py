@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 
-from dlbench.reading.machine_readings import machine_readings
-from dlbench.reading.node_samples import STAGES
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.node_samples import STAGES
+from dlbench.reading.samples.readings import machine_readings
 from dlbench.reading.scaling import Group
 from dlbench.report.wording import clean, runs_text
 from dlbench.specs.plan import AxisValue

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlbench.reading.comparability import group_id
-from dlbench.reading.machine_readings import machine_readings
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.readings import machine_readings
 from dlbench.reading.scaling import Group
 from dlbench.report.wording import ENGINE_TITLES, basis_text, clean, place_text, times_text
 from dlbench.stats.estimates import Estimate

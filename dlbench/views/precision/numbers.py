@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dlbench.reading.comparability import group_id
-from dlbench.reading.energy_sources import Kind
-from dlbench.reading.machine_readings import MachineReadings
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.readings import MachineReadings
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.scan import Run
 from dlbench.specs.training import TrainSpec

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from dlbench.reading.energy_integral import NOTHING
-from dlbench.reading.energy_sources import (
+from dlbench.reading.samples.energy_sources import (
     ENERGY_FIELDS,
     MIN_COVERAGE,
     Kind,
@@ -17,8 +16,9 @@ from dlbench.reading.energy_sources import (
     host_sources,
     source_doubts,
 )
-from dlbench.reading.gpu_use import GpuUse, computes_on_gpu, gpus_of_ranks
-from dlbench.reading.node_samples import (
+from dlbench.reading.samples.gpu_use import GpuUse, computes_on_gpu, gpus_of_ranks
+from dlbench.reading.samples.integral import NOTHING
+from dlbench.reading.samples.node_samples import (
     STAGES,
     NodeCourse,
     NodeReader,

@@ -15,9 +15,9 @@ from functools import reduce
 from operator import add
 from typing import Literal
 
-from dlbench.reading.energy_integral import NOTHING, Amount, Curve, counter_curve, rate_curve
-from dlbench.reading.gpu_use import GpuUse
-from dlbench.reading.node_samples import NodeCourse, NodeSamples
+from dlbench.reading.samples.gpu_use import GpuUse
+from dlbench.reading.samples.integral import NOTHING, Amount, Curve, counter_curve, rate_curve
+from dlbench.reading.samples.node_samples import NodeCourse, NodeSamples
 
 Kind = Literal["gpu", "host"]
 Method = Literal["energy counter", "energy counter with reset", "power over time stamps"]
