@@ -687,7 +687,7 @@ def test_energy_is_the_same_without_traces(tmp_path: Path) -> None:
     import_folder(history, tmp_path / "runs")
     (entry,) = history.entries()
     before = run_energy(read_run(history.run_folder(entry)))
-    assert before.stage("host", "building") is not None
+    assert before.stage("processors", "building") is not None
     chosen = removals(history, [entry], traces_only=True)
     assert [one.files for one in chosen] == [("rank-0001.spans", "rank-0003.spans")]
     prune(history, chosen)

@@ -55,5 +55,5 @@ def run_keys(table: RunTable) -> dict[str, RunKey]:
 
 
 def _joules(point: EnergyPoint, kind: Kind, keys: Mapping[str, RunKey]) -> dict[RunKey, float]:
-    told = ((keys[run.run_id], run.joules_per_sample(kind)) for run in point.runs)
+    told = ((keys[run.run_id], run.energy_per_sample_j(kind)) for run in point.runs)
     return {key: joules for key, joules in told if joules is not None and joules > 0}

@@ -124,8 +124,8 @@ class _Side:
         self.kind: Kind | None = None
         self.joules: dict[RunKey, float] = {}
         energies = [(run, readings.energy_of(run)) for run in self.runs if _tells(run, readings)]
-        for kind in ("gpu", "host"):
-            told = ((pairing_key(run), energy.joules_per_sample(kind)) for run, energy in energies)
+        for kind in ("GPUs", "processors"):
+            told = ((pairing_key(run), energy.energy_per_sample_j(kind)) for run, energy in energies)
             joules = {key: value for key, value in told if value}
             if joules and self.kind is None:
                 self.kind, self.joules = kind, joules
