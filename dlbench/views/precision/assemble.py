@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlbench.reading.comparability import group_id
-from dlbench.reading.machine_readings import machine_readings
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.readings import machine_readings
 from dlbench.reading.scaling import Group
 from dlbench.report.wording import ENGINE_TITLES, basis_text, clean, place_text, times_text
 from dlbench.stats.estimates import Estimate
@@ -71,9 +71,9 @@ def _precision_row(row: PrecisionRow, unit: str) -> model.PrecisionRow:
         ratio=optional_figure_of(row.ratio, "ratio"),
         peak=figure_of(row.peak_bytes, "bytes"),
         memory_ratio=optional_figure_of(row.memory_ratio, "ratio"),
-        joules_per_sample=optional_figure_of(row.joules, "J"),
-        joules_of="" if row.joules_kind is None else {"gpu": "GPU", "host": "host"}[row.joules_kind],
-        joules_ratio=optional_figure_of(row.joules_ratio, "ratio"),
+        energy_per_sample=optional_figure_of(row.joules, "J"),
+        energy_of=row.joules_kind or "",
+        energy_ratio=optional_figure_of(row.joules_ratio, "ratio"),
         loss=optional_figure_of(row.loss, "loss"),
         num_not_finite=row.num_not_finite,
         quality=optional_figure_of(row.quality, "ratio"),

@@ -25,10 +25,10 @@ class PrecisionRow:
     peak: Estimate
     """Memory of the rank that held most, bytes."""
     memory_ratio: Estimate | None
-    joules_per_sample: Estimate | None
-    joules_of: str
+    energy_per_sample: Estimate | None
+    energy_of: str
     """`GPU` or `host`; empty where not told."""
-    joules_ratio: Estimate | None
+    energy_ratio: Estimate | None
     loss: Estimate | None
     num_not_finite: int
     quality: Estimate | None

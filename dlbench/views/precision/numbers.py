@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dlbench.reading.comparability import group_id
-from dlbench.reading.energy_sources import Kind
-from dlbench.reading.machine_readings import MachineReadings
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.readings import MachineReadings
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.scan import Run
 from dlbench.specs.training import TrainSpec
@@ -124,8 +124,8 @@ class _Side:
         self.kind: Kind | None = None
         self.joules: dict[RunKey, float] = {}
         energies = [(run, readings.energy_of(run)) for run in self.runs if _tells(run, readings)]
-        for kind in ("gpu", "host"):
-            told = ((pairing_key(run), energy.joules_per_sample(kind)) for run, energy in energies)
+        for kind in ("GPUs", "processors"):
+            told = ((pairing_key(run), energy.energy_per_sample_j(kind)) for run, energy in energies)
             joules = {key: value for key, value in told if value}
             if joules and self.kind is None:
                 self.kind, self.joules = kind, joules

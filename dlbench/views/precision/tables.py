@@ -57,11 +57,11 @@ def precision_sheets(report: Report) -> list[Sheet]:
 
 
 def _precision(found: PrecisionComparison) -> Table:
-    with_joules = any(row.joules_per_sample for row in found.rows)
+    with_joules = any(row.energy_per_sample for row in found.rows)
     with_quality = any(row.quality or row.num_reached is not None for row in found.rows)
     header = ["At", "Precision", f"Throughput, {found.sample_unit}/s", f"Over {found.reference}", "Interval"]
     header += ["Peak memory of a rank", f"Over {found.reference}"]
-    header += ["J/sample", f"Over {found.reference}"] * with_joules
+    header += ["J per sample", f"Over {found.reference}"] * with_joules
     header += ["Loss of the last step"] + ["Quality at the end"] * with_quality
     rows: Table = [tuple(header)]
     for row in found.rows:
@@ -77,9 +77,9 @@ def _precision(found: PrecisionComparison) -> Table:
             DASH if row.memory_ratio is None else times_text(row.memory_ratio),
         ]
         if with_joules:
-            joules = row.joules_per_sample
-            cells.append("not measured" if joules is None else f"{figure_text(joules)} ({row.joules_of})")
-            cells.append(DASH if row.joules_ratio is None else times_text(row.joules_ratio))
+            joules = row.energy_per_sample
+            cells.append("not measured" if joules is None else f"{figure_text(joules)} ({row.energy_of})")
+            cells.append(DASH if row.energy_ratio is None else times_text(row.energy_ratio))
         cells.append(_loss(row))
         if with_quality:
             reached = "" if row.num_reached is None else f"; {row.num_reached} of {runs_text(row.num_runs)} reached"
@@ -111,9 +111,9 @@ def _precision_row(found: PrecisionComparison, row: PrecisionRow) -> dict[str, C
         "interleaved": row.is_paired,
         **figure_columns("peak_bytes", row.peak),
         **figure_columns("peak_ratio", row.memory_ratio),
-        **figure_columns("joules_per_sample", row.joules_per_sample),
-        "joules_of": row.joules_of,
-        **figure_columns("joules_ratio", row.joules_ratio),
+        **figure_columns("energy_per_sample_j", row.energy_per_sample),
+        "energy_of": row.energy_of,
+        **figure_columns("energy_ratio", row.energy_ratio),
         **figure_columns("last_loss", row.loss),
         "runs_not_finite": row.num_not_finite,
         **figure_columns("last_quality", row.quality),
