@@ -14,12 +14,14 @@ from typing import Any, Literal
 from dlbench.history.page.model import TrendsReport
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.model import CauseAccount
+from dlbench.views.differences.numbers import RunDifference
 from dlbench.views.exchange.model import ExchangePoint, Sweep
 from dlbench.views.forecast.model import Outlook
 from dlbench.views.machine.model import DataPath, Energy, Memory, Telemetry
-from dlbench.views.precision.model import PrecisionComparison, RunDifference, SystemDescription
+from dlbench.views.precision.numbers import PrecisionComparison
 from dlbench.views.quality.model import LayerTable, NoisePoint, Quality, Utilisation
 from dlbench.views.steps.numbers import StepTimes
+from dlbench.views.systems.numbers import SystemDescription
 
 FORMAT = "dlbench.report"
 VERSION = 1

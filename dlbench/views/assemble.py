@@ -20,16 +20,18 @@ from dlbench.report.wording import ENGINE_TITLES, clean
 from dlbench.stats.figure import figure_of
 from dlbench.views import doubts, sheets
 from dlbench.views.causes import assemble as assemble_causes
+from dlbench.views.differences.numbers import differences
 from dlbench.views.exchange import assemble as assemble_exchange
 from dlbench.views.forecast import assemble as assemble_outlook
 from dlbench.views.machine import assemble as assemble_machine
 from dlbench.views.methods import METHODS, not_shown
-from dlbench.views.precision import assemble as assemble_runs
+from dlbench.views.precision.numbers import precisions
 from dlbench.views.quality import assemble as assemble_training
 from dlbench.views.quality.verdict import quality_verdict
 from dlbench.views.scaling.verdict import next_step, verdict
 from dlbench.views.steps.numbers import step_times
 from dlbench.views.sweep import assemble as assemble_sweeps
+from dlbench.views.systems.numbers import systems
 
 TITLE = "dlbench scaling report"
 
@@ -66,9 +68,9 @@ def assemble(scan: Scan, history: TrendsReport | None = None) -> model.Report:
         groups=groups,
         sweeps=assemble_sweeps.sweeps(table),
         layers=assemble_training.layer_tables(found),
-        precisions=assemble_runs.precisions(found, table),
-        differences=assemble_runs.differences(table),
-        systems=assemble_runs.systems(table),
+        precisions=precisions(found, table),
+        differences=differences(table),
+        systems=systems(table),
         runs=_run_rows(scan, table),
         damaged=tuple(clean(line) for line in table.damaged),
         environment=_environment(measured),

@@ -6,17 +6,19 @@ from dlbench.history.page.view import history_view
 from dlbench.report.model import Group, Report
 from dlbench.report.view import View
 from dlbench.views.causes import views as causes_views
+from dlbench.views.differences import view as differences_view
 from dlbench.views.exchange import tables as exchange_tables
 from dlbench.views.exchange.charts import exchange_charts
 from dlbench.views.forecast import views as outlook_views
 from dlbench.views.machine import views as machine_views
 from dlbench.views.parts.charts import part_charts
-from dlbench.views.precision import views as runs_views
+from dlbench.views.precision import view as precision_view
 from dlbench.views.quality.charts import quality_charts
 from dlbench.views.scaling.charts import scaling_charts
 from dlbench.views.steps import view as steps_view
 from dlbench.views.sweep import tables as sweep_tables
 from dlbench.views.sweep.charts import sweep_charts
+from dlbench.views.systems import view as systems_view
 
 
 def _no_sweep(report: Report) -> str:
@@ -90,7 +92,9 @@ VIEWS: tuple[View, ...] = (
             "length of a training; runs of this version of dlbench record the FLOPs."
         ),
     ),
-    *runs_views.VIEWS,
+    *precision_view.VIEWS,
+    *differences_view.VIEWS,
+    *systems_view.VIEWS,
     history_view(lambda report: report.history),
     View(
         id="layers",
