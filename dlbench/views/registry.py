@@ -27,8 +27,7 @@ from dlbench.views.quality import tables as training_tables
 from dlbench.views.quality.charts import quality_charts
 from dlbench.views.runs.view import EnvironmentView, RunsView, WithoutFiguresView
 from dlbench.views.scaling.view import ScalingView
-from dlbench.views.steps import view as steps_view
-from dlbench.views.steps.numbers import step_times
+from dlbench.views.steps.view import RanksView, StepsView
 from dlbench.views.summary.view import SummaryView
 from dlbench.views.sweep import assemble as sweep_assemble
 from dlbench.views.sweep.charts import sweep_charts
@@ -124,7 +123,6 @@ def _training(titles: tuple[str, ...]) -> Any:
 
 _CAUSES = {view.id: view for view in causes_views.VIEWS}
 _MACHINE = {view.id: view for view in machine_views.VIEWS}
-_STEPS = {view.id: view for view in steps_view.VIEWS}
 _RUNS = {view.id: view for view in (*precision_view.VIEWS, *differences_view.VIEWS, *systems_view.VIEWS)}
 _FORECAST = {view.id: view for view in forecast_views.VIEWS}
 
@@ -152,8 +150,8 @@ GROUP_VIEWS: tuple[GroupView, ...] = (
     _Old(_CAUSES["causes"], "causes", lambda source: causes_assemble.causes(source.group, source.table)),
     _Old(_CAUSES["stragglers"]),
     PartsView(),
-    _Old(_STEPS["steps"], "step_times", lambda source: step_times(source.group, source.table)),
-    _Old(_STEPS["ranks"]),
+    StepsView(),
+    RanksView(),
     _Old(
         View(
             id="exchange",
