@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli import cli
-from dlbench.reading import machine_readings
-from dlbench.reading.energy_integral import counter_curve, joined, rate_curve
-from dlbench.reading.node_samples import NodeSamples
 from dlbench.reading.run_table import tabulate
+from dlbench.reading.samples import readings as machine_readings
+from dlbench.reading.samples.integral import counter_curve, joined, rate_curve
+from dlbench.reading.samples.node_samples import NodeSamples
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE, STAGING
 from dlbench.records.scan import scan
@@ -379,11 +379,11 @@ def test_energy_of_a_sample_against_the_baseline(tmp_path: Path) -> None:
     assert group.energy is not None
     one, two = group.energy.points
     batch = group.points[0].batch_per_rank
-    assert one.kinds[0].joules_per_sample is not None
-    assert one.kinds[0].joules_per_sample.value == pytest.approx(250 / batch)
+    assert one.kinds[0].energy_per_sample is not None
+    assert one.kinds[0].energy_per_sample.value == pytest.approx(250 / batch)
     gpu, host = two.kinds
-    assert gpu.joules_per_sample is not None
-    assert gpu.joules_per_sample.value == pytest.approx(500 / batch)
+    assert gpu.energy_per_sample is not None
+    assert gpu.energy_per_sample.value == pytest.approx(500 / batch)
     assert gpu.efficiency is not None
     assert (gpu.efficiency.value, gpu.efficiency.kind) == (pytest.approx(0.5), "bootstrap 95 %")
     assert host.efficiency is not None
@@ -392,8 +392,8 @@ def test_energy_of_a_sample_against_the_baseline(tmp_path: Path) -> None:
     assert one.kinds[0].efficiency.kind == "by definition"
     assert gpu.methods == ("energy counter",)
     rows_ = {(row["ranks"], row["kind"]): row for row in sheet(group, "energy").rows}
-    assert rows_[2, "gpu"]["energy_efficiency"] == gpu.efficiency.value
-    assert rows_[2, "gpu"]["samples_per_joule"] == pytest.approx(batch / 500)
+    assert rows_[2, "GPUs"]["energy_efficiency"] == gpu.efficiency.value
+    assert rows_[2, "GPUs"]["samples_per_joule"] == pytest.approx(batch / 500)
     # Stages sum to the whole of a run that repeats without scatter.
     for point in group.energy.points:
         for kind in point.kinds:

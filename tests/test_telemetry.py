@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.reading.node_samples import measured_window
-from dlbench.reading.node_telemetry import telemetry
-from dlbench.reading.telemetry import nearest_time, throttled_share
+from dlbench.reading.samples.node_means import telemetry
+from dlbench.reading.samples.node_samples import measured_window
+from dlbench.reading.samples.throttling import nearest_time, throttled_share
 from dlbench.records.scan import Run, read_run
 from dlbench.specs.plan import RunPlan
 from tests.run_factory import Story, constant, plans, write_run, write_unfinished

@@ -110,11 +110,6 @@ class Group:
         return self.views.get("causes")
 
     @property
-    def step_times(self) -> Any:
-        """Transitional."""
-        return self.views.get("step_times")
-
-    @property
     def data_path(self) -> Any:
         """Transitional."""
         return self.views.get("data_path")

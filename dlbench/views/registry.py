@@ -8,6 +8,8 @@ from dlbench.history.page.view import history_view
 from dlbench.report.document import Missing, Section
 from dlbench.views.causes import numbers as causes_numbers
 from dlbench.views.causes import view as causes_view
+from dlbench.views.differences import view as differences_view
+from dlbench.views.differences.numbers import differences
 from dlbench.views.exchange import assemble as exchange_assemble
 from dlbench.views.exchange.charts import exchange_charts
 from dlbench.views.forecast import assemble as forecast_assemble
@@ -18,20 +20,21 @@ from dlbench.views.model import Group, Report
 from dlbench.views.old_view import Sheet as OldSheet
 from dlbench.views.old_view import View
 from dlbench.views.parts.view import PartsView
-from dlbench.views.precision import assemble as runs_assemble
-from dlbench.views.precision import views as precision_views
+from dlbench.views.precision import view as precision_view
+from dlbench.views.precision.numbers import precisions
 from dlbench.views.quality import assemble as training_assemble
 from dlbench.views.quality import tables as training_tables
 from dlbench.views.quality.charts import quality_charts
 from dlbench.views.runs.view import EnvironmentView, RunsView, WithoutFiguresView
 from dlbench.views.scaling.view import ScalingView
 from dlbench.views.slow_nodes import view as slow_nodes_view
-from dlbench.views.steps import assemble as steps_assemble
-from dlbench.views.steps import views as steps_views
+from dlbench.views.steps.view import RanksView, StepsView
 from dlbench.views.stragglers import view as stragglers_view
 from dlbench.views.summary.view import SummaryView
 from dlbench.views.sweep import assemble as sweep_assemble
 from dlbench.views.sweep.charts import sweep_charts
+from dlbench.views.systems import view as systems_view
+from dlbench.views.systems.numbers import systems
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView
 from dlbench.views.waterfall import view as waterfall_view
 
@@ -123,8 +126,7 @@ def _training(titles: tuple[str, ...]) -> Any:
 
 _CAUSES = {m.VIEW.id: m.VIEW for m in (waterfall_view, causes_view, stragglers_view, slow_nodes_view)}
 _MACHINE = {view.id: view for view in machine_views.VIEWS}
-_STEPS = {view.id: view for view in steps_views.VIEWS}
-_RUNS = {view.id: view for view in precision_views.VIEWS}
+_RUNS = {view.id: view for view in (*precision_view.VIEWS, *differences_view.VIEWS, *systems_view.VIEWS)}
 _FORECAST = {view.id: view for view in forecast_views.VIEWS}
 
 GROUP_VIEWS: tuple[GroupView, ...] = (
@@ -151,8 +153,8 @@ GROUP_VIEWS: tuple[GroupView, ...] = (
     _Old(_CAUSES["causes"], "causes", lambda source: causes_numbers.causes(source.group, source.table)),
     _Old(_CAUSES["stragglers"]),
     PartsView(),
-    _Old(_STEPS["steps"], "step_times", lambda source: steps_assemble.step_times(source.group, source.table)),
-    _Old(_STEPS["ranks"]),
+    StepsView(),
+    RanksView(),
     _Old(
         View(
             id="exchange",
@@ -218,9 +220,9 @@ OPENING: tuple[ReportView, ...] = (
 
 CLOSING: tuple[ReportView, ...] = (
     _OldReport(_CAUSES["slow-nodes"]),
-    _OldReport(_RUNS["precision"], "precisions", lambda source: runs_assemble.precisions(source.groups, source.table)),
-    _OldReport(_RUNS["differences"], "differences", lambda source: runs_assemble.differences(source.table)),
-    _OldReport(_RUNS["systems"], "systems", lambda source: runs_assemble.systems(source.table)),
+    _OldReport(_RUNS["precision"], "precisions", lambda source: precisions(source.groups, source.table)),
+    _OldReport(_RUNS["differences"], "differences", lambda source: differences(source.table)),
+    _OldReport(_RUNS["systems"], "systems", lambda source: systems(source.table)),
     _OldReport(history_view(lambda report: report.history), "history", lambda source: source.history),
     _OldReport(
         View(

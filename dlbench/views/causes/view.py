@@ -9,12 +9,6 @@ from dlbench.views.causes.tables import account_of, cause_sheets
 from dlbench.views.causes.words import cause_words
 
 
-def rerun(group: Group, options: str) -> str:
-    """The command that makes more such runs."""
-    known = {condition.name: condition.value for condition in group.conditions}
-    return f"dlbench run {known['workload']} --preset {known['preset']} --engine {known['engine']} {options}"
-
-
 def why_no_causes(group: Group) -> str:
     """Runs with something taken away on purpose have no account of causes."""
     return (

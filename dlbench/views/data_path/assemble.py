@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.machine_readings import MAX_NODES_OF_LARGE_RUN, MachineReadings, machine_readings
-from dlbench.reading.node_samples import node_course, nodes_of
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.node_samples import node_course, nodes_of
+from dlbench.reading.samples.readings import MAX_NODES_OF_LARGE_RUN, MachineReadings, machine_readings
 from dlbench.reading.scaling import Group
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean, figure_text, number_text, percent, place_text, runs_text

@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.machine_readings import MachineReading, MachineReadings, PointKey
 from dlbench.reading.measures import PARTS
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.readings import MachineReading, MachineReadings, PointKey
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run

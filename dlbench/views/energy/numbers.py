@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.comparability import group_id
-from dlbench.reading.energy import RunEnergy, StageEnergy, run_energy
-from dlbench.reading.energy_sources import Kind
-from dlbench.reading.node_samples import STAGES
+from dlbench.reading.samples.energy import RunEnergy, StageEnergy, run_energy
+from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.node_samples import STAGES
 from dlbench.records.scan import Run
 from dlbench.stats.estimates import Estimate, median_estimate
 
-KINDS: tuple[Kind, ...] = ("gpu", "host")
+KINDS: tuple[Kind, ...] = ("GPUs", "processors")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindEnergy:
     """GPUs, or processors, of all runs of a point that tell; medians over runs."""
 
-    joules_per_sample: Estimate | None
+    energy_per_sample: Estimate | None
     """Of the measured stage; None where no run was sampled well enough."""
     samples_per_joule: Estimate | None
     """Its reciprocal."""
-    power_w: Estimate | None
+    mean_power: Estimate | None
     """Mean power of the measured stage, all sources of all nodes together."""
     whole_j: Estimate
     """From the start of the processes to their end, of what was sampled."""
@@ -33,7 +33,7 @@ class KindEnergy:
     num_sources: tuple[int, ...]
     """GPUs or packages of a run, each number once."""
     methods: tuple[str, ...]
-    coverage: float
+    sampled_share: float
     """Sampled share of the measured stage (1), of the run with the least."""
 
 
@@ -106,20 +106,20 @@ def _point(key: tuple[str, str, int, int], runs: Sequence[Run], energy_of: Calla
 def _kind(kind: Kind, energies: Sequence[RunEnergy]) -> KindEnergy | None:
     if not energies:
         return None
-    each = _over(energy.joules_per_sample(kind) for energy in energies)
+    each = _over(energy.energy_per_sample_j(kind) for energy in energies)
     measured = [energy.stage(kind, "measured") for energy in energies]
     stages = {stage: _joules(energy.stage(kind, stage) for energy in energies) for stage in STAGES}
     whole = _joules(energy.stage(kind) for energy in energies)
     assert whole is not None
     return KindEnergy(
-        joules_per_sample=each,
+        energy_per_sample=each,
         samples_per_joule=_reciprocal(each),
-        power_w=_over(stage.power_w if stage else None for stage in measured),
+        mean_power=_over(stage.mean_power_w if stage else None for stage in measured),
         whole_j=whole,
         stages_j={stage: joules for stage, joules in stages.items() if joules is not None},
         num_sources=tuple(sorted({len(energy.of(kind)) for energy in energies})),
         methods=tuple(sorted({method for energy in energies for method in energy.methods(kind)})),
-        coverage=min(stage.coverage for stage in measured if stage is not None),
+        sampled_share=min(stage.sampled_share for stage in measured if stage is not None),
     )
 
 
@@ -167,8 +167,7 @@ def check_slurm(energies: Iterable[RunEnergy], slurm: Mapping[str, float]) -> li
 
 
 def _one_check(energy: RunEnergy, slurm_j: float) -> SlurmCheck:
-    names = {"gpu": "GPUs", "host": "processors"}
-    told = {names[kind]: part.joules for kind in KINDS if (part := energy.stage(kind)) is not None}
+    told = {kind: part.joules for kind in KINDS if (part := energy.stage(kind)) is not None}
     sampled = sum(told.values())
     ratio = slurm_j / sampled if sampled else None
     beside = f", {ratio:.2f} times what was sampled of {' and '.join(told)}" if ratio is not None else ""

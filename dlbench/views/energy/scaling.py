@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dlbench.reading.energy_sources import Kind
-from dlbench.reading.machine_readings import MachineReadings
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.readings import MachineReadings
 from dlbench.reading.scaling import Group
 from dlbench.stats.estimates import Estimate, RunKey, by_definition, ratio_estimate
 from dlbench.views.energy.numbers import KINDS, EnergyPoint, energy_points
@@ -55,5 +55,5 @@ def run_keys(table: RunTable) -> dict[str, RunKey]:
 
 
 def _joules(point: EnergyPoint, kind: Kind, keys: Mapping[str, RunKey]) -> dict[RunKey, float]:
-    told = ((keys[run.run_id], run.joules_per_sample(kind)) for run in point.runs)
+    told = ((keys[run.run_id], run.energy_per_sample_j(kind)) for run in point.runs)
     return {key: joules for key, joules in told if joules is not None and joules > 0}

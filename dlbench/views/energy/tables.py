@@ -17,9 +17,8 @@ from dlbench.report.wording import (
     times_text,
 )
 from dlbench.stats.figure import Cell, figure_columns
+from dlbench.views.energy.numbers import KINDS
 from dlbench.views.machine.model import EnergyPoint, KindEnergy
-
-KIND_TITLES = {"gpu": "GPUs", "host": "processors"}
 
 NOT_MEASURED = "not measured"
 
@@ -42,7 +41,7 @@ def energy_sheets(group: Group) -> list[Sheet]:
     return [
         Sheet(
             name="energy",
-            title="Energy of a sample",
+            title="Energy per sample",
             text=_energy(group),
             caption=f"{ENERGY_CAPTION} {group.caption}.",
             columns=_ENERGY_COLUMNS,
@@ -78,7 +77,7 @@ _ENERGY_COLUMNS = (
     *("group", "ranks", "nodes", "kind"),
     *(
         f"{name}{end}"
-        for name in ("joules_per_sample", "samples_per_joule", "energy_efficiency", "mean_power_w")
+        for name in ("energy_per_sample_j", "samples_per_joule", "energy_efficiency", "mean_power_w")
         for end in ("", "_low", "_high")
     ),
     *("runs", "sources", "methods", "sampled_share"),
@@ -89,14 +88,14 @@ def _energy_row(group: Group, point: EnergyPoint, kind: KindEnergy) -> Mapping[s
     return {
         **_place(group, point),
         "kind": kind.kind,
-        **figure_columns("joules_per_sample", kind.joules_per_sample),
+        **figure_columns("energy_per_sample_j", kind.energy_per_sample),
         **figure_columns("samples_per_joule", kind.samples_per_joule),
         **figure_columns("energy_efficiency", kind.efficiency),
-        **figure_columns("mean_power_w", kind.power),
+        **figure_columns("mean_power_w", kind.mean_power),
         "runs": kind.whole.n,
         "sources": _sources(kind),
         "methods": "; ".join(kind.methods),
-        "sampled_share": kind.coverage,
+        "sampled_share": kind.sampled_share,
     }
 
 
@@ -107,31 +106,42 @@ def _sources(kind: KindEnergy) -> str:
 def _energy(group: Group) -> Table:
     assert group.energy is not None
     rows: Table = [
-        ("At", "Of", "J/sample", "samples/J", "Efficiency", "Mean power, W", "Interval", "Sources", "Method", "Sampled")
+        (
+            "At",
+            "Of",
+            "J per sample",
+            "Samples per J",
+            "Efficiency",
+            "Mean power, W",
+            "Interval",
+            "Sources",
+            "Method",
+            "Sampled",
+        )
     ]
     for point in group.energy.points:
         place = place_text(point.ranks, point.nodes)
         for kind in point.kinds:
-            joules = kind.joules_per_sample
+            joules = kind.energy_per_sample
             rows.append(
                 (
                     place,
-                    KIND_TITLES[kind.kind],
+                    kind.kind,
                     "too little sampled" if joules is None else figure_text(joules),
                     optional_figure(kind.samples_per_joule),
                     DASH if kind.efficiency is None else times_text(kind.efficiency),
-                    optional_figure(kind.power),
+                    optional_figure(kind.mean_power),
                     DASH if joules is None else basis_text(joules),
                     _sources(kind),
                     "; ".join(kind.methods),
-                    percent(kind.coverage, 0),
+                    percent(kind.sampled_share, 0),
                 )
             )
         told = {kind.kind for kind in point.kinds}
-        for missing, title in KIND_TITLES.items():
+        for missing in KINDS:
             if missing not in told:
                 why = "; ".join(reason for kind, reason in point.why if kind == missing) or "nothing tells"
-                rows.append((place, title, NOT_MEASURED, *([DASH] * 5), why, DASH))
+                rows.append((place, missing, NOT_MEASURED, *([DASH] * 5), why, DASH))
     return rows
 
 
@@ -144,5 +154,5 @@ def _stages(group: Group) -> Table:
         told = dict(kind.stages)
         cells = [optional_figure(told.get(stage)) for stage in stages]
         place = place_text(point.ranks, point.nodes)
-        rows.append((place, KIND_TITLES[kind.kind], *cells, figure_text(kind.whole)))
+        rows.append((place, kind.kind, *cells, figure_text(kind.whole)))
     return rows

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 
-from dlbench.reading.machine_readings import machine_readings
-from dlbench.reading.node_samples import STAGES
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.node_samples import STAGES
+from dlbench.reading.samples.readings import machine_readings
 from dlbench.reading.scaling import Group
 from dlbench.report.wording import clean, runs_text
 from dlbench.specs.plan import AxisValue
@@ -59,17 +59,17 @@ def _energy_point(scaled: ScaledEnergy) -> model.EnergyPoint:
 def _kind(name: str, told: KindOfPoint, efficiency: Estimate | None) -> model.KindEnergy:
     return model.KindEnergy(
         kind=name,
-        joules_per_sample=optional_figure_of(told.joules_per_sample, "J"),
+        energy_per_sample=optional_figure_of(told.energy_per_sample, "J"),
         samples_per_joule=optional_figure_of(told.samples_per_joule, "samples/J"),
         efficiency=optional_figure_of(efficiency, "ratio"),
-        power=optional_figure_of(told.power_w, "W"),
+        mean_power=optional_figure_of(told.mean_power, "W"),
         whole=figure_of(told.whole_j, "J"),
         stages=tuple(
             (stage, figure_of(joules, "J")) for stage in STAGES if (joules := told.stages_j.get(stage)) is not None
         ),
         num_sources=told.num_sources,
         methods=told.methods,
-        coverage=told.coverage,
+        sampled_share=told.sampled_share,
     )
 
 

@@ -9,12 +9,12 @@ from dlbench.report.charts.style import HEIGHT, INK, MEASURED, NARROW, PART_COLO
 from dlbench.report.model import Group
 from dlbench.report.wording import PART_TITLES, basis_text, figure_text, percent, place_text, value_text
 from dlbench.units import format_bytes, format_number
-from dlbench.views.energy.tables import KIND_TITLES, energy_sheets
+from dlbench.views.energy.tables import energy_sheets
 from dlbench.views.machine.model import KindEnergy
 from dlbench.views.machine.tables import memory_sheets
 from dlbench.views.telemetry.charts import STAGE_COLOURS
 
-KIND_COLOURS = {"gpu": "#0072b2", "host": "#e69f00"}
+KIND_COLOURS = {"GPUs": "#0072b2", "processors": "#e69f00"}
 _STAGE_COLOURS = {**STAGE_COLOURS, "idle": "#d8dee4"}
 
 
@@ -42,7 +42,7 @@ def _joules(group: Group) -> Chart | None:
         {
             "ranks": ranks,
             "place": place,
-            "kind": KIND_TITLES[kind.kind],
+            "kind": kind.kind,
             "value": figure.value,
             "low": figure.low,
             "high": figure.high,
@@ -50,29 +50,27 @@ def _joules(group: Group) -> Chart | None:
             "basis": basis_text(figure),
         }
         for place, ranks, kind in _kinds(group)
-        if (figure := kind.joules_per_sample) is not None
+        if (figure := kind.energy_per_sample) is not None
     ]
     if not rows:
         return None
     words = "; ".join(f"{row['place']}: {row['kind']} {row['shown']} J" for row in rows)
-    present = [kind for kind, title in KIND_TITLES.items() if any(row["kind"] == title for row in rows)]
+    present = [kind for kind in KIND_COLOURS if any(row["kind"] == kind for row in rows)]
     counts = sorted({row["ranks"] for row in rows})
     x = alt.X("ranks:Q", title="ranks").scale(
         type="log", base=2, domain=[counts[0] / 1.2, counts[-1] * 1.2], nice=False
     )
-    colour = alt.Color("kind:N", title=None).scale(
-        domain=[KIND_TITLES[kind] for kind in present], range=[KIND_COLOURS[kind] for kind in present]
-    )
+    colour = alt.Color("kind:N", title=None).scale(domain=present, range=[KIND_COLOURS[kind] for kind in present])
     tooltip = [
         alt.Tooltip("place:N", title="at"),
         alt.Tooltip("kind:N", title="of"),
-        alt.Tooltip("shown:N", title="J a sample"),
+        alt.Tooltip("shown:N", title="J per sample"),
         alt.Tooltip("basis:N", title="interval"),
     ]
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=x.axis(values=counts, grid=False, format="d"), color=colour.legend(orient="bottom", columns=2)
     )
-    y = alt.Y("value:Q", title="J a sample").scale(domainMin=0, nice=True).axis(tickCount=5, format="~s")
+    y = alt.Y("value:Q", title="J per sample").scale(domainMin=0, nice=True).axis(tickCount=5, format="~s")
     layers: list[Any] = [base.mark_line(strokeWidth=2).encode(y=y)]
     if any(row["low"] is not None for row in rows):
         layers.append(base.mark_rule(strokeWidth=3, opacity=0.5).encode(y=alt.Y("low:Q"), y2="high:Q"))
@@ -81,7 +79,7 @@ def _joules(group: Group) -> Chart | None:
         alt.layer(*layers),
         group,
         name="energy",
-        title="Energy of a sample",
+        title="Energy per sample",
         alt=f"Joules of a sample over ranks, in the measured window. {words}.",
         table=energy_sheets(group)[0].text,
         size=(NARROW, HEIGHT),
@@ -93,7 +91,7 @@ def _stages(group: Group) -> Chart | None:
 
     rows: Rows = [
         {
-            "place": f"{place}, {KIND_TITLES[kind.kind]}",
+            "place": f"{place}, {kind.kind}",
             "stage": stage,
             "order": number,
             "joules": figure.value,
@@ -130,7 +128,7 @@ def _stages(group: Group) -> Chart | None:
         total = sum(figure.value for _, figure in kind.stages)
         if measured is not None and total > 0:
             share = percent(measured.value / total, 0)
-            words.append(f"{place}, {KIND_TITLES[kind.kind]}: {format_number(total)} J, {share} of it measured steps")
+            words.append(f"{place}, {kind.kind}: {format_number(total)} J, {share} of it measured steps")
     return finish(
         alt.layer(bars),
         group,

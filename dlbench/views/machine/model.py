@@ -142,13 +142,13 @@ class KindEnergy:
     """GPUs, or processors, at one rank count; medians over the runs that tell."""
 
     kind: str
-    """`gpu` or `host`."""
-    joules_per_sample: Estimate | None
+    """`GPUs` or `processors`."""
+    energy_per_sample: Estimate | None
     """None where too little was sampled."""
     samples_per_joule: Estimate | None
     efficiency: Estimate | None
     """Joules of a sample at the baseline over those here (ratio); None where the baseline does not tell."""
-    power: Estimate | None
+    mean_power: Estimate | None
     """Mean power of the measured window, all sources together, watts."""
     whole: Estimate
     """Joules from the start of the processes to their end."""
@@ -156,7 +156,7 @@ class KindEnergy:
     """Joules by stage."""
     num_sources: tuple[int, ...]
     methods: tuple[str, ...]
-    coverage: float
+    sampled_share: float
     """Sampled share of the measured window (1), of the run with the least."""
 
 

@@ -6,7 +6,7 @@ from dlbench.report.model import Group
 from dlbench.report.view import View
 from dlbench.report.wording import basis_text, figure_text, percent, place_text, times_text
 from dlbench.units import format_bytes, format_seconds
-from dlbench.views.energy.tables import KIND_TITLES, energy_sheets
+from dlbench.views.energy.tables import energy_sheets
 from dlbench.views.machine.charts import data_charts, energy_charts, memory_charts
 from dlbench.views.machine.tables import data_sheets, memory_sheets
 from dlbench.views.telemetry.charts import finding, telemetry_charts
@@ -67,7 +67,7 @@ def _energy_words(group: Group) -> tuple[str, ...]:
     words = []
     last = found.points[-1]
     for kind in last.kinds:
-        joules = kind.joules_per_sample
+        joules = kind.energy_per_sample
         if joules is None:
             continue
         against = ""
@@ -75,7 +75,7 @@ def _energy_words(group: Group) -> tuple[str, ...]:
             against = f"; energy efficiency against the baseline {times_text(kind.efficiency)}"
         words.append(
             f"At {place_text(last.ranks, last.nodes)} a sample takes {figure_text(joules)} J of "
-            f"{KIND_TITLES[kind.kind]} ({basis_text(joules)}){against}."
+            f"{kind.kind} ({basis_text(joules)}){against}."
         )
     unread = sum(point.num_unread for point in found.points)
     if unread:

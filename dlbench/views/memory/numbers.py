@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from dlbench.reading.machine_readings import MachineReading, MachineReadings
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.readings import MachineReading, MachineReadings
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.record import RankResult
 from dlbench.records.scan import Run

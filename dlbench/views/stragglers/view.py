@@ -7,8 +7,9 @@ from dlbench.report.view import View
 from dlbench.report.wording import basis_text, percent
 from dlbench.views.causes.numbers import CausePoint
 from dlbench.views.causes.tables import account_of
-from dlbench.views.causes.view import rerun, why_no_causes
+from dlbench.views.causes.view import why_no_causes
 from dlbench.views.causes.words import place
+from dlbench.views.rerun import rerun
 from dlbench.views.slow_nodes.tables import ratio_text, slow_hosts
 from dlbench.views.stragglers.charts import straggler_charts, who
 from dlbench.views.stragglers.tables import straggler_sheets

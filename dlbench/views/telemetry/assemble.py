@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from dlbench.reading.machine_readings import MachineReading, machine_readings
-from dlbench.reading.node_samples import node_watch, nodes_of
-from dlbench.reading.node_telemetry import FieldSummary
-from dlbench.reading.node_telemetry import Telemetry as NodeTelemetry
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.node_means import FieldSummary
+from dlbench.reading.samples.node_means import Telemetry as NodeTelemetry
+from dlbench.reading.samples.node_samples import node_watch, nodes_of
+from dlbench.reading.samples.readings import MachineReading, machine_readings
 from dlbench.reading.scaling import Group
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.gpu_use import computes_on_gpu, gpus_of_ranks
-from dlbench.reading.machine_readings import MachineReading
-from dlbench.reading.node_samples import NodeCourse, NodeSamples, node_course, read_node
-from dlbench.reading.node_telemetry import Telemetry as NodeTelemetry
+from dlbench.reading.samples.gpu_use import computes_on_gpu, gpus_of_ranks
+from dlbench.reading.samples.node_means import Telemetry as NodeTelemetry
+from dlbench.reading.samples.node_samples import NodeCourse, NodeSamples, node_course, read_node
+from dlbench.reading.samples.readings import MachineReading
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
 from dlbench.report.wording import clean

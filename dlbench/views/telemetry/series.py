@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlbench.reading.energy_integral import counter_curve, joined
-from dlbench.reading.node_samples import Interval, NodeCourse, NodeSamples
-from dlbench.reading.node_telemetry import COUNTERS
+from dlbench.reading.samples.integral import counter_curve, joined
+from dlbench.reading.samples.node_means import COUNTERS
+from dlbench.reading.samples.node_samples import Interval, NodeCourse, NodeSamples
 from dlbench.records.throttle_reasons import THROTTLING_MASK, throttling_names
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.comparability import group_id
-from dlbench.reading.node_telemetry import FieldSummary, Telemetry, telemetry
+from dlbench.reading.samples.node_means import FieldSummary, Telemetry, telemetry
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean, percent
 from dlbench.units import format_bytes, format_number, format_seconds

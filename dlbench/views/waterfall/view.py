@@ -6,7 +6,8 @@ from dlbench.report.model import Group
 from dlbench.report.view import View
 from dlbench.report.wording import figure_text, percent, place_text
 from dlbench.views.causes.tables import account_of
-from dlbench.views.causes.view import rerun, why_no_causes
+from dlbench.views.causes.view import why_no_causes
+from dlbench.views.rerun import rerun
 from dlbench.views.waterfall.charts import waterfall_charts
 from dlbench.views.waterfall.tables import FACTOR_TITLES, waterfall_sheets
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.energy import RunEnergy, run_energy
-from dlbench.reading.node_samples import NodeSamples, nodes_of, read_node
-from dlbench.reading.node_telemetry import Telemetry, telemetry
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.energy import RunEnergy, run_energy
+from dlbench.reading.samples.node_means import Telemetry, telemetry
+from dlbench.reading.samples.node_samples import NodeSamples, nodes_of, read_node
 from dlbench.records.scan import Run
 
 MAX_NODES = 160
@@ -62,7 +62,7 @@ class MachineReadings:
     """The run of each point whose throughput is in the middle."""
 
     def energy_of(self, run: Run) -> RunEnergy:
-        """As `dlbench.reading.energy.run_energy`, of a run that was read whole.
+        """As `dlbench.reading.samples.energy.run_energy`, of a run that was read whole.
 
         Raises:
             IncompleteDataError: samples, spans or steps are damaged.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlbench.reading.energy_integral import counter_curve, joined
-from dlbench.reading.node_samples import (
+from dlbench.reading.samples.integral import counter_curve, joined
+from dlbench.reading.samples.node_samples import (
     Interval,
     NodeReader,
     NodeSamples,
@@ -17,7 +17,7 @@ from dlbench.reading.node_samples import (
     read_node,
     why_not_sampled,
 )
-from dlbench.reading.telemetry import nearest_time
+from dlbench.reading.samples.throttling import nearest_time
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import clock_reason_names
 
