@@ -15,9 +15,9 @@ endif
 DEMO_RANKS ?= 1,2
 DEMO_REPEATS ?= 3
 
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --log $(VENV)/pip.log --quiet install
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --progress-bar off
 BIN := $(VENV)/bin
-# A stage prints its name and time when it is done; a quiet one keeps pip's output back, warnings excepted.
+# A stage prints its name and time when it is done; a quiet one puts pip's output into a log, warnings excepted.
 STAGE := .ci/stage
 QUIET := .ci/stage --log $(VENV)/pip.log
 SERIES = --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --out "$(DEMO_OUT)"
@@ -66,7 +66,7 @@ $(VENV)/bin/python:
 
 # torch first and by itself: what follows must not bring another one.
 $(VENV)/.ready-demo: $(VENV)/bin/python pyproject.toml dlbench/setup/horovod.py
-	@$(QUIET) "set-up: $(TORCH)" $(PIP) "$(TORCH)"
+	@$(QUIET) "set-up: torch" $(PIP) "$(TORCH)"
 	@$(QUIET) "set-up: dlbench's packages" $(PIP) --editable ".[node,analysis,demo]"
 	@$(STAGE) "set-up: Horovod" $(BIN)/dlbench setup horovod
 	@touch $@
