@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, MUTED, PART_COLOURS, WIDE
-from dlbench.report.model import Group
 from dlbench.report.wording import lost_text
 from dlbench.views.causes.numbers import CausePoint, CauseShare
-from dlbench.views.causes.tables import account_of, lost
+from dlbench.views.causes.tables import lost_sheet
 from dlbench.views.causes.words import CAUSE_TITLES, place
+from dlbench.views.model import Group
 
 CAUSE_COLOURS = {
     "exchange": PART_COLOURS["exchange"],
@@ -30,15 +30,13 @@ def short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-def cause_charts(group: Group) -> list[Chart]:
-    """Lost points of every rank count, and with their intervals at the largest one."""
-    if group.causes is None:
-        return []
-    found = group.causes.diagnosed.points[1:]
+def cause_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
+    """Lost points of every rank count but the baseline, and with their intervals at the largest one."""
+    found = points[1:]
     return [_lost_by_point(group, found), _lost_at(group, found[-1])] if found else []
 
 
-def _told(share: CauseShare) -> bool:
+def _is_drawn(share: CauseShare) -> bool:
     return share.is_measured and share.lost.value != 0
 
 
@@ -55,7 +53,7 @@ def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
         }
         for point in found
         for order, share in enumerate(point.causes)
-        if _told(share)
+        if _is_drawn(share)
     ]
     sums: Rows = [{"place": place(point), "points": short(point.whole.lost.value * 100)} for point in found]
     y = alt.Y("place:N", title=None, sort=[place(point) for point in found])
@@ -81,21 +79,21 @@ def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
         name="causes",
         title="Points lost by cause (tick: in all)",
         alt=f"Points of the ideal lost to each cause by rank count; what was gained stands left of 0. {words}.",
-        table=lost(account_of(group).diagnosed),
+        table=lost_sheet(found),
         size=(WIDE, max(90, 44 * len(found))),
     )
 
 
 def _most(shares: tuple[CauseShare, ...]) -> str:
     ordered = sorted((share for share in shares if share.is_measured), key=lambda share: -share.lost.value)
-    told = [f"{CAUSE_TITLES[share.name]} {lost_text(share.lost)}" for share in ordered[:3] if share.lost.value > 0]
-    return f"most of it {', '.join(told)}" if told else "nothing lost to any cause"
+    most = [f"{CAUSE_TITLES[share.name]} {lost_text(share.lost)}" for share in ordered[:3] if share.lost.value > 0]
+    return f"most of it {', '.join(most)}" if most else "nothing lost to any cause"
 
 
 def _lost_at(group: Group, point: CausePoint) -> Chart:
     import altair as alt
 
-    shares = sorted(filter(_told, point.causes), key=lambda share: -share.lost.value)
+    shares = sorted(filter(_is_drawn, point.causes), key=lambda share: -share.lost.value)
     names = [CAUSE_TITLES[share.name] for share in shares]
     rows: Rows = [
         {
@@ -121,13 +119,12 @@ def _lost_at(group: Group, point: CausePoint) -> Chart:
     x = alt.X("points:Q", title="points of the ideal").axis(tickCount=5, format=".4~g")
     layers.append(base.mark_point(filled=True, size=90, opacity=1).encode(x=x, tooltip=tooltip))
     words = "; ".join(f"{row['cause']} {row['shown']}" for row in rows) or "nothing"
-    header, *body = lost(account_of(group).diagnosed)
     return finish(
         alt.layer(*layers),
         group,
         name="causes-largest",
         title=f"Lost at {place(point)}, with intervals",
         alt=f"Points of the ideal lost to each cause at {place(point)}, line: interval. {words}.",
-        table=[(header[0], header[-1]), *((row[0], row[-1]) for row in body)],
+        table=lost_sheet([point]),
         size=(WIDE - 90, max(60, _ROW * len(rows))),
     )

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 
 from dlbench.reading.attribution import Part, attribute
 from dlbench.reading.causes import CAUSES, Causes
-from dlbench.reading.comparability import chosen_settings
 from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
-from dlbench.report.wording import ENGINE_TITLES
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.diagnosis import Verdict, diagnose
@@ -89,11 +87,9 @@ class WatchCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupCauses:
+class Diagnosed:
     """The causes of all rank counts of a group."""
 
-    id: str
-    label: str
     watching: str
     fault: str
     """A fault planted on purpose; empty for none."""
@@ -105,69 +101,43 @@ class GroupCauses:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CauseAccount:
+class LostPercent:
     """Efficiency lost by factor and by cause at every rank count, and who was waited for."""
 
     waterfall: tuple[FactoredPoint, ...]
     """By rank count, the baseline first."""
-    diagnosed: GroupCauses
-    """Exactly what `dlbench diagnose` says of these runs, without forecasts: those need a network file."""
+    diagnosed: Diagnosed
     nodes: SlowNodes
     """Of this group's hosts only, over all runs of the folder."""
 
-    @property
-    def has_loss(self) -> bool:
-        """Whether there is a rank count beside the baseline."""
-        return len(self.waterfall) > 1
 
-
-def causes(group: Group, table: RunTable) -> CauseAccount | None:
+def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = None) -> LostPercent | None:
     """Where the lost percent goes.
 
     None where the table was made without causes, and for runs with something taken away on purpose: a run without
     exchange has no exchange to blame, and is read beside the plain runs.
+
+    Args:
+        group: comparable runs.
+        table: made `with_causes`, of the same runs.
+        network: fitted costs, for forecasts; None: only bounds.
     """
     if not table.causes or group.sample.plan.series.variant != "plain":
         return None
     history = slow_nodes(table)
     own = {host for run in group.runs for host in table.causes[run.plan.run_id].hosts}
-    return CauseAccount(
+    described = describe(group.sample)
+    return LostPercent(
         waterfall=waterfall(group, table),
-        diagnosed=group_causes(group, table, history.exclude),
+        diagnosed=Diagnosed(
+            watching=described["watching"],
+            fault=described["fault"],
+            watch_cost=_watch_cost(group.runs),
+            limits=_limits(table.runs[group.points[-1].run_ids[0]]),
+            points=tuple(_point(point, group, table, history.exclude, network) for point in group.points),
+        ),
         nodes=dataclasses.replace(history, hosts=tuple(one for one in history.hosts if one.host in own)),
     )
-
-
-def group_causes(
-    group: Group, table: RunTable, exclude: tuple[str, ...], network: NetworkModel | None = None
-) -> GroupCauses:
-    """The causes of one group; the report and `dlbench diagnose` print the same ones.
-
-    Args:
-        group: comparable runs.
-        table: made `with_causes`, of the same runs.
-        exclude: hosts that the history shows to be slow.
-        network: fitted costs, for forecasts; None: only bounds.
-    """
-    described = describe(group.sample)
-    runs = {run.plan.run_id: run for run in group.runs}
-    return GroupCauses(
-        id=group.id,
-        label=_label(group),
-        watching=described["watching"],
-        fault=described["fault"],
-        watch_cost=_watch_cost(group.runs),
-        limits=_limits(runs[group.points[-1].run_ids[0]]),
-        points=tuple(_point(point, group, table, exclude, network) for point in group.points),
-    )
-
-
-def _label(group: Group) -> str:
-    plan = group.sample.plan
-    chosen = "".join(f", {key}={value}" for key, value in chosen_settings(group.sample).items())
-    chosen += f", side {plan.series.side}" if plan.series.side else ""
-    engine = ENGINE_TITLES[plan.engine.name]
-    return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{chosen}"
 
 
 def _point(
@@ -175,13 +145,12 @@ def _point(
 ) -> CausePoint:
     own = [table.causes[run_id] for run_id in point.run_ids]
     runs = tuple(table.runs[run_id] for run_id in point.run_ids)
-    is_baseline = point is group.baseline
     parts, whole = _shares(point, group.baseline, table)
     ranks, hosts = ranking(own)
     case = Case(
         runs=runs,
         point=point,
-        is_baseline=is_baseline,
+        is_baseline=point.is_baseline,
         parts=parts,
         whole=whole,
         hosts=hosts,
@@ -191,7 +160,7 @@ def _point(
     return CausePoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        is_baseline=is_baseline,
+        is_baseline=point.is_baseline,
         run_ids=point.run_ids,
         verdict=diagnose(case, network),
         efficiency=point.efficiency,
@@ -213,7 +182,7 @@ def _shares(point: Point, baseline: Point, table: RunTable) -> tuple[tuple[Cause
         {keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in point.run_ids},
         {keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in baseline.run_ids},
         work=point.batch_per_rank / baseline.batch_per_rank,
-        is_baseline=point is baseline,
+        is_baseline=point.is_baseline,
         names=CAUSES,
     )
 

@@ -1,4 +1,4 @@
-"""What causes are called, and what must be known to read them."""
+"""The lost percent in words: titles of causes, the diagnosis of each rank count, and what must be known to read it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from dlbench.report.wording import number_text, percent, place_text, ranks_text, runs_text
 from dlbench.views.causes.diagnosis import bound_text
-from dlbench.views.causes.numbers import CausePoint, GroupCauses
+from dlbench.views.causes.numbers import CausePoint, Diagnosed
 
 CAUSE_TITLES = {
     "exchange": "exposed exchange",
@@ -21,7 +21,10 @@ CAUSE_TITLES = {
 """What the causes are called in tables, in order."""
 
 NOT_MEASURED = "not measured"
-"""Instead of a figure where no run tells of a cause: that is not no time at all."""
+"""Instead of a figure where some run says nothing of a cause: that is not no time at all."""
+
+MAX_PLANTED = 8
+"""Ranks with a planted fault that are named."""
 
 
 def place(point: CausePoint) -> str:
@@ -29,47 +32,50 @@ def place(point: CausePoint) -> str:
     return place_text(point.ranks, point.nodes)
 
 
-def cause_words(found: GroupCauses) -> tuple[str, ...]:
-    """The diagnosis of each rank count, the largest first, and what must be known to read it."""
-    told = [f"A fault was planted on purpose: {found.fault}."] if found.fault else []
+def findings(found: Diagnosed) -> Iterator[str]:
+    """The diagnosis of each rank count, the largest first."""
+    if found.fault:
+        yield f"A fault was planted on purpose: {found.fault}."
     for point in reversed(found.points):
-        told.append(f"{place(point)}: {point.verdict.line}.")
-        if (
-            point.verdict.bound is not None
-            and not point.is_baseline
-            and bound_text(point.verdict.bound) not in told[-1]
-        ):
-            told.append(f"A limit at {place(point)}, no forecast: {bound_text(point.verdict.bound)}.")
-    return (*told, *remarks(found))
+        verdict = point.verdict
+        yield f"{place(point)}: {verdict.line}."
+        if verdict.bound is not None and not point.is_baseline and bound_text(verdict.bound) not in verdict.line:
+            yield f"A limit at {place(point)}, no forecast: {bound_text(verdict.bound)}."
 
 
-def remarks(group: GroupCauses) -> Iterator[str]:
+def remarks(found: Diagnosed) -> Iterator[str]:
     """What must be known to read the causes: what is not measured and why, planted faults, watching, limits."""
-    for index, cause in enumerate(group.points[0].causes):
+    for index, cause in enumerate(found.points[0].causes):
         title = CAUSE_TITLES[cause.name]
-        silent = [point for point in group.points if not point.causes[index].is_measured]
-        if silent:
-            where = "" if len(silent) == len(group.points) else f" at {', '.join(map(place, silent))}"
-            reasons = _first(reason for point in silent for reason in point.causes[index].not_measured)
+        unknown = [point for point in found.points if not point.causes[index].is_measured]
+        if unknown:
+            where = "" if len(unknown) == len(found.points) else f" at {', '.join(map(place, unknown))}"
+            reasons = _first(reason for point in unknown for reason in point.causes[index].not_measured)
             yield f"{title}: {NOT_MEASURED}{where}: {reasons}; compute includes it."
-        notes = [note for point in group.points for note in point.causes[index].notes]
+        notes = [note for point in found.points for note in point.causes[index].notes]
         if notes:
             yield f"{title}: {_first(notes)}."
-    for point in group.points:
+    for point in found.points:
         if point.planted:
-            added = ", ".join(f"rank {rank} {number_text(seconds, 's')}" for rank, seconds in point.planted[:8])
-            more = f" and {len(point.planted) - 8} more ranks" if len(point.planted) > 8 else ""
-            yield f"Planted at {place(point)}: {added}{more} a step."
-    if (cost := group.watch_cost) is not None:
-        share = f"{percent(cost.value, 2)} [{percent(cost.low, 2)}, {percent(cost.high, 2)}]"
-        where = f" at {ranks_text(cost.ranks)}" if cost.ranks is not None else f", {runs_text(cost.num_runs)}"
-        yield f"Watching ({group.watching}) cost {share} of a step ({cost.method}{where})."
-    else:
-        yield f"Watching: {group.watching}."
-    yield from group.limits
+            ranks = ", ".join(
+                f"rank {rank} {number_text(seconds, 's')}" for rank, seconds in point.planted[:MAX_PLANTED]
+            )
+            left = len(point.planted) - MAX_PLANTED
+            yield f"Planted at {place(point)}, per step: {ranks}{f' and {left} more ranks' if left > 0 else ''}."
+    yield _watching(found)
+    yield from found.limits
+
+
+def _watching(found: Diagnosed) -> str:
+    cost = found.watch_cost
+    if cost is None:
+        return f"Watching: {found.watching}."
+    share = f"{percent(cost.value, 2)} [{percent(cost.low, 2)}, {percent(cost.high, 2)}]"
+    where = f" at {ranks_text(cost.ranks)}" if cost.ranks is not None else f", {runs_text(cost.num_runs)}"
+    return f"Watching ({found.watching}) cost {share} of a step ({cost.method}{where})."
 
 
 def _first(texts: Iterable[str]) -> str:
     """The first of several texts, and how many others there are."""
-    found = list(dict.fromkeys(texts))
-    return found[0] + (f" (other runs tell {len(found) - 1} more)" if len(found) > 1 else "")
+    first, *others = dict.fromkeys(texts)
+    return first + (f" (and {len(others)} more reasons in other runs)" if others else "")

@@ -1,1 +1,1 @@
-"""What `dlbench diagnose` prints: a document made of the views of the scaling report."""
+"""What `dlbench diagnose` prints: a report on runs made of fewer views, each told in full."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from dlbench.reading.slow_nodes import SlowNodes
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
 from dlbench.report.charts.style import MEASURED, MUTED, PART_COLOURS, WIDE
 from dlbench.views.causes.charts import short
-from dlbench.views.slow_nodes.tables import MAX_SHOWN, host_rows, ratio_text, verdict_text
+from dlbench.views.slow_nodes.tables import MAX_SHOWN, host_sheet, ratio_text, verdict_text
 
 
 class _Folder:
@@ -64,7 +65,7 @@ def slow_node_charts(found: SlowNodes) -> list[Chart]:
             name="slow-nodes",
             title=f"Own work by host (dashed: slow is above {found.threshold:g})",
             alt=f"Own work of each host's slowest rank over that of the other hosts, slowest first. {words}.",
-            table=host_rows(shown),
+            table=host_sheet(dataclasses.replace(found, hosts=shown)),
             size=(WIDE, max(60, 26 * len(rows))),
         )
     ]

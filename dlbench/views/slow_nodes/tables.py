@@ -1,99 +1,54 @@
-"""Tables of slow nodes, over all runs; see `view.Sheet`."""
+"""The table of slow nodes, over all runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dlbench.reading.slow_nodes import HostHistory, SlowNodes
-from dlbench.report.tabular import Table
-from dlbench.report.view import Sheet
+from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import percent, runs_text
 from dlbench.stats.estimates import Estimate
-from dlbench.stats.figure import figure_columns
 
 MAX_SHOWN = 10
-"""Hosts in a table for people and in a chart; a table has all slow ones."""
+"""Hosts in a table for people, which has all slow ones, and in a chart."""
 
 
-def slow_hosts(found: SlowNodes) -> list[HostHistory]:
-    """Those that are slow."""
-    return [one for one in found.hosts if one.verdict == "slow"]
-
-
-def slow_node_sheet(found: SlowNodes) -> Sheet:
+def host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
     """Hosts over all runs of the folder."""
-    slow = [one for number, one in enumerate(found.hosts) if number < MAX_SHOWN or one.verdict == "slow"]
+    slowest = found.hosts[:MAX_SHOWN]
+    left = sum(one.verdict != "slow" for one in found.hosts[MAX_SHOWN:])
+    columns: tuple[Column[HostHistory], ...] = (
+        Column("host", "Host", lambda one: one.host, limit=64),
+        Column(
+            "own_work_ratio", "Own work", lambda one: one.ratio, lambda one: ratio_cell(one.ratio), has_interval=True
+        ),
+        Column("runs", "Runs", lambda one: one.ratio.n),
+        Column("interval", "", lambda one: one.ratio.kind),
+        Column("last_share_fraction", "Last in", lambda one: one.last_share, lambda one: percent(one.last_share, 0)),
+        Column("fair_share_fraction", "Fair share", lambda one: one.fair_share, lambda one: percent(one.fair_share, 0)),
+        Column("verdict", "Verdict", lambda one: one.verdict, verdict_text),
+    )
     return Sheet(
         name="slow-nodes",
         title="Hosts, over all runs of the folder",
-        text=host_rows(slow),
+        columns=columns,
+        rows=found.hosts,
+        is_shown=lambda one: one.verdict == "slow" or one in slowest,
         caption=(
             "Medians over runs; in brackets their 95 % bootstrap interval, or the range below five runs. Fair share: "
             "steps in which one of its ranks would come last if all ranks did equally often."
-            + (
-                f" The {len(found.hosts) - len(slow)} fastest hosts are left out."
-                if len(slow) < len(found.hosts)
-                else ""
-            )
-        ),
-        columns=(
-            *("host", "own_work_ratio", "own_work_ratio_low", "own_work_ratio_high", "runs", "interval"),
-            *("last_share_fraction", "fair_share_fraction", "verdict"),
-        ),
-        rows=tuple(
-            {
-                "host": one.host,
-                **figure_columns("own_work_ratio", one.ratio),
-                "runs": one.ratio.n,
-                "interval": one.ratio.kind,
-                "last_share_fraction": one.last_share,
-                "fair_share_fraction": one.fair_share,
-                "verdict": one.verdict,
-            }
-            for one in found.hosts
+            + (f" The {left} fastest hosts are left out." if left else "")
         ),
     )
 
 
-def host_rows(found: Sequence[HostHistory]) -> Table:
-    """Hosts over all runs, the slowest first."""
-    rows: Table = [("host", "own work", "runs", "last in", "fair share", "verdict")]
-    for one in found:
-        cells = (str(one.ratio.n), percent(one.last_share, 0), percent(one.fair_share, 0), verdict_text(one))
-        rows.append((one.host, ratio_text(one.ratio), *cells))
-    return rows
-
-
-def ratio_text(figure: Estimate) -> str:
+def ratio_cell(ratio: Estimate) -> Cell:
     """A ratio near 1 with its interval, to the thousandth."""
-    if figure.low is None or figure.high is None:
-        return f"{figure.value:.3f}"
-    return f"{figure.value:.3f} [{figure.low:.3f}, {figure.high:.3f}]"
+    is_known = ratio.low is not None and ratio.high is not None
+    return Cell(f"{ratio.value:.3f}", f"[{ratio.low:.3f}, {ratio.high:.3f}]" if is_known else "", number=ratio.value)
 
 
-def history_words(found: SlowNodes) -> tuple[str, ...]:
-    """What the comparison of hosts is, and over which runs."""
-    told = []
-    if not found.num_runs:
-        told.append("Nothing to compare: no counted run had ranks on two hosts or more.")
-    if found.num_faulty:
-        told.append(f"{runs_text(found.num_faulty)} with a planted fault left out.")
-    if found.num_runs:
-        rest = f", {found.num_single_host} on one" if found.num_single_host else ""
-        told.append(
-            "Own work (no exchange) of a host's slowest rank relative to the other hosts' in the same run; slow: "
-            f"interval above {found.threshold:g}. {len(found.hosts)} hosts, {runs_text(found.num_runs)} on several "
-            f"hosts{rest}."
-        )
-    return tuple(told)
-
-
-def exclude_lines(found: SlowNodes) -> tuple[str, ...]:
-    """The option for Slurm, or that there is none to give; nothing where no hosts were compared."""
-    if not found.num_runs:
-        return ()
-    unsafe = (f"Left out of the list, no name for an option: {host}" for host in found.unsafe)
-    return (found.option or "No host is shown to be slow.", *unsafe)
+def ratio_text(ratio: Estimate) -> str:
+    """The same as text."""
+    return str(ratio_cell(ratio))
 
 
 def verdict_text(one: HostHistory) -> str:

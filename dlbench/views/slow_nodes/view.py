@@ -1,55 +1,58 @@
-"""The view of slow nodes, over all runs of a report."""
+"""The view `slow-nodes`: hosts whose ranks take longer than those of other hosts, over all runs."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterator
 
-from dlbench.reading.slow_nodes import SlowNodes
-from dlbench.report.charts.chart import Chart
-from dlbench.report.model import Report
-from dlbench.report.view import Sheet, View
+from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
+from dlbench.report.document import Section
+from dlbench.report.wording import runs_text
+from dlbench.views.model import Report
 from dlbench.views.slow_nodes.charts import slow_node_charts
-from dlbench.views.slow_nodes.tables import exclude_lines, history_words, slow_node_sheet
+from dlbench.views.slow_nodes.tables import host_sheet
+from dlbench.views.view import ReportSource, ReportView
 
 
-def history(report: Report) -> SlowNodes | None:
-    """All hosts of the report: every group tells of its own, with the same figures; None where no group has any."""
-    known = [group.causes.nodes for group in report.groups if group.causes is not None]
-    if not known:
-        return None
-    hosts = {one.host: one for nodes in known for one in nodes.hosts}
-    ordered = sorted(hosts.values(), key=lambda one: (-one.ratio.value, one.host))
-    return dataclasses.replace(known[0], hosts=tuple(ordered))
+class SlowNodesView(ReportView):
+    """Slow nodes, as an option for sbatch."""
+
+    id = "slow-nodes"
+    title = "Slow nodes"
+    key = "slow_nodes"
+
+    def numbers(self, source: ReportSource) -> SlowNodes:
+        """All hosts of all runs."""
+        return slow_nodes(source.table)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """The option, and every host."""
+        found = report.of(SlowNodes)
+        if found is None or not found.hosts:
+            return ()
+        section = Section(
+            id=self.id,
+            title=self.title,
+            words=tuple(_words(found)),
+            charts=lambda: slow_node_charts(found),
+            sheets=(host_sheet(found),),
+        )
+        return (section,)
+
+    def remedy(self, report: Report) -> str:
+        """Runs on two hosts."""
+        found = report.of(SlowNodes)
+        faulty = f" {runs_text(found.num_faulty)} with a planted fault left out." if found and found.num_faulty else ""
+        return f"not known: no counted run had ranks on two hosts or more.{faulty}"
 
 
-def _has_hosts(report: Report) -> bool:
-    found = history(report)
-    return found is not None and bool(found.hosts)
-
-
-def _history_words(report: Report) -> tuple[str, ...]:
-    found = history(report)
-    return () if found is None else (*exclude_lines(found), *history_words(found))
-
-
-def _history_charts(report: Report) -> list[Chart]:
-    found = history(report)
-    return slow_node_charts(found) if found is not None and found.hosts else []
-
-
-def _history_sheets(report: Report) -> list[Sheet]:
-    found = history(report)
-    return [slow_node_sheet(found)] if found is not None and found.hosts else []
-
-
-VIEW = View(
-    id="slow-nodes",
-    title="Slow nodes",
-    place="closing",
-    is_shown=_has_hosts,
-    report_remedy=lambda report: "not known: no counted run had ranks on two hosts or more.",
-    report_words=_history_words,
-    report_charts=_history_charts,
-    report_sheets=_history_sheets,
-    template="sheets.html.j2",
-)
+def _words(found: SlowNodes) -> Iterator[str]:
+    """The option for Slurm, or that there is none to give; then what the comparison is, and over which runs."""
+    yield found.option or "No host is shown to be slow."
+    yield from (f"Left out of the list, no name for an option: {host}" for host in found.unsafe)
+    if found.num_faulty:
+        yield f"{runs_text(found.num_faulty)} with a planted fault left out."
+    rest = f", {found.num_single_host} on one" if found.num_single_host else ""
+    yield (
+        "Own work (no exchange) of a host's slowest rank relative to the other hosts' in the same run; slow: interval "
+        f"above {found.threshold:g}. {len(found.hosts)} hosts, {runs_text(found.num_runs)} on several hosts{rest}."
+    )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, WIDE
-from dlbench.report.model import Group
 from dlbench.report.wording import percent
 from dlbench.units import format_seconds
 from dlbench.views.causes.charts import CAUSE_COLOURS, short
 from dlbench.views.causes.numbers import CausePoint
 from dlbench.views.causes.words import place
+from dlbench.views.model import Group
 from dlbench.views.stragglers.numbers import Straggler
-from dlbench.views.stragglers.tables import MAX_SHOWN, late_ranks
+from dlbench.views.stragglers.tables import MAX_SHOWN, rank_sheet
 
 _LATE_COLOURS = {
     "input": CAUSE_COLOURS["input"],
@@ -21,11 +21,8 @@ _LATE_COLOURS = {
 }
 
 
-def straggler_charts(group: Group) -> list[Chart]:
+def straggler_charts(group: Group, largest: CausePoint) -> list[Chart]:
     """Ranks waited for at the largest rank count."""
-    if group.causes is None:
-        return []
-    largest = group.causes.diagnosed.points[-1]
     return [_stragglers(group, largest)] if largest.waiting_ranks else []
 
 
@@ -48,13 +45,13 @@ def _stragglers(group: Group, point: CausePoint) -> Chart:
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         y=alt.Y("rank:N", title=None, sort=[row["rank"] for row in rows]).axis(labelLimit=200)
     )
-    x = alt.X("seconds:Q", title="waiting owed to it, a step, mean over all ranks").axis(
+    x = alt.X("seconds:Q", title="waiting owed to it per step, mean over all ranks").axis(
         labelExpr="format(datum.value, '~s') + 's'", tickCount=5
     )
     colour = alt.Color("by:N", title="late by").scale(domain=present, range=[_LATE_COLOURS[name] for name in present])
     tooltip = [
         alt.Tooltip("rank:N", title="rank"),
-        alt.Tooltip("shown:N", title="waited a step"),
+        alt.Tooltip("shown:N", title="waited per step"),
         alt.Tooltip("share:N", title="of all waiting"),
         alt.Tooltip("last:N", title="last in"),
         alt.Tooltip("by:N", title="late by"),
@@ -64,7 +61,7 @@ def _stragglers(group: Group, point: CausePoint) -> Chart:
     )
     text = base.mark_text(align="left", dx=4, color=INK, fontSize=11).encode(x=x, text="share:N")
     words = "; ".join(
-        f"{row['rank']}: {row['shown']} a step, {row['share']} of all waiting, last in {row['last']} of the steps, "
+        f"{row['rank']}: {row['shown']} per step, {row['share']} of all waiting, last in {row['last']} of the steps, "
         f"late by {row['by']}"
         for row in rows[:5]
     )
@@ -74,7 +71,7 @@ def _stragglers(group: Group, point: CausePoint) -> Chart:
         name="stragglers",
         title=f"Waited for at {place(point)} (label: share of all waiting)",
         alt=f"Waiting that single ranks owe the others, longest first. {words}.",
-        table=late_ranks(shown),
+        table=rank_sheet([point]),
         size=(WIDE - 60, max(60, 24 * len(rows))),
     )
 

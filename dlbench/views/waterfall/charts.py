@@ -6,11 +6,11 @@ from typing import Any
 
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, WIDE
-from dlbench.report.model import Group
-from dlbench.report.wording import figure_text, percent, place_text, points
+from dlbench.report.wording import figure_text, percent, place_text
 from dlbench.views.causes.charts import CAUSE_COLOURS, short
+from dlbench.views.model import Group
 from dlbench.views.waterfall.numbers import FactoredPoint
-from dlbench.views.waterfall.tables import FACTOR_TITLES, factors
+from dlbench.views.waterfall.tables import FACTOR_TITLES, change_text, stairs_sheet
 
 _FACTOR_COLOURS = {
     "balance": CAUSE_COLOURS["straggler"],
@@ -28,11 +28,8 @@ _ROOM_FOR_WORDS = 0.45
 """Where a bar begins further left, its words stand at its right end."""
 
 
-def waterfall_charts(group: Group) -> list[Chart]:
+def waterfall_charts(group: Group, largest: FactoredPoint) -> list[Chart]:
     """The point with most ranks, if it is not the baseline."""
-    if group.causes is None:
-        return []
-    largest = group.causes.waterfall[-1]
     return [] if largest.is_baseline or not largest.factors else [_waterfall(group, largest)]
 
 
@@ -42,7 +39,7 @@ def _waterfall(group: Group, point: FactoredPoint) -> Chart:
     rows = _stairs(point)
     at = place_text(point.ranks, point.nodes)
     words = ", ".join(
-        f"{FACTOR_TITLES[factor.name]} {figure_text(factor.relative)} ({_change(factor.step)})"
+        f"{FACTOR_TITLES[factor.name]} {figure_text(factor.relative)} ({change_text(factor.step)})"
         for factor in point.factors
     )
     return finish(
@@ -52,25 +49,9 @@ def _waterfall(group: Group, point: FactoredPoint) -> Chart:
         title=f"From 100 % to {percent(point.efficiency.value)} at {at}",
         alt=f"Efficiency at {at} as a product of factors against the baseline: {words}. Their product is the "
         f"efficiency of means, {figure_text(point.efficiency)}.",
-        table=[*_waterfall_table(point)],
+        table=stairs_sheet(point),
         size=(WIDE, _ROW * len(rows)),
     )
-
-
-def _change(step: float) -> str:
-    """Points a factor takes off, or adds."""
-    size = points(abs(step))
-    return size if size == points(0.0) else f"{'+' if step < 0 else '-'}{size}"
-
-
-def _waterfall_table(point: FactoredPoint) -> list[tuple[str, ...]]:
-    """The factors with what the bars show."""
-    first, *middle, last = factors([point])
-    rows = [(*first, "Taken off", "Left")]
-    rows += [
-        (*row, _change(factor.step), percent(factor.level)) for row, factor in zip(middle, point.factors, strict=True)
-    ]
-    return [*rows, (*last, _change(1 - point.efficiency.value), percent(point.efficiency.value))]
 
 
 def _stairs(point: FactoredPoint) -> Rows:
@@ -78,7 +59,7 @@ def _stairs(point: FactoredPoint) -> Rows:
     rows: Rows = [_bar("ideal", 0.0, 1.0, _IDEAL, "100 %", "")]
     for factor in point.factors:
         before = factor.level + factor.step
-        label = f"x {factor.relative.value:.3f} ({_change(factor.step)})"
+        label = f"x {factor.relative.value:.3f} ({change_text(factor.step)})"
         colour = _FACTOR_COLOURS[factor.name]
         rows.append(_bar(FACTOR_TITLES[factor.name], before, factor.level, colour, label, figure_text(factor.relative)))
     whole = figure_text(point.efficiency)

@@ -1,16 +1,14 @@
-"""Tables of the factors of efficiency; see `view.Sheet`."""
+"""Tables of the factors of efficiency: against the baseline, and each rank count by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from dlbench.report.model import Group
-from dlbench.report.tabular import Table
-from dlbench.report.view import Sheet
-from dlbench.report.wording import DASH, basis_text, figure_text, place_text
-from dlbench.stats.figure import Cell, figure_columns
-from dlbench.views.causes.tables import WHERE, account_of, where
-from dlbench.views.waterfall.numbers import FactoredPoint
+from dlbench.report.table import Column, Pivot, RowKind, Sheet
+from dlbench.report.wording import basis_text, percent, place_text, points
+from dlbench.stats.estimates import Estimate
+from dlbench.views.waterfall.numbers import Factor, FactoredPoint
 
 FACTOR_TITLES = {
     "balance": "load balance",
@@ -27,80 +25,122 @@ HOW_FACTORS_DIFFER = (
     "efficiency, of means."
 )
 
-_INPUT = "Input: waiting for it, and its copy to the device."
 
-_ENDS = ("", "_low", "_high")
+@dataclass(frozen=True)
+class _Row:
+    """A factor at one rank count; without a factor their product, for people only."""
+
+    point: FactoredPoint
+    factor: Factor | None
+    position: int = 0
+
+    @property
+    def relative(self) -> Estimate:
+        return self.point.efficiency if self.factor is None else self.factor.relative
+
+    @property
+    def title(self) -> str:
+        return "product: efficiency (of means)" if self.factor is None else FACTOR_TITLES[self.factor.name]
 
 
-def waterfall_sheets(group: Group) -> list[Sheet]:
-    """Factors against the baseline, and each rank count's own efficiencies."""
-    found = [point for point in account_of(group).waterfall if point.factors]
+def factor_sheet(found: Sequence[FactoredPoint]) -> Sheet[_Row]:
+    """Factors against the baseline; for people a column for each rank count beside it, and their product."""
     others = [point for point in found if not point.is_baseline]
-    own = Sheet(
+    columns: tuple[Column[_Row], ...] = (
+        Column("ranks", "", lambda row: row.point.ranks),
+        Column("nodes", "", lambda row: row.point.nodes),
+        Column("is_baseline", "", lambda row: row.point.is_baseline),
+        Column("factor", "", lambda row: row.factor.name if row.factor else ""),
+        Column("position", "", lambda row: row.position),
+        Column("own_fraction", "", lambda row: row.factor.own if row.factor else None, has_interval=True),
+        Column("relative_fraction", "", lambda row: row.relative, has_interval=True),
+        Column("level_fraction", "", lambda row: row.factor.level if row.factor else None),
+        Column("step_fraction", "", lambda row: row.factor.step if row.factor else None),
+        Column("runs", "", lambda row: row.relative.n),
+        Column("relative_interval", "", lambda row: row.relative.kind),
+        Column("efficiency_of_means_fraction", "", lambda row: row.point.efficiency, has_interval=True),
+    )
+    intervals = "; ".join(dict.fromkeys(basis_text(point.efficiency) for point in others))
+    return Sheet(
+        name="waterfall",
+        title="Factors against the baseline",
+        columns=columns,
+        rows=[row for point in found for row in _rows(point)],
+        pivot=Pivot(corner="Factor", down=lambda row: row.title, across=_place, cell=lambda row: row.relative),
+        is_data=lambda row: row.factor is not None,
+        is_shown=lambda row: not row.point.is_baseline,
+        kind=_kind,
+        caption=(f"Intervals: {intervals}. Input: waiting for it, and its copy to the device. {HOW_FACTORS_DIFFER}"),
+    )
+
+
+def stairs_sheet(point: FactoredPoint) -> Sheet[_Row]:
+    """One rank count with what each factor takes off the ideal, and what is left."""
+    columns: tuple[Column[_Row], ...] = (
+        Column("", "Factor", lambda row: row.title),
+        Column("", place_text(point.ranks, point.nodes), lambda row: row.relative),
+        Column("", "Taken off", lambda row: change_text(row.factor.step if row.factor else 1 - row.relative.value)),
+        Column("", "Left", lambda row: percent(row.factor.level if row.factor else row.relative.value)),
+    )
+    return Sheet(name="waterfall-chart", title="Factors", columns=columns, rows=_rows(point), kind=_kind)
+
+
+def change_text(step: float) -> str:
+    """Points a factor takes off, or adds."""
+    size = points(abs(step))
+    return size if size == points(0.0) else f"{'+' if step < 0 else '-'}{size}"
+
+
+def _rows(point: FactoredPoint) -> list[_Row]:
+    return [*(_Row(point, factor, place) for place, factor in enumerate(point.factors, start=1)), _Row(point, None)]
+
+
+def _kind(row: _Row) -> RowKind:
+    return "sum" if row.factor is None else ""
+
+
+def _place(row: _Row) -> str:
+    return place_text(row.point.ranks, row.point.nodes)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """An efficiency of one rank count by itself."""
+
+    point: FactoredPoint
+    title: str
+    value: Estimate | None
+    kind: RowKind = ""
+
+
+def own_sheet(found: Sequence[FactoredPoint]) -> Sheet[_Own]:
+    """What each rank count keeps by itself, for people."""
+    return Sheet(
         name="own-efficiencies",
         title="Each rank count by itself",
-        text=_own(found),
+        columns=(),
+        rows=[row for point in found for row in _own_rows(point)],
+        pivot=Pivot(
+            corner="Own efficiency",
+            down=lambda row: row.title,
+            across=lambda row: place_text(row.point.ranks, row.point.nodes),
+            cell=lambda row: row.value,
+        ),
+        kind=lambda row: row.kind,
         caption=(
-            f"{group.parts_caption}. Shares of the step: load balance = (step without exchange and waiting for late "
-            "ranks) / (step without exchange); exposed communication = (step without exchange) / step; parallel "
-            "efficiency is their product (POP). Input (waiting for it, and its copy to the device) and host: the same "
-            "form, one after the other."
+            "Shares of the step: load balance = (step without exchange and waiting for late ranks) / (step without "
+            "exchange); exposed communication = (step without exchange) / step; parallel efficiency is their product "
+            "(POP). Input (waiting for it, and its copy to the device) and host: the same form, one after the other."
         ),
     )
-    if not others:
-        return [own] if found else []
-    intervals = "; ".join(dict.fromkeys(basis_text(point.efficiency) for point in others))
-    return [
-        Sheet(
-            name="waterfall",
-            title="Factors against the baseline",
-            text=factors(others),
-            caption=f"{group.parts_caption}. Intervals: {intervals}. {_INPUT} {HOW_FACTORS_DIFFER}",
-            columns=(
-                *(*WHERE, "factor", "position"),
-                *(f"{name}{end}" for name in ("own_fraction", "relative_fraction") for end in _ENDS),
-                *("level_fraction", "step_fraction", "runs", "relative_interval"),
-                *(f"efficiency_of_means_fraction{end}" for end in _ENDS),
-            ),
-            rows=tuple(_factor_rows(group, found)),
-        ),
-        own,
-    ]
 
 
-def factors(points: list[FactoredPoint]) -> Table:
-    """Factors against the baseline, a column a point; the last line is their product."""
-    rows: Table = [("Factor", *(place_text(point.ranks, point.nodes) for point in points))]
-    for index, factor in enumerate(points[0].factors):
-        rows.append((FACTOR_TITLES[factor.name], *(figure_text(point.factors[index].relative) for point in points)))
-    rows.append(("product: efficiency (of means)", *(figure_text(point.efficiency) for point in points)))
-    return rows
-
-
-def _own(points: list[FactoredPoint]) -> Table:
-    rows: Table = [("Own efficiency", *(place_text(point.ranks, point.nodes) for point in points))]
-    for index, factor in enumerate(points[0].factors if points else ()):
-        cells = [point.factors[index].own for point in points]
-        if factor.own is not None:
-            rows.append((FACTOR_TITLES[factor.name], *(DASH if own is None else figure_text(own) for own in cells)))
+def _own_rows(point: FactoredPoint) -> list[_Own]:
+    rows = []
+    for factor in point.factors:
+        if factor.name != "compute":
+            rows.append(_Own(point, FACTOR_TITLES[factor.name], factor.own))
         if factor.name == "communication":
-            parallel = [DASH if point.parallel is None else figure_text(point.parallel) for point in points]
-            rows.append(("of it parallel efficiency: load balance x communication", *parallel))
+            title = "of it parallel efficiency: load balance x communication"
+            rows.append(_Own(point, title, point.parallel, "part"))
     return rows
-
-
-def _factor_rows(group: Group, points: list[FactoredPoint]) -> Iterator[Mapping[str, Cell]]:
-    for point in points:
-        for position, factor in enumerate(point.factors, start=1):
-            yield {
-                **where(group, point),
-                "factor": factor.name,
-                "position": position,
-                **figure_columns("own_fraction", factor.own),
-                **figure_columns("relative_fraction", factor.relative),
-                "level_fraction": factor.level,
-                "step_fraction": factor.step,
-                "runs": factor.relative.n,
-                "relative_interval": factor.relative.kind,
-                **figure_columns("efficiency_of_means_fraction", point.efficiency),
-            }
