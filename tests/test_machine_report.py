@@ -34,11 +34,16 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
 from dlbench.units import format_seconds
 from dlbench.views.assemble import assemble
-from dlbench.views.machine.views import VIEWS
+from dlbench.views.data_path.view import VIEWS as DATA_PATH
+from dlbench.views.energy.view import VIEWS as ENERGY
+from dlbench.views.memory.view import VIEWS as MEMORY
 from dlbench.views.telemetry.charts import telemetry_charts
-from dlbench.views.telemetry.series import MAX_BARS, MAX_POINTS, series, thinned, throttled_bars
+from dlbench.views.telemetry.series import MAX_POINTS, MAX_STRETCHES, series, thinned, throttled_stretches
+from dlbench.views.telemetry.view import VIEWS as TELEMETRY
 from tests.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_unfinished
 from tests.watch_factory import node_watch, watch_result, write_samples, write_spans
+
+VIEWS = (*DATA_PATH, *MEMORY, *TELEMETRY, *ENERGY)
 
 S = 1_000_000_000
 THERMAL = 0x20
@@ -202,7 +207,7 @@ def test_cores_are_averaged_and_the_clock_starts_with_the_window() -> None:
 
 def test_throttled_times_stand_for_half_the_way_to_their_neighbours() -> None:
     samples = node([0, 1, 2, 3, 4, 60, 61], gpu__0__clock_reasons=[0, THERMAL, THERMAL, 4, 1, 0x20, 0])
-    bars = throttled_bars(samples, 0, (0, 100 * S))
+    bars = throttled_stretches("", samples, 0, (0, 100 * S))
     assert [(bar.begin_s, bar.end_s, bar.name) for bar in bars] == [
         (0.5, 2.5, "sw_thermal_slowdown"),
         (2.5, 3.5, "sw_power_cap"),
@@ -213,8 +218,8 @@ def test_throttled_times_stand_for_half_the_way_to_their_neighbours() -> None:
 
 def test_many_bars_become_few_that_say_so() -> None:
     reasons = [THERMAL if number % 2 else 0 for number in range(400)]
-    bars = throttled_bars(node(range(400), gpu__0__clock_reasons=reasons), 0, (0, 400 * S))
-    assert len(bars) == MAX_BARS
+    bars = throttled_stretches("", node(range(400), gpu__0__clock_reasons=reasons), 0, (0, 400 * S))
+    assert len(bars) == MAX_STRETCHES
     assert any(bar.name.endswith("(at times)") for bar in bars)
     assert (bars[0].begin_s, bars[-1].end_s) == (0.5, 399.0)
 
@@ -286,12 +291,12 @@ def test_a_gap_in_the_samples_is_a_gap_in_the_lines(tmp_path: Path) -> None:
     one_run(tmp_path, rows=rows(keep=lambda t: not 6 < t < 12))
     group = group_of(tmp_path)
     assert group.telemetry is not None
-    course = group.telemetry.course
-    assert course is not None
-    assert (course.window_s, course.lanes) == (pytest.approx(12), ("GPU 0 of n0", "n0"))
-    panels = {panel.name: panel for panel in course.panels}
+    timeline = group.telemetry.timeline
+    assert timeline is not None
+    assert (timeline.window_s, timeline.lanes) == (pytest.approx(12), ("GPU 0 of n0", "n0"))
+    panels = {panel.name: panel for panel in timeline.panels}
     assert {"power_w", "sm_clock_hz", "host.cpu.busy", "host.net.eth0.received_bytes"} <= panels.keys()
-    for panel in course.panels:
+    for panel in timeline.panels:
         for line in panel.lines:
             holes = [t for t, value in line.points if value is None]
             assert holes == [pytest.approx(5.0)], panel.name
@@ -315,8 +320,8 @@ def test_lines_of_long_runs_stay_short(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     power = rng.uniform(100, 400, 1600)
     write_samples(folder, 0, ["gpu.0.power_w"], [((n + 1) * S, watts) for n, watts in enumerate(power)])
-    course = group_of(tmp_path).telemetry.course  # type: ignore[union-attr]
-    (line,) = course.panels[0].lines  # type: ignore[union-attr]
+    timeline = group_of(tmp_path).telemetry.timeline  # type: ignore[union-attr]
+    (line,) = timeline.panels[0].lines  # type: ignore[union-attr]
     assert len(line.points) <= MAX_POINTS
     told = [value for _, value in line.points if value is not None]
     assert (min(told), max(told)) == (pytest.approx(power.min(), rel=1e-3), pytest.approx(power.max(), rel=1e-3))

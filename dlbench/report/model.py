@@ -14,12 +14,15 @@ from typing import Any, Literal
 from dlbench.history.page.model import TrendsReport
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.model import CauseAccount
+from dlbench.views.data_path.numbers import DataPath
+from dlbench.views.energy.numbers import Energy
 from dlbench.views.exchange.model import ExchangePoint, Sweep
 from dlbench.views.forecast.model import Outlook
-from dlbench.views.machine.model import DataPath, Energy, Memory, Telemetry
+from dlbench.views.memory.numbers import Memory
 from dlbench.views.precision.model import PrecisionComparison, RunDifference, SystemDescription
 from dlbench.views.quality.model import LayerTable, NoisePoint, Quality, Utilisation
 from dlbench.views.steps.numbers import StepTimes
+from dlbench.views.telemetry.numbers import Telemetry
 
 FORMAT = "dlbench.report"
 VERSION = 1

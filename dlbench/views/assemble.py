@@ -20,9 +20,11 @@ from dlbench.report.wording import ENGINE_TITLES, clean
 from dlbench.stats.figure import figure_of
 from dlbench.views import doubts, sheets
 from dlbench.views.causes import assemble as assemble_causes
+from dlbench.views.data_path.numbers import data_path
+from dlbench.views.energy.numbers import energy
 from dlbench.views.exchange import assemble as assemble_exchange
 from dlbench.views.forecast import assemble as assemble_outlook
-from dlbench.views.machine import assemble as assemble_machine
+from dlbench.views.memory.numbers import memory
 from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.precision import assemble as assemble_runs
 from dlbench.views.quality import assemble as assemble_training
@@ -30,6 +32,7 @@ from dlbench.views.quality.verdict import quality_verdict
 from dlbench.views.scaling.verdict import next_step, verdict
 from dlbench.views.steps.numbers import step_times
 from dlbench.views.sweep import assemble as assemble_sweeps
+from dlbench.views.telemetry.numbers import telemetry
 
 TITLE = "dlbench scaling report"
 
@@ -124,10 +127,10 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         exchange=exchange,
         causes=causes,
         step_times=step_times(group, table),
-        data_path=assemble_machine.data_path(group, table),
-        memory=assemble_machine.memory(group, table),
-        telemetry=assemble_machine.telemetry(group, table),
-        energy=assemble_machine.energy(group, table),
+        data_path=data_path(group, table),
+        memory=memory(group, table),
+        telemetry=telemetry(group, table),
+        energy=energy(group, table),
         outlook=assemble_outlook.outlook(group, table, is_crowded=is_crowded),
     )
 

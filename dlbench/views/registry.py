@@ -6,10 +6,12 @@ from dlbench.history.page.view import history_view
 from dlbench.report.model import Group, Report
 from dlbench.report.view import View
 from dlbench.views.causes import views as causes_views
+from dlbench.views.data_path import view as data_path_view
+from dlbench.views.energy import view as energy_view
 from dlbench.views.exchange import tables as exchange_tables
 from dlbench.views.exchange.charts import exchange_charts
 from dlbench.views.forecast import views as outlook_views
-from dlbench.views.machine import views as machine_views
+from dlbench.views.memory import view as memory_view
 from dlbench.views.parts.charts import part_charts
 from dlbench.views.precision import views as runs_views
 from dlbench.views.quality.charts import quality_charts
@@ -17,6 +19,7 @@ from dlbench.views.scaling.charts import scaling_charts
 from dlbench.views.steps import view as steps_view
 from dlbench.views.sweep import tables as sweep_tables
 from dlbench.views.sweep.charts import sweep_charts
+from dlbench.views.telemetry import view as telemetry_view
 
 
 def _no_sweep(report: Report) -> str:
@@ -72,7 +75,10 @@ VIEWS: tuple[View, ...] = (
         charts=exchange_charts,
         tables=exchange_tables,
     ),
-    *machine_views.VIEWS,
+    *data_path_view.VIEWS,
+    *memory_view.VIEWS,
+    *telemetry_view.VIEWS,
+    *energy_view.VIEWS,
     View(
         id="noise",
         title="Gradient noise scale",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dlbench.reading.samples.energy_sources import KINDS
 from dlbench.report.model import Group
 from dlbench.report.tabular import Table
 from dlbench.report.view import Sheet
@@ -17,8 +18,7 @@ from dlbench.report.wording import (
     times_text,
 )
 from dlbench.stats.figure import Cell, figure_columns
-from dlbench.views.energy.numbers import KINDS
-from dlbench.views.machine.model import EnergyPoint, KindEnergy
+from dlbench.views.energy.numbers import EnergyPoint, KindEnergy
 
 NOT_MEASURED = "not measured"
 

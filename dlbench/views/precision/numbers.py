@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dlbench.reading.comparability import group_id
 from dlbench.reading.run_table import RunTable
-from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.energy_sources import KINDS, Kind
 from dlbench.reading.samples.readings import MachineReadings
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.scan import Run
@@ -124,7 +124,7 @@ class _Side:
         self.kind: Kind | None = None
         self.joules: dict[RunKey, float] = {}
         energies = [(run, readings.energy_of(run)) for run in self.runs if _tells(run, readings)]
-        for kind in ("GPUs", "processors"):
+        for kind in KINDS:
             told = ((pairing_key(run), energy.energy_per_sample_j(kind)) for run, energy in energies)
             joules = {key: value for key, value in told if value}
             if joules and self.kind is None:

@@ -10,7 +10,8 @@ from dlbench.report.view import Sheet
 from dlbench.report.wording import DASH, percent, place_text
 from dlbench.stats.figure import Cell
 from dlbench.units import format_bytes, format_number
-from dlbench.views.machine.model import Course, NodeMeans, Panel, Telemetry
+from dlbench.views.telemetry.numbers import NodeMeans, Telemetry
+from dlbench.views.telemetry.timeline import Panel, Timeline
 
 MAX_SHOWN = 12
 """Nodes of a rank count that are printed: those of the run in the middle; the rest are counted."""
@@ -91,7 +92,7 @@ def _means(found: Telemetry) -> Table:
         points.setdefault((node.ranks, node.nodes), {}).setdefault(node.run_id, []).append(node)
     shown: list[tuple[str, NodeMeans]] = []
     counts: list[tuple[tuple[int, int], int]] = []
-    middle = found.course.run_id if found.course is not None else ""
+    middle = found.timeline.run_id if found.timeline is not None else ""
     for place, runs in points.items():
         nodes = runs.get(middle) or next(iter(runs.values()))
         ordered = sorted(nodes, key=lambda node: (-(node.throttled or 0.0), node.node_rank))
@@ -160,25 +161,20 @@ def _missing(group: Group, found: Telemetry) -> Sheet:
     )
 
 
-def course_table(course: Course) -> Table:
+def timeline_table(timeline: Timeline) -> Table:
     """Of every line that is drawn: mean, lowest and highest value in the measured window."""
     rows: Table = [("What", "Of", "Mean", "Lowest", "Highest", "Gaps drawn")]
-    for panel in course.panels:
+    for panel in timeline.panels:
         for line in panel.lines:
             values = [_with_unit(value, panel) for value in (line.mean, line.lowest, line.highest)]
-            gaps = sum(value is None for _, value in line.points)
-            rows.append((panel.title, line.lane, *values, str(gaps)))
-    return [*rows, *_throttled(course)]
+            rows.append((panel.title, line.lane, *values, str(line.num_gaps)))
+    return [*rows, *_throttled(timeline)]
 
 
-def _throttled(course: Course) -> Sequence[tuple[str, ...]]:
-    seconds: dict[tuple[str, str], float] = {}
-    for one in course.throttled:
-        inside = min(one.end_s, course.window_s) - max(one.begin_s, 0.0)
-        seconds[one.lane, one.name] = seconds.get((one.lane, one.name), 0.0) + max(0.0, inside)
+def _throttled(timeline: Timeline) -> Sequence[tuple[str, ...]]:
     return [
-        (f"throttled: {name}", lane, percent(held / course.window_s), DASH, DASH, DASH)
-        for (lane, name), held in seconds.items()
+        (f"throttled: {name}", lane, percent(share), DASH, DASH, DASH)
+        for (lane, name), share in timeline.throttled_shares().items()
     ]
 
 

@@ -1,28 +1,112 @@
-"""What the samplers of a group's runs saw becomes part of the `Report`: means by node, one run over time."""
+"""What the samplers of a group's runs saw: means of the measured window by node, one run over time."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from dlbench.reading.run_table import RunTable
-from dlbench.reading.samples.node_means import FieldSummary
-from dlbench.reading.samples.node_means import Telemetry as NodeTelemetry
+from dlbench.reading.samples.node_means import FieldSummary, NodeTelemetry
 from dlbench.reading.samples.node_samples import node_watch, nodes_of
-from dlbench.reading.samples.readings import MachineReading, machine_readings
+from dlbench.reading.samples.readings import MAX_NODES, MachineReading, machine_readings
 from dlbench.reading.scaling import Group
 from dlbench.records.scan import Run
-from dlbench.report.wording import clean
-from dlbench.views.energy.numbers import KINDS
-from dlbench.views.machine import model
-from dlbench.views.telemetry.assemble_course import NAME_LENGTH, course, worst_throttled
+from dlbench.views.telemetry.timeline import Timeline, timeline, worst_throttled
 
 MAX_UNAVAILABLE = 40
 
 
-def telemetry(group: Group, table: RunTable) -> model.Telemetry | None:
-    """What the samplers saw; None where no run of the group has samples."""
-    readings = machine_readings(table)
+@dataclass(frozen=True, kw_only=True)
+class NodeMeans:
+    """One node in the measured window of one run; None: not told."""
+
+    ranks: int
+    nodes: int
+    run_id: str
+    node_rank: int
+    host: str
+    num_gpus: int
+    """Sampled ones that ranks computed on, as far as that can be told."""
+    gpu_power_w: float | None
+    """Of all its GPUs together, mean; None where not all of them tell."""
+    num_power: int
+    """GPUs that tell their power."""
+    sm_clock_hz: float | None
+    """Mean over its GPUs."""
+    gpu_utilisation: float | None
+    """Share of the time in which a kernel ran (1), mean over its GPUs."""
+    gpu_memory_bytes: float | None
+    """Highest sample of any of its GPUs."""
+    gpu_temperature_c: float | None
+    """Highest sample of any of its GPUs."""
+    throttled: float | None
+    """Share of the time (1) in which the commonest reason held down the clock of its most throttled GPU."""
+    throttled_by: str
+    """GPU and reason; empty where none was."""
+    cpu_busy: float | None
+    """Mean over its cores (1)."""
+    host_memory_bytes: float | None
+    """Mean."""
+    network_received: float | None
+    """Bytes a second, all interfaces together."""
+    network_sent: float | None
+    disk_read: float | None
+    """Bytes a second, all disks together."""
+    num_samples: int
+    num_gaps: int
+    missing: float
+    """Share of the window without samples (1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How often, and how late, samples were taken, over all nodes of the run that is drawn."""
+
+    period_s: float
+    """Longest period of any node."""
+    late_median_s: float
+    """Of the node with the largest."""
+    late_max_s: float
+    dropped: int
+    """Samples that did not fit into a node's share of bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unavailable:
+    """What nodes do not tell."""
+
+    what: str
+    reason: str
+    num_nodes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Telemetry:
+    """What the samplers of the nodes saw."""
+
+    nodes: tuple[NodeMeans, ...]
+    """Of the runs that were read, by rank count, run and node."""
+    timeline: Timeline | None
+    """Of the run in the middle of the point with most ranks; None where none of its nodes tells."""
+    sampling: Sampling | None
+    unavailable: tuple[Unavailable, ...]
+    num_runs: int
+    """Runs of the group."""
+    num_read: int
+    """Runs whose samples were read."""
+    notes: tuple[str, ...]
+
+
+def telemetry(group: Group, table: RunTable, *, max_nodes: int | None = MAX_NODES) -> Telemetry | None:
+    """What the samplers saw; None where no run of the group has samples.
+
+    Args:
+        group: comparable runs.
+        table: where they are from.
+        max_nodes: how many nodes of the table may be read; None: all.
+    """
+    readings = machine_readings(table, max_nodes)
     runs = sorted(group.runs, key=lambda run: (run.plan.layout.ranks, run.plan.layout.nodes))
     found = [(run, reading) for run in runs if (reading := readings.by_run.get(run.plan.run_id)) is not None]
     nodes = [_means(run, reading, node) for run, reading in found for node in reading.nodes]
@@ -37,18 +121,18 @@ def telemetry(group: Group, table: RunTable) -> model.Telemetry | None:
         for _, reading in found
         if reading.left_out
     ]
-    return model.Telemetry(
+    return Telemetry(
         nodes=tuple(nodes),
-        course=course(middle, drawn, notes) if drawn is not None and drawn.nodes else None,
+        timeline=timeline(middle, drawn, notes) if drawn is not None and drawn.nodes else None,
         sampling=_sampling(middle),
         unavailable=_unavailable([reading for _, reading in found]),
         num_runs=len(runs),
         num_read=sum(bool(reading.nodes) for _, reading in found),
-        notes=tuple(clean(note) for note in dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> model.NodeMeans:
+def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
     gpus = _gpus(reading, node)
 
     def of_gpus(field: str, value: Callable[[FieldSummary], float]) -> list[float]:
@@ -61,12 +145,12 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> model.Node
 
     power = of_gpus("power_w", lambda summary: summary.mean)
     worst = worst_throttled(node, gpus)
-    return model.NodeMeans(
+    return NodeMeans(
         ranks=run.plan.layout.ranks,
         nodes=run.plan.layout.nodes,
         run_id=run.plan.run_id,
         node_rank=node.node_rank,
-        host=clean(node.host, NAME_LENGTH),
+        host=node.host,
         num_gpus=len(gpus),
         # What some GPUs take is no power of the node.
         gpu_power_w=sum(power) if power and len(power) == len(gpus) else None,
@@ -102,17 +186,17 @@ def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:
     used = {
         int(source.name.removeprefix("gpu."))
         for source in sources
-        if source.kind == KINDS[0] and source.node_rank == node.node_rank
+        if source.kind == "GPUs" and source.node_rank == node.node_rank
     }
     sampled = {int(match[1]) for name in node.fields if (match := re.match(r"gpu\.(\d+)\.", name))}
     return tuple(sorted(used or sampled))
 
 
-def _sampling(run: Run) -> model.Sampling | None:
+def _sampling(run: Run) -> Sampling | None:
     told = [watched for node in nodes_of(run) if (watched := node_watch(run, node)) is not None]
     if not told:
         return None
-    return model.Sampling(
+    return Sampling(
         period_s=max(watched.period_s for watched in told),
         late_median_s=max(watched.late_median_s for watched in told),
         late_max_s=max(watched.late_max_s for watched in told),
@@ -120,7 +204,7 @@ def _sampling(run: Run) -> model.Sampling | None:
     )
 
 
-def _unavailable(readings: Sequence[MachineReading]) -> tuple[model.Unavailable, ...]:
+def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:
     """What nodes do not tell, each reason once, with the number of nodes of all runs that were read."""
     counts: dict[tuple[str, str], int] = {}
     for reading in readings:
@@ -131,6 +215,6 @@ def _unavailable(readings: Sequence[MachineReading]) -> tuple[model.Unavailable,
             for what, reason in told:
                 counts[what, reason] = counts.get((what, reason), 0) + 1
     return tuple(
-        model.Unavailable(what=clean(what, 120), reason=clean(reason, 300), num_nodes=count)
+        Unavailable(what=what, reason=reason, num_nodes=count)
         for (what, reason), count in list(counts.items())[:MAX_UNAVAILABLE]
     )
