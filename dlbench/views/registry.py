@@ -1,25 +1,48 @@
-"""The views of the HTML report, in order. A new view is a line here and a template in `reports/views/`."""
+"""The views of the scaling report, in the order of the page. A new view is a folder and a line here."""
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from dlbench.history.page.view import history_view
-from dlbench.report.model import Group, Report
-from dlbench.report.view import View
+from dlbench.report.document import Missing, Section
+from dlbench.views.causes import assemble as causes_assemble
 from dlbench.views.causes import views as causes_views
-from dlbench.views.data_path import view as data_path_view
-from dlbench.views.energy import view as energy_view
-from dlbench.views.exchange import tables as exchange_tables
+from dlbench.views.data_path.numbers import data_path
+from dlbench.views.data_path.view import VIEWS as DATA_PATH
+from dlbench.views.differences import view as differences_view
+from dlbench.views.differences.numbers import differences
+from dlbench.views.energy.numbers import energy
+from dlbench.views.energy.view import VIEWS as ENERGY
+from dlbench.views.exchange import assemble as exchange_assemble
 from dlbench.views.exchange.charts import exchange_charts
-from dlbench.views.forecast import views as outlook_views
-from dlbench.views.memory import view as memory_view
-from dlbench.views.parts.charts import part_charts
-from dlbench.views.precision import views as runs_views
+from dlbench.views.forecast import assemble as forecast_assemble
+from dlbench.views.forecast import views as forecast_views
+from dlbench.views.memory.numbers import memory
+from dlbench.views.memory.view import VIEWS as MEMORY
+from dlbench.views.model import Group, Report
+from dlbench.views.old_view import Sheet as OldSheet
+from dlbench.views.old_view import View
+from dlbench.views.parts.view import PartsView
+from dlbench.views.precision import view as precision_view
+from dlbench.views.precision.numbers import precisions
+from dlbench.views.quality import assemble as training_assemble
+from dlbench.views.quality import tables as training_tables
 from dlbench.views.quality.charts import quality_charts
-from dlbench.views.scaling.charts import scaling_charts
+from dlbench.views.runs.view import EnvironmentView, RunsView, WithoutFiguresView
+from dlbench.views.scaling.view import ScalingView
 from dlbench.views.steps import view as steps_view
-from dlbench.views.sweep import tables as sweep_tables
+from dlbench.views.steps.numbers import step_times
+from dlbench.views.summary.view import SummaryView
+from dlbench.views.sweep import assemble as sweep_assemble
 from dlbench.views.sweep.charts import sweep_charts
-from dlbench.views.telemetry import view as telemetry_view
+from dlbench.views.systems import view as systems_view
+from dlbench.views.systems.numbers import systems
+from dlbench.views.telemetry.numbers import telemetry
+from dlbench.views.telemetry.view import VIEWS as TELEMETRY
+from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView
+
+# Transitional: old-style views behind the new protocol, until each subject is converted.
 
 
 def _no_sweep(report: Report) -> str:
@@ -42,82 +65,203 @@ def _no_exchange(group: Group) -> str:
     )
 
 
-VIEWS: tuple[View, ...] = (
-    View(id="summary", title="Summary", place="opening"),
-    View(
-        id="sweep",
-        title="Settings compared",
-        place="opening",
-        is_shown=lambda report: bool(report.sweeps),
-        report_remedy=_no_sweep,
-        report_charts=sweep_charts,
-        tables=sweep_tables,
-    ),
-    View(
-        id="quality",
-        title="Quality",
-        place="group",
-        is_for=lambda group: group.quality is not None,
-        remedy=_no_quality,
-        charts=quality_charts,
-    ),
-    View(id="scaling", title="Scaling", place="group", charts=scaling_charts),
-    *outlook_views.VIEWS,
-    *causes_views.VIEWS,
-    View(id="parts", title="Where the time goes", place="group", charts=part_charts),
-    *steps_view.VIEWS,
-    View(
-        id="exchange",
-        title="Gradient exchange",
-        place="group",
-        is_for=lambda group: bool(group.exchange),
-        remedy=_no_exchange,
-        charts=exchange_charts,
-        tables=exchange_tables,
-    ),
-    *data_path_view.VIEWS,
-    *memory_view.VIEWS,
-    *telemetry_view.VIEWS,
-    *energy_view.VIEWS,
-    View(
-        id="noise",
-        title="Gradient noise scale",
-        place="group",
-        is_for=lambda group: bool(group.noise),
-        remedy=lambda group: "not measured: --set measure.noise_scale=true estimates it, at the cost of speed.",
-    ),
-    View(
-        id="utilisation",
-        title="Utilisation and time to train",
-        place="group",
-        is_for=lambda group: group.utilisation is not None,
-        remedy=lambda group: (
-            "not known: these runs do not record the FLOPs of a sample, and their recipe tells no "
-            "length of a training; runs of this version of dlbench record the FLOPs."
+class _Old(GroupView):
+    """An old-style view."""
+
+    def __init__(self, view: View, key: str = "", numbers: Any = None) -> None:
+        self.view, self.id, self.title, self.key, self._numbers = view, view.id, view.title, key, numbers  # type: ignore[misc]
+
+    def numbers(self, source: GroupSource) -> object:
+        return self._numbers(source)
+
+    def section(self, group: Group) -> Section | None:
+        if not self.view.is_for(group):
+            return None
+        return Section(
+            id=self.id,
+            title=self.title,
+            words=self.view.words(group),
+            charts=lambda: self.view.charts(group),
+            sheets=cast(Any, tuple(self.view.sheets(group))),
+        )
+
+    def remedy(self, group: Group) -> str:
+        return str(self.view.remedy(group))
+
+
+class _OldReport(ReportView):
+    """The same for the whole report."""
+
+    def __init__(self, view: View, key: str = "", numbers: Any = None) -> None:
+        self.view, self.id, self.title, self.key, self._numbers = view, view.id, view.title, key, numbers  # type: ignore[misc]
+
+    def numbers(self, source: ReportSource) -> object:
+        return self._numbers(source)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        if not self.view.is_shown(report):
+            return ()
+        return (
+            Section(
+                id=self.id,
+                title=self.title,
+                words=self.view.report_words(report),
+                charts=lambda: self.view.report_charts(report),
+                sheets=cast(Any, tuple(self.view.report_sheets(report))),
+            ),
+        )
+
+    def remedy(self, report: Report) -> str:
+        return str(self.view.report_remedy(report))
+
+
+def _training(titles: tuple[str, ...]) -> Any:
+    """Tables of people only of the old training tables, by title."""
+
+    def sheets(group: Group) -> Any:
+        return [
+            OldSheet(name=title.lower().replace(" ", "-").replace(",", ""), title=title, text=table, caption=caption)
+            for title, table, caption in training_tables.sections(group)
+            if any(title.startswith(wanted) for wanted in titles)
+        ]
+
+    return sheets
+
+
+_CAUSES = {view.id: view for view in causes_views.VIEWS}
+_MACHINE = {view.id: view for view in (*DATA_PATH, *MEMORY, *TELEMETRY, *ENERGY)}
+_STEPS = {view.id: view for view in steps_view.VIEWS}
+_RUNS = {view.id: view for view in (*precision_view.VIEWS, *differences_view.VIEWS, *systems_view.VIEWS)}
+_FORECAST = {view.id: view for view in forecast_views.VIEWS}
+
+GROUP_VIEWS: tuple[GroupView, ...] = (
+    _Old(
+        View(
+            id="quality",
+            title="Quality",
+            place="group",
+            is_for=lambda group: group.quality is not None,
+            remedy=_no_quality,
+            charts=quality_charts,
+            sheets=_training(("Quality", "Faster", "Where the time", "Throughput, ep", "What each")),
         ),
+        "quality",
+        lambda source: training_assemble.quality(source.group, source.table),
     ),
-    *runs_views.VIEWS,
-    history_view(lambda report: report.history),
-    View(
-        id="layers",
-        title="Layers",
-        place="closing",
-        is_shown=lambda report: bool(report.layers),
-        report_remedy=lambda report: "not recorded by these runs; runs of this version of dlbench record them.",
+    ScalingView(),
+    _Old(
+        _FORECAST["outlook"],
+        "outlook",
+        lambda source: forecast_assemble.outlook(source.group, source.table, is_crowded=source.is_crowded),
     ),
-    View(id="runs", title="Runs", place="closing", is_shown=lambda report: bool(report.runs)),
-    View(
-        id="without-figures",
-        title="Runs without figures",
-        place="closing",
-        is_shown=lambda report: bool(report.without_figures or report.damaged),
+    _Old(_CAUSES["waterfall"]),
+    _Old(_CAUSES["causes"], "causes", lambda source: causes_assemble.causes(source.group, source.table)),
+    _Old(_CAUSES["stragglers"]),
+    PartsView(),
+    _Old(_STEPS["steps"], "step_times", lambda source: step_times(source.group, source.table)),
+    _Old(_STEPS["ranks"]),
+    _Old(
+        View(
+            id="exchange",
+            title="Gradient exchange",
+            place="group",
+            is_for=lambda group: bool(group.exchange),
+            remedy=_no_exchange,
+            charts=exchange_charts,
+            sheets=_training(("Gradient exchange", "Communication", "Exposed")),
+        ),
+        "exchange",
+        lambda source: exchange_assemble.exchange(source.group),
     ),
-    View(
-        id="environment",
-        title="Environment",
-        place="closing",
-        is_shown=lambda report: report.environment.num_runs > 0,
+    _Old(_MACHINE["data-path"], "data_path", lambda source: data_path(source.group, source.table)),
+    _Old(_MACHINE["memory"], "memory", lambda source: memory(source.group, source.table)),
+    _Old(_MACHINE["telemetry"], "telemetry", lambda source: telemetry(source.group, source.table)),
+    _Old(_MACHINE["energy"], "energy", lambda source: energy(source.group, source.table)),
+    _Old(
+        View(
+            id="noise",
+            title="Gradient noise scale",
+            place="group",
+            is_for=lambda group: bool(group.noise),
+            remedy=lambda group: "not measured: --set measure.noise_scale=true estimates it, at the cost of speed.",
+            sheets=_training(("Gradient noise",)),
+        ),
+        "noise",
+        lambda source: training_assemble.noise(source.group),
     ),
-    View(id="methods", title="How the numbers are made", place="closing"),
-    View(id="missing", title="Not in this report", place="closing"),
+    _Old(
+        View(
+            id="utilisation",
+            title="Utilisation and time to train",
+            place="group",
+            is_for=lambda group: group.utilisation is not None,
+            remedy=lambda group: (
+                "not known: these runs do not record the FLOPs of a sample, and their recipe tells no "
+                "length of a training; runs of this version of dlbench record the FLOPs."
+            ),
+            sheets=_training(("Utilisation",)),
+        ),
+        "utilisation",
+        lambda source: training_assemble.utilisation(source.group),
+    ),
 )
+
+OPENING: tuple[ReportView, ...] = (
+    SummaryView(),
+    _OldReport(
+        View(
+            id="sweep",
+            title="Settings compared",
+            place="opening",
+            is_shown=lambda report: bool(report.sweeps),
+            report_remedy=_no_sweep,
+            report_charts=sweep_charts,
+        ),
+        "sweeps",
+        lambda source: sweep_assemble.sweeps(source.table),
+    ),
+)
+"""Before the groups."""
+
+CLOSING: tuple[ReportView, ...] = (
+    _OldReport(_CAUSES["slow-nodes"]),
+    _OldReport(_RUNS["precision"], "precisions", lambda source: precisions(source.groups, source.table)),
+    _OldReport(_RUNS["differences"], "differences", lambda source: differences(source.table)),
+    _OldReport(_RUNS["systems"], "systems", lambda source: systems(source.table)),
+    _OldReport(history_view(lambda report: report.history), "history", lambda source: source.history),
+    _OldReport(
+        View(
+            id="layers",
+            title="Layers",
+            place="closing",
+            is_shown=lambda report: bool(report.layers),
+            report_remedy=lambda report: "not recorded by these runs; runs of this version of dlbench record them.",
+        ),
+        "layers",
+        lambda source: training_assemble.layer_tables(source.groups),
+    ),
+    RunsView(),
+    WithoutFiguresView(),
+    EnvironmentView(),
+)
+"""After the groups."""
+
+REPORT_VIEWS = (*OPENING, *CLOSING)
+
+
+def missing_of_group(group: Group) -> tuple[Missing, ...]:
+    """Views without a section for a group, with what would produce it."""
+    return tuple(
+        Missing(view=view.id, title=view.title, text=text)
+        for view in GROUP_VIEWS
+        if view.section(group) is None and (text := view.remedy(group))
+    )
+
+
+def missing_of_report(report: Report) -> tuple[Missing, ...]:
+    """The same of the whole report."""
+    return tuple(
+        Missing(view=view.id, title=view.title, text=text)
+        for view in REPORT_VIEWS
+        if not view.sections(report) and (text := view.remedy(report))
+    )
