@@ -184,7 +184,7 @@ def _resampled_speedups(group: Group, table: RunTable) -> Array:
     import numpy as np
 
     figures = table.figures.set_index("run_id")
-    together = all(point.paired for point in group.points[1:])
+    together = all(point.paired_with_baseline for point in group.points[1:])
     medians = []
     for number, point in enumerate(group.points):
         rows = figures.loc[list(point.run_ids)].sort_values(["block", "repeat"])
