@@ -8,18 +8,15 @@ from dlbench.history.page.view import history_view
 from dlbench.report.document import Missing, Section
 from dlbench.views.causes import assemble as causes_assemble
 from dlbench.views.causes import views as causes_views
-from dlbench.views.data_path.numbers import data_path
-from dlbench.views.data_path.view import VIEWS as DATA_PATH
+from dlbench.views.data_path.view import DataPathView
 from dlbench.views.differences import view as differences_view
 from dlbench.views.differences.numbers import differences
-from dlbench.views.energy.numbers import energy
-from dlbench.views.energy.view import VIEWS as ENERGY
+from dlbench.views.energy.view import EnergyView
 from dlbench.views.exchange import assemble as exchange_assemble
 from dlbench.views.exchange.charts import exchange_charts
 from dlbench.views.forecast import assemble as forecast_assemble
 from dlbench.views.forecast import views as forecast_views
-from dlbench.views.memory.numbers import memory
-from dlbench.views.memory.view import VIEWS as MEMORY
+from dlbench.views.memory.view import MemoryView
 from dlbench.views.model import Group, Report
 from dlbench.views.old_view import Sheet as OldSheet
 from dlbench.views.old_view import View
@@ -38,8 +35,7 @@ from dlbench.views.sweep import assemble as sweep_assemble
 from dlbench.views.sweep.charts import sweep_charts
 from dlbench.views.systems import view as systems_view
 from dlbench.views.systems.numbers import systems
-from dlbench.views.telemetry.numbers import telemetry
-from dlbench.views.telemetry.view import VIEWS as TELEMETRY
+from dlbench.views.telemetry.view import TelemetryView
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView
 
 # Transitional: old-style views behind the new protocol, until each subject is converted.
@@ -129,7 +125,6 @@ def _training(titles: tuple[str, ...]) -> Any:
 
 
 _CAUSES = {view.id: view for view in causes_views.VIEWS}
-_MACHINE = {view.id: view for view in (*DATA_PATH, *MEMORY, *TELEMETRY, *ENERGY)}
 _STEPS = {view.id: view for view in steps_view.VIEWS}
 _RUNS = {view.id: view for view in (*precision_view.VIEWS, *differences_view.VIEWS, *systems_view.VIEWS)}
 _FORECAST = {view.id: view for view in forecast_views.VIEWS}
@@ -173,10 +168,10 @@ GROUP_VIEWS: tuple[GroupView, ...] = (
         "exchange",
         lambda source: exchange_assemble.exchange(source.group),
     ),
-    _Old(_MACHINE["data-path"], "data_path", lambda source: data_path(source.group, source.table)),
-    _Old(_MACHINE["memory"], "memory", lambda source: memory(source.group, source.table)),
-    _Old(_MACHINE["telemetry"], "telemetry", lambda source: telemetry(source.group, source.table)),
-    _Old(_MACHINE["energy"], "energy", lambda source: energy(source.group, source.table)),
+    DataPathView(),
+    MemoryView(),
+    TelemetryView(),
+    EnergyView(),
     _Old(
         View(
             id="noise",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import PART_COLOURS, WIDE
-from dlbench.report.model import Group
 from dlbench.report.wording import PART_TITLES, figure_text, place_text
+from dlbench.views.data_path.numbers import DataPath
+from dlbench.views.data_path.tables import input_sheet
+from dlbench.views.model import Group
 
 
-def data_charts(group: Group) -> list[Chart]:
+def data_charts(group: Group, found: DataPath) -> list[Chart]:
     """Input wait and copy as shares of the step; none where ranks never wait."""
-    found = group.data_path
-    if found is None:
-        return []
     import altair as alt
 
     steps = {(point.ranks, point.nodes): point.whole.seconds.value for point in group.points}
@@ -46,7 +45,7 @@ def data_charts(group: Group) -> list[Chart]:
             tooltip=[
                 alt.Tooltip("place:N", title="at"),
                 alt.Tooltip("part:N", title="part"),
-                alt.Tooltip("shown:N", title="a step"),
+                alt.Tooltip("shown:N", title="per step"),
                 alt.Tooltip("share:Q", title="of the step", format=".1%"),
             ],
         )
@@ -55,11 +54,6 @@ def data_charts(group: Group) -> list[Chart]:
         f"{place}: waits {figure_text(point.wait)}, utilisation {figure_text(point.utilisation)}"
         for place, point in zip(places, found.points, strict=True)
     )
-    header = ("At", "Input wait", "Copy to the device", "Accelerator utilisation")
-    table = [
-        (place, figure_text(point.wait), figure_text(point.copy), figure_text(point.utilisation))
-        for place, point in zip(places, found.points, strict=True)
-    ]
     return [
         finish(
             alt.layer(bars),
@@ -67,7 +61,7 @@ def data_charts(group: Group) -> list[Chart]:
             name="data-path",
             title="Waiting for samples",
             alt=f"Input wait and copy as shares of the mean step by rank count. {words}.",
-            table=[header, *table],
+            table=input_sheet(found.points).people(brief=True),
             size=(WIDE - 60, max(60, 34 * len(places))),
         )
     ]

@@ -6,34 +6,27 @@ from typing import Any
 
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, NARROW, STAGE_COLOURS, WIDE
-from dlbench.report.model import Group
 from dlbench.report.wording import basis_text, figure_text, percent, place_text
 from dlbench.units import format_number
-from dlbench.views.energy.numbers import KindEnergy
-from dlbench.views.energy.tables import energy_sheets
+from dlbench.views.energy.numbers import Energy, KindEnergy
+from dlbench.views.energy.tables import energy_sheet, stages_sheet
+from dlbench.views.model import Group
 
 KIND_COLOURS = {"GPUs": "#0072b2", "processors": "#e69f00"}
 _STAGE_COLOURS = {**STAGE_COLOURS, "idle": "#d8dee4"}
 
 
-def energy_charts(group: Group) -> list[Chart]:
-    """Joules of a sample over ranks, and joules by stage."""
-    if group.energy is None:
-        return []
-    charts = [_joules(group)] if len(group.energy.points) > 1 else []
-    return [chart for chart in (*charts, _stages(group)) if chart is not None]
+def energy_charts(group: Group, found: Energy) -> list[Chart]:
+    """Joules per sample over ranks, and joules by stage."""
+    charts = [_joules(group, found)] if len(found.points) > 1 else []
+    return [chart for chart in (*charts, _stages(group, found)) if chart is not None]
 
 
-def _kinds(group: Group) -> list[tuple[str, int, KindEnergy]]:
-    assert group.energy is not None
-    return [
-        (place_text(point.ranks, point.nodes), point.ranks, kind)
-        for point in group.energy.points
-        for kind in point.kinds
-    ]
+def _kinds(found: Energy) -> list[tuple[str, int, KindEnergy]]:
+    return [(place_text(point.ranks, point.nodes), point.ranks, kind) for point in found.points for kind in point.kinds]
 
 
-def _joules(group: Group) -> Chart | None:
+def _joules(group: Group, found: Energy) -> Chart | None:
     import altair as alt
 
     rows: Rows = [
@@ -47,7 +40,7 @@ def _joules(group: Group) -> Chart | None:
             "shown": figure_text(figure),
             "basis": basis_text(figure),
         }
-        for place, ranks, kind in _kinds(group)
+        for place, ranks, kind in _kinds(found)
         if (figure := kind.energy_per_sample) is not None
     ]
     if not rows:
@@ -78,13 +71,13 @@ def _joules(group: Group) -> Chart | None:
         group,
         name="energy",
         title="Energy per sample",
-        alt=f"Joules of a sample over ranks, in the measured window. {words}.",
-        table=energy_sheets(group)[0].text,
+        alt=f"Joules per sample over ranks, in the measured window. {words}.",
+        table=energy_sheet(found.points).people(brief=True),
         size=(NARROW, HEIGHT),
     )
 
 
-def _stages(group: Group) -> Chart | None:
+def _stages(group: Group, found: Energy) -> Chart | None:
     import altair as alt
 
     rows: Rows = [
@@ -95,7 +88,7 @@ def _stages(group: Group) -> Chart | None:
             "joules": figure.value,
             "shown": f"{figure_text(figure)} J",
         }
-        for place, _, kind in _kinds(group)
+        for place, _, kind in _kinds(found)
         for number, (stage, figure) in enumerate(kind.stages)
         if figure.value > 0
     ]
@@ -121,7 +114,7 @@ def _stages(group: Group) -> Chart | None:
         )
     )
     words = []
-    for place, _, kind in _kinds(group):
+    for place, _, kind in _kinds(found):
         measured = dict(kind.stages).get("measured")
         if measured is not None and kind.stages_j > 0:
             share = percent(measured.value / kind.stages_j, 0)
@@ -132,6 +125,6 @@ def _stages(group: Group) -> Chart | None:
         name="energy-stages",
         title="Energy of a run by stage",
         alt=f"Joules of a run by stage. {'; '.join(words)}.",
-        table=energy_sheets(group)[1].text,
+        table=stages_sheet(found.points),
         size=(WIDE - 60, max(60, 30 * len(places))),
     )

@@ -10,7 +10,7 @@ from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.energy import RunEnergy, StageEnergy
 from dlbench.reading.samples.energy_sources import KINDS, Kind
 from dlbench.reading.samples.node_samples import STAGES
-from dlbench.reading.samples.readings import MAX_NODES, machine_readings
+from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
 from dlbench.stats.estimates import Estimate, RunKey, by_definition, median_estimate, ratio_estimate
 
@@ -68,19 +68,103 @@ class Energy:
     """What a reader must know, and what is damaged."""
 
 
-def energy(group: Group, table: RunTable, *, max_nodes: int | None = MAX_NODES) -> Energy | None:
+@dataclass(frozen=True, kw_only=True)
+class SourceStage:
+    """One stage of one source."""
+
+    stage: str
+    joules: float
+    """Of what was sampled."""
+    seconds: float
+    sampled_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergySource:
+    """One GPU or processor package in one run."""
+
+    node: int
+    host: str
+    name: str
+    """`gpu.0`, `package-0`."""
+    kind: Kind
+    method: str
+    counter_over_power: float | None
+    """Energy by the counter over energy by power, in the measured window (1); None where only one of them is there."""
+    samples_in_window: int
+    stages: tuple[SourceStage, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSources:
+    """What the energy of one run is made of."""
+
+    run_id: str
+    num_samples: int
+    """Samples of the measured steps of all ranks."""
+    sources: tuple[EnergySource, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmCheck:
+    """Slurm's account of a job beside the samples of its run."""
+
+    run_id: str
+    slurm_j: float
+    """ConsumedEnergyRaw of the whole job."""
+    sampled_j: float | None
+    """Of the whole run; None where nothing was sampled."""
+    sampled_kinds: tuple[Kind, ...]
+    """Of what."""
+    ratio: float | None
+    """slurm_j / sampled_j."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetailedEnergy(Energy):
+    """Energy over all runs, with what it is made of."""
+
+    runs: tuple[RunSources, ...]
+    slurm: tuple[SlurmCheck, ...]
+    """Of the runs whose jobs Slurm counted; empty where it was not asked."""
+
+
+def energy(group: Group, table: RunTable) -> Energy | None:
     """The energy of each rank count of which a run was read whole; None where none has a figure.
 
     Args:
         group: comparable runs.
         table: where they are from.
-        max_nodes: how many nodes of the table may be read; None: all.
     """
-    readings = machine_readings(table, max_nodes)
+    found, notes, _ = _energy(group, table, machine_readings(table))
+    return Energy(points=found, notes=notes) if any(point.kinds for point in found) else None
+
+
+def detailed_energy(group: Group, table: RunTable, slurm: Mapping[str, float]) -> DetailedEnergy:
+    """The same over all runs; rank counts without a figure are there, too, with the reason.
+
+    Args:
+        group: comparable runs.
+        table: where they are from.
+        slurm: joules that Slurm counted for the job of each run, by run id.
+    """
+    found, notes, energies = _energy(group, table, machine_readings(table, None))
+    return DetailedEnergy(
+        points=found,
+        notes=notes,
+        runs=tuple(map(_sources, energies)),
+        slurm=tuple(_slurm_check(one, slurm[one.run_id]) for one in energies if one.run_id in slurm),
+    )
+
+
+def _energy(
+    group: Group, table: RunTable, readings: MachineReadings
+) -> tuple[tuple[EnergyPoint, ...], tuple[str, ...], list[RunEnergy]]:
+    """Points, notes, and the runs behind them."""
     keys = run_keys(table)
     runs = {run.plan.run_id: run for run in group.runs}
     points: list[EnergyPoint] = []
-    notes: list[str] = []
+    every: list[RunEnergy] = []
     damaged: list[str] = []
     reference: Mapping[Kind, Mapping[RunKey, float]] = {}
     for point in group.points:
@@ -97,10 +181,9 @@ def energy(group: Group, table: RunTable, *, max_nodes: int | None = MAX_NODES) 
                 reference = own
             efficiency = _efficiencies(own, reference, is_baseline=point is group.baseline)
             points.append(_point(point, energies, efficiency, num_unread=len(point.run_ids) - len(read)))
-            notes += [text for energy in energies for text in energy.notes]
-    if not any(point.kinds for point in points):
-        return None
-    return Energy(points=tuple(points), notes=tuple(dict.fromkeys([*notes, *(f"damaged: {text}" for text in damaged)])))
+        every += energies
+    notes = [text for energy in every for text in energy.notes]
+    return tuple(points), tuple(dict.fromkeys([*notes, *(f"damaged: {text}" for text in damaged)])), every
 
 
 def run_keys(table: RunTable) -> dict[str, RunKey]:
@@ -176,3 +259,43 @@ def _over(values: Iterable[float | None], unit: str) -> Estimate | None:
 
 def _joules(stages: Iterable[StageEnergy | None]) -> Estimate | None:
     return _over((None if stage is None else stage.joules for stage in stages), "J")
+
+
+def _sources(energy: RunEnergy) -> RunSources:
+    return RunSources(
+        run_id=energy.run_id,
+        num_samples=energy.num_samples,
+        sources=tuple(
+            EnergySource(
+                node=source.node_rank,
+                host=source.host,
+                name=source.name,
+                kind=source.kind,
+                method=source.method,
+                counter_over_power=source.check,
+                samples_in_window=source.samples_in_window,
+                stages=tuple(
+                    SourceStage(
+                        stage=stage,
+                        joules=amount.value,
+                        seconds=amount.length_ns / 1e9,
+                        sampled_share=amount.coverage,
+                    )
+                    for stage, amount in source.stages.items()
+                ),
+            )
+            for source in energy.sources
+        ),
+    )
+
+
+def _slurm_check(energy: RunEnergy, slurm_j: float) -> SlurmCheck:
+    sampled = {kind: part.joules for kind in KINDS if (part := energy.stage(kind)) is not None}
+    total = sum(sampled.values())
+    return SlurmCheck(
+        run_id=energy.run_id,
+        slurm_j=slurm_j,
+        sampled_j=total if sampled else None,
+        sampled_kinds=tuple(sampled),
+        ratio=slurm_j / total if total else None,
+    )

@@ -1,19 +1,46 @@
-"""The view of memory."""
+"""The view `memory`: peak memory of the ranks, and which batches fitted."""
 
 from __future__ import annotations
 
-from dlbench.report.model import Group
-from dlbench.report.view import View
+from dlbench.report.document import Section
 from dlbench.report.wording import basis_text, figure_text, place_text
 from dlbench.units import format_bytes
 from dlbench.views.memory.charts import memory_charts
-from dlbench.views.memory.tables import memory_sheets
+from dlbench.views.memory.numbers import Memory, memory
+from dlbench.views.memory.tables import batches_sheet, points_sheet
+from dlbench.views.model import Group
+from dlbench.views.view import GroupSource, GroupView
 
 
-def _memory_words(group: Group) -> tuple[str, ...]:
-    found = group.memory
-    if found is None:
-        return ()
+class MemoryView(GroupView):
+    """Memory of ranks and nodes."""
+
+    id = "memory"
+    title = "Memory"
+    key = "memory"
+
+    def numbers(self, source: GroupSource) -> Memory | None:
+        """By rank count, and by batch."""
+        return memory(source.group, source.table)
+
+    def section(self, group: Group) -> Section | None:
+        """By rank count, and by batch and precision where several ran."""
+        found = group.of(Memory)
+        if found is None:
+            return None
+        by_batch = (batches_sheet(found.batches),) if len(found.batches) > 1 else ()
+        return Section(
+            id=self.id,
+            title=self.title,
+            caption=f"{group.caption}.",
+            words=(_peak(found), f"Batch limit: {found.limit}", *found.notes),
+            charts=lambda: memory_charts(group, found),
+            sheets=(points_sheet(found), *by_batch),
+        )
+
+
+def _peak(found: Memory) -> str:
+    """What the largest point needs."""
     last = found.points[-1]
     held = "allocates" if found.on_gpu else "holds"
     on = " on its GPU" if found.on_gpu else " resident"
@@ -21,21 +48,5 @@ def _memory_words(group: Group) -> tuple[str, ...]:
     return (
         f"At {place_text(last.ranks, last.nodes)} the rank that needs most {held} {figure_text(last.peak)}{on}{of} "
         f"({basis_text(last.peak)}). Parameters in fp32 are {format_bytes(found.model_bytes)}, gradients "
-        f"{format_bytes(found.gradient_bytes)}.",
-        f"Batch limit: {found.limit}",
-        *found.notes,
+        f"{format_bytes(found.gradient_bytes)}."
     )
-
-
-VIEWS: tuple[View, ...] = (
-    View(
-        id="memory",
-        title="Memory",
-        place="group",
-        is_for=lambda group: group.memory is not None,
-        words=_memory_words,
-        charts=memory_charts,
-        sheets=memory_sheets,
-        template="sheets.html.j2",
-    ),
-)

@@ -10,12 +10,12 @@ from typing import Any
 
 from dlbench.report.charts.chart import Chart
 from dlbench.report.charts.style import MUTED, RANK_COLOURS, STAGE_COLOURS, SUBTITLE_PIXELS
-from dlbench.report.model import Group
-from dlbench.report.table import text_sheet
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_number, format_seconds
+from dlbench.views.model import Group
+from dlbench.views.telemetry.numbers import Telemetry
 from dlbench.views.telemetry.series import Stretch
-from dlbench.views.telemetry.tables import timeline_table
+from dlbench.views.telemetry.tables import timeline_sheet
 from dlbench.views.telemetry.timeline import Line, Panel, Timeline
 
 _WIDTH = 640
@@ -31,13 +31,13 @@ _ALIKE = 0.02
 _THROTTLED = "#d55e00"
 
 
-def telemetry_charts(group: Group) -> list[Chart]:
+def telemetry_charts(group: Group, found: Telemetry) -> list[Chart]:
     """The run in the middle of the point with most ranks; none where nothing of it was sampled."""
-    if group.telemetry is None or group.telemetry.timeline is None:
+    timeline = found.timeline
+    if timeline is None:
         return []
     import altair as alt
 
-    timeline = group.telemetry.timeline
     ends = _ends(timeline)
     strips = [_strip(alt, "Stages", timeline.stages, ends, _stage_colour(alt, timeline))]
     if timeline.throttled:
@@ -56,9 +56,8 @@ def telemetry_charts(group: Group) -> list[Chart]:
         "subtitle": textwrap.wrap(f"{timeline.run_id}, {group.label}", int(_WIDTH / SUBTITLE_PIXELS), max_lines=3),
     }
     spec["usermeta"] = {"axes": "", "series": None}
-    numbers = timeline_table(timeline)
-    sheet = text_sheet("telemetry", title, numbers[0], numbers[1:])
-    return [Chart(id=f"chart-{group.id}-telemetry", title=title, alt=words, spec=spec, table=sheet.people())]
+    table = timeline_sheet(timeline).people()
+    return [Chart(id=f"chart-{group.id}-telemetry", title=title, alt=words, spec=spec, table=table)]
 
 
 def finding(timeline: Timeline) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.node_means import FieldSummary, NodeTelemetry
 from dlbench.reading.samples.node_samples import node_watch, nodes_of
-from dlbench.reading.samples.readings import MAX_NODES, MachineReading, machine_readings
+from dlbench.reading.samples.readings import MachineReading, MachineReadings, machine_readings
 from dlbench.reading.scaling import Group
 from dlbench.records.scan import Run
 from dlbench.views.telemetry.timeline import Timeline, timeline, worst_throttled
@@ -98,20 +99,65 @@ class Telemetry:
     notes: tuple[str, ...]
 
 
-def telemetry(group: Group, table: RunTable, *, max_nodes: int | None = MAX_NODES) -> Telemetry | None:
+@dataclass(frozen=True, kw_only=True)
+class RunTelemetry:
+    """All that the nodes of one run sampled in the measured window."""
+
+    run_id: str
+    nodes: tuple[NodeTelemetry, ...]
+    not_measured: Mapping[str, str]
+    """Why nodes have no samples, by node (`node 3`), and under `run` what is damaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetailedTelemetry(Telemetry):
+    """Telemetry of all runs, field by field."""
+
+    runs: tuple[RunTelemetry, ...]
+
+
+def telemetry(group: Group, table: RunTable) -> Telemetry | None:
     """What the samplers saw; None where no run of the group has samples.
 
     Args:
         group: comparable runs.
         table: where they are from.
-        max_nodes: how many nodes of the table may be read; None: all.
     """
-    readings = machine_readings(table, max_nodes)
-    runs = sorted(group.runs, key=lambda run: (run.plan.layout.ranks, run.plan.layout.nodes))
-    found = [(run, reading) for run in runs if (reading := readings.by_run.get(run.plan.run_id)) is not None]
-    nodes = [_means(run, reading, node) for run, reading in found for node in reading.nodes]
-    if not nodes:
-        return None
+    found = _telemetry(group, machine_readings(table))
+    return found if found.nodes else None
+
+
+def detailed_telemetry(group: Group, table: RunTable) -> DetailedTelemetry:
+    """The same of all runs and all fields; without any sample, the reasons.
+
+    Args:
+        group: comparable runs.
+        table: where they are from.
+    """
+    readings = machine_readings(table, None)
+    found = _telemetry(group, readings)
+    runs = [readings.by_run[run.plan.run_id] for run in _by_rank_count(group)]
+    return DetailedTelemetry(
+        **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)},
+        runs=tuple(
+            RunTelemetry(
+                run_id=reading.run_id,
+                nodes=reading.nodes,
+                not_measured=reading.why | ({"run": reading.problem} if reading.problem else {}),
+            )
+            for reading in runs
+        ),
+    )
+
+
+def _by_rank_count(group: Group) -> list[Run]:
+    return sorted(group.runs, key=lambda run: (run.plan.layout.ranks, run.plan.layout.nodes))
+
+
+def _telemetry(group: Group, readings: MachineReadings) -> Telemetry:
+    found = [
+        (run, reading) for run in _by_rank_count(group) if (reading := readings.by_run.get(run.plan.run_id)) is not None
+    ]
     largest = group.points[-1]
     middle = readings.middle[group.id, largest.ranks, largest.nodes]
     drawn = readings.by_run.get(middle.plan.run_id)
@@ -122,11 +168,11 @@ def telemetry(group: Group, table: RunTable, *, max_nodes: int | None = MAX_NODE
         if reading.left_out
     ]
     return Telemetry(
-        nodes=tuple(nodes),
+        nodes=tuple(_means(run, reading, node) for run, reading in found for node in reading.nodes),
         timeline=timeline(middle, drawn, notes) if drawn is not None and drawn.nodes else None,
         sampling=_sampling(middle),
         unavailable=_unavailable([reading for _, reading in found]),
-        num_runs=len(runs),
+        num_runs=len(group.runs),
         num_read=sum(bool(reading.nodes) for _, reading in found),
         notes=tuple(dict.fromkeys(notes)),
     )
