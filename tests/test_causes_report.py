@@ -24,7 +24,7 @@ from dlbench.views.causes import diagnosis_assemble
 from dlbench.views.causes.diagnosis_model import NextExperiment, Straggler
 from dlbench.views.causes.model import CauseAccount
 from dlbench.views.causes.views import VIEWS
-from dlbench.views.steps.views import VIEWS as STEP_VIEWS
+from dlbench.views.steps.view import VIEWS as STEP_VIEWS
 from dlbench.views.stragglers.tables import MAX_LISTED, MAX_SHOWN
 from dlbench.views.waterfall.numbers import FACTORS
 from tests.run_factory import Story, constant, plans, write_run, write_scaling

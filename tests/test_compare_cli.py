@@ -178,7 +178,7 @@ def test_five_repeats_of_three_points_cannot_fail_and_say_so(tmp_path: Path) -> 
 
 def test_a_metric_that_nobody_tells_is_insufficient_where_it_decides(tmp_path: Path, old: Path) -> None:
     new = write_side(tmp_path / "new", slower(1.0))
-    result = call("compare", old, new, "--metric", "energy_j_per_sample")
+    result = call("compare", old, new, "--metric", "energy_per_sample_j")
     assert result.exit_code == 6
     assert "no run tells" in result.output
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.slurm import Submission
 from dlbench.jobs.slurm_energy import consumed_energy, job_energies
-from dlbench.reading.energy import RunEnergy, run_energy
-from dlbench.reading.energy_integral import Curve, counter_curve, rate_curve
+from dlbench.reading.samples.energy import RunEnergy, run_energy
+from dlbench.reading.samples.integral import Curve, counter_curve, rate_curve
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.samples import sample_writer
@@ -27,7 +27,7 @@ from dlbench.records.rows.spans import STAGE
 from dlbench.records.rows.steps import StepWriter
 from dlbench.records.scan import Run, read_run, scan
 from dlbench.specs.plan import RunPlan
-from dlbench.views.energy.numbers import KINDS, check_slurm, energy_points
+from dlbench.views.energy.of_runs import KINDS, check_slurm, energy_points
 from dlbench.views.energy.text import energy_json, energy_lines
 from tests.run_factory import Story, constant, plans, write_run
 from tests.watch_factory import node_watch, watch_result, write_samples, write_spans
@@ -102,7 +102,7 @@ def rows_of(times: Iterable[float], *values: Power) -> list[tuple[float, ...]]:
     return [(round(t * S), *(value(t) for value in values)) for t in times]
 
 
-def joules(energy: RunEnergy, *names: str, kind: Any = "gpu") -> float:
+def joules(energy: RunEnergy, *names: str, kind: Any = "GPUs") -> float:
     found = energy.stage(kind, *names)
     assert found is not None
     return found.joules
@@ -254,7 +254,7 @@ def test_stages_of_a_run_sum_to_the_whole(tmp_path: Path) -> None:
     spans = [*stages(), stage("staging", -1.5, -0.5), stage("evaluation", 6, 7), stage("checkpoint", 7, 7.5)]
     run = make_run(tmp_path, ["gpu.0.energy_j"], rows_of(every(0.5), lambda t: 1e6 + 300 * t), spans=spans)
     energy = run_energy(run)
-    assert energy.methods("gpu") == ("energy counter",)
+    assert energy.methods("GPUs") == ("energy counter",)
     expected = {
         "idle": 2.0,
         "building": 2.0,
@@ -267,10 +267,10 @@ def test_stages_of_a_run_sum_to_the_whole(tmp_path: Path) -> None:
     assert {name: joules(energy, name) for name in expected} == pytest.approx({k: 300 * v for k, v in expected.items()})
     assert joules(energy) == pytest.approx(300 * 20, rel=1e-9)
     assert joules(energy) == pytest.approx(sum(joules(energy, name) for name in expected), rel=1e-12)
-    whole = energy.stage("gpu")
+    whole = energy.stage("GPUs")
     assert whole is not None
-    assert whole.coverage == 1
-    assert whole.power_w == pytest.approx(300.0)
+    assert whole.sampled_share == 1
+    assert whole.mean_power_w == pytest.approx(300.0)
 
 
 def test_joules_a_sample_are_of_the_measured_window(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_joules_a_sample_are_of_the_measured_window(tmp_path: Path) -> None:
     run = make_run(tmp_path, ["gpu.0.energy_j"], rows_of(every(0.5), total))
     energy = run_energy(run)
     assert energy.num_samples == 12 * 4
-    assert energy.joules_per_sample("gpu") == pytest.approx(400 * 12 / 48)
+    assert energy.energy_per_sample_j("GPUs") == pytest.approx(400 * 12 / 48)
     assert energy.doubts == ()
 
 
@@ -289,7 +289,7 @@ def test_power_is_taken_where_there_is_no_counter(tmp_path: Path) -> None:
     late = [t + 0.3 * math.sin(7 * t) for t in every(1.0)]
     run = make_run(tmp_path, ["gpu.0.power_w"], rows_of(late, lambda t: 200 + 10 * t))
     energy = run_energy(run)
-    assert energy.methods("gpu") == ("power over time stamps",)
+    assert energy.methods("GPUs") == ("power over time stamps",)
     # 200 t + 5 t^2 from 4 to 16.
     assert joules(energy, "measured") == pytest.approx(200 * 12 + 5 * (256 - 16), rel=1e-6)
 
@@ -303,7 +303,7 @@ def test_a_counter_that_failed_early_gives_way_to_power(tmp_path: Path) -> None:
         failures=[{"failed": "gpu.0.energy_j", "time_ns": 3 * S, "reason": "GPU is lost"}],
     )
     energy = run_energy(run)
-    assert energy.methods("gpu") == ("power over time stamps",)
+    assert energy.methods("GPUs") == ("power over time stamps",)
     assert joules(energy, "measured") == pytest.approx(150 * 12)
     assert any("gpu.0.energy_j: GPU is lost" in text for text in energy.doubts)
 
@@ -322,24 +322,24 @@ def test_counter_and_power_are_checked_against_each_other(tmp_path: Path) -> Non
 def test_a_reset_is_told_and_leaves_the_rest(tmp_path: Path) -> None:
     rows = rows_of(every(1.0), lambda t: 1e5 + 300 * t if t < 10 else 300 * (t - 10))
     energy = run_energy(make_run(tmp_path, ["gpu.0.energy_j"], rows))
-    assert energy.methods("gpu") == ("energy counter with reset",)
-    measured = energy.stage("gpu", "measured")
+    assert energy.methods("GPUs") == ("energy counter with reset",)
+    measured = energy.stage("GPUs", "measured")
     assert measured is not None
     assert measured.joules == pytest.approx(300 * 11)
-    assert measured.coverage == pytest.approx(11 / 12)
-    assert energy.joules_per_sample("gpu") == pytest.approx(300 * 12 / 48)
+    assert measured.sampled_share == pytest.approx(11 / 12)
+    assert energy.energy_per_sample_j("GPUs") == pytest.approx(300 * 12 / 48)
     assert any("was reset" in text for text in energy.doubts)
     assert any("8% of the measured window was not sampled" in text for text in energy.doubts)
 
 
 def test_too_little_sampled_makes_no_figure(tmp_path: Path) -> None:
     energy = run_energy(make_run(tmp_path, ["gpu.0.energy_j"], rows_of(every(1.0, end_s=12.0), lambda t: 300 * t)))
-    assert energy.joules_per_sample("gpu") is None
+    assert energy.energy_per_sample_j("GPUs") is None
     assert joules(energy, "measured") == pytest.approx(300 * 8)
     assert any("only 67% of the measured window was sampled" in text for text in energy.doubts)
-    (told,) = [point.kinds["gpu"] for point in energy_points(scan(tmp_path).runs)]
-    assert told.joules_per_sample is None
-    assert told.coverage == pytest.approx(8 / 12)
+    (told,) = [point.kinds["GPUs"] for point in energy_points(scan(tmp_path).runs)]
+    assert told.energy_per_sample is None
+    assert told.sampled_share == pytest.approx(8 / 12)
     assert any(
         "too little of the measured steps was sampled" in line
         for line in energy_lines(energy_points(scan(tmp_path).runs))
@@ -350,8 +350,8 @@ def test_rapl_is_apart_and_told_as_the_whole_node(tmp_path: Path) -> None:
     columns = ["host.energy.package-0_j", "host.energy.package-0.dram_j", "gpu.0.energy_j"]
     rows = rows_of(every(0.5), lambda t: 90 * t, lambda t: 5 + 60 * t, lambda t: 300 * t)
     energy = run_energy(make_run(tmp_path, columns, rows))
-    assert [source.name for source in energy.of("host")] == ["package-0", "package-0.dram"]
-    assert joules(energy, "measured", kind="host") == pytest.approx(150 * 12)
+    assert [source.name for source in energy.of("processors")] == ["package-0", "package-0.dram"]
+    assert joules(energy, "measured", kind="processors") == pytest.approx(150 * 12)
     assert joules(energy, "measured") == pytest.approx(300 * 12)
     assert any("whole node" in note for note in energy.notes)
 
@@ -365,17 +365,17 @@ def test_a_rapl_zone_that_cannot_be_read_leaves_no_sum(tmp_path: Path, name: str
         tmp_path, ["host.energy.package-0_j"], rows_of(every(0.5), lambda t: 90 * t), unavailable={name: reason}
     )
     energy = run_energy(run)
-    assert energy.of("host") == ()
-    assert energy.stage("host") is None
-    assert energy.why["host"] == f"{name.split('.')[2].removesuffix('_j')} is not read: {reason} (n0)"
+    assert energy.of("processors") == ()
+    assert energy.stage("processors") is None
+    assert energy.why["processors"] == f"{name.split('.')[2].removesuffix('_j')} is not read: {reason} (n0)"
 
 
 def test_a_rapl_zone_that_never_tells_leaves_no_sum(tmp_path: Path) -> None:
     columns = ["host.energy.package-0_j", "host.energy.package-1_j"]
     rows = rows_of(every(0.5), lambda t: 90 * t, lambda t: 7.0 if t == 3 else math.nan)
     energy = run_energy(make_run(tmp_path, columns, rows))
-    assert energy.stage("host") is None
-    assert energy.why["host"] == "package-1 was never read twice in a stage of the run (n0)"
+    assert energy.stage("processors") is None
+    assert energy.why["processors"] == "package-1 was never read twice in a stage of the run (n0)"
 
 
 def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
@@ -386,8 +386,8 @@ def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
     for kind in KINDS:
         measured = energy.stage(kind, "measured")
         assert measured is not None
-        assert measured.coverage == pytest.approx(4 / 12)
-        assert energy.joules_per_sample(kind) is None
+        assert measured.sampled_share == pytest.approx(4 / 12)
+        assert energy.energy_per_sample_j(kind) is None
     assert joules(energy, "measured") == pytest.approx(300 * 4)
     assert any("only 33% of the measured window was sampled" in text for text in energy.doubts)
 
@@ -395,7 +395,7 @@ def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
 def test_a_counter_read_twice_gives_way_to_power(tmp_path: Path) -> None:
     rows = rows_of(every(1.0), lambda t: 150.0, lambda t: 150 * t if t in (-3, 17) else math.nan)
     energy = run_energy(make_run(tmp_path, ["gpu.0.power_w", "gpu.0.energy_j"], rows))
-    assert energy.methods("gpu") == ("power over time stamps",)
+    assert energy.methods("GPUs") == ("power over time stamps",)
     assert joules(energy, "measured") == pytest.approx(150 * 12)
 
 
@@ -427,7 +427,7 @@ def test_without_spans_only_steps_are_told_apart(tmp_path: Path) -> None:
     write_samples(folder, 0, ["gpu.0.energy_j"], rows_of(every(1.0), lambda t: 300 * t))
     energy = run_energy(read_run(folder.path))
     assert any("no spans tell the stages" in text for text in energy.doubts)
-    assert energy.stage("gpu", "building") is None
+    assert energy.stage("GPUs", "building") is None
     assert joules(energy) == pytest.approx(300 * 15)
 
 
@@ -444,10 +444,10 @@ def test_two_nodes_each_on_its_own_clock(tmp_path: Path) -> None:
     assert joules(energy, "measured") == pytest.approx(2 * 500 * 12)
     assert joules(energy, "warm-up") == pytest.approx(2 * 200 * 3)
     assert energy.num_samples == 2 * 48
-    assert energy.joules_per_sample("gpu") == pytest.approx(500 * 12 / 48)
-    measured = energy.stage("gpu", "measured")
+    assert energy.energy_per_sample_j("GPUs") == pytest.approx(500 * 12 / 48)
+    measured = energy.stage("GPUs", "measured")
     assert measured is not None
-    assert measured.power_w == pytest.approx(1000.0)
+    assert measured.mean_power_w == pytest.approx(1000.0)
     assert measured.seconds == pytest.approx(12.0)
 
 
@@ -466,9 +466,9 @@ def test_a_node_that_does_not_tell_leaves_no_sum(tmp_path: Path) -> None:
         unavailable={"gpu": "NVML Shared Library Not Found"},
     )
     energy = run_energy(read_run(folder.path))
-    assert energy.why["gpu"] == "NVML Shared Library Not Found (n1)"
-    assert energy.stage("gpu") is None
-    assert joules(energy, kind="host") == pytest.approx(2 * 80 * 20)
+    assert energy.why["GPUs"] == "NVML Shared Library Not Found (n1)"
+    assert energy.stage("GPUs") is None
+    assert joules(energy, kind="processors") == pytest.approx(2 * 80 * 20)
 
 
 def test_the_gpu_that_does_not_tell_is_the_reason(tmp_path: Path) -> None:
@@ -477,12 +477,12 @@ def test_the_gpu_that_does_not_tell_is_the_reason(tmp_path: Path) -> None:
     columns = ["gpu.0.energy_j", "gpu.1.sm_clock_hz"]
     gone = {"gpu.1.energy_j": "Unknown Error", "gpu.1.power_w": "Unknown Error"}
     write_samples(folder, 0, columns, rows_of(every(1.0), lambda t: 300 * t, lambda t: 1e9), unavailable=gone)
-    assert run_energy(read_run(folder.path)).why["gpu"] == "Unknown Error (n0)"
+    assert run_energy(read_run(folder.path)).why["GPUs"] == "Unknown Error (n0)"
     folder = write_run(tmp_path / "silent", plan, step_times(), Story(device="cuda:0 (NVIDIA A100)"))
     columns[1] = "gpu.1.power_w"
     write_samples(folder, 0, columns, rows_of(every(1.0), lambda t: 300 * t, lambda t: math.nan))
     energy = run_energy(read_run(folder.path))
-    assert energy.why["gpu"] == "energy of a GPU was never read twice in a stage of the run (n0)"
+    assert energy.why["GPUs"] == "energy of a GPU was never read twice in a stage of the run (n0)"
 
 
 # Which GPUs
@@ -510,8 +510,8 @@ def four_gpus(
 
 
 def watts(energy: RunEnergy) -> float | None:
-    measured = energy.stage("gpu", "measured")
-    return None if measured is None else measured.power_w
+    measured = energy.stage("GPUs", "measured")
+    return None if measured is None else measured.mean_power_w
 
 
 def test_gpus_count_by_the_device_of_the_rank(tmp_path: Path) -> None:
@@ -535,14 +535,14 @@ def test_gpus_that_cannot_be_told_apart_all_count_and_are_doubtful(tmp_path: Pat
 )
 def test_a_divided_board_is_refused(tmp_path: Path, device: str, told: dict[str, str]) -> None:
     energy = four_gpus(tmp_path, device, told)
-    assert energy.stage("gpu") is None
-    assert "MIG" in energy.why["gpu"]
+    assert energy.stage("GPUs") is None
+    assert "MIG" in energy.why["GPUs"]
 
 
 def test_gpus_of_a_run_on_cpus_do_not_count(tmp_path: Path) -> None:
     energy = four_gpus(tmp_path, "cpu")
-    assert energy.stage("gpu") is None
-    assert energy.why["gpu"].startswith("no rank of the node computes on a GPU")
+    assert energy.stage("GPUs") is None
+    assert energy.why["GPUs"].startswith("no rank of the node computes on a GPU")
 
 
 # Several runs, and their words
@@ -564,21 +564,21 @@ def write_series(out: Path, watts_of: Sequence[float], **story: Any) -> list[Run
 def test_runs_of_a_point_become_an_interval(tmp_path: Path) -> None:
     write_series(tmp_path, [300, 310, 320])
     (point,) = energy_points(scan(tmp_path).runs)
-    told = point.kinds["gpu"]
-    each, inverse = told.joules_per_sample, told.samples_per_joule
+    told = point.kinds["GPUs"]
+    each, inverse = told.energy_per_sample, told.samples_per_joule
     assert each is not None
     assert inverse is not None
     assert (each.value, each.low, each.high, each.n) == pytest.approx((310 / 4, 300 / 4, 320 / 4, 3))
     assert (inverse.value, inverse.low, inverse.high) == pytest.approx((4 / 310, 4 / 320, 4 / 300))
-    assert told.power_w is not None
-    assert told.power_w.value == pytest.approx(310)
+    assert told.mean_power is not None
+    assert told.mean_power.value == pytest.approx(310)
     assert told.whole_j.value == pytest.approx(310 * 20)
 
 
 def test_five_runs_have_a_bootstrap_interval(tmp_path: Path) -> None:
     write_series(tmp_path, [300, 310, 320, 330, 340])
     (point,) = energy_points(scan(tmp_path).runs)
-    each = point.kinds["gpu"].joules_per_sample
+    each = point.kinds["GPUs"].energy_per_sample
     assert each is not None
     assert each.kind == "bootstrap 95 %"
 
@@ -588,10 +588,10 @@ def test_lines_say_figure_method_coverage_and_what_is_missing(tmp_path: Path) ->
     lines = energy_lines(energy_points(scan(tmp_path).runs), {plan.run_id: 12_400.0})
     text = " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= 80
-    assert "77.50 [75.00, 80.00] J/sample" in text
-    assert "0.01290 [0.01250, 0.01333] samples/J (range of 2 runs)" in text
+    assert "77.50 [75.00, 80.00] J per sample" in text
+    assert "0.01290 [0.01250, 0.01333] samples per J (range of 2 runs)" in text
     assert "mean power 310.0 W, 1 GPU; energy counter; 100 % of the time sampled" in text
-    assert "host: not measured: this node did not sample it (n0)" in text
+    assert "processors: not measured: this node did not sample it (n0)" in text
     assert "measured 3,720" in text
     assert "whole run 6,200" in text
     # 300 W for 20 s are 6,000 J.
@@ -603,13 +603,13 @@ def test_json_is_finite_and_has_the_runs(tmp_path: Path) -> None:
     (entry,) = json.loads(
         json.dumps(energy_json(energy_points(scan(tmp_path).runs), {plan.run_id: 6000.0}), allow_nan=False)
     )
-    assert entry["gpu"]["joules_per_sample"]["value"] == pytest.approx(77.5)
-    assert entry["host"] is None
-    assert entry["why_not"] == {"host": ["this node did not sample it (n0)"]}
+    assert entry["GPUs"]["energy_per_sample_j"]["value"] == pytest.approx(77.5)
+    assert entry["processors"] is None
+    assert entry["why_not"] == {"processors": ["this node did not sample it (n0)"]}
     source = entry["runs"][0]["sources"][0]
     assert source["method"] == "energy counter"
     assert source["counter_over_power"] == pytest.approx(1.0)
-    assert source["stages"]["measured"] == pytest.approx({"joules": 3600.0, "seconds": 12.0, "coverage": 1.0})
+    assert source["stages"]["measured"] == pytest.approx({"joules": 3600.0, "seconds": 12.0, "sampled_share": 1.0})
     assert entry["slurm"][0]["ratio"] == pytest.approx(1.0)
 
 
@@ -623,8 +623,8 @@ def test_where_nothing_tells_one_sentence_says_why(tmp_path: Path) -> None:
         story=Story(record={"watch": watch_result(nodes=[node_watch(unavailable=reasons)])}),
     )
     text = " ".join(energy_lines(energy_points(scan(tmp_path).runs)))
-    assert text.startswith("energy: not measured here: GPU: no rank of the node computes on a GPU")
-    assert "host: only root may read it" in text
+    assert text.startswith("energy: not measured here: GPUs: no rank of the node computes on a GPU")
+    assert "processors: only root may read it" in text
 
 
 def test_runs_without_a_sampler_say_so(tmp_path: Path) -> None:

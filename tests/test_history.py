@@ -32,9 +32,9 @@ from dlbench.history.reading import MAKER, open_history
 from dlbench.history.store import EntryMaker, History
 from dlbench.history.where import PLAIN, matches, parse_where
 from dlbench.reading.comparability import group_id
-from dlbench.reading.energy import run_energy
 from dlbench.reading.run_metrics import metrics_by_run
 from dlbench.reading.run_table import tabulate
+from dlbench.reading.samples.energy import run_energy
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE
@@ -687,7 +687,7 @@ def test_energy_is_the_same_without_traces(tmp_path: Path) -> None:
     import_folder(history, tmp_path / "runs")
     (entry,) = history.entries()
     before = run_energy(read_run(history.run_folder(entry)))
-    assert before.stage("host", "building") is not None
+    assert before.stage("processors", "building") is not None
     chosen = removals(history, [entry], traces_only=True)
     assert [one.files for one in chosen] == [("rank-0001.spans", "rank-0003.spans")]
     prune(history, chosen)

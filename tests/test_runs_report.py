@@ -17,10 +17,14 @@ from dlbench.report.formats import html
 from dlbench.report.view import View
 from dlbench.specs.plan import RunPlan
 from dlbench.views.assemble import assemble
+from dlbench.views.differences import view as differences_view
 from dlbench.views.differences.numbers import run_differences
-from dlbench.views.precision.tables import group_names
-from dlbench.views.precision.views import VIEWS
+from dlbench.views.differences.view import group_names
+from dlbench.views.precision import view as precision_view
+from dlbench.views.systems import view as systems_view
 from tests.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_sweep
+
+VIEWS = (*precision_view.VIEWS, *differences_view.VIEWS, *systems_view.VIEWS)
 
 PAYLOAD = "</script><script>window.pwned=1</script>\x1b[31m<img src=x onerror=window.pwned=1>"
 SWEEP = {"train.precision": ["fp32", "bf16"]}

@@ -19,9 +19,9 @@ from dlbench.specs.plan import RunPlan
 from dlbench.views.assemble import assemble
 from dlbench.views.steps import charts as steps_charts
 from dlbench.views.steps.charts import EDGES, MAX_RECTANGLES, bin_title
-from dlbench.views.steps.model import MapRow, RankMap, StepTimes
+from dlbench.views.steps.numbers import MapRow, RankMap, StepTimes
 from dlbench.views.steps.tables import DRAWN, MAX_OUTLIERS, MAX_ROWS
-from dlbench.views.steps.views import VIEWS
+from dlbench.views.steps.view import VIEWS
 from tests.run_factory import MS, Story, plans, write_run, write_scaling
 from tests.run_factory import StepTimes as Times
 from tests.test_causes import simulate
@@ -265,7 +265,7 @@ def test_one_rank_has_no_map_but_a_remedy(tmp_path: Path) -> None:
 def test_without_digests_nothing_is_told(folder: Path, group: model.Group) -> None:
     from dlbench.reading.run_table import tabulate
     from dlbench.reading.scaling import groups
-    from dlbench.views.steps.assemble import step_times
+    from dlbench.views.steps.numbers import step_times
 
     table = tabulate(scan(folder))
     assert [step_times(one, table) for one in groups(table)] == [None]

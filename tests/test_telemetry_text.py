@@ -265,7 +265,7 @@ def test_a_copied_folder_counts_once(tmp_path: Path) -> None:
     shutil.copytree(folder.path, tmp_path / "copy")
     found = as_json(tmp_path, code=4)
     assert runs_told(found) == [folder.path.name]
-    assert found["energy"][0]["gpu"]["power_w"]["n"] == 1
+    assert found["energy"][0]["GPUs"]["mean_power_w"]["n"] == 1
 
 
 def test_of_a_damaged_run_and_its_whole_copy_the_copy_counts(tmp_path: Path) -> None:

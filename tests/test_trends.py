@@ -319,7 +319,7 @@ def sample() -> TrendsReport:
             run_id=f"{one.run_id}-x",
             ranks=8,
             nodes=2,
-            figures=dict.fromkeys(["step_median_s", "energy_j_per_sample"], one.figures["step_median_s"]),
+            figures=dict.fromkeys(["step_median_s", "energy_per_sample_j"], one.figures["step_median_s"]),
         )
         for one in entries
     ]

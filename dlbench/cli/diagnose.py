@@ -15,7 +15,7 @@ from dlbench.errors import ExitCode
 if TYPE_CHECKING:
     from dlbench.records.scan import Run, Scan
     from dlbench.views.causes.diagnosis_model import Diagnosis
-    from dlbench.views.energy.numbers import EnergyPoint
+    from dlbench.views.energy.of_runs import EnergyPoint
 
 FormatName = Literal["text", "json"]
 
@@ -118,7 +118,7 @@ def _emit(
         Damaged files, one line each: samples are read here only.
     """
     from dlbench.report.wording import clean
-    from dlbench.views.energy.numbers import energy_points
+    from dlbench.views.energy.of_runs import energy_points
 
     runs = _with_figures(found, scanned)
     # Telemetry reads the same files as energy.

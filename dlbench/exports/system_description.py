@@ -53,6 +53,11 @@ _NEVER_RECORDED = (
 
 def to_system_description(run: Run, statement: Statement) -> str:
     """The description of the machine of a run with a record, as JSON, the fields by name."""
+    return json.dumps(system_fields(run, statement), indent=2) + "\n"
+
+
+def system_fields(run: Run, statement: Statement) -> dict[str, str]:
+    """Name and text of every field, for a run with a record."""
     assert run.record is not None
     plan, record = run.plan, run.record
     environment = record.environment
@@ -80,7 +85,7 @@ def to_system_description(run: Run, statement: Statement) -> str:
         "hw_notes": _hardware_notes(record),
         "sw_notes": f"{NOTICE}; run {plan.run_id}, workload {plan.workload.name}, preset {plan.workload.preset}",
     }
-    return json.dumps(dict(sorted(fields.items())), indent=2) + "\n"
+    return dict(sorted(fields.items()))
 
 
 def _gpu_names(record: Record) -> str:

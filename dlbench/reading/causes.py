@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.measures import RunSteps, load_steps
-from dlbench.reading.node_samples import Interval, node_ranks
+from dlbench.reading.samples.node_samples import Interval, node_ranks
+from dlbench.reading.samples.throttling import throttled_share
 from dlbench.reading.stragglers import Waiting, waiting
-from dlbench.reading.telemetry import throttled_share
 from dlbench.records.scan import Run
 
 if TYPE_CHECKING:

@@ -35,6 +35,7 @@ MIN_CORRELATED = 10
 class OutlierStep:
     """A step that took far longer than the run's median step."""
 
+    run_id: str
     step: int
     """Number of the step, warm-up steps counted."""
     seconds: float
@@ -111,14 +112,14 @@ def digest_of(run: Run, steps: RunSteps) -> StepDigest:
         num_steps=len(slowest_s),
         num_outliers=int((slowest_s > fence_s).sum()),
         fence_s=fence_s,
-        outliers=_outliers(steps, own, slowest_s, fence_s, hosts),
+        outliers=_outliers(run.plan.run_id, steps, own, slowest_s, fence_s, hosts),
         autocorrelation=_autocorrelation(slowest_s),
         map=_map(own, steps.numbers, hosts),
     )
 
 
 def _outliers(
-    steps: RunSteps, own: Times, slowest_s: Floats, fence_s: float, hosts: Sequence[str]
+    run_id: str, steps: RunSteps, own: Times, slowest_s: Floats, fence_s: float, hosts: Sequence[str]
 ) -> tuple[OutlierStep, ...]:
     import numpy as np
 
@@ -131,6 +132,7 @@ def _outliers(
         rank = int(own[:, column].argmax())
         made.append(
             OutlierStep(
+                run_id=run_id,
                 step=int(steps.numbers[column]),
                 seconds=float(slowest_s[column]),
                 ratio=float(slowest_s[column]) / median_s,

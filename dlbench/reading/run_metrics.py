@@ -52,8 +52,8 @@ METRICS: tuple[Metric, ...] = (
         about="95th percentile over the measured steps of the slowest rank's time in each step",
     ),
     Metric(
-        name="energy_j_per_sample",
-        title="Energy a sample",
+        name="energy_per_sample_j",
+        title="Energy per sample",
         unit="J",
         higher_is_worse=True,
         about="joules of GPUs where the run computed on them, else of processors, over the measured window, by samples",
@@ -100,19 +100,19 @@ def metrics_by_run(
             reached = run.record.quality.time_to_quality_s
             if reached is not None and reached > 0:
                 values["time_to_quality_s"] = reached
-        if "energy_j_per_sample" in names:
+        if "energy_per_sample_j" in names:
             energy = _energy(run, damaged)
             if energy is not None:
-                values["energy_j_per_sample"] = energy
+                values["energy_per_sample_j"] = energy
         found[run.plan.run_id] = {name: value for name, value in values.items() if name in names}
     return found
 
 
 def _energy(run: Run, damaged: list[str] | None) -> float | None:
-    """Joules a sample of the GPUs where the run computed on them, else of the processors; None where nothing tells."""
+    """Joules per sample of the GPUs where the run computed on them, else of the processors; None: not measured."""
     if run.record is None or run.record.watch is None:
         return None
-    from dlbench.reading.energy import run_energy
+    from dlbench.reading.samples.energy import run_energy
 
     try:
         energy = run_energy(run)
@@ -122,5 +122,5 @@ def _energy(run: Run, damaged: list[str] | None) -> float | None:
         return None
     # Never the processors' in place of the GPUs': one median would hold both.
     on_gpu = any(rank.device.startswith("cuda") for rank in run.record.ranks)
-    joules = energy.joules_per_sample("gpu" if on_gpu else "host")
+    joules = energy.energy_per_sample_j("GPUs" if on_gpu else "processors")
     return joules if joules is not None and joules > 0 else None

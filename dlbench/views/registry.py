@@ -8,28 +8,34 @@ from dlbench.history.page.view import history_view
 from dlbench.report.document import Missing, Section
 from dlbench.views.causes import assemble as causes_assemble
 from dlbench.views.causes import views as causes_views
+from dlbench.views.data_path.view import DataPathView
+from dlbench.views.differences import view as differences_view
+from dlbench.views.differences.numbers import differences
+from dlbench.views.energy.view import EnergyView
 from dlbench.views.exchange import assemble as exchange_assemble
 from dlbench.views.exchange.charts import exchange_charts
 from dlbench.views.forecast import assemble as forecast_assemble
 from dlbench.views.forecast import views as forecast_views
-from dlbench.views.machine import assemble as machine_assemble
-from dlbench.views.machine import views as machine_views
+from dlbench.views.memory.view import MemoryView
 from dlbench.views.model import Group, Report
 from dlbench.views.old_view import Sheet as OldSheet
 from dlbench.views.old_view import View
 from dlbench.views.parts.view import PartsView
-from dlbench.views.precision import assemble as runs_assemble
-from dlbench.views.precision import views as precision_views
+from dlbench.views.precision import view as precision_view
+from dlbench.views.precision.numbers import precisions
 from dlbench.views.quality import assemble as training_assemble
 from dlbench.views.quality import tables as training_tables
 from dlbench.views.quality.charts import quality_charts
 from dlbench.views.runs.view import EnvironmentView, RunsView, WithoutFiguresView
 from dlbench.views.scaling.view import ScalingView
-from dlbench.views.steps import assemble as steps_assemble
-from dlbench.views.steps import views as steps_views
+from dlbench.views.steps import view as steps_view
+from dlbench.views.steps.numbers import step_times
 from dlbench.views.summary.view import SummaryView
 from dlbench.views.sweep import assemble as sweep_assemble
 from dlbench.views.sweep.charts import sweep_charts
+from dlbench.views.systems import view as systems_view
+from dlbench.views.systems.numbers import systems
+from dlbench.views.telemetry.view import TelemetryView
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView
 
 # Transitional: old-style views behind the new protocol, until each subject is converted.
@@ -119,9 +125,8 @@ def _training(titles: tuple[str, ...]) -> Any:
 
 
 _CAUSES = {view.id: view for view in causes_views.VIEWS}
-_MACHINE = {view.id: view for view in machine_views.VIEWS}
-_STEPS = {view.id: view for view in steps_views.VIEWS}
-_RUNS = {view.id: view for view in precision_views.VIEWS}
+_STEPS = {view.id: view for view in steps_view.VIEWS}
+_RUNS = {view.id: view for view in (*precision_view.VIEWS, *differences_view.VIEWS, *systems_view.VIEWS)}
 _FORECAST = {view.id: view for view in forecast_views.VIEWS}
 
 GROUP_VIEWS: tuple[GroupView, ...] = (
@@ -148,7 +153,7 @@ GROUP_VIEWS: tuple[GroupView, ...] = (
     _Old(_CAUSES["causes"], "causes", lambda source: causes_assemble.causes(source.group, source.table)),
     _Old(_CAUSES["stragglers"]),
     PartsView(),
-    _Old(_STEPS["steps"], "step_times", lambda source: steps_assemble.step_times(source.group, source.table)),
+    _Old(_STEPS["steps"], "step_times", lambda source: step_times(source.group, source.table)),
     _Old(_STEPS["ranks"]),
     _Old(
         View(
@@ -163,10 +168,10 @@ GROUP_VIEWS: tuple[GroupView, ...] = (
         "exchange",
         lambda source: exchange_assemble.exchange(source.group),
     ),
-    _Old(_MACHINE["data-path"], "data_path", lambda source: machine_assemble.data_path(source.group, source.table)),
-    _Old(_MACHINE["memory"], "memory", lambda source: machine_assemble.memory(source.group, source.table)),
-    _Old(_MACHINE["telemetry"], "telemetry", lambda source: machine_assemble.telemetry(source.group, source.table)),
-    _Old(_MACHINE["energy"], "energy", lambda source: machine_assemble.energy(source.group, source.table)),
+    DataPathView(),
+    MemoryView(),
+    TelemetryView(),
+    EnergyView(),
     _Old(
         View(
             id="noise",
@@ -215,9 +220,9 @@ OPENING: tuple[ReportView, ...] = (
 
 CLOSING: tuple[ReportView, ...] = (
     _OldReport(_CAUSES["slow-nodes"]),
-    _OldReport(_RUNS["precision"], "precisions", lambda source: runs_assemble.precisions(source.groups, source.table)),
-    _OldReport(_RUNS["differences"], "differences", lambda source: runs_assemble.differences(source.table)),
-    _OldReport(_RUNS["systems"], "systems", lambda source: runs_assemble.systems(source.table)),
+    _OldReport(_RUNS["precision"], "precisions", lambda source: precisions(source.groups, source.table)),
+    _OldReport(_RUNS["differences"], "differences", lambda source: differences(source.table)),
+    _OldReport(_RUNS["systems"], "systems", lambda source: systems(source.table)),
     _OldReport(history_view(lambda report: report.history), "history", lambda source: source.history),
     _OldReport(
         View(

@@ -38,7 +38,7 @@ _OUTPUT = click.option(
     "metrics",
     multiple=True,
     metavar="NAME",
-    help="Figure to follow; may be given several times (default: step_median_s, energy_j_per_sample and "
+    help="Figure to follow; may be given several times (default: step_median_s, energy_per_sample_j and "
     "time_to_quality_s, where runs have them; further: step_mean_s, step_p95_s).",
 )
 @click.option(

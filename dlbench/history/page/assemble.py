@@ -17,7 +17,7 @@ from dlbench.reading.run_metrics import METRICS, Metric
 from dlbench.report.wording import clean, place_text
 from dlbench.stats.figure import figure_of, optional_figure_of
 
-FOLLOWED = ("step_median_s", "energy_j_per_sample", "time_to_quality_s")
+FOLLOWED = ("step_median_s", "energy_per_sample_j", "time_to_quality_s")
 """Metrics that are followed unless others are asked for: the mean and the p95 of steps say much the same."""
 
 MOST_VALUES = 4

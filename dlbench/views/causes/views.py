@@ -15,14 +15,9 @@ from dlbench.views.causes.diagnosis_model import DiagnosedPoint, NodeHistory, Sl
 from dlbench.views.causes.diagnosis_tables import place
 from dlbench.views.causes.diagnosis_words import bound_text
 from dlbench.views.causes.tables import FACTOR_TITLES, account_of
+from dlbench.views.rerun import rerun
 from dlbench.views.stragglers import charts as causes_straggler_charts
 from dlbench.views.stragglers import tables as causes_straggler_tables
-
-
-def rerun(group: Group, options: str) -> str:
-    """The command that makes more such runs."""
-    known = {condition.name: condition.value for condition in group.conditions}
-    return f"dlbench run {known['workload']} --preset {known['preset']} --engine {known['engine']} {options}"
 
 
 def _is_plain(group: Group) -> bool:

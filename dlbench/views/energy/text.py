@@ -7,19 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dlbench.reading.energy import RunEnergy
-from dlbench.reading.energy_sources import Kind
-from dlbench.reading.node_samples import STAGES
+from dlbench.reading.samples.energy import RunEnergy
+from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.node_samples import STAGES
 from dlbench.report.tabular import aligned
 from dlbench.report.wording import DASH, ENGINE_TITLES, basis_text, clean, percent, place_text
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.figure import figure_of
 from dlbench.units import format_number
-from dlbench.views.energy.numbers import KINDS, EnergyPoint, KindEnergy, check_slurm
+from dlbench.views.energy.of_runs import KINDS, EnergyPoint, KindEnergy, check_slurm
 
 WIDTH = 80
-
-_TITLES: dict[Kind, str] = {"gpu": "GPU", "host": "host"}
 
 
 def energy_lines(points: Sequence[EnergyPoint], slurm: Mapping[str, float] | None = None) -> list[str]:
@@ -58,7 +56,7 @@ def _why_none(points: Sequence[EnergyPoint]) -> str:
     found: dict[str, list[str]] = {}
     for kind in KINDS:
         for reason in dict.fromkeys(reason for point in points for reason in point.why.get(kind, ())):
-            found.setdefault(reason, []).append(_TITLES[kind])
+            found.setdefault(reason, []).append(kind)
     texts = [f"{' and '.join(kinds)}: {reason}" if len(kinds) < 2 else reason for reason, kinds in found.items()]
     return "; ".join([*texts, *(text for point in points for text in point.damaged)])
 
@@ -81,16 +79,16 @@ def _number(estimate: Estimate) -> str:
 
 def _kind(point: EnergyPoint, kind: Kind) -> Iterator[str]:
     told = point.kinds.get(kind)
-    title = _TITLES[kind]
+    title = kind
     if told is None:
         yield from _wrapped(f"  {title}: not measured: {'; '.join(point.why.get(kind, ('nothing tells',)))}", indent=4)
         return
-    if told.joules_per_sample is None:
+    if told.energy_per_sample is None:
         yield from _wrapped(f"  {title}: too little of the measured steps was sampled for a figure", indent=4)
     else:
-        inverse = f" = {_number(told.samples_per_joule)} samples/J" if told.samples_per_joule else ""
-        basis = basis_text(figure_of(told.joules_per_sample, "J"))
-        yield from _wrapped(f"  {title}: {_number(told.joules_per_sample)} J/sample{inverse} ({basis})", indent=4)
+        inverse = f" = {_number(told.samples_per_joule)} samples per J" if told.samples_per_joule else ""
+        basis = basis_text(figure_of(told.energy_per_sample, "J"))
+        yield from _wrapped(f"  {title}: {_number(told.energy_per_sample)} J per sample{inverse} ({basis})", indent=4)
     yield from _wrapped(f"    {_how(told, kind)}", indent=4)
     if kind in point.why:
         yield from _wrapped(f"    some runs tell nothing: {'; '.join(point.why[kind])}", indent=4)
@@ -99,9 +97,9 @@ def _kind(point: EnergyPoint, kind: Kind) -> Iterator[str]:
 def _how(told: KindEnergy, kind: Kind) -> str:
     counts = " or ".join(map(str, told.num_sources))
     one = told.num_sources == (1,)
-    what = {"gpu": "GPU" if one else "GPUs", "host": "RAPL source" if one else "RAPL sources"}[kind]
-    power = f"mean power {format_number(told.power_w.value)} W, " if told.power_w else ""
-    return f"{power}{counts} {what}; {', '.join(told.methods)}; {percent(told.coverage, 0)} of the time sampled"
+    what = {"GPUs": "GPU" if one else "GPUs", "processors": "RAPL source" if one else "RAPL sources"}[kind]
+    power = f"mean power {format_number(told.mean_power.value)} W, " if told.mean_power else ""
+    return f"{power}{counts} {what}; {', '.join(told.methods)}; {percent(told.sampled_share, 0)} of the time sampled"
 
 
 def _table(point: EnergyPoint) -> list[tuple[str, ...]]:
@@ -109,7 +107,7 @@ def _table(point: EnergyPoint) -> list[tuple[str, ...]]:
     kinds = [kind for kind in KINDS if kind in point.kinds]
     if not kinds:
         return []
-    rows = [("stage", *(f"{_TITLES[kind]}, J" for kind in kinds))]
+    rows = [("stage", *(f"{kind}, J" for kind in kinds))]
     for stage in STAGES:
         cells = [point.kinds[kind].stages_j.get(stage) for kind in kinds]
         if any(cells):
@@ -147,14 +145,14 @@ def _plain_kind(told: KindEnergy) -> dict[str, Any]:
         return None if estimate is None else asdict(estimate)
 
     return {
-        "joules_per_sample": plain(told.joules_per_sample),
+        "energy_per_sample_j": plain(told.energy_per_sample),
         "samples_per_joule": plain(told.samples_per_joule),
-        "power_w": plain(told.power_w),
+        "mean_power_w": plain(told.mean_power),
         "whole_j": plain(told.whole_j),
         "stages_j": {stage: plain(estimate) for stage, estimate in told.stages_j.items()},
         "num_sources": list(told.num_sources),
         "methods": list(told.methods),
-        "coverage": told.coverage,
+        "sampled_share": told.sampled_share,
     }
 
 
@@ -172,7 +170,7 @@ def _plain_run(energy: RunEnergy) -> dict[str, Any]:
                 "counter_over_power": source.check,
                 "samples_in_window": source.samples_in_window,
                 "stages": {
-                    stage: {"joules": amount.value, "seconds": amount.length_ns / 1e9, "coverage": amount.coverage}
+                    stage: {"joules": amount.value, "seconds": amount.length_ns / 1e9, "sampled_share": amount.coverage}
                     for stage, amount in source.stages.items()
                 },
             }

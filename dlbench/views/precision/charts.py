@@ -8,7 +8,7 @@ from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import IDEAL, INK, WIDE
 from dlbench.report.model import Report
 from dlbench.report.wording import basis_text, place_text, times_text
-from dlbench.views.precision.model import PrecisionComparison
+from dlbench.views.precision.numbers import PrecisionComparison
 from dlbench.views.precision.tables import precision_sheets
 
 MAX_CHARTS = 4

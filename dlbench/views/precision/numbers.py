@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from dlbench.reading.comparability import group_id
-from dlbench.reading.energy_sources import Kind
-from dlbench.reading.machine_readings import MachineReadings
 from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.scan import Run
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, RunKey, are_paired, median_estimate, ratio_estimate
+from dlbench.views.precision import words
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-"""In this order; the first that ran is what others are measured against."""
+"""In this order; the first that ran is the reference."""
 
 PRECISION_KEYS = ("precision", "allow_emulation", "initial_loss_scale", "loss_scale_growth_steps")
 """Settings of `train` that belong to a precision."""
@@ -23,50 +25,55 @@ PRECISION_KEYS = ("precision", "allow_emulation", "initial_loss_scale", "loss_sc
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionRow:
-    """One precision at one rank count, against the reference at the same."""
+    """One precision at one rank count, compared with the reference at the same rank count."""
 
     precision: str
-    in_force: tuple[str, ...]
-    """What records say was in force, each text once."""
+    in_force: str
+    """The precision that records report, each text once."""
     ranks: int
     nodes: int
     is_reference: bool
-    run_ids: tuple[str, ...]
-    throughput: Estimate
-    """Samples a second."""
-    ratio: Estimate | None
-    """Throughput over the reference's (1); None for the reference itself."""
     is_paired: bool
-    """Whether repeats of both ran interleaved."""
-    peak_bytes: Estimate
-    """Memory of the rank that held most; see `dlbench.views.memory.numbers`."""
+    """Whether its repeats and the reference's ran interleaved."""
+    throughput: Estimate
+    ratio: Estimate | None
+    """Throughput over the reference's; None for the reference itself."""
+    peak: Estimate
+    """Memory of the rank that held most, bytes; see `dlbench.views.memory.numbers`."""
     memory_ratio: Estimate | None
-    joules: Estimate | None
-    """Of a sample; None where not told."""
-    joules_kind: Kind | None
-    joules_ratio: Estimate | None
-    """Over the reference's (1)."""
+    energy_per_sample: Estimate | None
+    """None where it was not measured."""
+    energy_of: Kind | Literal[""]
+    energy_ratio: Estimate | None
     loss: Estimate | None
-    """Of the last step, mean over ranks; None where it was not finite."""
+    """Of the last step, mean over ranks; None where it was finite in no run."""
     num_not_finite: int
     """Runs whose last loss was not finite."""
     quality: Estimate | None
     """Last evaluation of runs to a quality."""
     num_reached: int | None
-    """Runs that met their target; None for runs of speed."""
+    """Runs that reached their target; None for runs that measure speed."""
+    num_runs: int
     overflow_steps: Estimate | None
-    """Steps left out because a gradient overflowed; fp16 only."""
+    """Steps that were skipped because a gradient overflowed; fp16 only."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecisionPair:
+class PrecisionComparison:
     """Groups that differ in nothing but precision."""
 
     id: str
-    groups: tuple[Group, ...]
-    """By precision, the reference first."""
+    label: str
+    """What they have in common."""
+    reference: str
+    groups: tuple[str, ...]
+    """Ids of the groups, by precision, the reference first."""
+    sample_unit: str
     rows: tuple[PrecisionRow, ...]
     """By rank count, then precision, where two or more precisions ran."""
+    caption: str
+    verdict: str
+    notes: tuple[str, ...]
 
 
 def without_precision(run: Run) -> str:
@@ -78,22 +85,48 @@ def without_precision(run: Run) -> str:
     return group_id(replace(run, plan=plan.model_copy(update={"workload": workload})))
 
 
-def precision_pairs(groups: Sequence[Group], table: RunTable, readings: MachineReadings) -> tuple[PrecisionPair, ...]:
+def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionComparison, ...]:
     """All sets of groups with two or more precisions, in the order of the groups."""
+    readings = machine_readings(table)
     found: dict[str, list[Group]] = {}
     for group in groups:
         found.setdefault(without_precision(group.sample), []).append(group)
-    pairs = []
+    comparisons = []
     for digest, members in found.items():
         # Two groups of one precision differ in its settings; they are no pair of precisions.
         by_precision = {_precision(group): group for group in reversed(members)}
         if len(by_precision) < 2:
             continue
-        ordered = tuple(sorted(by_precision.values(), key=lambda group: PRECISIONS.index(_precision(group))))
+        ordered = sorted(by_precision.values(), key=lambda group: PRECISIONS.index(_precision(group)))
         rows = _rows(ordered, readings)
         if rows:
-            pairs.append(PrecisionPair(id=digest, groups=ordered, rows=rows))
-    return tuple(pairs)
+            comparisons.append(_comparison(digest, ordered, rows))
+    return tuple(comparisons)
+
+
+def _comparison(digest: str, groups: Sequence[Group], rows: tuple[PrecisionRow, ...]) -> PrecisionComparison:
+    plan = groups[0].sample.plan
+    reference = _precision(groups[0])
+    last = rows[-1]
+    ratios = {
+        row.precision: row.ratio
+        for row in rows
+        if (row.ranks, row.nodes) == (last.ranks, last.nodes) and row.ratio is not None
+    }
+    return PrecisionComparison(
+        id=digest,
+        label=words.label(plan),
+        reference=reference,
+        groups=tuple(group.id for group in groups),
+        sample_unit=plan.workload.sample_unit,
+        rows=rows,
+        caption=words.caption(plan),
+        verdict=words.verdict(last.ranks, last.nodes, ratios, reference),
+        notes=words.notes(
+            is_interleaved=all(row.is_paired for row in rows if not row.is_reference),
+            is_finite=not any(row.num_not_finite for row in rows),
+        ),
+    )
 
 
 def _precision(group: Group) -> str:
@@ -120,29 +153,29 @@ class _Side:
         self.group, self.point = group, point
         runs = {run.plan.run_id: run for run in group.runs}
         self.runs = [runs[run_id] for run_id in point.run_ids]
+        self.speeds = {pairing_key(run): _speed(run) for run in self.runs}
         self.peaks = {pairing_key(run): float(_peak(run)) for run in self.runs}
-        self.kind: Kind | None = None
-        self.joules: dict[RunKey, float] = {}
-        energies = [(run, readings.energy_of(run)) for run in self.runs if _tells(run, readings)]
-        for kind in ("gpu", "host"):
-            told = ((pairing_key(run), energy.joules_per_sample(kind)) for run, energy in energies)
-            joules = {key: value for key, value in told if value}
-            if joules and self.kind is None:
-                self.kind, self.joules = kind, joules
-
-    @property
-    def speeds(self) -> dict[RunKey, float]:
-        """Samples a second."""
-        return {pairing_key(run): _speed(run) for run in self.runs}
+        self.energy_of: Kind | Literal[""] = ""
+        self.energies: dict[RunKey, float] = {}
+        for kind in ("GPUs", "processors"):
+            if not self.energies:
+                self.energies = _energies(self.runs, readings, kind)
+                self.energy_of = kind if self.energies else ""
 
 
-def _tells(run: Run, readings: MachineReadings) -> bool:
-    reading = readings.by_run.get(run.plan.run_id)
-    return reading is not None and reading.energy is not None
+def _energies(runs: Sequence[Run], readings: MachineReadings, kind: Kind) -> dict[RunKey, float]:
+    """Joules per sample of the runs whose samples were read and tell of this kind."""
+    found = {}
+    for run in runs:
+        reading = readings.by_run.get(run.plan.run_id)
+        joules = None if reading is None or reading.energy is None else reading.energy.energy_per_sample_j(kind)
+        if joules:
+            found[pairing_key(run)] = joules
+    return found
 
 
 def pairing_key(run: Run) -> RunKey:
-    """Block and repeat as if the precision had not been swept: runs with equal keys ran interleaved."""
+    """Block and repeat without the swept precision: runs with equal keys ran interleaved."""
     series = run.plan.series
     axes = {key: value for key, value in series.axes.items() if key.removeprefix("train.") not in PRECISION_KEYS}
     return " ".join([series.id, run.plan.created, *(f"{key}={axes[key]}" for key in sorted(axes))]), series.repeat
@@ -152,41 +185,42 @@ def _row(side: _Side, reference: _Side) -> PrecisionRow:
     is_reference = side is reference
     records = [run.record for run in side.runs if run.record is not None]
     losses = [_loss(run) for run in side.runs]
-    told = [loss for loss in losses if loss is not None]
+    finite = [loss for loss in losses if loss is not None]
     results = [record.quality for record in records if record.quality is not None]
     values = [result.evaluations[-1].value for result in results if result.evaluations]
-    last = [value for value in values if value is not None]
     overflows = [float(record.overflow_steps) for record in records if record.overflow_steps is not None]
-    has_joules = bool(side.joules and reference.joules and side.kind == reference.kind)
+    same_kind = side.energy_of == reference.energy_of
     return PrecisionRow(
         precision=_precision(side.group),
-        in_force=tuple(dict.fromkeys(record.precision for record in records if record.precision)),
+        in_force="; ".join(dict.fromkeys(record.precision for record in records if record.precision)),
         ranks=side.point.ranks,
         nodes=side.point.nodes,
         is_reference=is_reference,
-        run_ids=side.point.run_ids,
-        throughput=side.point.throughput,
-        ratio=None if is_reference else ratio_estimate(side.speeds, reference.speeds),
         is_paired=not is_reference and are_paired(side.speeds, reference.speeds),
-        peak_bytes=median_estimate(list(side.peaks.values())),
-        memory_ratio=None if is_reference or not _positive(side, reference) else _ratio(side.peaks, reference.peaks),
-        joules=median_estimate(list(side.joules.values())) if side.joules else None,
-        joules_kind=side.kind,
-        joules_ratio=_ratio(side.joules, reference.joules) if has_joules and not is_reference else None,
-        loss=median_estimate(told) if told else None,
-        num_not_finite=len(losses) - len(told),
-        quality=median_estimate(last) if last else None,
+        throughput=side.point.throughput.in_unit(f"{side.group.sample.plan.workload.sample_unit}/s"),
+        ratio=None if is_reference else ratio_estimate(side.speeds, reference.speeds),
+        peak=median_estimate(list(side.peaks.values()), "bytes"),
+        memory_ratio=None if is_reference else _ratio(side.peaks, reference.peaks),
+        energy_per_sample=_median(side.energies.values(), "J"),
+        energy_of=side.energy_of,
+        energy_ratio=_ratio(side.energies, reference.energies) if same_kind and not is_reference else None,
+        loss=_median(finite, "loss"),
+        num_not_finite=len(losses) - len(finite),
+        quality=_median([value for value in values if value is not None], "ratio"),
         num_reached=sum(result.reached for result in results) if results else None,
-        overflow_steps=median_estimate(overflows) if overflows else None,
+        num_runs=len(side.runs),
+        overflow_steps=_median(overflows, "steps"),
     )
 
 
-def _positive(side: _Side, reference: _Side) -> bool:
-    return min(side.peaks.values()) > 0 and min(reference.peaks.values()) > 0
+def _median(values: Collection[float], unit: str) -> Estimate | None:
+    return median_estimate(list(values), unit) if values else None
 
 
-def _ratio(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> Estimate:
-    return ratio_estimate(top, bottom)
+def _ratio(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> Estimate | None:
+    """None where a side is empty, or holds a value that is not positive."""
+    is_known = all(side and min(side.values()) > 0 for side in (top, bottom))
+    return ratio_estimate(top, bottom) if is_known else None
 
 
 def _peak(run: Run) -> int:
@@ -195,15 +229,15 @@ def _peak(run: Run) -> int:
 
 
 def _speed(run: Run) -> float:
-    """As `dlbench.reading.measures.measure`."""
+    """Samples per second, as `dlbench.reading.measures.measure` computes it."""
     assert run.record is not None
     ranks = run.record.ranks
     return sum(rank.samples for rank in ranks) / max(rank.measured_s for rank in ranks)
 
 
 def _loss(run: Run) -> float | None:
-    """Mean over ranks; None where a rank's is not finite."""
+    """Of the last step, mean over ranks; None where a rank's is not finite."""
     assert run.record is not None
     losses = [rank.last_loss for rank in run.record.ranks]
-    told = [loss for loss in losses if loss is not None]
-    return sum(told) / len(told) if len(told) == len(losses) else None
+    finite = [loss for loss in losses if loss is not None]
+    return sum(finite) / len(finite) if len(finite) == len(losses) else None

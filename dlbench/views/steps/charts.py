@@ -12,8 +12,9 @@ from dlbench.report.model import Group
 from dlbench.report.wording import PART_TITLES, figure_text, percent
 from dlbench.units import format_seconds
 from dlbench.views.steps import tables as steps_tables
-from dlbench.views.steps.model import RankMap, StepPoint, StepTimes
-from dlbench.views.steps.tables import DRAWN, place, row_title, steps_of
+from dlbench.views.steps.numbers import RankMap, StepPoint, StepTimes
+from dlbench.views.steps.tables import DRAWN, steps_of
+from dlbench.views.steps.words import place, row_title
 
 MAX_MARKS = 60
 """Outlier steps in a chart; the ones with the largest ratio."""
@@ -171,7 +172,7 @@ def _outliers(group: Group, found: StepTimes) -> Chart:
         group,
         name="outlier-steps",
         title=f"Steps beyond the fence at {place(point)}",
-        alt=f"{point.num_outliers} of {point.num_steps} steps ({percent(point.num_outliers / point.num_steps, 2)}) at "
+        alt=f"{point.num_outliers} of {point.num_steps} steps ({percent(point.pooled_outlier_share, 2)}) at "
         f"{place(point)} are far longer than the others{more}. {words}.",
         table=steps_tables.outliers(StepTimes(points=(point,), map=found.map), MAX_MARKS),
         size=(WIDE, _OUTLIERS_HEIGHT),

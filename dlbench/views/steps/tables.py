@@ -12,13 +12,11 @@ from dlbench.report.wording import (
     PART_TITLES,
     basis_text,
     figure_text,
-    percent,
-    place_text,
 )
-from dlbench.stats.estimates import Estimate
 from dlbench.stats.figure import Cell, figure_columns
 from dlbench.units import format_seconds
-from dlbench.views.steps.model import MapRow, RankMap, StepPoint, StepTimes
+from dlbench.views.steps.numbers import MapRow, RankMap, StepPoint, StepTimes
+from dlbench.views.steps.words import correlation_text, map_text, outliers_text, place, row_title
 
 DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98, 99, 100)
 """Percents of the quantiles that are drawn and stand in tables for people."""
@@ -39,11 +37,6 @@ def steps_of(group: Group) -> StepTimes:
     """Of a group that has them."""
     assert group.step_times is not None
     return group.step_times
-
-
-def place(point: StepPoint | RankMap) -> str:
-    """Where a point is."""
-    return place_text(point.ranks, point.nodes)
 
 
 def _where(group: Group, point: StepPoint) -> dict[str, Cell]:
@@ -117,20 +110,13 @@ def summary(found: StepTimes) -> Table:
             f"{point.num_steps:,}",
             f"{point.num_warmup:,}",
             *map(figure_text, (point.p50, point.p95, point.p99, point.longest, point.fence)),
-            f"{point.num_outliers:,} ({percent(point.num_outliers / point.num_steps, 2)})",
+            outliers_text(point),
             "not known" if point.autocorrelation is None else correlation_text(point.autocorrelation),
             basis_text(point.p50),
         )
         for point in found.points
     ]
     return rows
-
-
-def correlation_text(figure: Estimate) -> str:
-    """A correlation with its interval, to the hundredth."""
-    if figure.low is None or figure.high is None:
-        return f"{figure.value:.2f}"
-    return f"{figure.value:.2f} [{figure.low:.2f}, {figure.high:.2f}]"
 
 
 def _outliers(group: Group, found: StepTimes) -> Sheet:
@@ -235,26 +221,6 @@ def rank_sheets(group: Group) -> list[Sheet]:
             rows=tuple({"group": group.id, "label": group.label, **_row_columns(found, row)} for row in found.rows),
         )
     ]
-
-
-def map_text(found: RankMap) -> str:
-    """What a cell of the map is, and of which run."""
-    columns = found.last_step - found.step_starts[0] + 1
-    joined = ["the largest of the ranks of a row"] if len(found.rows) < found.ranks else []
-    joined += ["means over neighbouring steps"] if len(found.step_starts) < columns else []
-    how = f" ({', '.join(joined)})" if joined else ""
-    return (
-        f"Own work: the step without exchange, relative to the median over all ranks and steps{how}. The run in the "
-        f"middle, by its median step, of {found.num_runs} at {place(found)}; steps {found.step_starts[0]} to "
-        f"{found.last_step}, those before are warm-up."
-    )
-
-
-def row_title(row: MapRow) -> str:
-    """``rank 5``, ``ranks 16 to 31``."""
-    if row.first_rank == row.last_rank:
-        return f"rank {row.first_rank}"
-    return f"ranks {row.first_rank} to {row.last_rank}"
 
 
 def rank_rows(found: Sequence[MapRow]) -> Table:

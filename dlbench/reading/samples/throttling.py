@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dlbench.reading.energy_integral import counter_curve, joined
-from dlbench.reading.gpu_use import computes_on_gpu, gpus_of_ranks
-from dlbench.reading.node_samples import (
+from dlbench.reading.samples.gpu_use import computes_on_gpu, gpus_of_ranks
+from dlbench.reading.samples.integral import counter_curve, joined
+from dlbench.reading.samples.node_samples import (
     Interval,
     NodeSamples,
     measured_window,
@@ -60,8 +60,8 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
 
     Args:
         run: with a record.
-        window_of: `dlbench.reading.node_samples.measured_window` of a node, for callers that have it; None: it is
-            read.
+        window_of: the measured window of a node (`node_samples.measured_window`), for callers that have it; None: it
+            is read.
 
     Returns:
         The share, or None where nothing tells; and the evidence, or the reason.

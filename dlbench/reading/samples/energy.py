@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from dlbench.reading.energy_integral import NOTHING
-from dlbench.reading.energy_sources import (
+from dlbench.reading.samples.energy_sources import (
     ENERGY_FIELDS,
     MIN_COVERAGE,
     Kind,
@@ -17,8 +16,9 @@ from dlbench.reading.energy_sources import (
     host_sources,
     source_doubts,
 )
-from dlbench.reading.gpu_use import GpuUse, computes_on_gpu, gpus_of_ranks
-from dlbench.reading.node_samples import (
+from dlbench.reading.samples.gpu_use import GpuUse, computes_on_gpu, gpus_of_ranks
+from dlbench.reading.samples.integral import NOTHING
+from dlbench.reading.samples.node_samples import (
     STAGES,
     NodeCourse,
     NodeReader,
@@ -44,13 +44,13 @@ class StageEnergy:
 
     joules: float
     """Of what was sampled."""
-    coverage: float
+    sampled_share: float
     """Sampled share of the time of all sources (1)."""
     seconds: float
     """Mean time of a node in this stage."""
     filled_joules: float | None
     """Unsampled time taken to be like the rest, each source by itself; None below `MIN_COVERAGE` of one of them."""
-    power_w: float | None
+    mean_power_w: float | None
     """Mean power of all sources together; None where nothing was sampled."""
 
 
@@ -87,13 +87,13 @@ class RunEnergy:
         total = reduce(add, amounts)
         return StageEnergy(
             joules=total.value,
-            coverage=total.coverage,
+            sampled_share=total.coverage,
             seconds=total.length_ns / len(amounts) / 1e9,
             filled_joules=sum(amount.value / amount.coverage for amount in amounts) if is_whole else None,
-            power_w=sum(rate for rate in told if rate is not None) if None not in told else None,
+            mean_power_w=sum(rate for rate in told if rate is not None) if None not in told else None,
         )
 
-    def joules_per_sample(self, kind: Kind) -> float | None:
+    def energy_per_sample_j(self, kind: Kind) -> float | None:
         """Energy of the measured stage over its samples; None where there is no figure, or too little was sampled."""
         measured = self.stage(kind, "measured")
         if measured is None or measured.filled_joules is None or not self.num_samples:
@@ -127,8 +127,8 @@ def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
     for node in nodes_of(run):
         reason = why_not_sampled(run, node)
         if reason:
-            why.setdefault("host", reason)
-            why.setdefault("gpu", reason)
+            why.setdefault("processors", reason)
+            why.setdefault("GPUs", reason)
             continue
         samples = read(run, node, lambda name: ENERGY_FIELDS.fullmatch(name) is not None)
         course = node_course(run, node)
@@ -138,9 +138,9 @@ def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
         sources += found
         # A node that does no work on a GPU takes nothing from the figures of those that do.
         if not found and (computes_on_gpu(run, node) or not _has_gpu(run)):
-            why.setdefault("gpu", _on(samples, use.how if not use.gpus else _why_no_gpu(samples, use)))
+            why.setdefault("GPUs", _on(samples, use.how if not use.gpus else _why_no_gpu(samples, use)))
         if isinstance(host, str):
-            why.setdefault("host", _on(samples, host))
+            why.setdefault("processors", _on(samples, host))
         else:
             sources += host
         if not use.is_certain:
@@ -148,7 +148,7 @@ def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
         doubts += _course_doubts(samples, course)
         doubts += [_on(samples, f"failed on the way: {text}") for text in samples.failures if "energy" in text]
     doubts += [text for source in sources if source.kind not in why for text in source_doubts(source)]
-    if "host" not in why:
+    if "processors" not in why:
         notes.append(WHOLE_NODE)
     return RunEnergy(
         run_id=run.plan.run_id,

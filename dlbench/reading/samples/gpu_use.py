@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dlbench.reading.node_samples import NodeSamples, node_ranks
+from dlbench.reading.samples.node_samples import NodeSamples, node_ranks
 from dlbench.records.scan import Run
 
 _VISIBLE = "variable.CUDA_VISIBLE_DEVICES"

@@ -1,16 +1,15 @@
-"""The systems that runs ran on, in the fields of MLPerf's system descriptions, with what nobody recorded."""
+"""The systems that runs ran on, in the fields of MLPerf's system descriptions, and which fields were not recorded."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dlbench.exports.mllog import Statement
-from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, to_system_description
+from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, system_fields
 from dlbench.reading.run_table import RunTable
 from dlbench.records.scan import Run
-from dlbench.report.wording import clean
-from dlbench.views.precision import model
+from dlbench.report.wording import runs_text
 
 MAX_HOSTS = 24
 MAX_TEXTS = 6
@@ -42,7 +41,24 @@ _VARIABLES = ("NCCL_", "GLOO_", "UCX_", "HOROVOD_", "OMP_", "KMP_")
 """Variables that say how the system was used."""
 
 
-def systems(table: RunTable) -> tuple[model.SystemDescription, ...]:
+@dataclass(frozen=True, kw_only=True)
+class SystemDescription:
+    """One system that runs of the report ran on."""
+
+    id: str
+    name: str
+    title: str
+    num_runs: int
+    hosts: tuple[str, ...]
+    """Hosts of the records, at most `MAX_HOSTS`."""
+    num_hosts: int
+    fields: tuple[tuple[str, str], ...]
+    """Title and text of each known field; several texts where runs differ."""
+    unknown: tuple[str, ...]
+    """Titles of the fields that no run recorded."""
+
+
+def systems(table: RunTable) -> tuple[SystemDescription, ...]:
     """Each system by its name in the plans, most runs first."""
     found: dict[str, list[Run]] = {}
     for run in table.runs.values():
@@ -52,13 +68,13 @@ def systems(table: RunTable) -> tuple[model.SystemDescription, ...]:
     return tuple(_system(name, runs) for name, runs in ordered)
 
 
-def _system(name: str, runs: Sequence[Run]) -> model.SystemDescription:
+def _system(name: str, runs: Sequence[Run]) -> SystemDescription:
     looked_at = runs[:: -(-len(runs) // MAX_DESCRIBED)]
-    told = [_described(run) for run in looked_at]
+    descriptions = [system_fields(run, Statement()) for run in looked_at]
     hosts = dict.fromkeys(rank.host for run in looked_at if run.record for rank in run.record.ranks)
     fields, unknown = [], []
     for key, title in _TITLES.items():
-        texts = [own[key] for own in told]
+        texts = [description[key] for description in descriptions]
         if set(texts) <= {NOT_RECORDED}:
             unknown.append(title)
         elif not (key.startswith("accelerator_") and set(texts) <= {NO_ACCELERATOR} and title != "GPU"):
@@ -66,25 +82,20 @@ def _system(name: str, runs: Sequence[Run]) -> model.SystemDescription:
     fields += _of_plans(looked_at)
     if len(looked_at) < len(runs):
         fields.append(("Looked at", f"{len(looked_at)} of {len(runs)} runs"))
-    return model.SystemDescription(
-        id=clean(name, 100),
-        name=clean(name, 100),
-        title=clean(runs[0].plan.system.title, 300),
+    return SystemDescription(
+        id=name,
+        name=name,
+        title=runs[0].plan.system.title,
         num_runs=len(runs),
-        hosts=tuple(clean(host, 64) for host in list(hosts)[:MAX_HOSTS]),
+        hosts=tuple(hosts)[:MAX_HOSTS],
         num_hosts=len(hosts),
-        fields=tuple((title, clean(text, 1000)) for title, text in fields),
+        fields=tuple(fields),
         unknown=tuple(unknown),
     )
 
 
-def _described(run: Run) -> dict[str, str]:
-    content: dict[str, str] = json.loads(to_system_description(run, Statement()))
-    return content
-
-
 def _joined(texts: Sequence[str]) -> str:
-    """One text where all agree; else each with the number of runs behind it."""
+    """One text where all runs agree; else each text with its number of runs."""
     counts: dict[str, int] = {}
     for text in texts:
         counts[text] = counts.get(text, 0) + 1
@@ -93,7 +104,7 @@ def _joined(texts: Sequence[str]) -> str:
     if all(text.isdecimal() for text in counts):
         return ", ".join(sorted(counts, key=int))
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{text} ({count} run{'s' * (count != 1)})" for text, count in ordered[:MAX_TEXTS]]
+    shown = [f"{text} ({runs_text(count)})" for text, count in ordered[:MAX_TEXTS]]
     more = [f"and {len(ordered) - MAX_TEXTS} others"] if len(ordered) > MAX_TEXTS else []
     return "; ".join([*shown, *more])
 

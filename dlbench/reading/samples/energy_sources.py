@@ -15,11 +15,12 @@ from functools import reduce
 from operator import add
 from typing import Literal
 
-from dlbench.reading.energy_integral import NOTHING, Amount, Curve, counter_curve, rate_curve
-from dlbench.reading.gpu_use import GpuUse
-from dlbench.reading.node_samples import NodeCourse, NodeSamples
+from dlbench.reading.samples.gpu_use import GpuUse
+from dlbench.reading.samples.integral import NOTHING, Amount, Curve, counter_curve, rate_curve
+from dlbench.reading.samples.node_samples import NodeCourse, NodeSamples
 
-Kind = Literal["gpu", "host"]
+Kind = Literal["GPUs", "processors"]
+KINDS: tuple[Kind, ...] = ("GPUs", "processors")
 Method = Literal["energy counter", "energy counter with reset", "power over time stamps"]
 
 MIN_COVERAGE = 0.9
@@ -85,7 +86,7 @@ def _gpu_source(samples: NodeSamples, course: NodeCourse, name: str) -> SourceEn
         method: Method = "power over time stamps"
     else:
         method = "energy counter with reset" if chosen[0].resets else "energy counter"
-    return _source(samples, course, name, "gpu", *chosen, method, _check(counter, rate, course))
+    return _source(samples, course, name, "GPUs", *chosen, method, _check(counter, rate, course))
 
 
 def _check(counter: Curve | None, rate: Curve | None, course: NodeCourse) -> float | None:
@@ -114,7 +115,7 @@ def host_sources(samples: NodeSamples, course: NodeCourse) -> tuple[SourceEnergy
         if not any(amount.known_ns for amount in amounts):
             return f"{name} was never read twice in a stage of the run"
         method: Method = "energy counter with reset" if curve.resets else "energy counter"
-        found.append(_source(samples, course, name, "host", curve, amounts, method, None))
+        found.append(_source(samples, course, name, "processors", curve, amounts, method, None))
     return tuple(found)
 
 

@@ -1,0 +1,71 @@
+"""Sentences on a comparison of precisions: what is compared, under which conditions, and which one is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dlbench.report.wording import ENGINE_TITLES, basis_text, place_text, times_text
+from dlbench.specs.plan import RunPlan
+from dlbench.stats.estimates import Estimate
+
+_LOSS_CAPTION = "loss: mean over ranks of the last step's, of one batch each, so that it scatters from run to run"
+
+
+def label(plan: RunPlan) -> str:
+    """What the groups have in common, in short."""
+    return (
+        f"{plan.workload.name}, {plan.workload.preset} preset, {ENGINE_TITLES[plan.engine.name]}, "
+        f"{plan.series.scaling} scaling"
+    )
+
+
+def caption(plan: RunPlan) -> str:
+    """The conditions, with the reference: `plan` is of one of its runs."""
+    unit = plan.workload.sample_unit
+    batch = (
+        f"{plan.global_batch} {unit} in all"
+        if plan.series.scaling == "strong"
+        else f"{plan.workload.train.batch_per_rank} {unit} a rank"
+    )
+    data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
+    return (
+        f"{label(plan)}; {batch}; {data}; on {plan.system.name}; ratios over {plan.workload.train.precision} at the "
+        f"same rank count; {_LOSS_CAPTION}; {plan.workload.notice}."
+    )
+
+
+def verdict(ranks: int, nodes: int, ratios: Mapping[str, Estimate], reference: str) -> str:
+    """Of one rank count; an interval that holds 1 decides nothing.
+
+    Args:
+        ranks: the rank count.
+        nodes: on so many nodes.
+        ratios: throughput over the reference's, by precision.
+        reference: the precision that the others are compared with.
+    """
+    parts = [
+        f"{precision} {_judged(ratio)} {reference}, {times_text(ratio)} ({basis_text(ratio)})"
+        for precision, ratio in ratios.items()
+    ]
+    return f"At {place_text(ranks, nodes)}: {'; '.join(parts)}."
+
+
+def _judged(ratio: Estimate) -> str:
+    if ratio.kind != "bootstrap 95 %" or ratio.low is None or ratio.high is None:
+        return "has too few runs for a verdict against"
+    if ratio.low > 1:
+        return "is faster than"
+    return "is slower than" if ratio.high < 1 else "cannot be told from"
+
+
+def notes(*, is_interleaved: bool, is_finite: bool) -> tuple[str, ...]:
+    """What weakens the comparison, in phrases."""
+    found = []
+    if not is_interleaved:
+        found.append(
+            "not all repeats ran interleaved, so drift of the machine is part of these ratios; one sweep interleaves "
+            "them: --sweep train.precision=fp32,bf16"
+        )
+    if not is_finite:
+        found.append("runs whose loss was not finite are valid in speed only; see the loss column")
+    return tuple(found)
