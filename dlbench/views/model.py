@@ -105,26 +105,6 @@ class Group:
         return self.views.get("exchange")
 
     @property
-    def data_path(self) -> Any:
-        """Transitional."""
-        return self.views.get("data_path")
-
-    @property
-    def memory(self) -> Any:
-        """Transitional."""
-        return self.views.get("memory")
-
-    @property
-    def telemetry(self) -> Any:
-        """Transitional."""
-        return self.views.get("telemetry")
-
-    @property
-    def energy(self) -> Any:
-        """Transitional."""
-        return self.views.get("energy")
-
-    @property
     def outlook(self) -> Any:
         """Transitional."""
         return self.views.get("outlook")

@@ -7,14 +7,15 @@ from typing import Any, cast
 from dlbench.history.page.view import history_view
 from dlbench.report.document import Section
 from dlbench.views.causes.view import CausesView
+from dlbench.views.data_path.view import DataPathView
 from dlbench.views.differences import view as differences_view
 from dlbench.views.differences.numbers import differences
+from dlbench.views.energy.view import EnergyView
 from dlbench.views.exchange import assemble as exchange_assemble
 from dlbench.views.exchange.charts import exchange_charts
 from dlbench.views.forecast import assemble as forecast_assemble
 from dlbench.views.forecast import views as forecast_views
-from dlbench.views.machine import assemble as machine_assemble
-from dlbench.views.machine import views as machine_views
+from dlbench.views.memory.view import MemoryView
 from dlbench.views.model import Group, Report
 from dlbench.views.old_view import Sheet as OldSheet
 from dlbench.views.old_view import View
@@ -34,6 +35,7 @@ from dlbench.views.sweep import assemble as sweep_assemble
 from dlbench.views.sweep.charts import sweep_charts
 from dlbench.views.systems import view as systems_view
 from dlbench.views.systems.numbers import systems
+from dlbench.views.telemetry.view import TelemetryView
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, Views
 from dlbench.views.waterfall.view import WaterfallView
 
@@ -123,7 +125,6 @@ def _training(titles: tuple[str, ...]) -> Any:
     return sheets
 
 
-_MACHINE = {view.id: view for view in machine_views.VIEWS}
 _RUNS = {view.id: view for view in (*precision_view.VIEWS, *differences_view.VIEWS, *systems_view.VIEWS)}
 _FORECAST = {view.id: view for view in forecast_views.VIEWS}
 
@@ -166,10 +167,10 @@ GROUP_VIEWS: tuple[GroupView, ...] = (
         "exchange",
         lambda source: exchange_assemble.exchange(source.group),
     ),
-    _Old(_MACHINE["data-path"], "data_path", lambda source: machine_assemble.data_path(source.group, source.table)),
-    _Old(_MACHINE["memory"], "memory", lambda source: machine_assemble.memory(source.group, source.table)),
-    _Old(_MACHINE["telemetry"], "telemetry", lambda source: machine_assemble.telemetry(source.group, source.table)),
-    _Old(_MACHINE["energy"], "energy", lambda source: machine_assemble.energy(source.group, source.table)),
+    DataPathView(),
+    MemoryView(),
+    TelemetryView(),
+    EnergyView(),
     _Old(
         View(
             id="noise",
