@@ -202,6 +202,14 @@ class Sheet(Generic[R]):
         ]
 
 
+def times_cell(factor: Estimate | None) -> Cell:
+    """A factor, e.g. ``1.80x [1.75, 1.86]``; an en dash for none."""
+    if factor is None:
+        return Cell(DASH)
+    ends = "" if factor.low is None or factor.high is None else f"[{factor.low:.2f}, {factor.high:.2f}]"
+    return Cell(f"{factor.value:.2f}x", ends, number=factor.value)
+
+
 def text_sheet(
     name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = ""
 ) -> Sheet[Any]:
