@@ -70,7 +70,7 @@ def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
             lambda row: times_cell(row.energy_ratio),
             has_interval=True,
         ),
-        Column("last_loss", "Loss of the last step", lambda row: row.loss, _loss, has_interval=True, is_brief=True),
+        Column("last_loss", "Loss of the last step", lambda row: row.loss, _loss, has_interval=True),
         Column("runs_not_finite", "", lambda row: row.num_not_finite),
         Column(
             "last_quality",
