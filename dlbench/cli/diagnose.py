@@ -137,27 +137,30 @@ def _write(
     slurm: dict[str, float] | None,
 ) -> None:
     if chosen == "json":
+        from dlbench.report.formats.json import as_plain
         from dlbench.views.causes.diagnosis_json import to_json
-        from dlbench.views.decomposition.text import decomposition_json
+        from dlbench.views.decomposition.numbers import decompositions
         from dlbench.views.energy.text import energy_json
         from dlbench.views.telemetry.text import telemetry_json
 
         further = {
             "telemetry": telemetry_json(runs),
             "energy": energy_json(energy, slurm),
-            "decomposition": decomposition_json(scanned),
+            "decomposition": as_plain(decompositions(scanned.runs)),
         }
         write_output(to_json(found, further).encode("utf-8"), output)
         return
+    from dlbench.report.wording import clean
     from dlbench.views.causes.diagnosis_text import show, to_text
-    from dlbench.views.decomposition.text import decomposition_lines
+    from dlbench.views.decomposition.numbers import decompositions
+    from dlbench.views.decomposition.view import decomposition_lines
     from dlbench.views.energy.text import energy_lines
     from dlbench.views.telemetry.text import telemetry_lines
 
     lines = (
         ("Telemetry: means over the measured steps", telemetry_lines(runs)),
         ("Energy", energy_lines(energy, slurm)),
-        ("Decomposition", decomposition_lines(scanned)),
+        ("Decomposition", [clean(line) for line in decomposition_lines(decompositions(scanned.runs))]),
     )
     if output is None and sys.stdout.isatty():
         from rich.console import Console

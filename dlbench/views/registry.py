@@ -9,8 +9,7 @@ from dlbench.report.document import Missing, Section
 from dlbench.views.causes import assemble as causes_assemble
 from dlbench.views.causes import views as causes_views
 from dlbench.views.data_path.view import DataPathView
-from dlbench.views.differences import view as differences_view
-from dlbench.views.differences.numbers import differences
+from dlbench.views.differences.view import DifferencesView
 from dlbench.views.energy.view import EnergyView
 from dlbench.views.exchange import assemble as exchange_assemble
 from dlbench.views.exchange.charts import exchange_charts
@@ -21,20 +20,17 @@ from dlbench.views.model import Group, Report
 from dlbench.views.old_view import Sheet as OldSheet
 from dlbench.views.old_view import View
 from dlbench.views.parts.view import PartsView
-from dlbench.views.precision import view as precision_view
-from dlbench.views.precision.numbers import precisions
+from dlbench.views.precision.view import PrecisionView
 from dlbench.views.quality import assemble as training_assemble
 from dlbench.views.quality import tables as training_tables
 from dlbench.views.quality.charts import quality_charts
 from dlbench.views.runs.view import EnvironmentView, RunsView, WithoutFiguresView
 from dlbench.views.scaling.view import ScalingView
-from dlbench.views.steps import view as steps_view
-from dlbench.views.steps.numbers import step_times
+from dlbench.views.steps.view import RanksView, StepsView
 from dlbench.views.summary.view import SummaryView
 from dlbench.views.sweep import assemble as sweep_assemble
 from dlbench.views.sweep.charts import sweep_charts
-from dlbench.views.systems import view as systems_view
-from dlbench.views.systems.numbers import systems
+from dlbench.views.systems.view import SystemsView
 from dlbench.views.telemetry.view import TelemetryView
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView
 
@@ -125,8 +121,6 @@ def _training(titles: tuple[str, ...]) -> Any:
 
 
 _CAUSES = {view.id: view for view in causes_views.VIEWS}
-_STEPS = {view.id: view for view in steps_view.VIEWS}
-_RUNS = {view.id: view for view in (*precision_view.VIEWS, *differences_view.VIEWS, *systems_view.VIEWS)}
 _FORECAST = {view.id: view for view in forecast_views.VIEWS}
 
 GROUP_VIEWS: tuple[GroupView, ...] = (
@@ -153,8 +147,8 @@ GROUP_VIEWS: tuple[GroupView, ...] = (
     _Old(_CAUSES["causes"], "causes", lambda source: causes_assemble.causes(source.group, source.table)),
     _Old(_CAUSES["stragglers"]),
     PartsView(),
-    _Old(_STEPS["steps"], "step_times", lambda source: step_times(source.group, source.table)),
-    _Old(_STEPS["ranks"]),
+    StepsView(),
+    RanksView(),
     _Old(
         View(
             id="exchange",
@@ -220,9 +214,9 @@ OPENING: tuple[ReportView, ...] = (
 
 CLOSING: tuple[ReportView, ...] = (
     _OldReport(_CAUSES["slow-nodes"]),
-    _OldReport(_RUNS["precision"], "precisions", lambda source: precisions(source.groups, source.table)),
-    _OldReport(_RUNS["differences"], "differences", lambda source: differences(source.table)),
-    _OldReport(_RUNS["systems"], "systems", lambda source: systems(source.table)),
+    PrecisionView(),
+    DifferencesView(),
+    SystemsView(),
     _OldReport(history_view(lambda report: report.history), "history", lambda source: source.history),
     _OldReport(
         View(
