@@ -128,6 +128,16 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
     )
 
 
+def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
+    """The figures of a run, or, in a sentence, why it has none."""
+    if run.state != "valid":
+        return None, f"{run.plan.run_id} is {run.state}: {run.story}"
+    try:
+        return measure(run), ""
+    except IncompleteDataError as error:
+        return None, str(error)
+
+
 def _parts(step_ns: Times, phase_ns: dict[str, Times]) -> dict[str, float]:
     """Mean seconds a step of each part. Sums are taken over integers, so the order of ranks cannot matter."""
     count = step_ns.size

@@ -8,8 +8,7 @@ from dlbench.history.page.view import history_view
 from dlbench.report.document import Section
 from dlbench.views.causes.view import CausesView
 from dlbench.views.data_path.view import DataPathView
-from dlbench.views.differences import view as differences_view
-from dlbench.views.differences.numbers import differences
+from dlbench.views.differences.view import DifferencesView
 from dlbench.views.energy.view import EnergyView
 from dlbench.views.exchange import assemble as exchange_assemble
 from dlbench.views.exchange.charts import exchange_charts
@@ -20,8 +19,7 @@ from dlbench.views.model import Group, Report
 from dlbench.views.old_view import Sheet as OldSheet
 from dlbench.views.old_view import View
 from dlbench.views.parts.view import PartsView
-from dlbench.views.precision import view as precision_view
-from dlbench.views.precision.numbers import precisions
+from dlbench.views.precision.view import PrecisionView
 from dlbench.views.quality import assemble as training_assemble
 from dlbench.views.quality import tables as training_tables
 from dlbench.views.quality.charts import quality_charts
@@ -33,8 +31,7 @@ from dlbench.views.stragglers.view import StragglersView
 from dlbench.views.summary.view import SummaryView
 from dlbench.views.sweep import assemble as sweep_assemble
 from dlbench.views.sweep.charts import sweep_charts
-from dlbench.views.systems import view as systems_view
-from dlbench.views.systems.numbers import systems
+from dlbench.views.systems.view import SystemsView
 from dlbench.views.telemetry.view import TelemetryView
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, Views
 from dlbench.views.waterfall.view import WaterfallView
@@ -125,7 +122,6 @@ def _training(titles: tuple[str, ...]) -> Any:
     return sheets
 
 
-_RUNS = {view.id: view for view in (*precision_view.VIEWS, *differences_view.VIEWS, *systems_view.VIEWS)}
 _FORECAST = {view.id: view for view in forecast_views.VIEWS}
 
 GROUP_VIEWS: tuple[GroupView, ...] = (
@@ -219,9 +215,9 @@ OPENING: tuple[ReportView, ...] = (
 
 CLOSING: tuple[ReportView, ...] = (
     SlowNodesView(),
-    _OldReport(_RUNS["precision"], "precisions", lambda source: precisions(source.groups, source.table)),
-    _OldReport(_RUNS["differences"], "differences", lambda source: differences(source.table)),
-    _OldReport(_RUNS["systems"], "systems", lambda source: systems(source.table)),
+    PrecisionView(),
+    DifferencesView(),
+    SystemsView(),
     _OldReport(history_view(lambda report: report.history), "history", lambda source: source.history),
     _OldReport(
         View(
