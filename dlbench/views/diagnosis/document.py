@@ -10,6 +10,7 @@ from dlbench.report.document import Document
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.views.assemble import assemble
 from dlbench.views.causes.view import CausesView
+from dlbench.views.decomposition.view import DecompositionView
 from dlbench.views.document import document_of
 from dlbench.views.model import Report
 from dlbench.views.runs.view import WithoutFiguresView
@@ -33,7 +34,7 @@ def diagnosis(
     """
     views = Views(
         group=(CausesView(network), StragglersView()),
-        closing=(SlowNodesView(), WithoutFiguresView()),
+        closing=(SlowNodesView(), DecompositionView(), WithoutFiguresView()),
     )
     report = assemble(scan, views=views, with_digests=False)
     report = dataclasses.replace(
