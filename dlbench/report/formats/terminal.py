@@ -79,7 +79,7 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
         if full or sheet.in_terminal:
             table = sheet.people(brief=not full)
             if table.rows:
-                title = _wrapped(sheet.title, width) if full and len(section.sheets) > 1 else []
+                title = _wrapped(sheet.title, width) if full and sheet.title != section.title else []
                 lines = whole(table, width) if full else fitted(table, width)
                 about = _wrapped(sheet.caption, width) if full else []
                 tables.append(Block(("", *title, *lines, *about)))

@@ -49,7 +49,7 @@ class DecompositionView(ReportView):
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """None where no series has variants."""
-        section = decomposition_section(report.views[self.key])  # type: ignore[arg-type]
+        section = decomposition_section(report.all_of(Decomposition))
         return () if section is None else (section,)
 
 
