@@ -228,7 +228,7 @@ class MemoryPoint:
     peak: Estimate
     """Bytes of the rank that held most: allocated on its GPU, or resident on a CPU."""
     resident: Estimate | None
-    """Resident bytes of a rank's process beside a GPU; None on a CPU, and in old records."""
+    """Resident bytes of a rank's process beside a GPU; None on a CPU, and where not known."""
     gpu_used_bytes: float | None
     host_used_bytes: float | None
 
