@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dlbench.views.sweep.cells import Cell, Setting
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +27,6 @@ from dlbench.specs.plan import RunPlan
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, student_p
 from dlbench.views.assemble import assemble
 from dlbench.views.sweep import words as sweep_words
-from dlbench.views.sweep.cells import Cell, Setting
 from dlbench.views.sweep.charts import sweep_charts
 from dlbench.views.sweep.numbers import Sweep, sweeps
 from tests.run_factory import Story, autotune_result, exchange_result, write_sweep, write_unfinished

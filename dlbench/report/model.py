@@ -11,15 +11,21 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 from dlbench.history.page.model import TrendsReport
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.model import CauseAccount
-from dlbench.views.exchange.model import ExchangePoint, Sweep
-from dlbench.views.forecast.model import Outlook
+from dlbench.views.exchange.numbers import ExchangePoint
+from dlbench.views.forecast.numbers import Forecast
+from dlbench.views.layers.numbers import LayerTable
 from dlbench.views.machine.model import DataPath, Energy, Memory, Telemetry
+from dlbench.views.noise.numbers import NoisePoint
 from dlbench.views.precision.model import PrecisionComparison, RunDifference, SystemDescription
-from dlbench.views.quality.model import LayerTable, NoisePoint, Quality, Utilisation
+from dlbench.views.quality.numbers import Quality
 from dlbench.views.steps.model import StepTimes
+from dlbench.views.sweep.numbers import Sweep
+from dlbench.views.utilisation.numbers import Utilisation
 
 FORMAT = "dlbench.report"
 VERSION = 1
@@ -134,7 +140,7 @@ class Group:
     memory: Memory | None
     telemetry: Telemetry | None
     energy: Energy | None
-    outlook: Outlook | None
+    outlook: Forecast | None
     """Laws, anchors and forecasts: nothing of it is measured."""
     next_step: str = ""
     """What to do next, in a sentence; empty where nothing suggests itself."""
@@ -252,9 +258,11 @@ class Report:
 
 
 def as_plain(value: Any) -> Any:
-    """Dataclasses, tuples and numbers as JSON has them; a number that is not finite becomes None."""
+    """Dataclasses, records, tuples and numbers as JSON has them; a number that is not finite becomes None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, BaseModel):
+        return {name: as_plain(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, list | tuple):
         return [as_plain(item) for item in value]
     if isinstance(value, float):

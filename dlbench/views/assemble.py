@@ -20,16 +20,19 @@ from dlbench.report.wording import ENGINE_TITLES, clean
 from dlbench.stats.figure import figure_of
 from dlbench.views import doubts, sheets
 from dlbench.views.causes import assemble as assemble_causes
-from dlbench.views.exchange import assemble as assemble_exchange
-from dlbench.views.forecast import assemble as assemble_outlook
+from dlbench.views.exchange.numbers import exchange_points
+from dlbench.views.forecast.numbers import forecast
+from dlbench.views.layers.numbers import layer_tables
 from dlbench.views.machine import assemble as assemble_machine
 from dlbench.views.methods import METHODS, not_shown
+from dlbench.views.noise.numbers import noise_points
 from dlbench.views.precision import assemble as assemble_runs
-from dlbench.views.quality import assemble as assemble_training
-from dlbench.views.quality.verdict import quality_verdict
+from dlbench.views.quality.numbers import group_quality
+from dlbench.views.quality.words import quality_verdict
 from dlbench.views.scaling.verdict import next_step, verdict
 from dlbench.views.steps import assemble as assemble_steps
-from dlbench.views.sweep import assemble as assemble_sweeps
+from dlbench.views.sweep.numbers import sweeps
+from dlbench.views.utilisation.numbers import utilisation
 
 TITLE = "dlbench scaling report"
 
@@ -64,8 +67,8 @@ def assemble(scan: Scan, history: TrendsReport | None = None) -> model.Report:
         dlbench_version=dlbench.__version__,
         notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
         groups=groups,
-        sweeps=assemble_sweeps.sweeps(table),
-        layers=assemble_training.layer_tables(found),
+        sweeps=sweeps(table),
+        layers=layer_tables(found),
         precisions=assemble_runs.precisions(found, table),
         differences=assemble_runs.differences(table),
         systems=assemble_runs.systems(table),
@@ -85,8 +88,8 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
     points = tuple(_point(point, unit, is_baseline=point is group.baseline) for point in group.points)
     settings = tuple((clean(k), clean(v)) for k, v in chosen_settings(group.sample).items())
     found = doubts.group_doubts(group, table)
-    quality = assemble_training.quality(group, table)
-    exchange = assemble_exchange.exchange(group)
+    quality = group_quality(group, table)
+    exchange = exchange_points(group)
     causes = assemble_causes.causes(group, table)
     is_crowded = any(doubt.code == "oversubscribed" for doubt in found)
     subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
@@ -119,8 +122,8 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
             for d in found
         ),
         quality=quality,
-        noise=assemble_training.noise(group),
-        utilisation=assemble_training.utilisation(group),
+        noise=noise_points(group),
+        utilisation=utilisation(group),
         exchange=exchange,
         causes=causes,
         step_times=assemble_steps.step_times(group, table),
@@ -128,7 +131,7 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         memory=assemble_machine.memory(group, table),
         telemetry=assemble_machine.telemetry(group, table),
         energy=assemble_machine.energy(group, table),
-        outlook=assemble_outlook.outlook(group, table, is_crowded=is_crowded),
+        outlook=forecast(group, table, is_crowded=is_crowded),
     )
 
 

@@ -8,7 +8,7 @@ from dlbench.report.view import View
 from dlbench.views.causes import views as causes_views
 from dlbench.views.exchange import tables as exchange_tables
 from dlbench.views.exchange.charts import exchange_charts
-from dlbench.views.forecast import views as outlook_views
+from dlbench.views.forecast import views as forecast_views
 from dlbench.views.machine import views as machine_views
 from dlbench.views.parts.charts import part_charts
 from dlbench.views.precision import views as runs_views
@@ -59,7 +59,7 @@ VIEWS: tuple[View, ...] = (
         charts=quality_charts,
     ),
     View(id="scaling", title="Scaling", place="group", charts=scaling_charts),
-    *outlook_views.VIEWS,
+    *forecast_views.VIEWS,
     *causes_views.VIEWS,
     View(id="parts", title="Where the time goes", place="group", charts=part_charts),
     *steps_views.VIEWS,

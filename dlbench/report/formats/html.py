@@ -30,6 +30,7 @@ from dlbench.report.charts.style import CONFIG
 from dlbench.report.formats import csv as delimited
 from dlbench.report.model import Group, Report
 from dlbench.report.view import Sheet, View
+from dlbench.views.layers.tables import layers as layers_table
 from dlbench.views.quality import tables as training_tables
 from dlbench.views.registry import VIEWS
 
@@ -196,7 +197,9 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         finalize=_keep_units,
     )
-    environment.globals.update(tabular=tabular, training_tables=training_tables, wording=wording)
+    environment.globals.update(
+        tabular=tabular, training_tables=training_tables, layers_table=layers_table, wording=wording
+    )
     return environment
 
 

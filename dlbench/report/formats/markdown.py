@@ -10,9 +10,10 @@ from dlbench.report.model import Group, Report
 from dlbench.report.view import Sheet, View
 from dlbench.report.wording import baseline_text, place_text, runs_text
 from dlbench.views import sheets
-from dlbench.views.exchange.model import Sweep
+from dlbench.views.layers.tables import layers as layers_table
 from dlbench.views.quality import tables as training_tables
 from dlbench.views.sweep import tables as sweep_tables
+from dlbench.views.sweep.numbers import Sweep
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$])")
 _LINE_START = re.compile(r"^(\s*\d*)([-+=#.)])(?=\s|#|$)")
@@ -51,7 +52,7 @@ def _lines(report: Report) -> Iterator[str]:
     for view, words, found in sheets.told_of_all(report):
         yield from _view(2, view, words, found)
     for layers in report.layers:
-        yield from _section(f"Layers: {escape(layers.title)}", training_tables.layers(layers), layers.layers)
+        yield from _section(f"Layers: {escape(layers.title)}", layers_table(layers), layers.layers)
     yield from _section("Runs", tabular.runs(report), report.runs)
     yield from _section("Runs without figures", tabular.without_figures(report), report.without_figures)
     yield from _list("Damaged files", report.damaged)

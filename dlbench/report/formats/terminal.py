@@ -12,8 +12,9 @@ from dlbench.report.wording import PART_TITLES, basis_text, figure_text, lost_te
 from dlbench.views import sheets
 from dlbench.views.exchange import tables as exchange_tables
 from dlbench.views.quality import tables as training_tables
-from dlbench.views.quality.model import Quality, Utilisation
+from dlbench.views.quality.numbers import Quality
 from dlbench.views.sweep import tables as sweep_tables
+from dlbench.views.utilisation.numbers import Utilisation
 
 if TYPE_CHECKING:
     from rich.console import Console

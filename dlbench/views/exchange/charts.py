@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from dlbench.records.exchange import Message
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE
 from dlbench.report.model import Group
 from dlbench.report.wording import figure_text, place_text
 from dlbench.units import format_bytes, format_seconds
 from dlbench.views.exchange import tables as exchange_tables
-from dlbench.views.exchange.model import ExchangePoint, Message
+from dlbench.views.exchange.numbers import ExchangePoint
 
 _ROW = 16
 _WAIT = "#9aa0a6"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from dlbench.report.model import Report
 from dlbench.stats.figure import Cell, figure_columns
-from dlbench.views.exchange.model import ExchangePoint
+from dlbench.views.exchange.numbers import ExchangePoint
 
 # Figure of a point -> its column; the ends of its interval get _low and _high behind it.
 _FIGURES = {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dlbench.records.exchange import Message
 from dlbench.report.model import Group
 from dlbench.report.tabular import Table
 from dlbench.report.wording import DASH, basis_text, figure_text, optional_figure, place_text, value_text
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes, format_seconds
-from dlbench.views.exchange.model import ExchangePoint, Message
+from dlbench.views.exchange.numbers import ExchangePoint
 
 NOT_MEASURED = "not measured"
 

@@ -9,13 +9,14 @@ from dlbench.report.charts.style import FORECAST, HEIGHT, MEASURED, MUTED, PUBLI
 from dlbench.report.model import Group
 from dlbench.report.tabular import Table
 from dlbench.report.wording import basis_text, figure_text, percent, place_text
-from dlbench.views.forecast.model import Law, Outlook
+from dlbench.views.forecast.laws import Law, efficiency_at
+from dlbench.views.forecast.numbers import Forecast
 
 CURVE = 33
 """Points of the law's line."""
 
 
-def outlook_charts(group: Group) -> list[Chart]:
+def forecast_charts(group: Group) -> list[Chart]:
     """Efficiency as measured, by the law, and as forecast; none without a law."""
     import altair as alt
 
@@ -32,7 +33,7 @@ def outlook_charts(group: Group) -> list[Chart]:
         finish(
             alt.layer(*_layers(alt, group, found, found.law)),
             group,
-            name="outlook",
+            name="forecast",
             title="Efficiency: measured, and by the law" if coming else "Efficiency: measured, against the law",
             alt=f"Measured efficiency over ranks (filled, solid): {told}. Not measured but by {found.law.name}'s law "
             f"(hollow, dotted): {then}." + (f" Published for the same work: {published}." if published else ""),
@@ -57,7 +58,7 @@ def _measured(group: Group) -> Rows:
     ]
 
 
-def _forecast(found: Outlook) -> Rows:
+def _forecast(found: Forecast) -> Rows:
     return [
         {
             "ranks": one.ranks,
@@ -80,12 +81,11 @@ def _curve(group: Group, law: Law, last: int) -> Rows:
     found = []
     for ranks in steps:
         ratio = ranks / base
-        value = 1 / (fraction * ratio + 1 - fraction) if law.name == "Amdahl" else 1 - fraction * (1 - 1 / ratio)
-        found.append({"ranks": round(ranks, 4), "value": round(value, 6)})
+        found.append({"ranks": round(ranks, 4), "value": round(efficiency_at(law.name, fraction, ratio), 6)})
     return found
 
 
-def _layers(alt: Any, group: Group, found: Outlook, law: Law) -> list[Any]:
+def _layers(alt: Any, group: Group, found: Forecast, law: Law) -> list[Any]:
     rows, coming = _measured(group), _forecast(found)
     anchors = [anchor for anchor in found.anchors if anchor.is_same_work]
     counts = sorted({row["ranks"] for row in (*rows, *coming)})
@@ -129,7 +129,7 @@ def _layers(alt: Any, group: Group, found: Outlook, law: Law) -> list[Any]:
     return layers
 
 
-def _table(group: Group, found: Outlook) -> Table:
+def _table(group: Group, found: Forecast) -> Table:
     rows: Table = [("At", "Efficiency, measured", "Efficiency, forecast", "Interval")]
     for row in _measured(group):
         rows.append((row["place"], row["shown"], "", row["basis"]))

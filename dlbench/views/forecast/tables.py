@@ -16,10 +16,11 @@ from dlbench.report.wording import (
     value_text,
 )
 from dlbench.stats.figure import Cell, figure_columns
-from dlbench.views.forecast.model import Forecast, Law, Outlook
+from dlbench.views.forecast.laws import ForecastPoint, Law
+from dlbench.views.forecast.numbers import Forecast
 
 
-def outlook_words(group: Group) -> tuple[str, ...]:
+def forecast_words(group: Group) -> tuple[str, ...]:
     """What the law says, whether anything follows from it, and what was published of the same work."""
     found = group.outlook
     if found is None:
@@ -58,7 +59,7 @@ def law_text(law: Law) -> str:
     return text
 
 
-def outlook_sheets(group: Group) -> list[Sheet]:
+def forecast_sheets(group: Group) -> list[Sheet]:
     """The fit, the forecast and the published figures of a group, each a table of its own."""
     found = group.outlook
     if found is None:
@@ -111,7 +112,7 @@ def _law_sheet(group: Group, law: Law) -> Sheet:
     )
 
 
-def _forecast_sheet(group: Group, found: Outlook) -> Sheet:
+def _forecast_sheet(group: Group, found: Forecast) -> Sheet:
     assert found.law is not None
     unit = f"{group.sample_unit}/s"
     rows = [
@@ -140,7 +141,7 @@ _COLUMNS = (
 )
 
 
-def _columns(one: Forecast) -> dict[str, Cell]:
+def _columns(one: ForecastPoint) -> dict[str, Cell]:
     values = (one.ranks, one.efficiency, one.low, one.high)
     more = (one.throughput, one.throughput_low, one.throughput_high)
     return dict(zip(_COLUMNS, (*values, *more), strict=True))
@@ -151,7 +152,7 @@ def _between(value: float, low: float, high: float, unit: str) -> str:
     return f"{number_text(value, unit)} [{', '.join(ends)}]"
 
 
-def _anchor_sheet(found: Outlook) -> Sheet:
+def _anchor_sheet(found: Forecast) -> Sheet:
     same = [anchor for anchor in found.anchors if anchor.is_same_work]
     header = ("Published", "Efficiency", "At", "Baseline", "Hardware", "How", "Source")
     rows = [

@@ -9,7 +9,7 @@ from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS,
 from dlbench.report.model import Group
 from dlbench.report.wording import number_text, place_text, reached_text, value_text
 from dlbench.views.quality import tables as training_tables
-from dlbench.views.quality.model import Quality
+from dlbench.views.quality.numbers import Quality
 
 MAX_RUNS = 8
 """Runs drawn at each rank count."""

@@ -20,10 +20,9 @@ from dlbench.report.wording import (
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_number
 from dlbench.views.exchange import tables as exchange_tables
-from dlbench.views.quality.model import LayerTable, NoisePoint, Quality, QualityPoint, Utilisation
-
-MAX_LAYERS = 10
-"""Layers with most multiply-accumulates that are listed; the others are summed."""
+from dlbench.views.noise.numbers import NoisePoint
+from dlbench.views.quality.numbers import Quality, QualityPoint
+from dlbench.views.utilisation.numbers import Utilisation
 
 
 def quality(found: Quality) -> Table:
@@ -156,30 +155,6 @@ def utilisation(group: Group, found: Utilisation) -> Table:
         columns.append(("Time to train, estimate", [optional_figure(point.training_time) for point in points]))
     columns.append(("Interval", [basis_text(point.throughput) for point in points]))
     return [tuple(title for title, _ in columns), *zip(*(cells for _, cells in columns), strict=True)]
-
-
-def layers(found: LayerTable) -> Table:
-    """Layers with most multiply-accumulates, their shares, and the rest."""
-    total = sum(layer.macs for layer in found.layers)
-    ordered = sorted(found.layers, key=lambda layer: -layer.macs)
-    rows: Table = [("Layer", "Kind", "MACs of a sample, forward", "Share")]
-    rows += [
-        (layer.name, layer.kind, _macs(layer.macs), percent(layer.macs / total if total else 0.0))
-        for layer in ordered[:MAX_LAYERS]
-    ]
-    others = ordered[MAX_LAYERS:]
-    if others:
-        macs = sum(layer.macs for layer in others)
-        rows.append((f"{len(others)} others", "", _macs(macs), percent(macs / total if total else 0.0)))
-    rows.append((f"sum: {len(ordered)} layers", "", _macs(total), percent(1.0)))
-    return rows
-
-
-def _macs(count: int) -> str:
-    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= factor:
-            return f"{format_number(count / factor)} {unit}MAC"
-    return f"{count} MAC"
 
 
 def value(found: Quality, number: float) -> str:

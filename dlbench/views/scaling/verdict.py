@@ -7,7 +7,7 @@ from dlbench.report.wording import PART_TITLES, basis_text, figure_text, place_t
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.causes.diagnosis_words import CAUSE_TITLES
 from dlbench.views.causes.model import CauseAccount
-from dlbench.views.exchange.model import ExchangePoint
+from dlbench.views.exchange.numbers import ExchangePoint
 
 WORTH_EXPLAINING = 0.01
 """Share of the ideal below which a loss is not attributed."""

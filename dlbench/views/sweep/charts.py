@@ -8,9 +8,9 @@ from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import IDEAL, INK, MEASURED, MUTED, WIDE
 from dlbench.report.model import Report
 from dlbench.report.wording import place_text, times_text
-from dlbench.views.exchange.model import Sweep, SweepCell
 from dlbench.views.sweep import tables as sweep_tables
 from dlbench.views.sweep.axes import MARGIN
+from dlbench.views.sweep.numbers import Cell, Sweep
 from dlbench.views.sweep.words import short_keys
 
 MAX_SETTINGS = 40
@@ -30,7 +30,7 @@ def sweep_charts(report: Report) -> list[Chart]:
     ]
 
 
-def _chart(sweep: Sweep, cell: SweepCell) -> Chart:
+def _chart(sweep: Sweep, cell: Cell) -> Chart:
     import altair as alt
 
     rows = _rows(cell)[:MAX_SETTINGS]
@@ -47,7 +47,7 @@ def _chart(sweep: Sweep, cell: SweepCell) -> Chart:
     )
 
 
-def _rows(cell: SweepCell) -> Rows:
+def _rows(cell: Cell) -> Rows:
     known = [setting for setting in cell.settings if setting.ratio is not None]
     rows: Rows = [
         {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dlbench.report.tabular import Table
 from dlbench.report.wording import DASH, basis_text, optional_figure, times_text
-from dlbench.views.exchange.model import Sweep, SweepCell, SweepSetting
+from dlbench.views.sweep.numbers import Cell, Sweep
+from dlbench.views.sweep.settings import Setting
 from dlbench.views.sweep.words import short_keys
 
 MARKS = "* changes the arithmetic; ! a requested value had no effect."
@@ -23,7 +24,7 @@ VERDICT_TITLES = {
 }
 
 
-def settings(sweep: Sweep, cell: SweepCell) -> Table:
+def settings(sweep: Sweep, cell: Cell) -> Table:
     """Every setting with its throughput, its ratio to the baseline, and what must be said of it."""
     header = (*short_keys(sweep.keys), f"Throughput, {sweep.sample_unit}/s", "Over the baseline", "Verdict", "Interval")
     rows: Table = [(*header, "Remarks")]
@@ -41,7 +42,7 @@ def settings(sweep: Sweep, cell: SweepCell) -> Table:
     return rows
 
 
-def remarks(setting: SweepSetting) -> list[str]:
+def remarks(setting: Setting) -> list[str]:
     """What must be said of a setting beside its speed."""
     found = [f"a setting had no effect: {text}" for text in setting.inert]
     if setting.changes:
@@ -54,7 +55,7 @@ def remarks(setting: SweepSetting) -> list[str]:
     return found
 
 
-def axes(cell: SweepCell) -> Table:
+def axes(cell: Cell) -> Table:
     """The effect of every value of every axis, and the verdict."""
     rows: Table = [("Axis", "Value", "Effect on throughput", "Verdict")]
     for axis in cell.axes:
@@ -64,7 +65,7 @@ def axes(cell: SweepCell) -> Table:
     return rows
 
 
-def losses(cell: SweepCell) -> Table:
+def losses(cell: Cell) -> Table:
     """The loss of settings that change the arithmetic beside that with fp32 on the wire; only a header without any."""
     rows: Table = [("Setting", "Loss after equal steps", "With fp32 on the wire", "That is", "Difference")]
     for setting in cell.settings:
@@ -79,7 +80,7 @@ def losses(cell: SweepCell) -> Table:
     return rows
 
 
-def short(sweep: Sweep, cell: SweepCell) -> Table:
+def short(sweep: Sweep, cell: Cell) -> Table:
     """What a terminal has room for."""
     rows: Table = [(" / ".join(short_keys(sweep.keys)), "over the baseline", "verdict", "runs")]
     rows += [
@@ -94,12 +95,12 @@ def short(sweep: Sweep, cell: SweepCell) -> Table:
     return rows
 
 
-def marked(setting: SweepSetting) -> str:
+def marked(setting: Setting) -> str:
     """Its label, with the marks that `MARKS` explains."""
     return setting.label + (" *" if setting.changes else "") + (" !" if setting.inert else "")
 
 
-def remark_lines(cell: SweepCell) -> list[str]:
+def remark_lines(cell: Cell) -> list[str]:
     """The same for formats whose table has no room for them: equal remarks once, with their settings."""
     found: dict[str, list[str]] = {}
     for setting in cell.settings:
@@ -113,12 +114,12 @@ def _counted(labels: list[str]) -> str:
     return "; ".join(labels[:MAX_LABELS]) + more
 
 
-def chart_name(sweep: Sweep, cell: SweepCell) -> str:
+def chart_name(sweep: Sweep, cell: Cell) -> str:
     """Tells a rank count's chart from the sweep's others."""
     return f"{sweep.cells.index(cell) + 1}-n{cell.ranks}"
 
 
-def chart_id(sweep: Sweep, cell: SweepCell) -> str:
+def chart_id(sweep: Sweep, cell: Cell) -> str:
     """Where the page finds that chart."""
     return f"chart-{sweep.id}-{chart_name(sweep, cell)}"
 
@@ -127,7 +128,7 @@ Section = tuple[str, Table, str]
 """Title, table, and a line on what it holds."""
 
 
-def sections(sweep: Sweep, cell: SweepCell) -> list[Section]:
+def sections(sweep: Sweep, cell: Cell) -> list[Section]:
     """All tables of a rank count, for formats without views."""
     found = [
         ("Settings", settings(sweep, cell), f"Baseline: {cell.baseline}; {cell.conditions}; {sweep.caption}"),
