@@ -130,7 +130,7 @@ def group_doubts(group: Group, quality: Quality | None) -> Iterator[Found]:
             yield (
                 "runs-lost",
                 "serious",
-                f"{at.num_lost} further {'run' if at.num_lost == 1 else 'runs'} at {ranks_text(at.ranks)} ended without "
+                f"{at.num_lost} further run{'s' * (at.num_lost > 1)} at {ranks_text(at.ranks)} ended without "
                 "a record: the share that reached the target may be lower",
             )
         if at.best is not None and not _better(quality, at.best.value):
