@@ -15,7 +15,7 @@ from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.history.page.model import TrendsReport
-    from dlbench.report.model import Report
+    from dlbench.report.document import Document
 
 FormatT = TypeVar("FormatT", bound=str)
 
@@ -93,12 +93,21 @@ def report(
     require_modules("report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
     from dlbench.records.scan import scan
     from dlbench.views.assemble import assemble
+    from dlbench.views.document import document_of
 
     found = assemble(scan(runs), None if store is None else _history(store))
+    document = document_of(found)
     if table == LIST:
-        write_output(_listed(found).encode("utf-8"), output)
+        write_output(_listed(document).encode("utf-8"), output)
     else:
-        _emit(found, chosen, output, table or "points")
+        emit(document, chosen, output, table or "points")
+        if output is not None:
+            without = len(found.without_figures)
+            click.echo(
+                f"{output}: runs with figures: {len(found.runs) - without}, without: {without}; "
+                f"groups: {len(found.groups)}",
+                err=True,
+            )
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if not found.groups:
@@ -116,11 +125,11 @@ def _history(store: Path) -> TrendsReport:
     return trends_of(open_store(store, None).entries())
 
 
-def _listed(found: Report) -> str:
+def _listed(document: Document) -> str:
     """The tables of a report, a line each."""
     from dlbench.report.formats.csv import all_tables
 
-    tables = all_tables(found)
+    tables = all_tables(document)
     width = max(map(len, tables))
     return "".join(f"{name.ljust(width)}  {title}\n" for name, (title, _) in tables.items())
 
@@ -175,43 +184,44 @@ def require_modules(command: str, *modules: str) -> None:
         )
 
 
-def _emit(found: Report, chosen: FormatName, output: Path | None, table: str) -> None:
-    """Writes the report where it belongs."""
+def emit(document: Document, chosen: FormatName, output: Path | None, table: str = "", *, full: bool = False) -> None:
+    """Writes a report in a format where it belongs, in colours on a terminal.
+
+    Args:
+        document: the report.
+        chosen: the format.
+        output: a file; None: standard output.
+        table: which one CSV holds.
+        full: whether text holds all words and tables, not the summary.
+    """
     if chosen == "text" and output is None and sys.stdout.isatty():
         from rich.console import Console
 
         from dlbench.report.formats.terminal import show
 
-        show(found, Console())
+        show(document, Console(), full=full)
         return
-    content = _render(found, chosen, table).encode("utf-8")
-    write_output(content, output)
-    if output is None:
-        return
-    without = len(found.without_figures)
-    click.echo(
-        f"{output}: runs with figures: {len(found.runs) - without}, without: {without}; groups: {len(found.groups)}",
-        err=True,
-    )
+    write_output(render(document, chosen, table, full=full).encode("utf-8"), output)
 
 
-def _render(found: Report, chosen: FormatName, table: str) -> str:
+def render(document: Document, chosen: FormatName, table: str = "", *, full: bool = False) -> str:
+    """A report as text of a format; arguments as of `emit`."""
     if chosen == "html":
         from dlbench.report.formats.html import to_html
 
-        return to_html(found)
+        return to_html(document)
     if chosen == "json":
         from dlbench.report.formats.json import to_json
 
-        return to_json(found)
+        return to_json(document)
     if chosen == "csv":
         from dlbench.report.formats.csv import to_csv
 
-        return to_csv(found, table)
+        return to_csv(document, table)
     if chosen == "md":
         from dlbench.report.formats.markdown import to_markdown
 
-        return to_markdown(found)
+        return to_markdown(document)
     from dlbench.report.formats.terminal import to_text
 
-    return to_text(found)
+    return to_text(document, full=full)

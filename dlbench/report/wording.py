@@ -10,7 +10,7 @@ from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
-    from dlbench.report.model import Group
+    pass
 
 DASH = "–"
 
@@ -33,6 +33,8 @@ _DROPPED = {"Cc", "Cf", "Cs"}
 
 def clean(text: str, limit: int = 2000) -> str:
     """Foreign text on one line: no control or bidirectional characters, no lone surrogates, not endless."""
+    if text.isprintable() and len(text) <= limit:
+        return text
     spaced = "".join(" " if c in "\t\n\r\v\f\x85\u2028\u2029" else c for c in text)
     kept = "".join(c for c in spaced if unicodedata.category(c) not in _DROPPED)
     return kept if len(kept) <= limit else kept[:limit] + " [cut]"
@@ -120,12 +122,6 @@ def ranks_text(ranks: int) -> str:
 def place_text(ranks: int, nodes: int) -> str:
     """``4 ranks on 2 nodes``; one node is not worth words."""
     return ranks_text(ranks) if nodes == 1 else f"{ranks_text(ranks)} on {nodes} nodes"
-
-
-def baseline_text(group: Group) -> str:
-    """What all points of a group are measured against."""
-    base = group.baseline
-    return f"{place_text(base.ranks, base.nodes)}, {figure_text(base.throughput)} {base.throughput.unit}"
 
 
 def times_text(figure: Estimate) -> str:

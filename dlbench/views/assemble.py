@@ -15,24 +15,16 @@ from dlbench.reading.comparability import chosen_settings, comparable_values
 from dlbench.reading.run_table import RunTable, tabulate
 from dlbench.records.registry import KEYS, data_source, goal
 from dlbench.records.scan import Run, Scan
-from dlbench.report import model
 from dlbench.report.wording import ENGINE_TITLES, clean
 from dlbench.stats.figure import figure_of
-from dlbench.views import doubts, sheets
-from dlbench.views.causes import assemble as assemble_causes
-from dlbench.views.exchange.numbers import exchange_points
-from dlbench.views.forecast.numbers import forecast
-from dlbench.views.layers.numbers import layer_tables
-from dlbench.views.machine import assemble as assemble_machine
+from dlbench.views import doubts, model, registry
+from dlbench.views.causes.model import CauseAccount
+from dlbench.views.exchange.numbers import ExchangePoint
 from dlbench.views.methods import METHODS, not_shown
-from dlbench.views.noise.numbers import noise_points
-from dlbench.views.precision import assemble as assemble_runs
-from dlbench.views.quality.numbers import group_quality
+from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.words import quality_verdict
 from dlbench.views.scaling.verdict import next_step, verdict
-from dlbench.views.steps import assemble as assemble_steps
-from dlbench.views.sweep.numbers import sweeps
-from dlbench.views.utilisation.numbers import utilisation
+from dlbench.views.view import GroupSource, ReportSource
 
 TITLE = "dlbench scaling report"
 
@@ -57,85 +49,78 @@ def assemble(scan: Scan, history: TrendsReport | None = None) -> model.Report:
     table = tabulate(scan, with_causes=True, with_digests=True)
     measured = list(table.runs.values())
     found = scaling.groups(table)
-    groups = _told_apart(tuple(_group(group, table) for group in found))
+    groups = _with_unique_labels(tuple(_group(group, table) for group in found))
     groups = tuple(
-        dataclasses.replace(group, next_step=next_step(group), untold=sheets.untold(group)) for group in groups
+        dataclasses.replace(group, next_step=next_step(group), missing=registry.missing_of_group(group))
+        for group in groups
     )
+    source = ReportSource(scan=scan, table=table, groups=found, history=history)
     report = model.Report(
         title=TITLE,
-        as_of=_SECOND_FRACTION.sub("", clean(max((run.record.finished for run in measured if run.record), default=""))),
+        as_of=_SECOND_FRACTION.sub("", max((run.record.finished for run in measured if run.record), default="")),
         dlbench_version=dlbench.__version__,
         notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
         groups=groups,
-        sweeps=sweeps(table),
-        layers=layer_tables(found),
-        precisions=assemble_runs.precisions(found, table),
-        differences=assemble_runs.differences(table),
-        systems=assemble_runs.systems(table),
+        views={view.key: view.numbers(source) for view in registry.REPORT_VIEWS if view.key},
         runs=_run_rows(scan, table),
-        damaged=tuple(clean(line) for line in table.damaged),
+        damaged=tuple(table.damaged),
         environment=_environment(measured),
         methods=METHODS,
         missing=not_shown(groups),
-        history=history,
     )
-    return dataclasses.replace(report, missing=(*report.missing, *sheets.report_untold(report)))
+    return dataclasses.replace(report, missing=(*report.missing, *registry.missing_of_report(report)))
 
 
 def _group(group: scaling.Group, table: RunTable) -> model.Group:
     plan = group.sample.plan
     unit = clean(plan.workload.sample_unit, 40)
     points = tuple(_point(point, unit, is_baseline=point is group.baseline) for point in group.points)
-    settings = tuple((clean(k), clean(v)) for k, v in chosen_settings(group.sample).items())
-    found = doubts.group_doubts(group, table)
-    quality = group_quality(group, table)
-    exchange = exchange_points(group)
-    causes = assemble_causes.causes(group, table)
-    is_crowded = any(doubt.code == "oversubscribed" for doubt in found)
-    subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
-    speed = verdict(
-        "Counting speed only, it" if quality else subject,
-        unit,
-        points,
-        is_sufficient=group.is_sufficient,
-        is_crowded=is_crowded,
-        exchange=exchange,
-        causes=causes,
+    settings = tuple(chosen_settings(group.sample).items())
+    found = tuple(
+        model.Doubt(code=d.code, severity=d.severity, text=d.text, runs=tuple(d.runs))
+        for d in doubts.group_doubts(group, table)
     )
+    source = GroupSource(group=group, table=table, doubts=found, views={})
+    for view in registry.GROUP_VIEWS:
+        if view.key:
+            source = dataclasses.replace(source, views={**source.views, view.key: view.numbers(source)})
     return model.Group(
         id=group.id,
         label=_label(group, settings),
-        title=clean(plan.workload.title),
-        about=clean(plan.workload.about),
-        notice=clean(plan.workload.notice),
+        title=plan.workload.title,
+        about=plan.workload.about,
+        notice=plan.workload.notice,
         scaling=group.scaling,
         sample_unit=unit,
         conditions=_conditions(group.sample),
         settings=settings,
         caption=_caption(group, points, "medians"),
         parts_caption=_caption(group, points, "means"),
-        verdict=" ".join([*([quality_verdict(subject, quality)] if quality else []), speed]),
+        verdict=_verdict(source, points, unit),
         is_sufficient=group.is_sufficient,
         points=points,
-        doubts=tuple(
-            model.Doubt(code=d.code, severity=d.severity, text=clean(d.text), runs=tuple(map(clean, d.runs)))
-            for d in found
-        ),
-        quality=quality,
-        noise=noise_points(group),
-        utilisation=utilisation(group),
-        exchange=exchange,
-        causes=causes,
-        step_times=assemble_steps.step_times(group, table),
-        data_path=assemble_machine.data_path(group, table),
-        memory=assemble_machine.memory(group, table),
-        telemetry=assemble_machine.telemetry(group, table),
-        energy=assemble_machine.energy(group, table),
-        outlook=forecast(group, table, is_crowded=is_crowded),
+        doubts=found,
+        views=source.views,
     )
 
 
-def _told_apart(groups: tuple[model.Group, ...]) -> tuple[model.Group, ...]:
+def _verdict(source: GroupSource, points: tuple[model.Point, ...], unit: str) -> str:
+    """One or two sentences: on quality where the runs trained to one, and on speed."""
+    quality = source.of(Quality)
+    subject = f"{clean(source.group.sample.plan.workload.title)} ({_short_conditions(source.group)})"
+    speed = verdict(
+        "Counting speed only, it" if quality else subject,
+        unit,
+        points,
+        is_sufficient=source.group.is_sufficient,
+        is_crowded=source.is_crowded,
+        exchange=source.all_of(ExchangePoint),
+        causes=source.of(CauseAccount),
+    )
+    return " ".join([*([quality_verdict(subject, quality)] if quality else []), speed])
+
+
+def _with_unique_labels(groups: tuple[model.Group, ...]) -> tuple[model.Group, ...]:
     """Groups of equal labels get the conditions that differ behind the label, and their id where that is not enough."""
     labels = []
     for group in groups:

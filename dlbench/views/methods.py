@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dlbench.report.model import Group, Untold
+from dlbench.report.document import Missing
 from dlbench.stats.estimates import MIN_RUNS, RESAMPLES
+from dlbench.views.model import Group
 
 METHODS: tuple[tuple[str, str], ...] = (
     (
@@ -154,10 +155,10 @@ METHODS: tuple[tuple[str, str], ...] = (
 )
 
 
-def not_shown(groups: tuple[Group, ...]) -> tuple[Untold, ...]:
+def not_shown(groups: tuple[Group, ...]) -> tuple[Missing, ...]:
     """What a reader may look for and no view is about, and what would produce it."""
     found = [
-        Untold(
+        Missing(
             view="collectives",
             title="Collective bandwidth",
             text="not measured by training runs: dlbench comm run measures every algorithm and library on the same "
@@ -166,5 +167,5 @@ def not_shown(groups: tuple[Group, ...]) -> tuple[Untold, ...]:
     ]
     if groups and all(len(group.points) == 1 for group in groups):
         text = "needs the same workload at two or more rank counts, e.g. --ranks 1,2,4."
-        found.insert(0, Untold(view="scaling", title="Scaling", text=text))
+        found.insert(0, Missing(view="scaling", title="Scaling", text=text))
     return tuple(found)

@@ -1,117 +1,146 @@
-"""The views of the HTML report, in order. A new view is a line here and a template in `reports/views/`."""
+"""The views of the scaling report, in the order of the page. A new view is a folder and a line here."""
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from dlbench.history.page.view import history_view
-from dlbench.report.model import Group, Report
-from dlbench.report.view import View
+from dlbench.report.document import Missing, Section
+from dlbench.views.causes import assemble as causes_assemble
 from dlbench.views.causes import views as causes_views
-from dlbench.views.exchange import tables as exchange_tables
-from dlbench.views.exchange.charts import exchange_charts
-from dlbench.views.forecast import views as forecast_views
+from dlbench.views.exchange.view import ExchangeView
+from dlbench.views.forecast.view import ForecastView
+from dlbench.views.layers.view import LayersView
+from dlbench.views.machine import assemble as machine_assemble
 from dlbench.views.machine import views as machine_views
-from dlbench.views.parts.charts import part_charts
-from dlbench.views.precision import views as runs_views
-from dlbench.views.quality.charts import quality_charts
-from dlbench.views.scaling.charts import scaling_charts
+from dlbench.views.model import Group, Report
+from dlbench.views.noise.view import NoiseView
+from dlbench.views.old_view import View
+from dlbench.views.parts.view import PartsView
+from dlbench.views.precision import assemble as runs_assemble
+from dlbench.views.precision import views as precision_views
+from dlbench.views.quality.view import QualityView
+from dlbench.views.runs.view import EnvironmentView, RunsView, WithoutFiguresView
+from dlbench.views.scaling.view import ScalingView
+from dlbench.views.steps import assemble as steps_assemble
 from dlbench.views.steps import views as steps_views
-from dlbench.views.sweep import tables as sweep_tables
-from dlbench.views.sweep.charts import sweep_charts
+from dlbench.views.summary.view import SummaryView
+from dlbench.views.sweep.view import SweepView
+from dlbench.views.utilisation.view import UtilisationView
+from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView
+
+# Transitional: old-style views behind the new protocol, until each subject is converted.
 
 
-def _no_sweep(report: Report) -> str:
-    return "no series was swept: --sweep KEY=A,B with five repeats or more sets settings side by side."
+class _Old(GroupView):
+    """An old-style view."""
+
+    def __init__(self, view: View, key: str = "", numbers: Any = None) -> None:
+        self.view, self.id, self.title, self.key, self._numbers = view, view.id, view.title, key, numbers  # type: ignore[misc]
+
+    def numbers(self, source: GroupSource) -> object:
+        return self._numbers(source)
+
+    def section(self, group: Group) -> Section | None:
+        if not self.view.is_for(group):
+            return None
+        return Section(
+            id=self.id,
+            title=self.title,
+            words=self.view.words(group),
+            charts=lambda: self.view.charts(group),
+            sheets=cast(Any, tuple(self.view.sheets(group))),
+        )
+
+    def remedy(self, group: Group) -> str:
+        return str(self.view.remedy(group))
 
 
-def _no_quality(group: Group) -> str:
-    return (
-        "not measured: these runs measure speed. To train to the workload's target, run it on real data with "
-        "--to-quality (that is --set measure.until=quality)."
-    )
+class _OldReport(ReportView):
+    """The same for the whole report."""
+
+    def __init__(self, view: View, key: str = "", numbers: Any = None) -> None:
+        self.view, self.id, self.title, self.key, self._numbers = view, view.id, view.title, key, numbers  # type: ignore[misc]
+
+    def numbers(self, source: ReportSource) -> object:
+        return self._numbers(source)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        if not self.view.is_shown(report):
+            return ()
+        return (
+            Section(
+                id=self.id,
+                title=self.title,
+                words=self.view.report_words(report),
+                charts=lambda: self.view.report_charts(report),
+                sheets=cast(Any, tuple(self.view.report_sheets(report))),
+            ),
+        )
+
+    def remedy(self, report: Report) -> str:
+        return str(self.view.report_remedy(report))
 
 
-def _no_exchange(group: Group) -> str:
-    if group.largest.ranks == 1:
-        return "one rank exchanges nothing: add rank counts, for example --ranks 1,2."
-    return (
-        "not recorded: these runs do not tell what their exchange did; --engine horovod and --engine ddp of this "
-        "version do, unless measure.warmup_steps is 0."
-    )
+_CAUSES = {view.id: view for view in causes_views.VIEWS}
+_MACHINE = {view.id: view for view in machine_views.VIEWS}
+_STEPS = {view.id: view for view in steps_views.VIEWS}
+_RUNS = {view.id: view for view in precision_views.VIEWS}
 
-
-VIEWS: tuple[View, ...] = (
-    View(id="summary", title="Summary", place="opening"),
-    View(
-        id="sweep",
-        title="Settings compared",
-        place="opening",
-        is_shown=lambda report: bool(report.sweeps),
-        report_remedy=_no_sweep,
-        report_charts=sweep_charts,
-        tables=sweep_tables,
-    ),
-    View(
-        id="quality",
-        title="Quality",
-        place="group",
-        is_for=lambda group: group.quality is not None,
-        remedy=_no_quality,
-        charts=quality_charts,
-    ),
-    View(id="scaling", title="Scaling", place="group", charts=scaling_charts),
-    *forecast_views.VIEWS,
-    *causes_views.VIEWS,
-    View(id="parts", title="Where the time goes", place="group", charts=part_charts),
-    *steps_views.VIEWS,
-    View(
-        id="exchange",
-        title="Gradient exchange",
-        place="group",
-        is_for=lambda group: bool(group.exchange),
-        remedy=_no_exchange,
-        charts=exchange_charts,
-        tables=exchange_tables,
-    ),
-    *machine_views.VIEWS,
-    View(
-        id="noise",
-        title="Gradient noise scale",
-        place="group",
-        is_for=lambda group: bool(group.noise),
-        remedy=lambda group: "not measured: --set measure.noise_scale=true estimates it, at the cost of speed.",
-    ),
-    View(
-        id="utilisation",
-        title="Utilisation and time to train",
-        place="group",
-        is_for=lambda group: group.utilisation is not None,
-        remedy=lambda group: (
-            "not known: these runs do not record the FLOPs of a sample, and their recipe tells no "
-            "length of a training; runs of this version of dlbench record the FLOPs."
-        ),
-    ),
-    *runs_views.VIEWS,
-    history_view(lambda report: report.history),
-    View(
-        id="layers",
-        title="Layers",
-        place="closing",
-        is_shown=lambda report: bool(report.layers),
-        report_remedy=lambda report: "not recorded by these runs; runs of this version of dlbench record them.",
-    ),
-    View(id="runs", title="Runs", place="closing", is_shown=lambda report: bool(report.runs)),
-    View(
-        id="without-figures",
-        title="Runs without figures",
-        place="closing",
-        is_shown=lambda report: bool(report.without_figures or report.damaged),
-    ),
-    View(
-        id="environment",
-        title="Environment",
-        place="closing",
-        is_shown=lambda report: report.environment.num_runs > 0,
-    ),
-    View(id="methods", title="How the numbers are made", place="closing"),
-    View(id="missing", title="Not in this report", place="closing"),
+GROUP_VIEWS: tuple[GroupView, ...] = (
+    QualityView(),
+    ScalingView(),
+    ForecastView(),
+    _Old(_CAUSES["waterfall"]),
+    _Old(_CAUSES["causes"], "causes", lambda source: causes_assemble.causes(source.group, source.table)),
+    _Old(_CAUSES["stragglers"]),
+    PartsView(),
+    _Old(_STEPS["steps"], "step_times", lambda source: steps_assemble.step_times(source.group, source.table)),
+    _Old(_STEPS["ranks"]),
+    ExchangeView(),
+    _Old(_MACHINE["data-path"], "data_path", lambda source: machine_assemble.data_path(source.group, source.table)),
+    _Old(_MACHINE["memory"], "memory", lambda source: machine_assemble.memory(source.group, source.table)),
+    _Old(_MACHINE["telemetry"], "telemetry", lambda source: machine_assemble.telemetry(source.group, source.table)),
+    _Old(_MACHINE["energy"], "energy", lambda source: machine_assemble.energy(source.group, source.table)),
+    NoiseView(),
+    UtilisationView(),
 )
+
+OPENING: tuple[ReportView, ...] = (
+    SummaryView(),
+    SweepView(),
+)
+"""Before the groups."""
+
+CLOSING: tuple[ReportView, ...] = (
+    _OldReport(_CAUSES["slow-nodes"]),
+    _OldReport(_RUNS["precision"], "precisions", lambda source: runs_assemble.precisions(source.groups, source.table)),
+    _OldReport(_RUNS["differences"], "differences", lambda source: runs_assemble.differences(source.table)),
+    _OldReport(_RUNS["systems"], "systems", lambda source: runs_assemble.systems(source.table)),
+    _OldReport(history_view(lambda report: report.history), "history", lambda source: source.history),
+    LayersView(),
+    RunsView(),
+    WithoutFiguresView(),
+    EnvironmentView(),
+)
+"""After the groups."""
+
+REPORT_VIEWS = (*OPENING, *CLOSING)
+
+
+def missing_of_group(group: Group) -> tuple[Missing, ...]:
+    """Views without a section for a group, with what would produce it."""
+    return tuple(
+        Missing(view=view.id, title=view.title, text=text)
+        for view in GROUP_VIEWS
+        if view.section(group) is None and (text := view.remedy(group))
+    )
+
+
+def missing_of_report(report: Report) -> tuple[Missing, ...]:
+    """The same of the whole report."""
+    return tuple(
+        Missing(view=view.id, title=view.title, text=text)
+        for view in REPORT_VIEWS
+        if not view.sections(report) and (text := view.remedy(report))
+    )

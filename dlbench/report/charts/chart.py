@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from dlbench.report.charts import series as chart_series
 from dlbench.report.charts.style import SUBTITLE_PIXELS
-from dlbench.report.tabular import Table
+from dlbench.report.table import Sheet, TextTable, text_sheet
+from dlbench.report.wording import clean
 
 Rows = list[dict[str, Any]]
 
@@ -23,8 +25,8 @@ class Chart:
     """What the chart shows, in words and numbers."""
     spec: dict[str, Any]
     """Vega-Lite, without the configuration (`dlbench.report.charts.style.CONFIG`) that all charts share."""
-    table: Table
-    """The numbers it is drawn from, header first."""
+    table: TextTable
+    """The numbers it is drawn from."""
 
 
 class Subject(Protocol):
@@ -46,7 +48,7 @@ def finish(
     name: str,
     title: str,
     alt: str,
-    table: Table,
+    table: Sheet[Any] | Sequence[Sequence[str]],
     size: tuple[int, int],
     axes: Literal["", "x", "y", "xy"] = "",
 ) -> Chart:
@@ -58,7 +60,7 @@ def finish(
         name: tells it from the group's other charts.
         title: its headline.
         alt: its finding in words.
-        table: the numbers it is drawn from.
+        table: the numbers it is drawn from: a sheet, or rows of text, header first.
         size: width and height of the plot, pixels.
         axes: those that a reader may switch between linear and logarithmic; all their values must be above 0.
     """
@@ -73,4 +75,16 @@ def finish(
     subtitle = textwrap.wrap(group.label, int((width + 60) / SUBTITLE_PIXELS), max_lines=3)
     spec["title"] = {"text": title, "subtitle": subtitle}
     spec["usermeta"] = {"axes": axes, "series": chart_series.switchable(spec)}
-    return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=table)
+    sheet = table if isinstance(table, Sheet) else text_sheet(name, title, table[0], table[1:])
+    return Chart(
+        id=f"chart-{group.id}-{name}", title=clean(title), alt=clean(alt), spec=_clean(spec), table=sheet.people()
+    )
+
+
+def _clean(value: Any) -> Any:
+    """The specification with all text in it made harmless."""
+    if isinstance(value, dict):
+        return {key: _clean(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    return clean(value) if isinstance(value, str) else value

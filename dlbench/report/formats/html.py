@@ -11,28 +11,24 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from dlbench import bundled
-from dlbench.report import tabular, wording
-from dlbench.report.charts import svg as drawing
+from dlbench.report.charts import svg
 from dlbench.report.charts.chart import Chart
 from dlbench.report.charts.style import CONFIG
-from dlbench.report.formats import csv as delimited
-from dlbench.report.model import Group, Report
-from dlbench.report.view import Sheet, View
-from dlbench.views.layers.tables import layers as layers_table
-from dlbench.views.quality import tables as training_tables
-from dlbench.views.registry import VIEWS
+from dlbench.report.document import Document, Section
+from dlbench.report.formats.csv import all_tables
+from dlbench.report.table import Sheet, TextTable
 
 DRAWERS = 2
 """Charts drawn at a time: Vega runs outside Python's lock, and a login node has little to spare."""
@@ -46,149 +42,155 @@ CHART_BYTES = 1_600_000
 MAX_GROUPS = 25
 """Further groups get a line each, for the same reason."""
 
-MAX_LISTED_RUNS = 500
-"""Further runs are counted but not listed, for the same reason."""
-
 DOWNLOAD_BYTES = 700_000
 """Files in the page, together; what does not fit is left to the command."""
 
 _UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|[KMGTP]iB|B|GB/s|ranks?)\b|%)")
 
 
-def to_html(report: Report) -> str:
-    """The page; equal reports give equal bytes."""
-    groups = report.groups[:MAX_GROUPS]
-    with ThreadPoolExecutor(DRAWERS) as drawers, drawing.unchecked():
+@dataclass(frozen=True)
+class Drawn:
+    """A chart with its static SVG."""
+
+    chart: Chart
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class ShownSheet:
+    """A table as the page prints it."""
+
+    sheet: Sheet[Any]
+    id: str
+    table: TextTable
+    num_left_out: int
+    """Rows that only the CSV holds."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A section as the page prints it."""
+
+    section: Section
+    charts: tuple[Drawn, ...]
+    sheets: tuple[ShownSheet, ...]
+    inner: tuple[Shown, ...]
+    without_charts: bool
+    """Whether it would have charts but the page already has enough of them."""
+
+
+def to_html(document: Document) -> str:
+    """The page; equal documents give equal bytes."""
+    groups = [section for section in document.sections if section.is_group]
+    in_full = [section for section in document.sections if section not in groups[MAX_GROUPS:]]
+    with ThreadPoolExecutor(DRAWERS) as drawers, svg.unchecked():
         # Bundling the charting script takes as long as drawing many charts, so it goes beside it.
-        bundle = drawers.submit(drawing.script_bundle)
-        charts, specs, num_charted = _charts(report, groups, drawers)
+        bundle = drawers.submit(svg.script_bundle)
+        charts, charted = _charts(in_full, drawers)
         bundle.result()
-    return render_page(
-        "page.html.j2",
-        specs=specs,
-        downloads=_downloads(report),
-        report=report,
-        views=[view for view in VIEWS if view.is_shown(report)],
-        groups=groups,
-        further=report.groups[MAX_GROUPS:],
-        charts=charts,
-        contents=_contents(report, groups),
-        num_charted=num_charted,
-        max_listed_runs=MAX_LISTED_RUNS,
-    )
-
-
-def render_page(template: str, *, specs: dict[str, Any], downloads: list[dict[str, str]], **content: Any) -> str:
-    """A page in the frame that all reports share (`frame.html.j2`): style, policy, scripts, charts, links to data.
-
-    Args:
-        template: of the page, which extends the frame; it finds `report` in its content.
-        specs: Vega-Lite specifications by chart id; without any, the page carries no charting script.
-        downloads: as `download` makes them.
-        content: what else the template reads.
-    """
-    scripts = [_script(drawing.script_bundle())] if specs else []
+    ids: Counter[str] = Counter()
+    shown = [_shown(section, charts, charted, ids) for section in in_full]
+    specs = {one.chart.id: one.chart.spec for drawn in charts.values() for one in drawn}
+    scripts = [_script(svg.script_bundle())] if specs else []
     scripts.append(_script((bundled.folder("reports") / "page.js").read_text(encoding="utf-8")))
     return (
         _environment()
-        .get_template(template)
+        .get_template("document.html.j2")
         .render(
+            document=document,
+            shown=shown,
+            num_groups=len(groups),
+            further=groups[MAX_GROUPS:],
+            num_charted=len(charted),
+            downloads=_downloads(document),
             specs=_json_block({"config": CONFIG, "charts": specs}),
             style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
             scripts=scripts,
             policy=_policy(scripts),
-            downloads=downloads,
-            **content,
         )
     )
 
 
-def draw(chart: Chart) -> dict[str, Any]:
-    """A chart with its static SVG, as the macro `charts_of` takes it."""
-    # vl-convert escapes text; everything else in the SVG is its own.
-    return {"chart": chart, "svg": _trusted(drawing.to_svg(chart.spec, chart.id))}
-
-
-def download(table: str, title: str, content: str, command: str = "") -> dict[str, str]:
-    """A link that holds the CSV itself, or names the command that writes it if the file is too large for the page.
-
-    Args:
-        table: its name.
-        title: what it holds.
-        content: the file.
-        command: given for a file that is to be left out.
-    """
-    return {
-        "table": table,
-        "name": f"dlbench-{table}.csv",
-        "title": title,
-        "href": "" if command else "data:text/csv;charset=utf-8;base64," + _base64(content.encode("utf-8")),
-        "command": command,
-    }
-
-
-Drawn = dict[tuple[str, str], list[dict[str, Any]]]
-"""Drawn charts by group (empty: of the whole report) and view."""
-
-
-def _charts(
-    report: Report, groups: tuple[Group, ...], drawers: ThreadPoolExecutor
-) -> tuple[Drawn, dict[str, Any], int]:
-    """Charts, the specifications by chart id, and how many groups have theirs drawn."""
-    drawn: Drawn = {}
-    specs: dict[str, Any] = {}
+def _charts(sections: Sequence[Section], drawers: ThreadPoolExecutor) -> tuple[dict[str, tuple[Drawn, ...]], set[str]]:
+    """Charts by the id of their section, and the ids of the groups that have theirs drawn."""
+    found: dict[str, tuple[Drawn, ...]] = {}
+    charted: set[str] = set()
     used = 0
-    whole = ((view.id, chart) for view in VIEWS for chart in view.report_charts(report))
-    for number, (group_id, found) in enumerate(itertools.chain([("", whole)], _group_charts(groups))):
-        if number > 1 and used > CHART_BYTES:
-            return drawn, specs, number - 1
+    for outer in sections:
+        if outer.is_group:
+            if len(charted) >= MAX_CHARTED_GROUPS or (charted and used > CHART_BYTES):
+                continue
+            charted.add(outer.id)
         # Charts are drawn while the next ones are made.
-        coming = [(view_id, chart, drawers.submit(draw, chart)) for view_id, chart in found]
-        for view_id, chart, one in coming:
-            drawn.setdefault((group_id, view_id), []).append(one.result())
-            specs[chart.id] = chart.spec
-            used += len(one.result()["svg"]) + len(json.dumps(chart.spec))
-    return drawn, specs, min(len(groups), MAX_CHARTED_GROUPS)
+        coming = [(one.id, chart, drawers.submit(_svg, chart)) for one in _all(outer) for chart in one.charts()]
+        for section_id, chart, drawing in coming:
+            found[section_id] = (*found.get(section_id, ()), Drawn(chart, drawing.result()))
+            used += len(drawing.result()) + len(json.dumps(chart.spec))
+    return found, charted
 
 
-def _group_charts(groups: tuple[Group, ...]) -> Iterator[tuple[str, Iterator[tuple[str, Chart]]]]:
-    for group in groups[:MAX_CHARTED_GROUPS]:
-        shown = [view for view in VIEWS if view.place == "group" and view.is_for(group)]
-        yield group.id, ((view.id, chart) for view in shown for chart in view.charts(group))
+def _all(section: Section) -> Iterator[Section]:
+    yield section
+    for inner in section.sections:
+        yield from _all(inner)
 
 
-Content = tuple[tuple[str, ...], list[Sheet], list[str]]
-"""Words of a view, its sheets, and their ids in the page."""
+def _svg(chart: Chart) -> Markup:
+    # vl-convert escapes text; everything else in the SVG is its own.
+    return _trusted(svg.to_svg(chart.spec, chart.id))
 
 
-def _contents(report: Report, groups: tuple[Group, ...]) -> dict[tuple[str, str], Content]:
-    """What each view shown says in words and tables, by group (empty: of the whole report) and view."""
-    found: dict[tuple[str, str], Content] = {}
-    ids: Counter[str] = Counter()
+def _shown(section: Section, charts: dict[str, tuple[Drawn, ...]], charted: set[str], ids: Counter[str]) -> Shown:
+    drawn = charts.get(section.id, ())
+    sheets = []
+    for sheet in section.sheets:
+        table = sheet.people()
+        if table.rows and not (sheet.is_drawn and drawn):
+            kept = table.rows[: sheet.max_rows]
+            left_out = len(table.rows) - len(kept)
+            sheets.append(ShownSheet(sheet, _sheet_id(sheet, section, ids), TextTable(table.header, kept), left_out))
+    return Shown(
+        section,
+        drawn,
+        tuple(sheets),
+        tuple(_shown(inner, charts, charted, ids) for inner in section.sections),
+        without_charts=section.is_group and section.id not in charted,
+    )
 
-    def add(group_id: str, view: View, words: tuple[str, ...], sheets: list[Sheet]) -> None:
-        found[group_id, view.id] = (words, sheets, [_sheet_id(sheet.name, group_id, ids) for sheet in sheets])
 
-    for view in VIEWS:
-        if view.place != "group" and view.is_shown(report):
-            add("", view, view.report_words(report), view.report_sheets(report))
-    for group in groups:
-        for view in VIEWS:
-            if view.place == "group" and view.is_for(group):
-                add(group.id, view, view.words(group), view.sheets(group))
-    return found
-
-
-def _sheet_id(name: str, group_id: str, taken: Counter[str]) -> str:
+def _sheet_id(sheet: Sheet[Any], section: Section, taken: Counter[str]) -> str:
     """The anchor of a table; a second one of the same name gets a number."""
-    wanted = f"table-{name}-{group_id}" if group_id else f"table-{name}"
+    wanted = f"table-{sheet.name}" if sheet.name in section.id else f"table-{sheet.name}-{section.id}"
     taken[wanted] += 1
     return wanted if taken[wanted] == 1 else f"{wanted}-{taken[wanted]}"
 
 
+def _downloads(document: Document) -> list[dict[str, str]]:
+    """Links that hold the data themselves, as far as they fit; others name the command that writes the file."""
+    left = DOWNLOAD_BYTES
+    links = []
+    for name, (title, content) in all_tables(document).items():
+        if content.count("\n") <= 1:
+            continue
+        href = "data:text/csv;charset=utf-8;base64," + _base64(content.encode("utf-8"))
+        fits = len(href) <= left
+        left -= len(href) if fits else 0
+        command = f"{document.command} --format csv --table {name}"
+        links.append(
+            {
+                "table": name,
+                "name": f"dlbench-{document.file_prefix}{name}.csv",
+                "title": title,
+                "href": href if fits else "",
+                "command": "" if fits else command,
+            }
+        )
+    return links
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(bundled.folder("reports")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -197,10 +199,6 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         finalize=_keep_units,
     )
-    environment.globals.update(
-        tabular=tabular, training_tables=training_tables, layers_table=layers_table, wording=wording
-    )
-    return environment
 
 
 def _keep_units(value: Any) -> Any:
@@ -231,29 +229,6 @@ def _json_block(value: Any) -> Markup:
     """JSON that may stand inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return _trusted(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
-def _downloads(report: Report) -> list[dict[str, str]]:
-    """Links that hold the data themselves, as far as they fit; the tables of the shown views come after those of all
-    reports.
-    """
-    has: dict[str, bool] = {
-        "quality": any(group.quality for group in report.groups),
-        "evaluations": any(group.quality for group in report.groups),
-        "exchange": any(group.exchange for group in report.groups),
-        "sweep": bool(report.sweeps),
-    }
-    left = DOWNLOAD_BYTES
-    links = []
-    for name, (title, content) in delimited.all_tables(report).items():
-        if not has.get(name, True):
-            continue
-        link = download(name, title, content)
-        if len(link["href"]) > left:
-            link = download(name, title, "", f"dlbench report RUNS --format csv --table {name}")
-        left -= len(link["href"])
-        links.append(link)
-    return links
 
 
 def _base64(data: bytes) -> str:

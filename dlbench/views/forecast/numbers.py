@@ -30,11 +30,6 @@ class Anchor:
     differences: tuple[str, ...]
     """What the runs do otherwise; empty: the same work, and only then is it drawn."""
 
-    @property
-    def is_same_work(self) -> bool:
-        """Whether it may stand beside the measured figures."""
-        return not self.differences
-
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
@@ -48,6 +43,11 @@ class Forecast:
     why_no_anchor: str
     notes: tuple[str, ...]
     """What limits the forecasts."""
+
+    @property
+    def same_work(self) -> tuple[Anchor, ...]:
+        """Published figures that may stand beside the measured ones."""
+        return tuple(anchor for anchor in self.anchors if not anchor.differences)
 
 
 def forecast(group: Group, table: RunTable, *, is_crowded: bool = False) -> Forecast | None:

@@ -45,7 +45,7 @@ from dlbench.views.sweep.settings import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class SweepCell:
     """All settings at one rank count, with equal preset, precision and data."""
 
     ranks: int
@@ -93,7 +93,7 @@ class Sweep:
     """The card's number and what it means, at the largest rank count."""
     verdict: str
     """Of the largest rank count."""
-    cells: tuple[Cell, ...]
+    cells: tuple[SweepCell, ...]
     """By rank count; only where a swept key acts."""
     idle: tuple[str, ...]
     """Rank counts at which no swept key acts, each a sentence with the largest relative difference between settings:
@@ -118,7 +118,7 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
 
 def _sweep(runs: Sequence[Run], table: RunTable, sweep_id: str) -> Sweep | None:
     """None where no rank count has two settings and a run with figures."""
-    cells: list[Cell] = []
+    cells: list[SweepCell] = []
     idle: list[str] = []
     by_place: dict[tuple[int, int, str, str, str], list[Run]] = {}
     for run in sorted(runs, key=_order):
@@ -194,7 +194,7 @@ def _rates(runs: Sequence[Run], table: RunTable) -> dict[int, float]:
     return {run.plan.series.repeat: float(rates[run.plan.run_id]) for run in runs if run.plan.run_id in table.runs}
 
 
-def cell_of(runs: Sequence[Run], table: RunTable) -> Cell:
+def cell_of(runs: Sequence[Run], table: RunTable) -> SweepCell:
     """The comparison of all settings of one rank count.
 
     Args:
@@ -230,7 +230,7 @@ def cell_of(runs: Sequence[Run], table: RunTable) -> Cell:
         needed_repeats=_needed(logs, settings),
     )
     ranks, nodes, preset, precision, data = _place(runs[0])
-    return Cell(
+    return SweepCell(
         ranks=ranks,
         nodes=nodes,
         conditions=f"{preset} preset, {precision}, {'synthetic data' if data == 'synthetic' else data}",

@@ -11,6 +11,7 @@ from typing import Any
 from dlbench.report.charts.chart import Chart
 from dlbench.report.charts.style import MUTED, RANK_COLOURS, SUBTITLE_PIXELS
 from dlbench.report.model import Group
+from dlbench.report.table import text_sheet
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_number, format_seconds
 from dlbench.views.machine.model import Course, Line, Panel, Stretch
@@ -62,7 +63,9 @@ def telemetry_charts(group: Group) -> list[Chart]:
         "subtitle": textwrap.wrap(f"{course.run_id}, {group.label}", int(_WIDTH / SUBTITLE_PIXELS), max_lines=3),
     }
     spec["usermeta"] = {"axes": "", "series": None}
-    return [Chart(id=f"chart-{group.id}-telemetry", title=title, alt=words, spec=spec, table=course_table(course))]
+    numbers = course_table(course)
+    sheet = text_sheet("telemetry", title, numbers[0], numbers[1:])
+    return [Chart(id=f"chart-{group.id}-telemetry", title=title, alt=words, spec=spec, table=sheet.people())]
 
 
 def finding(course: Course) -> str:

@@ -1,0 +1,187 @@
+"""What every report is: a tree of sections of words, charts and sheets, and the plain data behind them.
+
+A document knows no format, and formats know no report: each writer of `dlbench.report.formats` prints any document.
+Text from outside is made harmless when it enters a section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dlbench.report.charts.chart import Chart
+from dlbench.report.table import Datum, NamedTable, Sheet
+from dlbench.report.wording import clean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A line that must be noticed."""
+
+    severity: Literal["serious", "note", "good"]
+    text: str
+    label: str = ""
+    """E.g. ``Warning``; empty: the mark stands for itself."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", clean(self.text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """What a report does not show for want of data, and what would produce it."""
+
+    view: str
+    """Id of the view; an anchor in the page."""
+    title: str
+    text: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", clean(self.text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One finding at a glance."""
+
+    id: str = ""
+    title: str
+    link: str = ""
+    """Anchor of what it is about; empty: none."""
+    big: str
+    """The one number."""
+    small: tuple[str, ...]
+    """What the number is, a few words a line."""
+    chips: tuple[tuple[str, bool], ...] = ()
+    """Conditions, each with whether it is a warning."""
+    words: tuple[str, ...] = ()
+    """The first is the verdict."""
+    next_step: str = ""
+    warnings: tuple[str, ...] = ()
+    """Serious ones; the card shows the first and counts the others."""
+    warnings_link: str = ""
+    is_clear: bool = False
+    """Whether to say that no serious warning was found."""
+    is_bad: bool = False
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("title", "big", "next_step", "note"):
+            object.__setattr__(self, name, clean(getattr(self, name)))
+        for name in ("small", "words", "warnings"):
+            object.__setattr__(self, name, tuple(map(clean, getattr(self, name))))
+        object.__setattr__(self, "chips", tuple((clean(text), warned) for text, warned in self.chips))
+
+
+def no_charts() -> Sequence[Chart]:
+    """For sections that draw nothing."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One subject, or a group of them. What it holds is printed in the order of these fields."""
+
+    id: str
+    """Anchor in the page, unique in a document."""
+    title: str
+    about: tuple[str, ...] = ()
+    """Small words of introduction."""
+    facts: tuple[tuple[str, str], ...] = ()
+    """Names and values: conditions of a group, definitions of the methods."""
+    are_methods: bool = False
+    """Whether the facts are sentences, one below the other."""
+    marks: tuple[Mark, ...] = ()
+    """Warnings, damaged files."""
+    caption: str = ""
+    """Conditions of all figures of the section."""
+    words: tuple[str, ...] = ()
+    """The finding first."""
+    cards: tuple[Card, ...] = ()
+    charts: Callable[[], Sequence[Chart]] = no_charts
+    """Made only where a format draws them."""
+    charts_per_row: Literal[1, 2, 3] = 2
+    sheets: tuple[Sheet[Any], ...] = ()
+    notes: tuple[str, ...] = ()
+    """Small print behind the tables."""
+    sections: tuple[Section, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    missing_title: str = "Not measured by these runs"
+    brief: tuple[str, ...] | None = None
+    """What the terminal's summary says; None: the words, where it prints a sheet of this section."""
+    is_group: bool = False
+    """Whether it is one of many alike, of which a long page prints the first ones in full."""
+    overview: tuple[tuple[str, str], ...] = ()
+    """Of a group: titles and cells of its line where it is not printed in full."""
+    where: Mapping[str, Datum] | None = None
+    """Columns that programs find in front of every row of its sheets, such as the id of a group."""
+    in_contents: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("title", "caption"):
+            object.__setattr__(self, name, clean(getattr(self, name)))
+        for name in ("about", "words", "notes"):
+            object.__setattr__(self, name, tuple(clean(text) for text in getattr(self, name) if text))
+        for name in ("facts", "overview"):
+            object.__setattr__(self, name, tuple((clean(key), clean(text)) for key, text in getattr(self, name)))
+        if self.brief is not None:
+            object.__setattr__(self, "brief", tuple(clean(text) for text in self.brief if text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A whole report."""
+
+    title: str
+    dlbench_version: str
+    meta: tuple[str, ...] = ()
+    """Lines under the title: how many runs, of when."""
+    as_of: str = ""
+    """When the newest run finished, UTC; empty if none did. Not the time of the report: equal runs, equal report."""
+    notices: tuple[str, ...] = ()
+    """What its figures must not be mistaken for."""
+    sections: tuple[Section, ...]
+    data: object
+    """Dataclasses; what the JSON holds."""
+    always: tuple[NamedTable, ...] = ()
+    """Tables for programs that every such report has, if only a header: tables without rows."""
+    file_prefix: str = ""
+    """In front of the names of the files that a page offers."""
+    command: str = "dlbench report RUNS"
+    """Writes the document; a page names it for tables that are too large for it."""
+
+    def __post_init__(self) -> None:
+        for name in ("meta", "notices"):
+            object.__setattr__(self, name, tuple(map(clean, getattr(self, name))))
+
+    def walk(self) -> Iterator[tuple[Section, Mapping[str, Datum]]]:
+        """Every section with the columns that stand in front of its rows, outer before inner."""
+        yield from _walk(self.sections, {})
+
+    def tables(self) -> dict[str, NamedTable]:
+        """Every table for programs, by name.
+
+        Sheets of one name are rows of one table, each with what its section says of itself in front. Columns that only
+        some of them have are empty for the others.
+        """
+        found = {table.name: table for table in self.always}
+        for sheet, where in ((sheet, where) for section, where in self.walk() for sheet in section.sheets):
+            if not sheet.names:
+                continue
+            before = found.get(sheet.name, NamedTable(name=sheet.name, title=sheet.title))
+            records = sheet.records()
+            found[sheet.name] = NamedTable(
+                name=sheet.name,
+                title=before.title,
+                columns=tuple(dict.fromkeys((*before.columns, *where, *sheet.names))),
+                rows=(*before.rows, *({**where, **row} for row in records)),
+            )
+        return found
+
+
+def _walk(sections: Sequence[Section], where: Mapping[str, Datum]) -> Iterator[tuple[Section, Mapping[str, Datum]]]:
+    for section in sections:
+        own = {**where, **(section.where or {})}
+        yield section, own
+        yield from _walk(section.sections, own)

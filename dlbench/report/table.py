@@ -1,0 +1,243 @@
+"""One table for people and for programs: `Column`s over rows make header, cells, CSV columns and records alike.
+
+Text is made last: a sheet holds rows and functions of them; formats ask for `people` (cells of text) or `records`
+(raw numbers by column name). Text from outside is made harmless here, whatever format asks for it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from dlbench.report.wording import DASH, clean, interval_text, number_text, value_text
+from dlbench.stats.estimates import Estimate
+
+R = TypeVar("R")
+
+Value = Estimate | str | int | float | bool | None
+Datum = str | int | float | bool | None
+"""One value of a table for programs."""
+
+RowKind = Literal["", "sum", "part"]
+"""How a row stands to the others: `sum` of those above, `part` of the row above it."""
+
+MAX_TEXT = 2000
+"""Characters of a cell; longer foreign text is cut."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What people see of one value; the interval apart, so that a format may set it smaller or leave it out."""
+
+    text: str
+    interval: str = ""
+    """E.g. ``[81.9, 84.2]``; empty if none."""
+    items: tuple[str, ...] = ()
+    """Further lines that a page may fold away behind the text."""
+    number: float | None = None
+    """What the cell is sorted by; None: its text."""
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.interval}".rstrip()
+
+
+def cell_of(value: Value | Cell, unit: str = "", limit: int = MAX_TEXT) -> Cell:
+    """A value in the form that suits its type and unit; an en dash for what is missing."""
+    if isinstance(value, Cell):
+        return Cell(
+            clean(value.text, limit),
+            clean(value.interval),
+            tuple(clean(item) for item in value.items),
+            value.number,
+        )
+    if isinstance(value, Estimate):
+        return Cell(value_text(value), interval_text(value), number=value.value)
+    if value is None:
+        return Cell(DASH)
+    if isinstance(value, bool):
+        return Cell("yes" if value else "no")
+    if isinstance(value, str):
+        return Cell(clean(value, limit))
+    if isinstance(value, int) and not unit:
+        return Cell(str(value), number=value)
+    return Cell(number_text(value, unit), number=value)
+
+
+def times_cell(factor: Estimate) -> Cell:
+    """A factor, e.g. ``1.80x [1.75, 1.86]``."""
+    ends = f"[{factor.low:.2f}, {factor.high:.2f}]" if factor.low is not None and factor.high is not None else ""
+    return Cell(f"{factor.value:.2f}x", ends, number=factor.value)
+
+
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """One column: its name for programs, its title for people, and what a row has there."""
+
+    name: str
+    """For programs, with the unit (`step_s`): a-z, 0-9 and _; empty: for people only."""
+    title: str
+    """For people; empty: for programs only."""
+    value: Callable[[R], Value]
+    """Raw: an estimate, a number, a text; None where there is none."""
+    text: Callable[[R], Value | Cell] | None = None
+    """What people see, where it is not the value itself."""
+    unit: str = ""
+    """Of plain numbers, as `Estimate.unit`."""
+    has_interval: bool = False
+    """Whether programs get `NAME_low` and `NAME_high` beside it: for columns of estimates."""
+    is_brief: bool = False
+    """Whether a narrow format shows it; where no column of a sheet is, all are."""
+    limit: int = MAX_TEXT
+    """Characters of a text."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its columns for programs."""
+        if not self.name:
+            return ()
+        return (self.name, f"{self.name}_low", f"{self.name}_high") if self.has_interval else (self.name,)
+
+    def cell(self, row: R) -> Cell:
+        """For people."""
+        return cell_of(self.value(row) if self.text is None else self.text(row), self.unit, self.limit)
+
+    def data(self, row: R) -> tuple[Datum, ...]:
+        """For programs, one value for each of `names`."""
+        value = self.value(row)
+        if isinstance(value, Estimate):
+            return (value.value, value.low, value.high) if self.has_interval else (value.value,)
+        first = clean(value, self.limit) if isinstance(value, str) else value
+        return (first, None, None) if self.has_interval else (first,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pivot(Generic[R]):
+    """How people see long rows as a wide table: one line for each `down`, one column for each `across`."""
+
+    corner: str
+    """Title of the first column."""
+    down: Callable[[R], str]
+    across: Callable[[R], str]
+    cell: Callable[[R], Value | Cell]
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """One line."""
+
+    cells: tuple[Cell, ...]
+    kind: RowKind = ""
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table as people see it."""
+
+    header: tuple[str, ...]
+    rows: tuple[TextRow, ...]
+
+
+def _always(row: Any) -> bool:
+    return True
+
+
+def _plain(row: Any) -> RowKind:
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet(Generic[R]):
+    """One table."""
+
+    name: str
+    """Stable name for programs (`--table NAME`, `dlbench-NAME.csv`): a-z, 0-9 and -."""
+    title: str
+    columns: tuple[Column[R], ...]
+    rows: Sequence[R]
+    caption: str = ""
+    """What the figures are, with baseline, preset, engine, batch and data source where they have any."""
+    pivot: Pivot[R] | None = None
+    """Another arrangement for people; the columns then are for programs."""
+    is_data: Callable[[R], bool] = _always
+    """Whether programs get the row; others are for people only, such as lines that say what is missing."""
+    is_shown: Callable[[R], bool] = _always
+    """Whether people get the row."""
+    kind: Callable[[R], RowKind] = _plain
+    in_terminal: bool = False
+    """Whether the terminal's summary prints it."""
+    is_sortable: bool = False
+    is_folded: bool = False
+    """Whether a page shows it only when it is opened."""
+    is_drawn: bool = False
+    """Whether a chart of its section carries these numbers: a page prints them where the chart is not drawn."""
+    max_rows: int | None = None
+    """Rows in a page; the CSV holds all."""
+
+    def people(self, *, brief: bool = False) -> TextTable:
+        """Header and cells of text; with `brief`, the brief columns alone."""
+        rows = [row for row in self.rows if self.is_shown(row)]
+        if self.pivot is not None:
+            return _pivoted(self.pivot, rows, self.kind)
+        shown = [column for column in self.columns if column.title]
+        if brief and any(column.is_brief for column in shown):
+            shown = [column for column in shown if column.is_brief]
+        return TextTable(
+            tuple(clean(column.title) for column in shown),
+            tuple(TextRow(tuple(column.cell(row) for column in shown), self.kind(row)) for row in rows),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Columns for programs; empty: there is no table for them."""
+        return tuple(name for column in self.columns for name in column.names)
+
+    def records(self) -> list[dict[str, Datum]]:
+        """Rows for programs, by column name."""
+        named = [column for column in self.columns if column.name]
+        return [
+            {name: datum for column in named for name, datum in zip(column.names, column.data(row), strict=True)}
+            for row in self.rows
+            if self.is_data(row)
+        ]
+
+
+def text_sheet(
+    name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = ""
+) -> Sheet[Any]:
+    """A table of ready texts, for people only."""
+    columns: tuple[Column[Any], ...] = tuple(
+        Column("", head, operator.itemgetter(place)) for place, head in enumerate(header)
+    )
+    return Sheet(name=name, title=title, columns=columns, rows=tuple(map(tuple, rows)), caption=caption)
+
+
+def _pivoted(pivot: Pivot[R], rows: Sequence[R], kind: Callable[[R], RowKind]) -> TextTable:
+    """Lines and columns in the order in which they first come."""
+    across = list(dict.fromkeys(pivot.across(row) for row in rows))
+    lines: dict[str, dict[str, Cell]] = {}
+    kinds: dict[str, RowKind] = {}
+    for row in rows:
+        line = pivot.down(row)
+        lines.setdefault(line, {})[pivot.across(row)] = cell_of(pivot.cell(row), pivot.unit)
+        kinds.setdefault(line, kind(row))
+    missing = Cell(DASH)
+    return TextTable(
+        (clean(pivot.corner), *map(clean, across)),
+        tuple(
+            TextRow((Cell(clean(line)), *(cells.get(name, missing) for name in across)), kinds[line])
+            for line, cells in lines.items()
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedTable:
+    """A table for programs over a whole document: the sheets of one name below each other."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[dict[str, Datum], ...] = field(default=())

@@ -1,0 +1,88 @@
+"""The scaling report as a `Document`: the sections of all views, before, of and after the groups."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dlbench.report.document import Document, Mark, Section
+from dlbench.report.table import NamedTable
+from dlbench.report.wording import basis_text, figure_text, place_text, runs_text
+from dlbench.views import registry
+from dlbench.views.model import Group, Report
+from dlbench.views.parts.tables import parts_sheet
+from dlbench.views.runs.view import runs_sheet
+from dlbench.views.scaling.view import points_sheet
+
+GROUP_COLUMNS = ("group", "label")
+"""In front of every row of a group's tables."""
+
+
+def document_of(report: Report) -> Document:
+    """The report, ready for every format."""
+    opening = [section for view in registry.OPENING for section in view.sections(report)]
+    closing = [section for view in registry.CLOSING for section in view.sections(report)]
+    without = len(report.without_figures)
+    empty = (points_sheet(()), parts_sheet(()))
+    return Document(
+        title=report.title,
+        dlbench_version=report.dlbench_version,
+        as_of=report.as_of,
+        meta=(f"{runs_text(len(report.runs))}, {without} without figures.",),
+        notices=report.notices,
+        sections=(*opening, *map(_group, report.groups), *closing, _methods(report), *_missing(report)),
+        data=report,
+        always=(
+            *(NamedTable(name=one.name, title=one.title, columns=(*GROUP_COLUMNS, *one.names)) for one in empty),
+            NamedTable(name="runs", title="All runs", columns=runs_sheet(()).names),
+        ),
+    )
+
+
+def _group(group: Group) -> Section:
+    last = group.largest
+    base = group.baseline
+    found = [section for view in registry.GROUP_VIEWS if (section := view.section(group)) is not None]
+    return Section(
+        id=f"group-{group.id}",
+        title=group.label,
+        about=(f"{group.title}, {group.condition('preset')} preset: {group.about}", f"{group.notice}."),
+        facts=(
+            (
+                "Baseline",
+                f"{place_text(base.ranks, base.nodes)}, {figure_text(base.throughput)} {base.throughput.unit} "
+                f"({basis_text(base.throughput)})",
+            ),
+            *((condition.title, condition.value) for condition in group.conditions),
+            *group.settings,
+        ),
+        marks=tuple(
+            Mark(
+                severity=doubt.severity,
+                label="Warning" if doubt.severity == "serious" else "Note",
+                text=doubt.text + (f" ({runs_text(len(doubt.runs))})" if doubt.runs else ""),
+            )
+            for doubt in group.doubts
+        ),
+        sections=tuple(dataclasses.replace(section, id=f"{section.id}-{group.id}") for section in found),
+        missing=group.missing,
+        brief=(group.verdict,),
+        is_group=True,
+        overview=(
+            ("At", place_text(last.ranks, last.nodes)),
+            ("Throughput", f"{figure_text(last.throughput)} {last.throughput.unit}"),
+            ("Efficiency", "baseline" if last.is_baseline else figure_text(last.efficiency)),
+            ("Step, median", figure_text(last.step)),
+            ("Interval", basis_text(last.throughput)),
+        ),
+        where=dict(zip(GROUP_COLUMNS, (group.id, group.label), strict=True)),
+    )
+
+
+def _methods(report: Report) -> Section:
+    return Section(id="methods", title="How the numbers are made", facts=report.methods, are_methods=True, brief=())
+
+
+def _missing(report: Report) -> tuple[Section, ...]:
+    if not report.missing:
+        return ()
+    return (Section(id="missing", title="Not in this report", missing=report.missing, missing_title="Not shown"),)

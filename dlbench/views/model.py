@@ -1,0 +1,287 @@
+"""The scaling report as plain data: runs, comparable groups, scaling points, and what each view found out.
+
+No view is known here by name: each puts its numbers under its own key into `views`, of a group or of the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from dlbench.report.document import Missing
+from dlbench.report.formats.json import INLINE
+from dlbench.stats.estimates import Estimate
+
+N = TypeVar("N")
+
+FORMAT = "dlbench.report"
+VERSION = 1
+
+
+def all_of(views: Mapping[str, object], kind: type[N]) -> tuple[N, ...]:
+    """The first non-empty tuple of items of one type among the numbers of views."""
+    return next(
+        (found for found in views.values() if isinstance(found, tuple) and found and isinstance(found[0], kind)), ()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of a step at a scaling point; parts sum to the mean step."""
+
+    name: str
+    seconds: Estimate
+    """Mean over runs (not median), so that parts sum to the mean step."""
+    ideal_seconds: float
+    lost: Estimate
+    """Share of the ideal lost here (fraction); parts sum to the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One rank count of a group."""
+
+    ranks: int
+    nodes: int
+    batch_per_rank: int
+    is_baseline: bool
+    throughput: Estimate
+    throughput_per_rank: Estimate
+    step: Estimate
+    step_p95: Estimate
+    speedup: Estimate
+    ideal_speedup: float
+    efficiency: Estimate
+    serial_fraction: Estimate | None
+    paired_with_baseline: bool
+    parts: tuple[Part, ...]
+    whole: Part
+    """Sum of the parts: the mean step, and 1 - efficiency of means."""
+    exchange_wait: Estimate
+    """Share of the part `exchange` spent waiting for ranks that came later, seconds a step."""
+    run_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """One property that all runs of a group share."""
+
+    name: str
+    title: str
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """One reason for doubt, beside the figures it concerns."""
+
+    code: str
+    severity: Literal["serious", "note"]
+    text: str
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs that may be compared with each other, and what they say."""
+
+    id: str
+    label: str
+    """Short: workload, preset, engine, scaling."""
+    title: str
+    """The workload in words."""
+    about: str
+    """What the preset changes against the published configuration."""
+    notice: str
+    scaling: Literal["weak", "strong"]
+    sample_unit: str
+    conditions: tuple[Condition, ...]
+    settings: tuple[tuple[str, str], ...]
+    """What `--set` and `--sweep` chose, key and value."""
+    caption: str
+    """The conditions in one line: it stands under every chart and table of medians."""
+    parts_caption: str
+    """The same for charts and tables of parts, which are means."""
+    verdict: str
+    """One sentence."""
+    is_sufficient: bool
+    """Whether every point has enough runs for a comparison."""
+    points: tuple[Point, ...]
+    doubts: tuple[Doubt, ...]
+    views: Mapping[str, object] = field(metadata={INLINE: True})
+    """What each view found out, by its key; None where it has nothing to say."""
+    next_step: str = ""
+    """What to do next, in a sentence; empty where nothing suggests itself."""
+    missing: tuple[Missing, ...] = ()
+    """Views that have nothing to say of these runs."""
+
+    @property
+    def baseline(self) -> Point:
+        """The point all others are measured against."""
+        return self.points[0]
+
+    @property
+    def largest(self) -> Point:
+        """The point with most ranks."""
+        return self.points[-1]
+
+    # Transitional, until every view asks for its own numbers.
+
+    @property
+    def causes(self) -> Any:
+        """Transitional."""
+        return self.views.get("causes")
+
+    @property
+    def step_times(self) -> Any:
+        """Transitional."""
+        return self.views.get("step_times")
+
+    @property
+    def data_path(self) -> Any:
+        """Transitional."""
+        return self.views.get("data_path")
+
+    @property
+    def memory(self) -> Any:
+        """Transitional."""
+        return self.views.get("memory")
+
+    @property
+    def telemetry(self) -> Any:
+        """Transitional."""
+        return self.views.get("telemetry")
+
+    @property
+    def energy(self) -> Any:
+        """Transitional."""
+        return self.views.get("energy")
+
+    def of(self, kind: type[N]) -> N | None:
+        """The numbers of one view, by their type; None where it has nothing to say."""
+        return next((found for found in self.views.values() if isinstance(found, kind)), None)
+
+    def all_of(self, kind: type[N]) -> tuple[N, ...]:
+        """The numbers of a view that are a tuple, by the type of its items; empty where it has nothing to say."""
+        return all_of(self.views, kind)
+
+    def condition(self, name: str) -> str:
+        """The value of a condition (`workload`, `preset`, `engine` ...); empty where there is none."""
+        return next((one.value for one in self.conditions if one.name == name), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """One run, whatever became of it."""
+
+    run_id: str
+    group: str
+    """Id of its group; empty for runs without figures."""
+    state: str
+    story: str
+    """Why there is no figure; empty where there is one."""
+    workload: str
+    preset: str
+    engine: str
+    precision: str
+    data: str
+    batch_per_rank: int
+    scaling: str
+    series: str
+    repeat: int
+    ranks: int
+    nodes: int
+    sample_unit: str
+    steps: int | None
+    throughput: float | None
+    """Samples a second."""
+    step_median_s: float | None
+    step_p95_s: float | None
+    step_cv: float | None
+    finished: str
+    warnings: tuple[str, ...]
+    goal: str
+    """`speed`, or `quality` and the target."""
+    reached: bool | None
+    """Whether it met its target; None for a run of speed, and for one that tells nothing."""
+    time_to_quality_s: float | None
+    samples_to_quality: int | None
+    epochs_to_quality: float | None
+
+    @property
+    def configuration(self) -> str:
+        """What was run, in one line."""
+        parts = (self.workload, f"{self.preset} preset", self.engine, self.precision, f"batch {self.batch_per_rank}")
+        return f"{', '.join(parts)} a rank, {self.scaling}, {self.data}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentDifference:
+    """A key of the environment with more than one value among the runs."""
+
+    key: str
+    values: tuple[tuple[str, tuple[str, ...]], ...]
+    expected: bool
+    """Whether it names the job or the place in it, and so differs by nature."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What the runs ran in."""
+
+    common: tuple[tuple[str, str], ...]
+    differences: tuple[EnvironmentDifference, ...]
+    num_runs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    title: str
+    as_of: str
+    """When the newest run finished, UTC; empty if none did. Not the time of the report: equal runs, equal report."""
+    dlbench_version: str
+    notices: tuple[str, ...]
+    groups: tuple[Group, ...]
+    views: Mapping[str, object] = field(metadata={INLINE: True})
+    """What views of the whole report found out, by their keys."""
+    runs: tuple[RunRow, ...]
+    damaged: tuple[str, ...]
+    environment: Environment
+    methods: tuple[tuple[str, str], ...]
+    """Heading and text: how the numbers are made."""
+    missing: tuple[Missing, ...]
+    """What this report does not show, and what it would take; of single groups see `Group.missing`."""
+
+    def all_of(self, kind: type[N]) -> tuple[N, ...]:
+        """The numbers of a view, by the type of its items; empty where it has nothing to say."""
+        return all_of(self.views, kind)
+
+    @property
+    def precisions(self) -> Any:
+        """Transitional."""
+        return self.views.get("precisions")
+
+    @property
+    def differences(self) -> Any:
+        """Transitional."""
+        return self.views.get("differences")
+
+    @property
+    def systems(self) -> Any:
+        """Transitional."""
+        return self.views.get("systems")
+
+    @property
+    def history(self) -> Any:
+        """Transitional."""
+        return self.views.get("history")
+
+    @property
+    def without_figures(self) -> tuple[RunRow, ...]:
+        """Runs that yield no figure."""
+        return tuple(run for run in self.runs if run.throughput is None)

@@ -1,0 +1,1 @@
+"""The runs themselves: all of them, those without figures, and what they ran in."""

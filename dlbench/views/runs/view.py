@@ -1,0 +1,172 @@
+"""The views `runs`, `without-figures` and `environment`: every run, why some yield no figure, what they ran in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlbench.report.document import Mark, Section
+from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.wording import runs_text
+from dlbench.views.model import EnvironmentDifference, Report, RunRow
+from dlbench.views.view import ReportView
+
+MAX_LISTED = 500
+"""Runs listed in a page, so that it stays small."""
+
+CAPTION = (
+    "One run per line: throughput is that of all ranks together; the step is that of the slowest rank; scatter is the "
+    "standard deviation of step times over their mean. A single run has no interval."
+)
+
+
+class RunsView(ReportView):
+    """Every run."""
+
+    id = "runs"
+    title = "Runs"
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """One table."""
+        if not report.runs:
+            return ()
+        return (Section(id=self.id, title=self.title, sheets=(runs_sheet(report.runs),)),)
+
+
+def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
+    """All runs, one line each."""
+    columns: tuple[Column[RunRow], ...] = (
+        Column("run_id", "Run", lambda run: run.run_id),
+        Column("group", "", lambda run: run.group),
+        Column("state", "State", lambda run: run.state),
+        Column("workload", "", lambda run: run.workload),
+        Column("preset", "", lambda run: run.preset),
+        Column("engine", "", lambda run: run.engine),
+        Column("precision", "", lambda run: run.precision),
+        Column("data", "", lambda run: run.data),
+        Column("batch_per_rank", "", lambda run: run.batch_per_rank),
+        Column("scaling", "", lambda run: run.scaling),
+        Column("series", "", lambda run: run.series),
+        Column("ranks", "Ranks", lambda run: run.ranks),
+        Column("nodes", "Nodes", lambda run: run.nodes),
+        Column("repeat", "Repeat", lambda run: run.repeat),
+        Column("sample_unit", "", lambda run: run.sample_unit),
+        Column("steps", "", lambda run: run.steps),
+        Column("throughput_per_s", "Samples/s", lambda run: run.throughput, unit="ratio"),
+        Column("step_median_s", "Step, median", lambda run: run.step_median_s, unit="s"),
+        Column("step_p95_s", "Step, p95", lambda run: run.step_p95_s, unit="s"),
+        Column("step_cv", "Scatter", lambda run: run.step_cv, unit="fraction"),
+        Column("finished", "", lambda run: run.finished),
+        Column("story", "", lambda run: run.story),
+        Column("warnings", "Warnings", lambda run: " | ".join(run.warnings), _warnings),
+        Column("", "Configuration", lambda run: run.configuration),
+        Column("goal", "", lambda run: run.goal),
+        Column("reached", "", lambda run: run.reached),
+        Column("time_to_quality_s", "", lambda run: run.time_to_quality_s),
+        Column("samples_to_quality", "", lambda run: run.samples_to_quality),
+        Column("epochs_to_quality", "", lambda run: run.epochs_to_quality),
+    )
+    return Sheet(
+        name="runs",
+        title="All runs",
+        columns=columns,
+        rows=runs,
+        caption=CAPTION,
+        is_sortable=True,
+        max_rows=MAX_LISTED,
+    )
+
+
+def _warnings(run: RunRow) -> Cell:
+    count = len(run.warnings)
+    return Cell(str(count) if count else "none", items=run.warnings, number=count)
+
+
+class WithoutFiguresView(ReportView):
+    """Runs that yield no figure, and why."""
+
+    id = "without-figures"
+    title = "Runs without figures"
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """One table, and the damaged files."""
+        without = report.without_figures
+        if not (without or report.damaged):
+            return ()
+        columns: tuple[Column[RunRow], ...] = (
+            Column("", "Run", lambda run: run.run_id),
+            Column("", "State", lambda run: run.state),
+            Column("", "Ranks", lambda run: run.ranks),
+            Column("", "Why", lambda run: run.story),
+        )
+        sheet = Sheet(
+            name="without-figures",
+            title="Runs without figures",
+            columns=columns,
+            rows=without,
+            is_sortable=True,
+            max_rows=MAX_LISTED,
+        )
+        listed = [f"- {run.run_id}: {run.state}: {run.story}" for run in without]
+        return (
+            Section(
+                id=self.id,
+                title=self.title,
+                marks=tuple(Mark(severity="serious", label="Damaged", text=line) for line in report.damaged),
+                sheets=(sheet,),
+                brief=(f"{runs_text(len(without))} without figures:", *listed) if without else (),
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """One value of one key of the environment."""
+
+    key: str
+    value: str
+    runs: str
+
+
+class EnvironmentView(ReportView):
+    """What the runs ran in."""
+
+    id = "environment"
+    title = "Environment"
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """What differs first, then all that was recorded."""
+        found = report.environment
+        if not found.num_runs:
+            return ()
+        surprising = [item for item in found.differences if not item.expected]
+        if surprising:
+            finding = (
+                "The runs did not all run in the same environment. What differs stands first in the table, with the "
+                "number of runs behind each value."
+            )
+        else:
+            apart = ", apart from what names the job and the place in it" if found.differences else ""
+            finding = f"The environment of all {runs_text(found.num_runs)} with figures is the same{apart}."
+        common = [_Setting(key, value, "all") for key, value in found.common]
+        recorded = [*_settings(list(found.differences), " (differs)"), *common]
+        sheets = [_sheet("environment", "Everything that was recorded of the environment", recorded, bool(surprising))]
+        if surprising:
+            sheets.insert(0, _sheet("environment-differences", "What differs", _settings(surprising, ""), False))
+        return (Section(id=self.id, title=self.title, words=(finding,), sheets=tuple(sheets)),)
+
+
+def _settings(items: list[EnvironmentDifference], mark: str) -> list[_Setting]:
+    return [
+        _Setting(item.key + ("" if item.expected else mark), value, str(len(ids)))
+        for item in items
+        for value, ids in item.values
+    ]
+
+
+def _sheet(name: str, title: str, rows: list[_Setting], is_folded: bool) -> Sheet[_Setting]:
+    columns: tuple[Column[_Setting], ...] = (
+        Column("", "Key", lambda row: row.key),
+        Column("", "Value", lambda row: row.value),
+        Column("", "Runs", lambda row: row.runs),
+    )
+    return Sheet(name=name, title=title, columns=columns, rows=rows, is_folded=is_folded)

@@ -1,0 +1,1 @@
+"""The summary: a card for each group."""
