@@ -399,12 +399,12 @@ def test_weak_efficiency_is_the_ratio_of_step_times(tmp_path: Path) -> None:
         assert point.speedup.value == pytest.approx(point.ranks * 0.8, rel=1e-9)
         assert point.ideal_speedup == point.ranks
         assert point.serial_fraction is None
-        assert point.paired
+        assert point.paired_with_baseline
         # Every repeat drifts by the same factor on both sides, so pairs all agree.
         assert point.efficiency.low == pytest.approx(0.8, rel=1e-9)
         assert point.efficiency.high == pytest.approx(0.8, rel=1e-9)
     assert group.baseline.throughput.value == pytest.approx(4 / 0.1002, rel=1e-9)
-    assert group.points[2].per_rank.value == pytest.approx(4 / 0.12525, rel=1e-9)
+    assert group.points[2].throughput_per_rank.value == pytest.approx(4 / 0.12525, rel=1e-9)
     assert group.is_sufficient
 
 
@@ -419,7 +419,7 @@ def test_strong_scaling_finds_amdahls_serial_fraction(tmp_path: Path) -> None:
     write_strong(tmp_path, serial_ms=20, parallel_ms=80, points=(1, 2, 4))
     group = only_group(tmp_path)
     assert group.scaling == "strong"
-    assert [point.batch for point in group.points] == [8, 4, 2]
+    assert [point.batch_per_rank for point in group.points] == [8, 4, 2]
     for point in group.points[1:]:
         step = 20 + 80 / point.ranks
         assert point.speedup.value == pytest.approx(100 / step, rel=1e-9)
@@ -470,7 +470,7 @@ def test_twice_the_time_leaves_efficiency_and_losses_as_they_are(tmp_path: Path,
         if one.efficiency.low is not None:
             assert one.efficiency.low == pytest.approx(other.efficiency.low, rel=1e-12)
         assert one.throughput.value == pytest.approx(2 * other.throughput.value, rel=1e-12)
-        assert one.step_s.value * 2 == pytest.approx(other.step_s.value, rel=1e-12)
+        assert one.step.value * 2 == pytest.approx(other.step.value, rel=1e-12)
         for mine, theirs in zip(one.parts, other.parts, strict=True):
             assert mine.lost.value == pytest.approx(theirs.lost.value, abs=1e-12)
 
@@ -626,7 +626,7 @@ def test_points_of_different_series_are_not_interleaved(tmp_path: Path) -> None:
         for plan in plans(points=(count,), series=series, overrides={"layout.cores_per_rank": 1}):
             write_run(tmp_path, plan, constant(PHASES))
     assert "not-interleaved" in codes(tmp_path)
-    assert not only_group(tmp_path).points[1].paired
+    assert not only_group(tmp_path).points[1].paired_with_baseline
 
 
 def test_what_names_the_job_is_no_difference_in_the_environment(tmp_path: Path) -> None:

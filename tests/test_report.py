@@ -26,15 +26,16 @@ from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
-from dlbench.report import model, wording
+from dlbench.report import wording
 from dlbench.report.charts import svg as drawing
 from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
-from dlbench.views import sheets
+from dlbench.views import model
 from dlbench.views.assemble import assemble
+from dlbench.views.document import document_of
 from tests.run_factory import (
     NOW,
     WORKLOAD,
@@ -87,7 +88,7 @@ def made(sample: Path) -> model.Report:
 
 @pytest.fixture(scope="module")
 def page(made: model.Report) -> str:
-    return html.to_html(made)
+    return html.to_html(document_of(made))
 
 
 def figures(report: model.Report) -> Iterator[Estimate]:
@@ -111,13 +112,13 @@ def test_every_figure_stands_in_markdown_and_html(made: model.Report, page: str)
     texts = {wording.value_text(figure) for figure in figures(made)}
     assert len(texts) > 25
     plain = page.replace("\N{NO-BREAK SPACE}", " ")
-    written = markdown.to_markdown(made)
+    written = markdown.to_markdown(document_of(made))
     assert [text for text in texts if text not in plain] == []
     assert [text for text in texts if text not in written] == []
 
 
 def test_terminal_prints_the_figures_of_markdown(made: model.Report) -> None:
-    text = " ".join(terminal.to_text(made).split())
+    text = " ".join(terminal.to_text(document_of(made)).split())
     for group in made.groups:
         assert group.verdict in text
         for point in group.points:
@@ -126,7 +127,7 @@ def test_terminal_prints_the_figures_of_markdown(made: model.Report) -> None:
 
 
 def test_json_holds_every_number(made: model.Report) -> None:
-    content = json.loads(json_tables.to_json(made))
+    content = json.loads(json_tables.to_json(document_of(made)))
     assert (content["format"], content["version"]) == ("dlbench.report", 1)
     for group, read in zip(made.groups, content["groups"], strict=True):
         for point, back in zip(group.points, read["points"], strict=True):
@@ -136,13 +137,13 @@ def test_json_holds_every_number(made: model.Report) -> None:
 
 def test_csv_holds_every_number(made: model.Report) -> None:
     points = [point for group in made.groups for point in group.points]
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(made, "points"))))
+    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), "points"))))
     assert [float(row["efficiency"]) for row in rows] == [point.efficiency.value for point in points]
     assert [float(row["throughput_per_s"]) for row in rows] == [point.throughput.value for point in points]
     assert [int(row["runs"]) for row in rows] == [point.throughput.n for point in points]
-    parts = list(csv.DictReader(io.StringIO(delimited.to_csv(made, "parts"))))
+    parts = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), "parts"))))
     assert [float(row["seconds"]) for row in parts] == [p.seconds.value for point in points for p in point.parts]
-    runs = list(csv.DictReader(io.StringIO(delimited.to_csv(made, "runs"))))
+    runs = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), "runs"))))
     assert [row["run_id"] for row in runs] == [run.run_id for run in made.runs]
     assert [row["throughput_per_s"] == "" for row in runs] == [run.throughput is None for run in made.runs]
 
@@ -158,7 +159,7 @@ def test_no_figure_stands_alone(made: model.Report) -> None:
 
 
 def test_golden_markdown(made: model.Report) -> None:
-    found = markdown.to_markdown(replace(made, dlbench_version="0"))
+    found = markdown.to_markdown(document_of(replace(made, dlbench_version="0")))
     if os.environ.get("DLBENCH_UPDATE_GOLDEN") == "1":
         GOLDEN.write_text(found, encoding="utf-8")
     assert found == GOLDEN.read_text(encoding="utf-8"), "on purpose? DLBENCH_UPDATE_GOLDEN=1 pytest, then read it"
@@ -166,8 +167,8 @@ def test_golden_markdown(made: model.Report) -> None:
 
 def test_equal_runs_give_equal_bytes(sample: Path, made: model.Report, page: str) -> None:
     again = assemble(scan(sample))
-    assert html.to_html(again) == page
-    assert json_tables.to_json(again) == json_tables.to_json(made)
+    assert html.to_html(document_of(again)) == page
+    assert json_tables.to_json(document_of(again)) == json_tables.to_json(document_of(made))
 
 
 def test_verdict_says_what_was_lost_and_to_what(made: model.Report) -> None:
@@ -217,7 +218,7 @@ def test_verdicts_at_the_edges(tmp_path: Path) -> None:
     assert "more than the ideal" in verdict_of(tmp_path / "super")
     assert "Ranks shared cores" in verdict_of(tmp_path / "crowded")
     for name in ("none", "single", "super", "crowded"):
-        assert "<html" in html.to_html(assemble(scan(tmp_path / name)))
+        assert "<html" in html.to_html(document_of(assemble(scan(tmp_path / name))))
 
 
 def test_groups_of_equal_names_are_told_apart(tmp_path: Path) -> None:
@@ -236,14 +237,14 @@ def test_groups_of_equal_names_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_not_finite_is_null() -> None:
-    assert model.as_plain((1.0, math.nan, -math.inf, {"x": 1} and "t")) == [1.0, None, None, "t"]
+    assert json_tables.as_plain((1.0, math.nan, -math.inf, {"x": 1} and "t")) == [1.0, None, None, "t"]
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@"])
 def test_csv_cells_are_no_formulas(made: model.Report, start: str) -> None:
     text = f"{start}HYPERLINK(1)"
     changed = replace(made, runs=(replace(made.runs[0], story=text, step_cv=-0.5),))
-    (row,) = csv.DictReader(io.StringIO(delimited.to_csv(changed, "runs")))
+    (row,) = csv.DictReader(io.StringIO(delimited.to_csv(document_of(changed), "runs")))
     assert row["story"] == "'" + text
     assert row["step_cv"] == "-0.5"
 
@@ -358,7 +359,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_terminal_gets_no_control_characters(hostile: Path) -> None:
-    text = terminal.to_text(assemble(scan(hostile)))
+    text = terminal.to_text(document_of(assemble(scan(hostile))))
     assert "pwned" in text
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
 
@@ -368,7 +369,7 @@ def test_rich_reads_no_markup_and_passes_no_escapes(made: model.Report) -> None:
 
     sink = io.StringIO()
     group = replace(made.groups[0], verdict="[bold]x[/nonsense] [link=file:///]y[/link]", label="[red]z")
-    terminal.show(replace(made, groups=(group,)), Console(file=sink, width=80, force_terminal=False))
+    terminal.show(document_of(replace(made, groups=(group,))), Console(file=sink, width=80, force_terminal=False))
     assert "[bold]x[/nonsense] [link=file:///]y[/link]" in sink.getvalue()
     assert "\x1b" not in sink.getvalue()
 
@@ -376,17 +377,17 @@ def test_rich_reads_no_markup_and_passes_no_escapes(made: model.Report) -> None:
 @pytest.mark.parametrize("folder_name", ["sample", "hostile"])
 def test_terminal_fits_eighty_columns(folder_name: str, request: pytest.FixtureRequest) -> None:
     found = assemble(scan(request.getfixturevalue(folder_name)))
-    assert max(map(len, terminal.to_text(found).splitlines())) <= 80
+    assert max(map(len, terminal.to_text(document_of(found)).splitlines())) <= 80
 
 
 def test_rich_prints_the_same_rows(made: model.Report) -> None:
     from rich.console import Console
 
     sink = io.StringIO()
-    terminal.show(made, Console(file=sink, width=80, force_terminal=True))
+    terminal.show(document_of(made), Console(file=sink, width=80, force_terminal=True))
     shown = re.sub(r"\x1b\[[0-9;]*m", "", sink.getvalue())
     assert max(map(len, shown.splitlines())) <= 80
-    for line in terminal.to_text(made).splitlines():
+    for line in terminal.to_text(document_of(made)).splitlines():
         assert " ".join(line.split()) in " ".join(shown.split())
 
 
@@ -430,7 +431,7 @@ class Outline(HTMLParser):
 @pytest.mark.parametrize("folder_name", ["sample", "hostile"])
 def test_page_is_well_formed_and_loads_nothing(folder_name: str, request: pytest.FixtureRequest) -> None:
     outline = Outline()
-    outline.feed(html.to_html(assemble(scan(request.getfixturevalue(folder_name)))))
+    outline.feed(html.to_html(document_of(assemble(scan(request.getfixturevalue(folder_name))))))
     outline.close()
     assert outline.stack == []
     assert len(set(outline.ids)) == len(outline.ids)
@@ -451,7 +452,7 @@ def test_policy_allows_the_two_scripts_alone(page: str) -> None:
 
 
 def test_specifications_cannot_end_their_element(hostile: Path) -> None:
-    page = html.to_html(assemble(scan(hostile)))
+    page = html.to_html(document_of(assemble(scan(hostile))))
     block = page.partition('<script type="application/json" id="chart-specs">')[2].partition("</script>")[0]
     assert not set(block) & set("<>&")
     titles = [spec["title"]["subtitle"] for spec in json.loads(block)["charts"].values()]
@@ -482,33 +483,34 @@ def test_downloads_are_the_csv_files(made: model.Report, page: str) -> None:
     """Of every table that has lines, and every table of a view leads to its file."""
     links = links_of(page)
     assert {"points", "parts", "runs", "laws"} <= set(links)
-    assert links == {name: delimited.to_csv(made, name) for name in links}
-    named = sheets.named_tables(made)
-    assert set(links) == {"points", "parts", "runs", *named}
-    assert set(re.findall(r'class="raw" href="#data-([\w-]+)"', page)) == set(named)
+    assert links == {name: delimited.to_csv(document_of(made), name) for name in links}
+    assert set(links) == {name for name, table in document_of(made).tables().items() if table.rows}
+    # The parts of a step stand under their chart.
+    assert set(re.findall(r'class="raw" href="#data-([\w-]+)"', page)) == set(links) - {"parts"}
 
 
 def test_every_sheet_stands_in_every_format(made: model.Report, page: str) -> None:
     plain = page.replace("\N{NO-BREAK SPACE}", " ")
-    written = markdown.to_markdown(made)
-    shown = terminal.to_text(made)
-    told = [*sheets.told_of_all(made), *(told for group in made.groups for told in sheets.told_of(group))]
-    assert told
-    for view, words, found in told:
-        assert f"# {markdown.escape(view.title)}" in written
-        for text in words:
+    written = markdown.to_markdown(document_of(made))
+    shown = terminal.to_text(document_of(made))
+    for section, _ in document_of(made).walk():
+        assert f"# {markdown.escape(section.title)}" in written
+        assert html_text(section.title) in plain
+        for text in section.words:
             assert markdown.escape(text) in written
-        for sheet in found:
-            assert html_text(sheet.title) in plain
-            assert markdown.escape(sheet.caption) in written
-            for cell in (cell for row in sheet.text for cell in row):
+        for sheet in section.sheets:
+            table = sheet.people()
+            if table.rows:
+                assert html_text(sheet.title) in plain or sheet.is_drawn
+                assert markdown.escape(sheet.caption) in written
+            for cell in (str(cell) for row in table.rows for cell in row.cells):
                 assert markdown.escape(cell) in written
             if sheet.in_terminal:
-                assert sheet.text[1][0][:9] in shown
-            if sheet.columns:
-                rows = list(csv.DictReader(io.StringIO(delimited.to_csv(made, sheet.name))))
-                assert len(rows) >= len(sheet.rows) > 0
-                assert set(sheet.columns) <= set(rows[0])
+                assert str(table.rows[0].cells[0])[:9] in shown
+            if sheet.names:
+                rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), sheet.name))))
+                assert len(rows) >= len(sheet.records())
+                assert not rows or set(sheet.names) <= set(rows[0])
 
 
 def html_text(text: str) -> str:
@@ -516,13 +518,13 @@ def html_text(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;")
 
 
-def test_what_is_not_told_stands_in_every_format(made: model.Report, page: str) -> None:
-    content = json.loads(json_tables.to_json(made))
-    written = markdown.to_markdown(made)
+def test_what_is_missing_stands_in_every_format(made: model.Report, page: str) -> None:
+    content = json.loads(json_tables.to_json(document_of(made)))
+    written = markdown.to_markdown(document_of(made))
     for group, read in zip(made.groups, content["groups"], strict=True):
-        assert {"quality", "exchange", "noise"} <= {one.view for one in group.untold}
-        assert [one["view"] for one in read["untold"]] == [one.view for one in group.untold]
-        for one in group.untold:
+        assert {"quality", "exchange", "noise"} <= {one.view for one in group.missing}
+        assert [one["view"] for one in read["missing"]] == [one.view for one in group.missing]
+        for one in group.missing:
             assert f'<li id="{one.view}-{group.id}">' in page
             assert markdown.escape(one.text) in written
     assert "collectives" in {one.view for one in made.missing}
@@ -533,11 +535,11 @@ def test_what_is_not_told_stands_in_every_format(made: model.Report, page: str) 
 def test_many_runs_and_groups_stay_small(made: model.Report) -> None:
     runs = tuple(replace(run, run_id=f"{run.run_id}-{k}") for k in range(100) for run in made.runs)
     groups = tuple(replace(group, id=f"{group.id}{k:03d}") for k in range(25) for group in made.groups)
-    found = html.to_html(replace(made, runs=runs, groups=groups))
+    found = html.to_html(document_of(replace(made, runs=runs, groups=groups)))
     assert len(found.encode("utf-8")) < 5_000_000
-    assert "first 500 of" in found
+    assert "further rows stand in the CSV alone" in found
     assert "Charts are drawn for the first" in found
-    assert "first 25 of 50 groups in full" in found
+    assert "first 25 of 50 groups stand on this page in full" in found
     # A file that does not fit is left to the command, by its name.
     assert "dlbench report RUNS --format csv --table runs writes it" in found
 
@@ -548,10 +550,10 @@ def test_many_runs_and_groups_stay_small(made: model.Report) -> None:
 def test_command_writes_what_the_suffix_says(sample: Path, tmp_path: Path, made: model.Report, page: str) -> None:
     for suffix, wanted in (
         (".html", page),
-        (".json", json_tables.to_json(made)),
-        (".csv", delimited.to_csv(made)),
-        (".md", markdown.to_markdown(made)),
-        (".txt", terminal.to_text(made)),
+        (".json", json_tables.to_json(document_of(made))),
+        (".csv", delimited.to_csv(document_of(made), "points")),
+        (".md", markdown.to_markdown(document_of(made))),
+        (".txt", terminal.to_text(document_of(made))),
     ):
         out = tmp_path / f"report{suffix}"
         found = run_cli(sample, "-o", out)
@@ -562,18 +564,18 @@ def test_command_writes_what_the_suffix_says(sample: Path, tmp_path: Path, made:
 
 
 def test_command_prints(sample: Path, made: model.Report) -> None:
-    assert run_cli(sample).stdout == terminal.to_text(made)
-    assert run_cli(sample, "--format", "md").stdout == markdown.to_markdown(made)
-    assert run_cli(sample, "--format", "csv", "--table", "runs").stdout == delimited.to_csv(made, "runs")
+    assert run_cli(sample).stdout == terminal.to_text(document_of(made))
+    assert run_cli(sample, "--format", "md").stdout == markdown.to_markdown(document_of(made))
+    assert run_cli(sample, "--format", "csv", "--table", "runs").stdout == delimited.to_csv(document_of(made), "runs")
 
 
 def test_command_lists_the_tables(sample: Path, made: model.Report) -> None:
     found = run_cli(sample, "--table", "?")
     assert found.exit_code == 0
     names = [line.split("  ")[0] for line in found.stdout.splitlines()]
-    assert names[:3] == ["points", "parts", "runs"]
+    assert {"points", "parts", "runs"} <= set(names)
     for name in names:
-        assert run_cli(sample, "--format", "csv", "--table", name).stdout == delimited.to_csv(made, name)
+        assert run_cli(sample, "--format", "csv", "--table", name).stdout == delimited.to_csv(document_of(made), name)
 
 
 def test_damaged_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ AB = ("--ranks", "2", "--ab", "plain", "train.seed=7")
 
 @pytest.mark.usefixtures("signals_as_before")
 def test_the_command_runs_pairs_and_tells_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dlbench.gate.page.text import paired_lines
+    from dlbench.gate.page.document import paired_lines
 
     done = run_stubbed(tmp_path, monkeypatch, *AB, "--repeats", "5")
     assert done.exit_code == 0, done.output
@@ -407,9 +407,9 @@ def test_sides_are_groups_of_their_own(tmp_path: Path, b: dict[str, AxisValue]) 
     for side, group in by_side.items():
         assert {run.plan.series.side for run in group.runs} == {side}
         assert [len(point.run_ids) for point in group.points] == [5, 5]
-        assert group.points[1].paired
+        assert group.points[1].paired_with_baseline
         assert [point.efficiency.value for point in group.points] == [pytest.approx(1.0)] * 2
-    assert by_side["b"].points[0].step_s.value / by_side["a"].points[0].step_s.value == pytest.approx(1.2)
+    assert by_side["b"].points[0].step.value / by_side["a"].points[0].step.value == pytest.approx(1.2)
     assert chosen_settings(by_side["a"].sample) == {}
     assert chosen_settings(by_side["b"].sample) == {key: str(value) for key, value in b.items()}
 

@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbench.reading.measures import PARTS
-from dlbench.stats.estimates import MIN_RUNS, Estimate, Kind, RunKey, are_paired, interval, resample_weights
+from dlbench.stats.estimates import (
+    MIN_RUNS,
+    Estimate,
+    Kind,
+    RunKey,
+    are_paired,
+    by_definition,
+    interval,
+    resample_weights,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,13 +80,14 @@ def attribute(
     a, b = _matrix(own, names), _matrix(baseline, names) * work
     paired = are_paired(own, baseline)
     value, ideal = a.mean(axis=0), b.mean(axis=0)
-    seconds = _estimates(value, a if len(a) < MIN_RUNS else resample_weights(len(a), stream=0) @ a, len(a))
+    own_spread = a if len(a) < MIN_RUNS else resample_weights(len(a), stream=0) @ a
+    seconds = _estimates(value, own_spread, len(a), "s")
     if is_baseline:
-        lost = [Estimate(0.0, None, None, len(a), "by definition") for _ in value]
+        lost = [by_definition(0.0, len(a), "fraction") for _ in value]
     else:
         n = min(len(a), len(b))
         spread = _lost_by_pair(a, b, paired) if n < MIN_RUNS else _lost_resampled(a, b, paired)
-        lost = _estimates((value - ideal) / value[-1], spread, n)
+        lost = _estimates((value - ideal) / value[-1], spread, n, "fraction")
     made = tuple(
         Part(name=name, seconds=seconds[i], ideal_seconds=float(ideal[i]), lost=lost[i])
         for i, name in enumerate((*names, "step"))
@@ -115,12 +125,12 @@ def _lost_resampled(a: Matrix, b: Matrix, paired: bool) -> Matrix:
     return lost
 
 
-def _estimates(value: Matrix, spread: Matrix, n: int) -> list[Estimate]:
+def _estimates(value: Matrix, spread: Matrix, n: int, unit: str) -> list[Estimate]:
     """One estimate for each part; `spread` holds resamples, or values of single runs where they are few."""
     import numpy as np
 
     if n == 1:
-        return [Estimate(float(v), None, None, 1, "single run") for v in value]
+        return [Estimate(float(v), None, None, 1, "single run", unit) for v in value]
     kind: Kind = "range" if n < MIN_RUNS else "bootstrap 95 %"
     low, high = np.percentile(spread, [0, 100] if kind == "range" else [2.5, 97.5], axis=0)
-    return [interval(float(v), float(lo), float(hi), n, kind) for v, lo, hi in zip(value, low, high, strict=True)]
+    return [interval(float(v), float(lo), float(hi), n, kind, unit) for v, lo, hi in zip(value, low, high, strict=True)]

@@ -1,6 +1,6 @@
 """Comparable runs become scaling points: throughput, speed-up, efficiency, each with an interval over runs.
 
-With p ranks, p0 the smallest rank count of the group and Thr the throughput in samples a second:
+With p ranks, p0 the smallest rank count of the group and Thr the throughput in samples per second:
 
 * speed-up S(p) = Thr(p) / Thr(p0); at a fixed global batch (strong scaling) this is T(p0) / T(p);
 * efficiency E(p) = S(p) / (p / p0), for weak and strong scaling alike;
@@ -38,16 +38,16 @@ class Point:
 
     ranks: int
     nodes: int
-    batch: int
-    """Samples a rank and step."""
-    run_ids: tuple[str, ...]
+    batch_per_rank: int
+    """Samples per step."""
+    is_baseline: bool
     throughput: Estimate
-    """Samples a second, all ranks together."""
-    per_rank: Estimate
-    """Samples a second and rank."""
-    step_s: Estimate
+    """Samples per second, all ranks together."""
+    throughput_per_rank: Estimate
+    """Samples per second and rank."""
+    step: Estimate
     """Seconds; median over runs of each run's median step."""
-    step_p95_s: Estimate
+    step_p95: Estimate
     """Seconds; median over runs of each run's 95th percentile."""
     speedup: Estimate
     """Against the baseline (1)."""
@@ -57,14 +57,15 @@ class Point:
     """Share of the ideal (1)."""
     serial_fraction: Estimate | None
     """Karp-Flatt (1); None under weak scaling and at the baseline."""
-    paired: bool
+    paired_with_baseline: bool
     """Whether its runs and the baseline's are the same repeats, interleaved."""
     parts: tuple[Part, ...]
     """Where a step's time goes and what is lost against the baseline; sums exactly."""
     whole: Part
     """Sum of the parts."""
-    exchange_wait_s: Estimate
-    """Part of the exposed exchange, mean over runs, seconds a step: waiting for ranks that come later."""
+    exchange_wait: Estimate
+    """Part of the exposed exchange, mean over runs, seconds per step: waiting for ranks that come later."""
+    run_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,27 +147,29 @@ def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point
     is_baseline = rows is baseline
     own, reference = _by_run(rows, "throughput"), _by_run(baseline, "throughput")
     speedup = by_definition(1.0, len(rows)) if is_baseline else ratio_estimate(own, reference)
-    throughput = median_estimate(list(own.values()))
-    strong = table.runs[str(rows["run_id"].iloc[0])].plan.series.scaling == "strong"
+    plan = table.runs[str(rows["run_id"].iloc[0])].plan
+    unit = f"{plan.workload.sample_unit}/s"
+    throughput = median_estimate(list(own.values()), unit)
     batch, batch0 = int(rows["batch"].iloc[0]), int(baseline["batch"].iloc[0])
     account = attribute(_parts(rows, table), _parts(baseline, table), work=batch / batch0, is_baseline=is_baseline)
     return Point(
         ranks=ranks,
         nodes=int(rows["nodes"].iloc[0]),
-        batch=batch,
-        run_ids=tuple(str(run_id) for run_id in rows["run_id"]),
+        batch_per_rank=batch,
+        is_baseline=is_baseline,
         throughput=throughput,
-        per_rank=throughput.scaled(1 / ranks),
-        step_s=median_estimate(list(_by_run(rows, "step_median_s").values())),
-        step_p95_s=median_estimate(list(_by_run(rows, "step_p95_s").values())),
+        throughput_per_rank=throughput.scaled(1 / ranks, f"{unit}/rank"),
+        step=median_estimate(list(_by_run(rows, "step_median_s").values()), "s"),
+        step_p95=median_estimate(list(_by_run(rows, "step_p95_s").values()), "s"),
         speedup=speedup,
         ideal_speedup=ideal,
-        efficiency=speedup.scaled(1 / ideal),
-        serial_fraction=serial_fraction(speedup, ideal) if strong and ideal > 1 else None,
-        paired=not is_baseline and are_paired(own, reference),
+        efficiency=speedup.scaled(1 / ideal, "fraction"),
+        serial_fraction=serial_fraction(speedup, ideal) if plan.series.scaling == "strong" and ideal > 1 else None,
+        paired_with_baseline=not is_baseline and are_paired(own, reference),
         parts=account.parts,
         whole=account.whole,
-        exchange_wait_s=mean_estimate(list(table.parts.loc[list(rows["run_id"]), "exchange_wait"])),
+        exchange_wait=mean_estimate(list(table.parts.loc[list(rows["run_id"]), "exchange_wait"]), "s"),
+        run_ids=tuple(str(run_id) for run_id in rows["run_id"]),
     )
 
 
@@ -187,4 +190,4 @@ def serial_fraction(speedup: Estimate, ideal: float) -> Estimate:
 
     low = None if speedup.high is None else fraction(speedup.high)
     high = None if speedup.low is None else fraction(speedup.low)
-    return Estimate(fraction(speedup.value), low, high, speedup.n, speedup.kind)
+    return Estimate(fraction(speedup.value), low, high, speedup.n, speedup.kind, "fraction")

@@ -10,13 +10,11 @@ from typing import Any
 import dlbench
 from dlbench.history.page.model import TrendsReport
 from dlbench.reading import environments, scaling
-from dlbench.reading.attribution import Part
 from dlbench.reading.comparability import chosen_settings, comparable_values
 from dlbench.reading.run_table import RunTable, tabulate
 from dlbench.records.registry import KEYS, data_source, goal
 from dlbench.records.scan import Run, Scan
-from dlbench.report.wording import ENGINE_TITLES, clean
-from dlbench.stats.figure import figure_of
+from dlbench.report.wording import ENGINE_TITLES, clean, ranks_text
 from dlbench.views import doubts, model, registry
 from dlbench.views.causes.model import CauseAccount
 from dlbench.views.exchange.numbers import ExchangePoint
@@ -74,7 +72,6 @@ def assemble(scan: Scan, history: TrendsReport | None = None) -> model.Report:
 def _group(group: scaling.Group, table: RunTable) -> model.Group:
     plan = group.sample.plan
     unit = clean(plan.workload.sample_unit, 40)
-    points = tuple(_point(point, unit, is_baseline=point is group.baseline) for point in group.points)
     settings = tuple(chosen_settings(group.sample).items())
     found = tuple(
         model.Doubt(code=d.code, severity=d.severity, text=d.text, runs=tuple(d.runs))
@@ -94,24 +91,24 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         sample_unit=unit,
         conditions=_conditions(group.sample),
         settings=settings,
-        caption=_caption(group, points, "medians"),
-        parts_caption=_caption(group, points, "means"),
-        verdict=_verdict(source, points, unit),
+        caption=_caption(group, "medians"),
+        parts_caption=_caption(group, "means"),
+        verdict=_verdict(source, unit),
         is_sufficient=group.is_sufficient,
-        points=points,
+        points=group.points,
         doubts=found,
         views=source.views,
     )
 
 
-def _verdict(source: GroupSource, points: tuple[model.Point, ...], unit: str) -> str:
+def _verdict(source: GroupSource, unit: str) -> str:
     """One or two sentences: on quality where the runs trained to one, and on speed."""
     quality = source.of(Quality)
     subject = f"{clean(source.group.sample.plan.workload.title)} ({_short_conditions(source.group)})"
     speed = verdict(
         "Counting speed only, it" if quality else subject,
         unit,
-        points,
+        source.group.points,
         is_sufficient=source.group.is_sufficient,
         is_crowded=source.is_crowded,
         exchange=source.all_of(ExchangePoint),
@@ -172,15 +169,15 @@ def _short_conditions(group: scaling.Group) -> str:
     return ", ".join(parts)
 
 
-def _caption(group: scaling.Group, points: tuple[model.Point, ...], what: str) -> str:
+def _caption(group: scaling.Group, what: str) -> str:
     plan = group.sample.plan
-    counts = sorted({len(point.run_ids) for point in points})
+    counts = sorted({len(point.run_ids) for point in group.points})
     runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    nodes = {point.nodes for point in points}
+    nodes = {point.nodes for point in group.points}
     parts = (
         f"{plan.workload.name}, {_short_conditions(group)}",
         f"{group.scaling} scaling on {plan.system.name}" + (" (1 node)" if nodes == {1} else ""),
-        f"baseline {points[0].ranks} rank{'s' * (points[0].ranks > 1)}",
+        f"baseline {ranks_text(group.baseline.ranks)}",
         f"{what} over {runs} run{'s' * (counts[-1] > 1)} a point",
         clean(plan.workload.notice),
     )
@@ -192,38 +189,6 @@ def _conditions(run: Run) -> tuple[model.Condition, ...]:
     values = comparable_values(run)
     return tuple(
         model.Condition(name=name, title=titles[name], value=clean(value)) for name, value in values.items() if value
-    )
-
-
-def _point(point: scaling.Point, unit: str, *, is_baseline: bool) -> model.Point:
-    fraction = point.serial_fraction
-    return model.Point(
-        ranks=point.ranks,
-        nodes=point.nodes,
-        batch_per_rank=point.batch,
-        is_baseline=is_baseline,
-        throughput=figure_of(point.throughput, f"{unit}/s"),
-        throughput_per_rank=figure_of(point.per_rank, f"{unit}/s/rank"),
-        step=figure_of(point.step_s, "s"),
-        step_p95=figure_of(point.step_p95_s, "s"),
-        speedup=figure_of(point.speedup, "ratio"),
-        ideal_speedup=point.ideal_speedup,
-        efficiency=figure_of(point.efficiency, "fraction"),
-        serial_fraction=None if fraction is None else figure_of(fraction, "fraction"),
-        paired_with_baseline=point.paired,
-        parts=tuple(map(_part, point.parts)),
-        whole=_part(point.whole),
-        exchange_wait=figure_of(point.exchange_wait_s, "s"),
-        run_ids=point.run_ids,
-    )
-
-
-def _part(part: Part) -> model.Part:
-    return model.Part(
-        name=part.name,
-        seconds=figure_of(part.seconds, "s"),
-        ideal_seconds=part.ideal_seconds,
-        lost=figure_of(part.lost, "fraction"),
     )
 
 

@@ -181,7 +181,7 @@ def _environments(group: Group) -> Iterator[Doubt]:
 
 
 def _series(group: Group) -> Iterator[Doubt]:
-    apart = [point for point in group.points[1:] if not point.paired]
+    apart = [point for point in group.points[1:] if not point.paired_with_baseline]
     if apart and len({run.plan.series.id for run in group.runs}) > 1:
         counts = ", ".join(ranks_text(point.ranks) for point in apart)
         yield Doubt(

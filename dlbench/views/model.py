@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from dlbench.reading.scaling import Point
 from dlbench.report.document import Missing
 from dlbench.report.formats.json import INLINE
-from dlbench.stats.estimates import Estimate
 
 N = TypeVar("N")
 
@@ -24,43 +24,6 @@ def all_of(views: Mapping[str, object], kind: type[N]) -> tuple[N, ...]:
     return next(
         (found for found in views.values() if isinstance(found, tuple) and found and isinstance(found[0], kind)), ()
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One part of a step at a scaling point; parts sum to the mean step."""
-
-    name: str
-    seconds: Estimate
-    """Mean over runs (not median), so that parts sum to the mean step."""
-    ideal_seconds: float
-    lost: Estimate
-    """Share of the ideal lost here (fraction); parts sum to the loss."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One rank count of a group."""
-
-    ranks: int
-    nodes: int
-    batch_per_rank: int
-    is_baseline: bool
-    throughput: Estimate
-    throughput_per_rank: Estimate
-    step: Estimate
-    step_p95: Estimate
-    speedup: Estimate
-    ideal_speedup: float
-    efficiency: Estimate
-    serial_fraction: Estimate | None
-    paired_with_baseline: bool
-    parts: tuple[Part, ...]
-    whole: Part
-    """Sum of the parts: the mean step, and 1 - efficiency of means."""
-    exchange_wait: Estimate
-    """Share of the part `exchange` spent waiting for ranks that came later, seconds a step."""
-    run_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

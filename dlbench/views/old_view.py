@@ -43,6 +43,7 @@ class Sheet:
     is_drawn: bool = False
     is_sortable: bool = False
     max_rows: int | None = None
+    is_data: Callable[[object], bool] = lambda row: True
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -28,6 +28,10 @@ class Chart:
     table: TextTable
     """The numbers it is drawn from."""
 
+    def __post_init__(self) -> None:
+        for name in ("title", "alt", "spec"):
+            object.__setattr__(self, name, _clean(getattr(self, name)))
+
 
 class Subject(Protocol):
     """What a chart is about."""
@@ -76,13 +80,11 @@ def finish(
     spec["title"] = {"text": title, "subtitle": subtitle}
     spec["usermeta"] = {"axes": axes, "series": chart_series.switchable(spec)}
     sheet = table if isinstance(table, Sheet) else text_sheet(name, title, table[0], table[1:])
-    return Chart(
-        id=f"chart-{group.id}-{name}", title=clean(title), alt=clean(alt), spec=_clean(spec), table=sheet.people()
-    )
+    return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=sheet.people())
 
 
 def _clean(value: Any) -> Any:
-    """The specification with all text in it made harmless."""
+    """The same with all text in it made harmless: Vega aborts on some characters."""
     if isinstance(value, dict):
         return {key: _clean(item) for key, item in value.items()}
     if isinstance(value, list):

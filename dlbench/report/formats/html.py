@@ -65,6 +65,8 @@ class ShownSheet:
     table: TextTable
     num_left_out: int
     """Rows that only the CSV holds."""
+    has_file: bool
+    """Whether there is a CSV of it."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,9 @@ def _shown(section: Section, charts: dict[str, tuple[Drawn, ...]], charted: set[
         if table.rows and not (sheet.is_drawn and drawn):
             kept = table.rows[: sheet.max_rows]
             left_out = len(table.rows) - len(kept)
-            sheets.append(ShownSheet(sheet, _sheet_id(sheet, section, ids), TextTable(table.header, kept), left_out))
+            has_file = bool(sheet.names) and any(map(sheet.is_data, sheet.rows))
+            sheet_id = _sheet_id(sheet, section, ids)
+            sheets.append(ShownSheet(sheet, sheet_id, TextTable(table.header, kept), left_out, has_file))
     return Shown(
         section,
         drawn,

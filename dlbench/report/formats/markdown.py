@@ -28,9 +28,9 @@ def to_markdown(document: Document) -> str:
 def _lines(document: Document) -> Iterator[str]:
     yield f"# {escape(document.title)}"
     yield ""
-    for text in document.meta:
-        yield escape(text)
-        yield ""
+    newest = f"Newest run finished {document.as_of}. " if document.as_of else ""
+    yield escape(f"{newest}{' '.join(document.meta)} Made by dlbench {document.dlbench_version}.")
+    yield ""
     for notice in document.notices:
         yield f"**{escape(notice)}**"
         yield ""

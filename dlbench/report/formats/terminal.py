@@ -81,7 +81,10 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
                 title = _wrapped(sheet.title, width) if full and len(section.sheets) > 1 else []
                 tables.append(Block(("", *title, *fitted(table, width))))
     if full:
-        yield from _sentences((*section.about, *section.words), width)
+        yield from _sentences(section.about, width)
+        if section.facts:
+            yield _facts(section.facts, width)
+        yield from _sentences(section.words, width)
         yield from tables
         yield from _sentences(section.notes, width)
         return
@@ -94,6 +97,16 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
     else:
         yield from tables
         yield from _sentences(says, width)
+
+
+def _facts(facts: Sequence[tuple[str, str]], width: int) -> Block:
+    """Names and values, a line each; further lines of a value stand under its begin."""
+    size = min(max(len(name) for name, _ in facts), width // 4)
+    lines = []
+    for name, text in facts:
+        head = f"  {name.ljust(size)}  "
+        lines += textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * (size + 4)) or [head.rstrip()]
+    return Block(tuple(lines))
 
 
 def _sentences(texts: Sequence[str], width: int) -> Iterator[Block]:

@@ -73,7 +73,7 @@ def _point(
     account = attribute(
         {keys[run_id]: causes[run_id].seconds_without(not_measured) for run_id in point.run_ids},
         {keys[run_id]: causes[run_id].seconds_without(not_measured) for run_id in baseline.run_ids},
-        work=point.batch / baseline.batch,
+        work=point.batch_per_rank / baseline.batch_per_rank,
         is_baseline=is_baseline,
         names=CAUSES,
     )

@@ -145,7 +145,7 @@ def _point(point: Point, baseline_ranks: int, recorded: Sequence[tuple[Run, Exch
         dense_switches=sum(result.dense_switches for result in results),
         evidence=tuple(dict.fromkeys(result.evidence for result in results)),
         window=f"{' to '.join(map(str, dict.fromkeys((windows[0], windows[-1]))))} steps of each run",
-        efficiency=point.efficiency.in_unit("fraction"),
+        efficiency=point.efficiency,
         prediction=prediction,
         why=why,
         timeline=sample.messages,

@@ -156,14 +156,14 @@ def law_of(group: Group, table: RunTable) -> Law | None:
 
 
 def _law_point(name: LawName, fraction: float, point: Point) -> LawPoint:
-    fitted, alone = _known_efficiency(name, fraction, point.ideal_speedup), point.serial_fraction
+    fitted = _known_efficiency(name, fraction, point.ideal_speedup)
     return LawPoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        measured=point.efficiency.in_unit("fraction"),
+        measured=point.efficiency,
         fitted=fitted,
         residual=point.efficiency.value - fitted,
-        serial_fraction=alone and alone.in_unit("fraction"),
+        serial_fraction=point.serial_fraction,
     )
 
 
@@ -194,7 +194,7 @@ def _resampled_speedups(group: Group, table: RunTable) -> Array:
     import numpy as np
 
     figures = table.figures.set_index("run_id")
-    together = all(point.paired for point in group.points[1:])
+    together = all(point.paired_with_baseline for point in group.points[1:])
     medians = []
     for number, point in enumerate(group.points):
         rows = figures.loc[list(point.run_ids)].sort_values(["block", "repeat"])

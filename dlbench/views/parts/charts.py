@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbench.report import tabular
+from dlbench.reading.attribution import Part
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE
-from dlbench.report.model import Group, Part
 from dlbench.report.wording import PART_TITLES, figure_text, lost_text, place_text
+from dlbench.views.model import Group
+from dlbench.views.parts.tables import lost_sheet, parts_sheet
 
 
 def part_charts(group: Group) -> list[Chart]:
@@ -31,7 +32,7 @@ def _breakdown(group: Group) -> Chart:
         name="parts",
         title="Parts of a step (tick: ideal step)",
         alt=f"Parts of the mean step by rank count; a tick marks the ideal step. {'; '.join(words)}.",
-        table=tabular.parts(group),
+        table=parts_sheet(group.points),
         size=(WIDE, max(90, 44 * len(group.points))),
     )
 
@@ -60,11 +61,11 @@ def _bars(alt: Any, group: Group, y: Any) -> Any:
     colour = alt.Color("part:N", title=None).scale(
         domain=[PART_TITLES[name] for name in names], range=[PART_COLOURS[name] for name in names]
     )
-    x = alt.X("seconds:Q", title="mean time of a step").axis(labelExpr="format(datum.value, '~s') + 's'", tickCount=5)
+    x = alt.X("seconds:Q", title="mean time per step").axis(labelExpr="format(datum.value, '~s') + 's'", tickCount=5)
     tooltip = [
         alt.Tooltip("place:N", title="at"),
         alt.Tooltip("part:N", title="part"),
-        alt.Tooltip("shown:N", title="mean a step"),
+        alt.Tooltip("shown:N", title="mean per step"),
         alt.Tooltip("share:Q", title="share of the step", format=".1%"),
     ]
     return (
@@ -121,6 +122,6 @@ def _lost(group: Group) -> Chart:
         name="lost",
         title=f"Lost at {place}, mean: {lost_text(point.whole.lost)}",
         alt=f"Points of the ideal lost at {place}: {lost_text(point.whole.lost)} in all. {words}.",
-        table=tabular.lost(group),
+        table=lost_sheet(group),
         size=(WIDE - 90, max(60, 30 * len(rows))),
     )

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlbench.reading.attribution import Part
+from dlbench.reading.scaling import Point
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet
-from dlbench.report.wording import interval_text, place_text, points
+from dlbench.report.wording import PART_TITLES, interval_text, place_text, points
 from dlbench.stats.estimates import Estimate
-from dlbench.views.model import Group, Part, Point
-
-PART_TITLES = {
-    "input": "input wait",
-    "h2d": "host-to-device copy",
-    "forward": "forward",
-    "backward": "backward",
-    "exchange": "exposed gradient exchange",
-    "optimizer": "optimiser",
-    "other": "other",
-    "imbalance": "imbalance of ranks",
-}
-"""What the parts of a step are called, in order."""
+from dlbench.views.model import Group
 
 
 @dataclass(frozen=True)

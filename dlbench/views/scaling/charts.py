@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dlbench.reading.scaling import Point
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, IDEAL, MEASURED, MUTED, NARROW
-from dlbench.report.model import Group, Point
-from dlbench.report.tabular import Table
-from dlbench.report.wording import basis_text, figure_text, number_text, place_text, value_text
+from dlbench.report.table import Column, Sheet
+from dlbench.report.wording import basis_text, figure_text, place_text, value_text
 from dlbench.stats.estimates import Estimate
+from dlbench.views.model import Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ def _chart(group: Group, quantity: _Quantity) -> Chart:
         name=quantity.name,
         title=quantity.title,
         alt=f"{quantity.title} ({quantity.axis}) over ranks, with the ideal as a dashed line. {words}.",
-        table=_table(group, quantity),
+        table=_sheet(group, quantity),
         size=(NARROW, HEIGHT),
         axes="" if quantity.name == "efficiency" else "xy",
     )
@@ -88,13 +89,14 @@ def _row(point: Point, quantity: _Quantity) -> dict[str, Any]:
     }
 
 
-def _table(group: Group, quantity: _Quantity) -> Table:
-    rows: Table = [("At", f"{quantity.title}, {quantity.axis}", "Ideal", "Interval")]
-    for point in group.points:
-        figure = quantity.figure(point)
-        ideal = number_text(quantity.ideal(point), figure.unit)
-        rows.append((place_text(point.ranks, point.nodes), figure_text(figure), ideal, basis_text(figure)))
-    return rows
+def _sheet(group: Group, quantity: _Quantity) -> Sheet[Point]:
+    columns: tuple[Column[Point], ...] = (
+        Column("", "At", lambda point: place_text(point.ranks, point.nodes)),
+        Column("", f"{quantity.title}, {quantity.axis}", quantity.figure),
+        Column("", "Ideal", quantity.ideal, unit=quantity.figure(group.baseline).unit),
+        Column("", "Interval", lambda point: basis_text(quantity.figure(point))),
+    )
+    return Sheet(name=quantity.name, title=quantity.title, columns=columns, rows=group.points)
 
 
 def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dlbench.report.model import Group, Part, Point
+from dlbench.reading.attribution import Part
+from dlbench.reading.scaling import Point
 from dlbench.report.wording import PART_TITLES, basis_text, figure_text, place_text, points, value_text
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.causes.diagnosis_words import CAUSE_TITLES
 from dlbench.views.causes.model import CauseAccount
 from dlbench.views.exchange.numbers import ExchangePoint
+from dlbench.views.model import Group
 
 WORTH_EXPLAINING = 0.01
 """Share of the ideal below which a loss is not attributed."""

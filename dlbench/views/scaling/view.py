@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dlbench.reading.scaling import Point
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, lost_text, place_text
+from dlbench.report.wording import PART_TITLES, basis_text, lost_text, place_text
 from dlbench.stats.estimates import Estimate
-from dlbench.views.model import Group, Point
-from dlbench.views.parts.tables import PART_TITLES
+from dlbench.views.model import Group
 from dlbench.views.scaling.charts import scaling_charts
 from dlbench.views.view import GroupView
 

@@ -98,7 +98,7 @@ def utilisation(group: Group) -> Utilisation | None:
             UtilisationPoint(
                 ranks=point.ranks,
                 nodes=point.nodes,
-                throughput=point.throughput.in_unit(f"{unit}/s"),
+                throughput=point.throughput,
                 achieved=achieved,
                 peak_tflops=peak.flops_per_s / TERA if peak else None,
                 mfu=point.throughput.scaled(factor, "fraction") if factor else None,

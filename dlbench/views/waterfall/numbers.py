@@ -112,7 +112,7 @@ def waterfalls(group: Group, table: RunTable) -> tuple[Waterfall, ...]:
             point,
             times(point),
             baseline,
-            work=point.batch / group.baseline.batch,
+            work=point.batch_per_rank / group.baseline.batch_per_rank,
             is_baseline=point is group.baseline,
         )
         for point in group.points
