@@ -48,7 +48,7 @@ class NoiseView(GroupView):
         points = group.all_of(NoisePoint)
         if not points:
             return None
-        sheet = Sheet(name="noise", title=self.title, columns=COLUMNS, rows=points, caption=CAPTION, in_terminal=True)
+        sheet = Sheet(name="noise", title="Noise scale and global batch", columns=COLUMNS, rows=points, caption=CAPTION, in_terminal=True)
         advice = tuple(f"At {place_text(point.ranks, point.nodes)}: {point.advice}." for point in points)
         return Section(id=self.id, title=self.title, sheets=(sheet,), brief=advice)
 

@@ -62,7 +62,6 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
         title="Settings",
         columns=columns,
         rows=cell.settings,
-        caption=f"Baseline: {cell.baseline}; {cell.conditions}; {sweep.caption}",
         in_terminal=True,
     )
 

@@ -71,7 +71,7 @@ def _sheet(found: Utilisation, unit: str, caption: str) -> Sheet[UtilisationPoin
     )
     return Sheet(
         name="utilisation",
-        title="Utilisation and time to train",
+        title="Use of the hardware",
         columns=columns,
         rows=found.points,
         caption=caption,
