@@ -89,33 +89,6 @@ class Group:
         """The point with most ranks."""
         return self.points[-1]
 
-    # Transitional, until every view asks for its own numbers.
-
-    @property
-    def quality(self) -> Any:
-        """Transitional."""
-        return self.views.get("quality")
-
-    @property
-    def noise(self) -> Any:
-        """Transitional."""
-        return self.views.get("noise")
-
-    @property
-    def utilisation(self) -> Any:
-        """Transitional."""
-        return self.views.get("utilisation")
-
-    @property
-    def exchange(self) -> Any:
-        """Transitional."""
-        return self.views.get("exchange")
-
-    @property
-    def outlook(self) -> Any:
-        """Transitional."""
-        return self.views.get("outlook")
-
     def of(self, kind: type[N]) -> N | None:
         """The numbers of one view, by their type; None where it has nothing to say."""
         return next((found for found in self.views.values() if isinstance(found, kind)), None)
@@ -218,16 +191,6 @@ class Report:
     def all_of(self, kind: type[N]) -> tuple[N, ...]:
         """The numbers of a view, by the type of its items; empty where it has nothing to say."""
         return all_of(self.views, kind)
-
-    @property
-    def sweeps(self) -> Any:
-        """Transitional."""
-        return self.views.get("sweeps")
-
-    @property
-    def layers(self) -> Any:
-        """Transitional."""
-        return self.views.get("layers")
 
     @property
     def history(self) -> Any:
