@@ -15,31 +15,41 @@ endif
 DEMO_RANKS ?= 1,2
 DEMO_REPEATS ?= 3
 
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --progress-bar off
 BIN := $(VENV)/bin
+# A stage prints its name and time when it is done; a quiet one puts pip's output into a log, warnings excepted.
+STAGE := .ci/stage
+QUIET := .ci/stage --log $(VENV)/pip.log
+SERIES = --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --out "$(DEMO_OUT)"
 
-.PHONY: demo test quick bench setup lint format clean
+.PHONY: demo demo-stages test test-stages quick bench setup lint format clean
 .DELETE_ON_ERROR:
 
-demo: $(VENV)/.ready-demo
-	$(BIN)/dlbench data demo data/demo
-	$(BIN)/dlbench run resnet50 --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --data data/demo/images --out "$(DEMO_OUT)"
-	$(BIN)/dlbench run bert --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --data data/demo/text --out "$(DEMO_OUT)"
-	$(BIN)/dlbench run cosmoflow --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --data data/demo/density --out "$(DEMO_OUT)"
-	$(BIN)/dlbench report "$(DEMO_OUT)"
-	$(BIN)/dlbench report "$(DEMO_OUT)" -o "$(DEMO_OUT)/report.html"
+demo:
+	@.ci/stage --all $(MAKE) --no-print-directory demo-stages DEMO_OUT="$(DEMO_OUT)"
 	@echo "The report: $(DEMO_OUT)/report.html"
 
-test: lint
-	$(BIN)/python -m pytest
+demo-stages: $(VENV)/.ready-demo
+	@$(STAGE) "demo: data" $(BIN)/dlbench data demo data/demo
+	@$(STAGE) "demo: ResNet-50" $(BIN)/dlbench run resnet50 $(SERIES) --data data/demo/images
+	@$(STAGE) "demo: BERT" $(BIN)/dlbench run bert $(SERIES) --data data/demo/text
+	@$(STAGE) "demo: CosmoFlow" $(BIN)/dlbench run cosmoflow $(SERIES) --data data/demo/density
+	@$(STAGE) "demo: tables" $(BIN)/dlbench report "$(DEMO_OUT)"
+	@$(STAGE) "demo: report" $(BIN)/dlbench report "$(DEMO_OUT)" -o "$(DEMO_OUT)/report.html"
+
+test:
+	@.ci/stage --all $(MAKE) --no-print-directory test-stages
+
+test-stages: lint
+	@$(STAGE) "test: pytest" $(BIN)/python -m pytest
 
 quick: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -m "not slow and not slurm and not browser and not horovod"
+	@$(STAGE) "test: pytest" $(BIN)/python -m pytest -m "not slow and not slurm and not browser and not horovod"
 
 lint: $(VENV)/.ready-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@$(STAGE) "lint: ruff check" $(BIN)/ruff check .
+	@$(STAGE) "lint: ruff format" $(BIN)/ruff format --check .
+	@$(STAGE) "lint: mypy" $(BIN)/mypy
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
@@ -48,25 +58,22 @@ format: $(VENV)/.ready-dev
 bench: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.bench $(AREA)
 
-setup: $(VENV)/.ready-dev
+setup:
+	@.ci/stage --all $(MAKE) --no-print-directory $(VENV)/.ready-dev
 
 $(VENV)/bin/python:
-	@echo "making the virtual environment $(VENV)"
-	$(PYTHON) -m venv "$(VENV)"
+	@$(QUIET) "set-up: virtual environment" $(PYTHON) -m venv "$(VENV)"
 
 # torch first and by itself: what follows must not bring another one.
 $(VENV)/.ready-demo: $(VENV)/bin/python pyproject.toml dlbench/setup/horovod.py
-	@echo "installing $(TORCH)"
-	$(PIP) "$(TORCH)"
-	@echo "installing dlbench with what training, data and reports need"
-	$(PIP) --editable ".[node,analysis,demo]"
-	$(BIN)/dlbench setup horovod
-	touch $@
+	@$(QUIET) "set-up: torch" $(PIP) "$(TORCH)"
+	@$(QUIET) "set-up: dlbench's packages" $(PIP) --editable ".[node,analysis,demo]"
+	@$(STAGE) "set-up: Horovod" $(BIN)/dlbench setup horovod
+	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready-demo
-	@echo "installing what tests need"
-	$(PIP) --editable ".[node,analysis,demo,dev]"
-	touch $@
+	@$(QUIET) "set-up: packages for tests" $(PIP) --editable ".[node,analysis,demo,dev]"
+	@touch $@
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

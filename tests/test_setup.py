@@ -17,7 +17,16 @@ import pytest
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.setup import horovod, probes
-from dlbench.setup.horovod import PATCHES, VERSION, apply_patches, build_environment, cache_key, install, toolchain
+from dlbench.setup.horovod import (
+    PATCHES,
+    VERSION,
+    BuildProgress,
+    apply_patches,
+    build_environment,
+    cache_key,
+    install,
+    toolchain,
+)
 from dlbench.setup.probes import Finding, examine
 
 FACTS = {"torch": "2.13.0", "cuda": None, "python": "3.11", "compiler": "g++ 12.2.0", "mpi": None, "nccl": None}
@@ -155,7 +164,8 @@ case "$*" in
     while [ "$1" != --wheel-dir ]; do shift; done
     env > "$ROOT/build.env"
     cp -r "$3" "$ROOT/built-from"
-    echo '[ 42%] Building CXX object'
+    echo '[ 42%] Building CXX object gloo/CMakeFiles/gloo.dir/loop.cc.o'
+    if [ -n "$BUILD_LASTS_S" ]; then sleep "$BUILD_LASTS_S"; echo '[ 41%] Built target gloo'; fi
     if [ -n "$BUILD_FAILS" ]; then echo 'x.cc:1: error: no such thing'; exit 1; fi
     mkdir -p "$2" && echo wheel > "$2/horovod-@VERSION@-cp311-linux.whl" ;;
   *"pip "*" install "*)
@@ -183,7 +193,9 @@ class Machine:
         self.python = self.program("python", PYTHON.replace("@VERSION@", VERSION))
         patch.setattr(sys, "executable", str(self.python))
         patch.setattr(sys, "prefix", str(self.prefix))
-        for name in ("CXX", "HOROVOD_NCCL_HOME", "NCCL_HOME", "CUDA", "BUILD_FAILS", "INSTALL_FAILS", "NVML_ANSWER"):
+        for name in ("CXX", "HOROVOD_NCCL_HOME", "NCCL_HOME", "CUDA", "NVML_ANSWER"):
+            patch.delenv(name, raising=False)
+        for name in ("BUILD_FAILS", "BUILD_LASTS_S", "INSTALL_FAILS"):
             patch.delenv(name, raising=False)
         patch.setenv("PATH", str(self.bin))
         patch.setenv("ROOT", str(root))
@@ -355,6 +367,80 @@ def test_what_a_build_needs_is_named_before_anything_is_fetched(machine: Machine
         machine.install()
     assert program in str(caught.value)
     assert "download" not in machine.pip()
+
+
+# How far a build is
+
+BUILD_OUTPUT = """\
+  running bdist_wheel
+  -- Detecting CXX compile features - done
+  [  1%] Building CXX object third_party/gloo/gloo/CMakeFiles/gloo.dir/allgather.cc.o
+  [  2%] Building CXX object third_party/gloo/gloo/CMakeFiles/gloo.dir/algorithm.cc.o
+  cd build/RelWithDebInfo/third_party/gloo/gloo && /usr/bin/c++ -I[ 77%] -o CMakeFiles/gloo.dir/algorithm.cc.o
+  algorithm.cc:124:28: warning: comparison of integer expressions of different signedness
+  [ 52%] Linking CXX static library libgloo.a
+  /usr/bin/gmake  -f horovod/torch/CMakeFiles/pytorch.dir/build.make horovod/torch/CMakeFiles/pytorch.dir/depend
+  [ 51%] Built target gloo
+  -- Configuring done
+  [  0%] Building CXX object horovod/torch/CMakeFiles/pytorch.dir/__/common/common.cc.o
+  [ 98%] Building CXX object horovod/torch/CMakeFiles/pytorch.dir/adapter_v2.cc.o
+  [100%] Linking CXX shared library build/lib/horovod/torch/mpi_lib_v2.cpython-311-x86_64-linux-gnu.so
+  [100%] Built target pytorch
+  running install
+  Successfully built horovod
+"""
+
+
+def test_progress_of_a_build_never_falls_and_names_the_step() -> None:
+    progress = BuildProgress()
+    assert progress.line(0.2) == "building Horovod: 1 s, preparing"
+    seen = []
+    for line in BUILD_OUTPUT.splitlines(keepends=True):
+        progress.feed(line)
+        seen.append((progress.percent, progress.step))
+    assert seen == [
+        (None, "preparing"),
+        (None, "configuring"),
+        (1, "compiling allgather.cc"),
+        *[(2, "compiling algorithm.cc")] * 3,
+        *[(52, "linking libgloo")] * 4,
+        (52, "compiling common.cc"),  # a pass that begins anew
+        (98, "compiling adapter_v2.cc"),
+        *[(100, "linking mpi_lib_v2")] * 2,
+        *[(100, "packing the wheel")] * 2,
+    ]
+    assert progress.line(198.4) == "building Horovod: 100 % of steps, 3 min 18 s, packing the wheel"
+
+
+@pytest.mark.parametrize("size", [1, 7, 5000])
+def test_progress_does_not_depend_on_where_the_output_was_cut(size: int) -> None:
+    progress = BuildProgress()
+    shares = []
+    # Verbose commands of compilers are long: between two steps there are thousands of characters without a share.
+    output = BUILD_OUTPUT.replace("/usr/bin/c++", "/usr/bin/c++ " + "-I/somewhere/include " * 400)
+    for start in range(0, len(output), size):
+        progress.feed(output[start : start + size])
+        shares.append(progress.percent or 0)
+    assert shares == sorted(shares)
+    assert (progress.percent, progress.step) == (100, "packing the wheel")
+
+
+def test_a_long_step_gives_signs_of_life(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine.bin / "sleep").symlink_to(str(shutil.which("sleep", path="/usr/bin:/bin")))
+    monkeypatch.setenv("BUILD_LASTS_S", "2")
+    monkeypatch.setattr(horovod, "SIGN_OF_LIFE_S", 0.1)
+    machine.install()
+    lines = [line for line in machine.said if line.startswith("building Horovod: ")]
+    assert len(lines) >= 2
+    assert all("42 % of steps, " in line and line.endswith(", compiling loop.cc") for line in lines)
+    assert any(line.startswith(f"built Horovod {VERSION} in ") for line in machine.said)
+    # On a terminal one line is rewritten, and the lines that stay hold no progress.
+    machine.said.clear()
+    rewritten: list[str] = []
+    shutil.rmtree(machine.root / "built-from")
+    install(machine.said.append, rewrite=rewritten.append, rebuild=True)
+    assert len(rewritten) >= 2
+    assert not [line for line in machine.said if "%" in line]
 
 
 # Probes

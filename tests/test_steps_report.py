@@ -13,20 +13,22 @@ import pytest
 
 from dlbench.reading.measures import load_steps
 from dlbench.records.scan import Run, scan
-from dlbench.report import model, wording
-from dlbench.report.view import Sheet
+from dlbench.report import wording
+from dlbench.report.charts.chart import Chart
+from dlbench.report.document import Section
+from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
+from dlbench.views import model
 from dlbench.views.assemble import assemble
-from dlbench.views.steps import charts as steps_charts
 from dlbench.views.steps.charts import EDGES, MAX_RECTANGLES, bin_title
 from dlbench.views.steps.numbers import MapRow, RankMap, StepTimes
 from dlbench.views.steps.tables import DRAWN, MAX_OUTLIERS, MAX_ROWS
-from dlbench.views.steps.view import VIEWS
+from dlbench.views.steps.view import RanksView, StepsView
 from tests.run_factory import MS, Story, plans, write_run, write_scaling
 from tests.run_factory import StepTimes as Times
 from tests.test_causes import simulate
 
-VIEW = {view.id: view for view in VIEWS}
+VIEWS = (StepsView(), RanksView())
 
 WARMUP, STEPS = 5, 60
 LONG = (20, 41)
@@ -63,8 +65,19 @@ def group(folder: Path) -> model.Group:
 
 
 def steps_of(group: model.Group) -> StepTimes:
-    assert group.step_times is not None
-    return group.step_times
+    found = group.of(StepTimes)
+    assert found is not None
+    return found
+
+
+def with_steps(group: model.Group, times: StepTimes | None) -> model.Group:
+    return dataclasses.replace(group, views={**group.views, "step_times": times})
+
+
+def section(group: model.Group, view: str) -> Section:
+    found = next(one for one in VIEWS if one.id == view).section(group)
+    assert found is not None
+    return found
 
 
 def runs_at(folder: Path, ranks: int) -> dict[str, Run]:
@@ -76,12 +89,16 @@ def slowest(run: Run) -> Any:
     return load_steps(run).step_ns.max(axis=0) / 1e9
 
 
-def sheets(group: model.Group, view: str) -> dict[str, Sheet]:
-    return {sheet.name: sheet for sheet in VIEW[view].sheets(group)}
+def sheets(group: model.Group, view: str) -> dict[str, Sheet[Any]]:
+    return {sheet.name: sheet for sheet in section(group, view).sheets}
 
 
-def cells(sheet: Sheet) -> set[str]:
-    return {cell for row in sheet.text for cell in row}
+def charts(group: model.Group, view: str) -> tuple[Chart, ...]:
+    return tuple(section(group, view).charts())
+
+
+def cells(table: TextTable) -> set[str]:
+    return {str(cell) for row in table.rows for cell in row.cells}
 
 
 # Distribution
@@ -106,25 +123,25 @@ def test_quantiles_are_medians_over_runs_of_the_runs_own(folder: Path, group: mo
 
 def test_tables_of_steps_hold_every_number_drawn(group: model.Group) -> None:
     found = sheets(group, "steps")
-    (chart, _) = VIEW["steps"].charts(group)
+    (chart, _) = charts(group, "steps")
     for point in steps_of(group).points:
         for index in DRAWN:
             text = wording.figure_text(point.quantiles[index].seconds)
-            assert text in cells(found["step-quantiles"])
-            assert text in {cell for row in chart.table for cell in row}
+            assert text in cells(found["step-quantiles"].people())
+            assert text in cells(chart.table)
         for figure in (point.p50, point.p95, point.p99, point.longest, point.fence):
-            assert wording.figure_text(figure) in cells(found["steps"])
+            assert wording.figure_text(figure) in cells(found["steps"].people())
         assert wording.figure_text(point.p95) in chart.alt
-    rows = found["step-quantiles"].rows
+    rows = found["step-quantiles"].records()
     assert [row["seconds"] for row in rows] == [q.seconds.value for p in steps_of(group).points for q in p.quantiles]
-    assert [(row["steps"], row["warmup_steps_left_out"], row["runs"]) for row in found["steps"].rows] == [
+    assert [(row["steps"], row["warmup_steps_left_out"], row["runs"]) for row in found["steps"].records()] == [
         (180, 15, 3),
         (180, 15, 3),
     ]
 
 
 def test_words_name_runs_steps_and_what_is_left_out(group: model.Group) -> None:
-    first, second, longest = VIEW["steps"].words(group)
+    first, second, longest = section(group, "steps").words
     assert first.startswith(
         "4 ranks: 180 measured steps of 3 runs (15 warm-up steps are left out); half of them within "
     )
@@ -141,12 +158,12 @@ def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folde
             own.append(float((centred[1:] * centred[:-1]).sum() / (centred**2).sum()))
         assert point.autocorrelation is not None
         assert point.autocorrelation.value == pytest.approx(float(np.median(own)))
-        assert "alike" not in " ".join(VIEW["steps"].words(group))
+        assert "alike" not in " ".join(section(group, "steps").words)
     known = points[-1].autocorrelation
     assert known is not None
     alike = dataclasses.replace(points[-1], autocorrelation=dataclasses.replace(known, value=0.5, low=0.4, high=0.6))
     times = dataclasses.replace(steps_of(group), points=(points[0], alike))
-    first = VIEW["steps"].words(dataclasses.replace(group, step_times=times))[0]
+    first = section(with_steps(group, times), "steps").words[0]
     assert "Successive steps are alike (autocorrelation 0.50 [0.40, 0.60])" in first
 
 
@@ -171,13 +188,14 @@ def test_outliers_are_the_steps_beyond_the_fence(folder: Path, group: model.Grou
 def test_outliers_stand_in_their_table_and_their_chart(group: model.Group) -> None:
     sheet = sheets(group, "steps")["outlier-steps"]
     listed = [one for point in steps_of(group).points for one in point.outliers]
-    assert [(row["run_id"], row["step"], row["ratio_to_median"]) for row in sheet.rows] == [
+    assert [(row["run_id"], row["step"], row["ratio_to_median"]) for row in sheet.records()] == [
         (one.run_id, one.step, one.ratio) for one in listed
     ]
-    assert len(sheet.text) - 1 == min(MAX_OUTLIERS, len(listed))
+    table = sheet.people()
+    assert len(table.rows) == min(MAX_OUTLIERS, len(listed))
     for one in listed:
-        assert f"{one.ratio:.2f}x" in cells(sheet)
-    (_, chart) = VIEW["steps"].charts(group)
+        assert f"{one.ratio:.2f}x" in cells(table)
+    (_, chart) = charts(group, "steps")
     drawn = next(iter(chart.spec["datasets"].values())) if "datasets" in chart.spec else chart.spec["data"]["values"]
     largest = steps_of(group).points[-1]
     assert [(row["step"], row["run"]) for row in drawn] == [(one.step, one.run_id) for one in largest.outliers]
@@ -187,14 +205,14 @@ def test_outliers_stand_in_their_table_and_their_chart(group: model.Group) -> No
 def test_without_outliers_there_is_neither_table_nor_chart(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1, 2), repeats=1)
     (found,) = assemble(scan(tmp_path)).groups
-    assert len(VIEW["steps"].charts(found)) == 1
+    assert len(charts(found, "steps")) == 1
     assert "outlier-steps" not in sheets(found, "steps")
     (point, _) = steps_of(found).points
     # Equal steps have no correlation, a single run no range.
     assert point.autocorrelation is None
-    assert "not known" in cells(sheets(found, "steps")["steps"])
+    assert "not known" in cells(sheets(found, "steps")["steps"].people())
     assert {one.seconds.kind for one in point.quantiles} == {"single run"}
-    assert {row["seconds_low"] for row in sheets(found, "steps")["step-quantiles"].rows} == {None}
+    assert {row["seconds_low"] for row in sheets(found, "steps")["step-quantiles"].records()} == {None}
 
 
 # Ranks by steps
@@ -218,15 +236,15 @@ def test_the_map_is_own_work_of_the_run_in_the_middle(folder: Path, group: model
 
 
 def test_the_slow_rank_is_named_with_its_steps(group: model.Group) -> None:
-    finding, what = VIEW["ranks"].words(group)
+    finding, what = section(group, "ranks").words
     assert finding.startswith("Rank 3 on n1 took 1.3")
     assert finding.endswith(" times the own work of the others from step 35 on (to the last, 64).")
     assert what.endswith("of 3 at 4 ranks; steps 5 to 64, those before are warm-up.")
-    (chart,) = VIEW["ranks"].charts(group)
+    (chart,) = charts(group, "ranks")
     assert chart.alt.startswith(finding)
-    (sheet,) = VIEW["ranks"].sheets(group)
-    assert sheet.text[1][:2] == ("rank 3", "n1")
-    assert [row["mean_ratio"] for row in sheet.rows] == [row.mean for row in steps_of(group).map.rows]
+    (sheet,) = section(group, "ranks").sheets
+    assert tuple(map(str, sheet.people().rows[0].cells[:2])) == ("rank 3", "n1")
+    assert [row["mean_ratio"] for row in sheet.records()] == [row.mean for row in steps_of(group).map.rows]
 
 
 @pytest.mark.parametrize(
@@ -250,16 +268,15 @@ def test_equal_ranks_do_not_stand_out(tmp_path: Path, steps: int, told: str) -> 
     write_scaling(tmp_path, points=(2,), repeats=1, overrides={"measure.measured_steps": steps})
     (found,) = assemble(scan(tmp_path)).groups
     assert steps_of(found).map.finding == told
-    assert VIEW["ranks"].is_for(found)
+    assert RanksView().section(found) is not None
 
 
 def test_one_rank_has_no_map_but_a_remedy(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), repeats=1)
     (found,) = assemble(scan(tmp_path)).groups
-    assert VIEW["steps"].is_for(found)
-    assert not VIEW["ranks"].is_for(found)
-    assert VIEW["ranks"].charts(found) == []
-    assert "--ranks 1,2 --repeats 5" in VIEW["ranks"].remedy(found)
+    assert StepsView().section(found) is not None
+    assert RanksView().section(found) is None
+    assert "--ranks 1,2 --repeats 5" in RanksView().remedy(found)
 
 
 def test_without_digests_nothing_is_told(folder: Path, group: model.Group) -> None:
@@ -269,10 +286,9 @@ def test_without_digests_nothing_is_told(folder: Path, group: model.Group) -> No
 
     table = tabulate(scan(folder))
     assert [step_times(one, table) for one in groups(table)] == [None]
-    bare = dataclasses.replace(group, step_times=None)
+    bare = with_steps(group, None)
     for view in VIEWS:
-        assert not view.is_for(bare)
-        assert view.charts(bare) == []
+        assert view.section(bare) is None
         assert view.remedy(bare)
 
 
@@ -305,7 +321,7 @@ def a_map(values: Any, width: int) -> RankMap:
 def rectangles(group: model.Group, found: RankMap) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
     """Of a drawn map: rectangles, the specification, the words."""
     times = dataclasses.replace(steps_of(group), map=found)
-    (chart,) = VIEW["ranks"].charts(dataclasses.replace(group, step_times=times))
+    (chart,) = charts(with_steps(group, times), "ranks")
     every = [row for values in chart.spec.get("datasets", {}).values() for row in values]
     every += [row for layer in chart.spec["layer"] for row in (layer.get("data") or {}).get("values", [])]
     return [row for row in every if "bin" in row], chart.spec, chart.alt
@@ -349,24 +365,24 @@ def test_many_rows_are_cut_in_the_table_and_whole_behind_the_chart(group: model.
     values = np.ones((64, 10))
     values[40] = 1.5
     times = dataclasses.replace(steps_of(group), map=a_map(values, 1))
-    changed = dataclasses.replace(group, step_times=times)
-    (sheet,) = VIEW["ranks"].sheets(changed)
-    assert len(sheet.text) == MAX_ROWS + 1
-    assert sheet.text[1][0] == "rank 40"
+    changed = with_steps(group, times)
+    (sheet,) = section(changed, "ranks").sheets
+    table = sheet.people()
+    assert len(table.rows) == MAX_ROWS
+    assert str(table.rows[0].cells[0]) == "rank 40"
     assert "48 more stand below the chart" in sheet.caption
-    (chart,) = VIEW["ranks"].charts(changed)
-    assert len(chart.table) == len(sheet.rows) + 1 == 65
+    (chart,) = charts(changed, "ranks")
+    assert len(chart.table.rows) == len(sheet.records()) == 64
 
 
 def test_more_rank_counts_than_colours_are_thinned_out_and_it_is_said(group: model.Group) -> None:
     found = steps_of(group)
     many = tuple(dataclasses.replace(found.points[0], ranks=2**power) for power in range(9))
-    changed = dataclasses.replace(group, step_times=dataclasses.replace(found, points=many))
-    chart = steps_charts.step_charts(changed)[0]
+    chart = charts(with_steps(group, dataclasses.replace(found, points=many)), "steps")[0]
     assert "6 of 9 rank counts are drawn." in chart.alt
     assert "1 rank:" in chart.alt
     assert "256 ranks:" in chart.alt
-    assert len(chart.table[0]) == 10
+    assert len(chart.table.header) == 10
 
 
 def test_times_in_nanoseconds_are_whole(folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from dlbench.cli.options import F, decorated, write_output
-from dlbench.cli.report import check_writable, format_by_suffix, require_modules
+from dlbench.cli.report import check_writable, format_by_suffix, render, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
@@ -256,21 +256,13 @@ def finish(found: Comparison, options: dict[str, Any], *, exit_zero: bool, name:
 
 
 def _render(report: ComparisonReport, format_name: FormatName, name: str) -> bytes:
-    if format_name == "json":
-        from dlbench.gate.page.json import to_json
-
-        return to_json(report).encode("utf-8")
-    if format_name == "md":
-        from dlbench.gate.page.markdown import to_markdown
-
-        return to_markdown(report).encode("utf-8")
     if format_name == "junit":
         from dlbench.gate.page.junit import to_junit
 
         return to_junit(report, name).encode("utf-8")
-    from dlbench.gate.page.text import to_text
+    from dlbench.gate.page.document import document_of
 
-    return to_text(report).encode("utf-8")
+    return render(document_of(report), format_name, full=True).encode("utf-8")
 
 
 def _append(path: Path, content: bytes) -> None:

@@ -110,7 +110,7 @@ def _compare(plans: Sequence[RunPlan], out: Path, lines_of: Callable[[Scan], lis
 
 
 def _sides(found: Scan) -> list[str]:
-    from dlbench.gate.page.text import paired_lines
+    from dlbench.gate.page.document import paired_lines
 
     return paired_lines(found)
 

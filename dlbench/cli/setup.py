@@ -30,13 +30,13 @@ def horovod(rebuild: bool) -> None:
         install(lambda line: click.echo(line, err=True), rebuild=rebuild)
         return
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(stderr=True)
     with console.status("Horovod") as status:
 
         def say(line: str) -> None:
-            status.update(line)
-            if "%" not in line:
-                console.print(line, markup=False)
+            status.update("Horovod")
+            console.print(Text(line), soft_wrap=True)
 
-        install(say, rebuild=rebuild)
+        install(say, rewrite=lambda line: status.update(Text(line)), rebuild=rebuild)

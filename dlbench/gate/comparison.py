@@ -147,8 +147,8 @@ class _Draft:
                 ComparedMetric(
                     metric=metric,
                     gated=gated,
-                    a=median_estimate(values_a) if values_a else None,
-                    b=median_estimate(values_b) if values_b else None,
+                    a=median_estimate(values_a, metric.unit) if values_a else None,
+                    b=median_estimate(values_b, metric.unit) if values_b else None,
                     values_a=values_a,
                     values_b=values_b,
                     judgement=judgement,

@@ -159,6 +159,8 @@ class Sheet(Generic[R]):
     """Whether programs get the row; others are for people only, such as lines that say what is missing."""
     is_shown: Callable[[R], bool] = _always
     """Whether people get the row."""
+    order: Callable[[R], float] | None = None
+    """Sorts the rows for people, smallest first; programs get them as they come."""
     kind: Callable[[R], RowKind] = _plain
     in_terminal: bool = False
     """Whether the terminal's summary prints it."""
@@ -173,6 +175,8 @@ class Sheet(Generic[R]):
     def people(self, *, brief: bool = False) -> TextTable:
         """Header and cells of text; with `brief`, the brief columns alone."""
         rows = [row for row in self.rows if self.is_shown(row)]
+        if self.order is not None:
+            rows.sort(key=self.order)
         if self.pivot is not None:
             return _pivoted(self.pivot, rows, self.kind)
         shown = [column for column in self.columns if column.title]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,10 +23,12 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.units import format_seconds
 
 VERSION = "0.28.1"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
@@ -33,6 +36,9 @@ SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 
 BUILD_REQUIREMENTS = ("cffi", "cloudpickle", "packaging", "psutil", "pyyaml", "setuptools<80", "wheel")
 """Needed by Horovod's setup.py and at import; setuptools 80 dropped what its setup.py calls."""
+
+SIGN_OF_LIFE_S = 10.0
+"""A build says at least this often how far it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,39 +208,87 @@ def _run_pip(arguments: list[str], folder: Path) -> None:
         raise RunError(f"pip {' '.join(arguments)} failed:\n{tail}")
 
 
-def _compile(source: Path, environment: Mapping[str, str], log: Path, say: Callable[[str], None]) -> None:
-    """Runs the build, telling every few seconds how far it is; the whole output goes to `log`."""
+class BuildProgress:
+    """How far a build of Horovod is, from the text that pip, CMake and make print.
+
+    CMake prints at the start of a step which share of the steps has begun. Steps are files, not seconds: the last ones
+    include all of torch's headers and take a third of the build. Steps that run side by side report out of order, and
+    a further pass of CMake would begin at 0, so the largest share seen so far is kept.
+    """
+
+    def __init__(self) -> None:
+        self.percent: int | None = None
+        """Share of the steps that have begun, in percent; None before the first. It never falls."""
+        self.step = "preparing"
+        """What began last, e.g. ``compiling operations.cc``."""
+        self._unfinished = ""
+
+    def feed(self, text: str) -> None:
+        """Takes the next piece of the build's output; it may end within a line."""
+        *lines, self._unfinished = (self._unfinished + text).split("\n")
+        for line in map(str.strip, lines):
+            if mark := re.match(r"\[ *(\d+)%\] (.*)", line):
+                self.percent = max(self.percent or 0, min(int(mark[1]), 100))
+                self.step = self._named(mark[2]) or self.step
+            elif self.percent is None and line.startswith("-- "):
+                self.step = "configuring"
+            elif line == "running install":
+                self.step = "packing the wheel"
+
+    @staticmethod
+    def _named(words: str) -> str | None:
+        """``Building CXX object a/CMakeFiles/b.dir/c.cc.o`` as ``compiling c.cc``; None if no step begins here."""
+        name = words.rsplit("/", 1)[-1].rsplit(" ", 1)[-1]
+        if words.startswith("Building "):
+            return f"compiling {name.removesuffix('.o')}"
+        return f"linking {name.split('.')[0]}" if words.startswith("Linking ") else None
+
+    def line(self, elapsed_s: float) -> str:
+        """One line for a person, e.g. ``building Horovod: 42 % of steps, 48 s, compiling loop.cc``."""
+        share = "" if self.percent is None else f"{self.percent} % of steps, "
+        return f"building Horovod: {share}{format_seconds(max(1, int(elapsed_s)))}, {self.step}"
+
+
+def _compile(
+    source: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    say: Callable[[str], None],
+    rewrite: Callable[[str], None] | None,
+) -> None:
+    """Runs the build; the whole output goes to `log`.
+
+    How far it is goes to `rewrite` every second, or without one to `say` every ten seconds.
+    """
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"]
     command += ["--no-build-isolation", "--no-deps", "--wheel-dir", str(source.parent / "wheels"), str(source)]
-    start = time.monotonic()
-    with log.open("wb") as sink:
+    progress, due_s, start = BuildProgress(), SIGN_OF_LIFE_S, time.monotonic()
+    with log.open("wb") as sink, log.open(encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
             command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **environment}, cwd=source
         )
-        told = -1
-        while process.poll() is None:
-            time.sleep(1)
-            done = _percent_built(log)
-            elapsed = time.monotonic() - start
-            if done != told or int(elapsed) % 30 == 0:
-                say(f"building Horovod {VERSION}: {done} %, {elapsed:.0f} s")
-                told = done
+        while process.returncode is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=1)
+            elapsed_s, unknown_before = time.monotonic() - start, progress.percent is None
+            progress.feed(output.read())
+            if rewrite is not None:
+                rewrite(progress.line(elapsed_s))
+            elif elapsed_s >= due_s or (unknown_before and progress.percent is not None):
+                say(progress.line(elapsed_s))
+                due_s = (elapsed_s // SIGN_OF_LIFE_S + 1) * SIGN_OF_LIFE_S
     if process.returncode != 0:
         errors = [line for line in log.read_text(errors="replace").splitlines() if "error" in line.lower()]
         raise RunError(f"building Horovod failed; the log is {log}\n" + "\n".join(errors[:5]))
+    say(f"built Horovod {VERSION} in {format_seconds(max(1, int(elapsed_s)))}")
 
 
-def _percent_built(log: Path) -> int:
-    """The last percentage that CMake printed, e.g. ``[ 42%] Building CXX object``; 0 before the first."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 4000))
-        tail = file.read().decode(errors="replace")
-    marks = [line.split("%]")[0].rsplit("[", 1)[-1] for line in tail.splitlines() if "%]" in line]
-    return int(marks[-1]) if marks and marks[-1].strip().isdigit() else 0
-
-
-def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None]) -> Path:
+def build_wheel(
+    facts: Mapping[str, str | None], say: Callable[[str], None], rewrite: Callable[[str], None] | None = None
+) -> Path:
     """Builds the wheel for a toolchain and puts it into the cache in one step; returns its path.
+
+    `say` takes lines that stay, `rewrite` one that is replaced every second, for terminals.
 
     Raises:
         EnvironmentLacksError: a compiler or CMake is missing.
@@ -254,8 +308,9 @@ def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None]) -> 
         source = _fetch(work)
         apply_patches(source)
         parts = ["Gloo", *(["MPI"] if facts.get("mpi") else []), *(["NCCL"] if facts.get("nccl") else [])]
-        say(f"building Horovod {VERSION} with {', '.join(parts)}; once, some minutes; log {log}")
-        _compile(source, build_environment(facts), log, say)
+        say(f"building Horovod {VERSION} with {', '.join(parts)}; once, some minutes, the last files take longest")
+        say(f"log {log}")
+        _compile(source, build_environment(facts), log, say, rewrite)
         built = work / "wheels"
         (built / "toolchain.json").write_text(json.dumps(dict(facts), indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
@@ -263,11 +318,11 @@ def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None]) -> 
     return next(iter(sorted(target.glob("horovod-*.whl"))))
 
 
-def install(say: Callable[[str], None], *, rebuild: bool = False) -> Path:
+def install(say: Callable[[str], None], *, rewrite: Callable[[str], None] | None = None, rebuild: bool = False) -> Path:
     """Makes `import horovod.torch` work in this environment; returns the wheel that was installed.
 
     Installs the build requirements, takes the cached wheel of this toolchain or builds one, and
-    installs it unless that very wheel is installed already.
+    installs it unless that very wheel is installed already. `say` and `rewrite`: see `build_wheel`.
     """
     facts = toolchain()
     wheel = None if rebuild else cached_wheel(facts)
@@ -278,7 +333,7 @@ def install(say: Callable[[str], None], *, rebuild: bool = False) -> Path:
     say("installing what Horovod's build needs")
     _run_pip(["install", *BUILD_REQUIREMENTS], Path.cwd())
     if wheel is None:
-        wheel = build_wheel(facts, say)
+        wheel = build_wheel(facts, say, rewrite)
     else:
         say(f"using the Horovod wheel built earlier ({wheel})")
     _run_pip(["install", "--no-deps", "--force-reinstall", str(wheel)], Path.cwd())

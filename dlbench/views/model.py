@@ -105,16 +105,6 @@ class Group:
         return self.views.get("exchange")
 
     @property
-    def causes(self) -> Any:
-        """Transitional."""
-        return self.views.get("causes")
-
-    @property
-    def step_times(self) -> Any:
-        """Transitional."""
-        return self.views.get("step_times")
-
-    @property
     def outlook(self) -> Any:
         """Transitional."""
         return self.views.get("outlook")
@@ -243,6 +233,10 @@ class Report:
     def history(self) -> Any:
         """Transitional."""
         return self.views.get("history")
+
+    def of(self, kind: type[N]) -> N | None:
+        """The numbers of one view, by their type; None where it has nothing to say."""
+        return next((found for found in self.views.values() if isinstance(found, kind)), None)
 
     @property
     def without_figures(self) -> tuple[RunRow, ...]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from dlbench.history.page.view import history_view
-from dlbench.report.document import Missing, Section
-from dlbench.views.causes import assemble as causes_assemble
-from dlbench.views.causes import views as causes_views
+from dlbench.report.document import Section
+from dlbench.views.causes.view import CausesView
 from dlbench.views.data_path.view import DataPathView
 from dlbench.views.differences import view as differences_view
 from dlbench.views.differences.numbers import differences
@@ -28,15 +27,17 @@ from dlbench.views.quality import tables as training_tables
 from dlbench.views.quality.charts import quality_charts
 from dlbench.views.runs.view import EnvironmentView, RunsView, WithoutFiguresView
 from dlbench.views.scaling.view import ScalingView
-from dlbench.views.steps import view as steps_view
-from dlbench.views.steps.numbers import step_times
+from dlbench.views.slow_nodes.view import SlowNodesView
+from dlbench.views.steps.view import RanksView, StepsView
+from dlbench.views.stragglers.view import StragglersView
 from dlbench.views.summary.view import SummaryView
 from dlbench.views.sweep import assemble as sweep_assemble
 from dlbench.views.sweep.charts import sweep_charts
 from dlbench.views.systems import view as systems_view
 from dlbench.views.systems.numbers import systems
 from dlbench.views.telemetry.view import TelemetryView
-from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView
+from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, Views
+from dlbench.views.waterfall.view import WaterfallView
 
 # Transitional: old-style views behind the new protocol, until each subject is converted.
 
@@ -124,8 +125,6 @@ def _training(titles: tuple[str, ...]) -> Any:
     return sheets
 
 
-_CAUSES = {view.id: view for view in causes_views.VIEWS}
-_STEPS = {view.id: view for view in steps_view.VIEWS}
 _RUNS = {view.id: view for view in (*precision_view.VIEWS, *differences_view.VIEWS, *systems_view.VIEWS)}
 _FORECAST = {view.id: view for view in forecast_views.VIEWS}
 
@@ -149,12 +148,12 @@ GROUP_VIEWS: tuple[GroupView, ...] = (
         "outlook",
         lambda source: forecast_assemble.outlook(source.group, source.table, is_crowded=source.is_crowded),
     ),
-    _Old(_CAUSES["waterfall"]),
-    _Old(_CAUSES["causes"], "causes", lambda source: causes_assemble.causes(source.group, source.table)),
-    _Old(_CAUSES["stragglers"]),
+    WaterfallView(),
+    CausesView(),
+    StragglersView(),
     PartsView(),
-    _Old(_STEPS["steps"], "step_times", lambda source: step_times(source.group, source.table)),
-    _Old(_STEPS["ranks"]),
+    StepsView(),
+    RanksView(),
     _Old(
         View(
             id="exchange",
@@ -219,7 +218,7 @@ OPENING: tuple[ReportView, ...] = (
 """Before the groups."""
 
 CLOSING: tuple[ReportView, ...] = (
-    _OldReport(_CAUSES["slow-nodes"]),
+    SlowNodesView(),
     _OldReport(_RUNS["precision"], "precisions", lambda source: precisions(source.groups, source.table)),
     _OldReport(_RUNS["differences"], "differences", lambda source: differences(source.table)),
     _OldReport(_RUNS["systems"], "systems", lambda source: systems(source.table)),
@@ -241,22 +240,5 @@ CLOSING: tuple[ReportView, ...] = (
 )
 """After the groups."""
 
-REPORT_VIEWS = (*OPENING, *CLOSING)
-
-
-def missing_of_group(group: Group) -> tuple[Missing, ...]:
-    """Views without a section for a group, with what would produce it."""
-    return tuple(
-        Missing(view=view.id, title=view.title, text=text)
-        for view in GROUP_VIEWS
-        if view.section(group) is None and (text := view.remedy(group))
-    )
-
-
-def missing_of_report(report: Report) -> tuple[Missing, ...]:
-    """The same of the whole report."""
-    return tuple(
-        Missing(view=view.id, title=view.title, text=text)
-        for view in REPORT_VIEWS
-        if not view.sections(report) and (text := view.remedy(report))
-    )
+SCALING = Views(opening=OPENING, group=GROUP_VIEWS, closing=CLOSING)
+"""The views of the scaling report."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dlbench.report.model import Group
+from dlbench.views.model import Group
 
 
 def rerun(group: Group, options: str) -> str:
     """``dlbench run WORKLOAD --preset PRESET --engine ENGINE OPTIONS`` for the group's workload, preset and engine."""
-    known = {condition.name: condition.value for condition in group.conditions}
-    return f"dlbench run {known['workload']} --preset {known['preset']} --engine {known['engine']} {options}"
+    workload, preset, engine = (group.condition(name) for name in ("workload", "preset", "engine"))
+    return f"dlbench run {workload} --preset {preset} --engine {engine} {options}"

@@ -1,4 +1,4 @@
-"""A comparison becomes a `ComparisonReport`: foreign text cleaned, figures with units, the verdict in words."""
+"""A comparison becomes a `ComparisonReport`: every number beside its verdict, the verdict in words."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from dlbench.gate.content import KeyDifference
 from dlbench.gate.page import model
 from dlbench.gate.page.words import headline, methods
 from dlbench.gate.sides import SidePoint, SideRun
-from dlbench.report.wording import ENGINE_TITLES, clean, place_text, runs_text
-from dlbench.stats.estimates import Estimate
-from dlbench.stats.figure import figure_of
+from dlbench.report.wording import ENGINE_TITLES, place_text, runs_text
 
 DAY_S = 86_400
 
@@ -27,7 +25,7 @@ _SECOND_FRACTION = re.compile(r"\.\d+(?=Z$)")
 
 def assemble(found: Comparison) -> model.ComparisonReport:
     """The report of a comparison; equal comparisons give equal reports."""
-    points = _told_apart(tuple(_point(point, found) for point in found.points))
+    points = _with_unique_labels(tuple(_point(point, found) for point in found.points))
     environment = _of_all([point.environment for point in points])
     cautions = _of_all([point.cautions for point in points])
     points = tuple(
@@ -38,11 +36,10 @@ def assemble(found: Comparison) -> model.ComparisonReport:
         )
         for point in points
     )
-    a, b = clean(found.a), clean(found.b)
     return model.ComparisonReport(
         dlbench_version=dlbench.__version__,
-        a=a,
-        b=b,
+        a=found.a,
+        b=found.b,
         paired=found.paired,
         verdict=found.verdict,
         headline=headline(found.verdict, points, found.rule.tolerance),
@@ -53,14 +50,14 @@ def assemble(found: Comparison) -> model.ComparisonReport:
         environment=environment,
         cautions=cautions,
         only_b=tuple(_label(point) for point in found.only_b),
-        left_out=tuple(clean(line) for line in found.left_out),
-        damaged=tuple(clean(line) for line in found.damaged),
-        notices=tuple(sorted({clean(point.a.notice) for point in found.points} - {""})),
+        left_out=found.left_out,
+        damaged=found.damaged,
+        notices=tuple(sorted({point.a.notice for point in found.points} - {""})),
         methods=methods(found),
     )
 
 
-def _told_apart(points: tuple[model.PointResult, ...]) -> tuple[model.PointResult, ...]:
+def _with_unique_labels(points: tuple[model.PointResult, ...]) -> tuple[model.PointResult, ...]:
     """Points of equal labels are counted: a CI server takes test cases of one name for one."""
     seen: dict[str, int] = {}
     result = []
@@ -81,17 +78,17 @@ def _point(found: ComparedPoint, whole: Comparison) -> model.PointResult:
     return model.PointResult(
         label=_label(a),
         caption=_caption(a, found.allowed),
-        workload=clean(a.content.registered["workload"]),
+        workload=a.content.registered["workload"],
         ranks=a.ranks,
         nodes=a.nodes,
-        runs_a=tuple(clean(run.run_id) for run in a.runs),
-        runs_b=tuple(clean(run.run_id) for run in runs_b),
+        runs_a=tuple(run.run_id for run in a.runs),
+        runs_b=tuple(run.run_id for run in runs_b),
         finished_a=_span(a.runs),
         finished_b=_span(runs_b),
         tags_a=_tags(a.tags),
         tags_b=_tags({} if b is None else b.tags),
-        allowed=tuple(_key_pair(one) for one in found.allowed),
-        environment=tuple(_key_pair(one) for one in found.environment),
+        allowed=found.allowed,
+        environment=found.environment,
         cautions=tuple(_cautions(found, whole)),
         metrics=tuple(_metric(one) for one in found.metrics),
     )
@@ -100,11 +97,11 @@ def _point(found: ComparedPoint, whole: Comparison) -> model.PointResult:
 def _label(point: SidePoint) -> str:
     told = point.content.registered
     engine = ENGINE_TITLES.get(told["engine"], told["engine"])
-    batch = f"batch {told['batch_per_rank']} a rank" if "batch_per_rank" in told else ""
+    batch = f"batch {told['batch_per_rank']} per rank" if "batch_per_rank" in told else ""
     batch = batch or (f"batch {told['global_batch']} in all" if "global_batch" in told else "")
     words = (told["workload"], f"{told['preset']} preset", engine, told.get("precision", ""), batch)
     parts = [word for word in (*words, f"{told['scaling']} scaling") if word]
-    return clean(", ".join([*parts, place_text(point.ranks, point.nodes)]))
+    return ", ".join([*parts, place_text(point.ranks, point.nodes)])
 
 
 def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
@@ -113,7 +110,7 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
     unit = point.sample_unit
     texts = {
         "precision": "{}",
-        "batch_per_rank": f"{{}} {unit} a rank",
+        "batch_per_rank": f"{{}} {unit} per rank",
         "global_batch": f"{{}} {unit} in all",
         "data": "{} data" if told.get("data") == "synthetic" else "{}",
         "exchange": "exchange {}",
@@ -125,20 +122,16 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
     }
     different = {one.key for one in allowed}
     shown = [text.format(told[name]) for name, text in texts.items() if name in told and name not in different]
-    return clean("; ".join(["medians over runs", *shown, *([point.notice] if point.notice else [])]))
+    return "; ".join(["medians over runs", *shown, *([point.notice] if point.notice else [])])
 
 
 def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
-    ends = sorted(_SECOND_FRACTION.sub("", clean(run.finished, 40)) for run in runs)
+    ends = sorted(_SECOND_FRACTION.sub("", run.finished) for run in runs)
     return (ends[0], ends[-1]) if ends else ("", "")
 
 
 def _tags(tags: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple((clean(key), clean(value, 200)) for key, value in sorted(tags.items()))
-
-
-def _key_pair(one: KeyDifference) -> model.KeyPair:
-    return model.KeyPair(key=clean(one.key), title=clean(one.title), a=clean(one.a), b=clean(one.b))
+    return tuple(sorted(tags.items()))
 
 
 def _metric(found: ComparedMetric) -> model.MetricResult:
@@ -151,9 +144,9 @@ def _metric(found: ComparedMetric) -> model.MetricResult:
         gated=found.gated,
         verdict=judged.verdict if found.gated else "information",
         reason=judged.reason if found.gated else "",
-        a=_figure(found.a, metric.unit),
-        b=_figure(found.b, metric.unit),
-        ratio=_figure(judged.ratio, "ratio"),
+        a=found.a,
+        b=found.b,
+        ratio=judged.ratio,
         shift=judged.shift,
         ratio_low_90=None if interval is None else interval[0],
         ratio_high_90=None if interval is None else interval[1],
@@ -169,10 +162,6 @@ def _metric(found: ComparedMetric) -> model.MetricResult:
         values_a=found.values_a,
         values_b=found.values_b,
     )
-
-
-def _figure(estimate: Estimate | None, unit: str) -> Estimate | None:
-    return None if estimate is None else figure_of(estimate, unit)
 
 
 def _cautions(found: ComparedPoint, whole: Comparison) -> Iterator[str]:

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
+from dlbench.gate.page.document import remarks
 from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
-from dlbench.gate.page.text import remarks
 from dlbench.gate.page.words import change_text, p_text, power_text
+from dlbench.report.wording import clean
 
 # What XML 1.0, section 2.2, does not allow in a document, even escaped.
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -119,4 +120,4 @@ def _element(tag: str, attributes: dict[str, str]) -> ElementTree.Element:
 
 
 def _legal(text: str) -> str:
-    return _ILLEGAL.sub("", text)
+    return "\n".join(_ILLEGAL.sub("", clean(line)) for line in text.split("\n"))

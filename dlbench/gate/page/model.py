@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dlbench.gate.content import KeyDifference
 from dlbench.stats.estimates import Estimate
 
 FORMAT = "dlbench.comparison"
 VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyPair:
-    """A key with its value on both sides."""
-
-    key: str
-    title: str
-    a: str
-    """Empty: at its default."""
-    b: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +74,9 @@ class PointResult:
     tags_a: tuple[tuple[str, str], ...]
     """Tags that all runs of the side share."""
     tags_b: tuple[tuple[str, str], ...]
-    allowed: tuple[KeyPair, ...]
+    allowed: tuple[KeyDifference, ...]
     """What differs between the sides on purpose."""
-    environment: tuple[KeyPair, ...]
+    environment: tuple[KeyDifference, ...]
     """What differs between the environments at this point and not at all points."""
     cautions: tuple[str, ...]
     """Reasons to read its verdicts with care, in sentences; those of all points stand in the report."""
@@ -119,7 +109,7 @@ class ComparisonReport:
     num_compared: int
     """Comparisons that the correction counts."""
     points: tuple[PointResult, ...]
-    environment: tuple[KeyPair, ...]
+    environment: tuple[KeyDifference, ...]
     """What differs between the environments at every point."""
     cautions: tuple[str, ...]
     """Reasons to read every verdict with care, in sentences."""

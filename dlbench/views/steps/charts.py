@@ -6,14 +6,12 @@ import bisect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.style import MUTED, PART_COLOURS, RANK_COLOURS, WIDE
-from dlbench.report.model import Group
+from dlbench.report.charts.chart import Chart, Rows, Subject, finish
+from dlbench.report.charts.style import PART_COLOURS, RANK_COLOURS, WIDE
 from dlbench.report.wording import PART_TITLES, figure_text, percent
 from dlbench.units import format_seconds
-from dlbench.views.steps import tables as steps_tables
 from dlbench.views.steps.numbers import RankMap, StepPoint, StepTimes
-from dlbench.views.steps.tables import DRAWN, steps_of
+from dlbench.views.steps.tables import DRAWN, outlier_sheet, quantile_sheet, rank_sheet
 from dlbench.views.steps.words import place, row_title
 
 MAX_MARKS = 60
@@ -33,12 +31,10 @@ _PLATE = "#eceff3"
 """Behind the map, in either colour scheme: its colours are made for it."""
 
 
-def step_charts(group: Group) -> list[Chart]:
+def step_charts(group: Subject, found: StepTimes) -> list[Chart]:
     """The distribution of step times, and where in the run the outliers are, if there are any."""
-    if group.step_times is None:
-        return []
-    found = group.step_times
-    return [_distribution(group, found), *([_outliers(group, found)] if _marks(found) else [])]
+    largest = found.points[-1]
+    return [_distribution(group, found), *([_outliers(group, largest)] if largest.outliers else [])]
 
 
 def _short(value: float) -> float:
@@ -53,7 +49,7 @@ def _chosen(points: Sequence[StepPoint]) -> list[StepPoint]:
     return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
 
 
-def _distribution(group: Group, found: StepTimes) -> Chart:
+def _distribution(group: Subject, found: StepTimes) -> Chart:
     import altair as alt
 
     points = _chosen(found.points)
@@ -84,7 +80,7 @@ def _distribution(group: Group, found: StepTimes) -> Chart:
         name="steps",
         title="Share of steps that take no longer (band: range of runs)",
         alt=f"Distribution of step times by rank count, medians over runs.{left_out} {words}.",
-        table=steps_tables.distribution(found),
+        table=quantile_sheet(found, ""),
         size=(WIDE, _HEIGHT),
         axes="x",
     )
@@ -115,33 +111,23 @@ def _curves(alt: Any, rows: Rows, places: list[str]) -> list[Any]:
     return [*layers, line.encode(x=x_of("seconds"), y=y, order="share:Q", color=legend, tooltip=tooltip)]
 
 
-def _marks(found: StepTimes) -> Rows:
-    """The longest outliers of the largest rank count."""
-    point = found.points[-1]
-    return [
+def _outliers(group: Subject, point: StepPoint) -> Chart:
+    import altair as alt
+
+    rows: Rows = [
         {
             "step": one.step,
             "ratio": _short(one.ratio),
-            "phase": PART_TITLES.get(one.phase, one.phase),
+            "phase": PART_TITLES[one.phase],
             "who": f"rank {one.rank} on {one.host}",
             "shown": format_seconds(one.seconds),
             "run": one.run_id,
         }
         for one in point.outliers[:MAX_MARKS]
     ]
-
-
-def _outliers(group: Group, found: StepTimes) -> Chart:
-    import altair as alt
-
-    point = found.points[-1]
-    rows = _marks(found)
     titles = [title for title in PART_TITLES.values() if any(row["phase"] == title for row in rows)]
-    titles += sorted({row["phase"] for row in rows} - set(titles))
     colours = {PART_TITLES[name]: colour for name, colour in PART_COLOURS.items()}
-    colour = alt.Color("phase:N", title="grew most").scale(
-        domain=titles, range=[colours.get(title, MUTED) for title in titles]
-    )
+    colour = alt.Color("phase:N", title="grew most").scale(domain=titles, range=[colours[title] for title in titles])
     shape = alt.Shape("phase:N", title="grew most").scale(domain=titles)
     tooltip = [
         alt.Tooltip("step:Q", title="step"),
@@ -174,7 +160,7 @@ def _outliers(group: Group, found: StepTimes) -> Chart:
         title=f"Steps beyond the fence at {place(point)}",
         alt=f"{point.num_outliers} of {point.num_steps} steps ({percent(point.pooled_outlier_share, 2)}) at "
         f"{place(point)} are far longer than the others{more}. {words}.",
-        table=steps_tables.outliers(StepTimes(points=(point,), map=found.map), MAX_MARKS),
+        table=outlier_sheet((point,), "", MAX_MARKS),
         size=(WIDE, _OUTLIERS_HEIGHT),
     )
 
@@ -182,30 +168,25 @@ def _outliers(group: Group, found: StepTimes) -> Chart:
 # Ranks by steps
 
 
-def rank_charts(group: Group) -> list[Chart]:
-    """The map of the largest rank count, where it has several rows."""
-    if group.step_times is None or len(steps_of(group).map.rows) < 2:
-        return []
-    return [_map(group, steps_of(group).map)]
-
-
-def _map(group: Group, found: RankMap) -> Chart:
+def rank_charts(group: Subject, found: RankMap) -> list[Chart]:
+    """The map of the largest rank count."""
     import altair as alt
 
     rows, joined = _rectangles(found)
     height = min(320, max(70, 22 * len(found.rows)))
     note = f" {joined} neighbouring columns are drawn as one, with the larger value." if joined > 1 else ""
     slowest = max(found.rows, key=lambda row: row.mean)
-    return finish(
+    drawn = finish(
         alt.layer(*_map_layers(alt, found, rows)),
         group,
         name="ranks",
         title=f"Own work by rank and step at {place(found)}",
         alt=f"{found.finding} {row_title(slowest).capitalize()} is slowest on the whole: {slowest.mean:.3f} times the "
         f"median.{note}",
-        table=steps_tables.rank_rows(found.rows),
+        table=rank_sheet(found, "", len(found.rows)),
         size=(WIDE, height),
     )
+    return [drawn]
 
 
 def _rectangles(found: RankMap) -> tuple[Rows, int]:

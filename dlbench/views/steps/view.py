@@ -1,51 +1,74 @@
-"""Views of single steps: distribution and outliers, ranks by steps."""
+"""The views `steps` and `ranks`: distribution and outliers of step times, ranks by steps."""
 
 from __future__ import annotations
 
-from dlbench.report.model import Group
-from dlbench.report.view import View
+from dlbench.report.document import Section
+from dlbench.views.model import Group
 from dlbench.views.rerun import rerun
 from dlbench.views.steps.charts import rank_charts, step_charts
-from dlbench.views.steps.tables import rank_sheets, step_sheets, steps_of
+from dlbench.views.steps.numbers import StepTimes, step_times
+from dlbench.views.steps.tables import outlier_sheet, quantile_sheet, rank_sheet, steps_sheet
 from dlbench.views.steps.words import map_text, step_words
+from dlbench.views.view import GroupSource, GroupView
+
+NO_STEPS = "not known: this report was made without the single steps of its runs."
 
 
-def _rank_words(group: Group) -> tuple[str, ...]:
-    found = steps_of(group).map
-    return (found.finding, map_text(found))
+class StepsView(GroupView):
+    """How long steps take, and which take far longer."""
+
+    id = "steps"
+    title = "Step times"
+    key = "step_times"
+
+    def numbers(self, source: GroupSource) -> StepTimes | None:
+        """Step times by rank count, and the map of the largest."""
+        return step_times(source.group, source.table)
+
+    def section(self, group: Group) -> Section | None:
+        """A table by rank count, the outliers if there are any, and the distribution."""
+        found = group.of(StepTimes)
+        if found is None:
+            return None
+        outliers = outlier_sheet(found.points, group.caption)
+        return Section(
+            id=self.id,
+            title=self.title,
+            words=step_words(found),
+            charts=lambda: step_charts(group, found),
+            sheets=(
+                steps_sheet(found, group.caption),
+                *((outliers,) if outliers.rows else ()),
+                quantile_sheet(found, group.caption),
+            ),
+        )
+
+    def remedy(self, group: Group) -> str:
+        """Single steps are read for each report."""
+        return NO_STEPS
 
 
-def _no_ranks(group: Group) -> str:
-    if group.step_times is None:
-        return _no_steps(group)
-    return f"one rank only: {rerun(group, '--ranks 1,2 --repeats 5')} adds a second one."
+class RanksView(GroupView):
+    """Which ranks take longer than the others, and when."""
 
+    id = "ranks"
+    title = "Ranks and steps"
 
-def _no_steps(group: Group) -> str:
-    return "not told: this report was made without the single steps of its runs."
+    def section(self, group: Group) -> Section | None:
+        """The map of the run in the middle; None where it has one row."""
+        found = group.of(StepTimes)
+        if found is None or len(found.map.rows) < 2:
+            return None
+        return Section(
+            id=self.id,
+            title=self.title,
+            words=(found.map.finding, map_text(found.map)),
+            charts=lambda: rank_charts(group, found.map),
+            sheets=(rank_sheet(found.map, group.caption),),
+        )
 
-
-VIEWS: tuple[View, ...] = (
-    View(
-        id="steps",
-        title="Step times",
-        place="group",
-        is_for=lambda group: group.step_times is not None,
-        remedy=_no_steps,
-        words=lambda group: step_words(steps_of(group)),
-        charts=step_charts,
-        sheets=step_sheets,
-        template="sheets.html.j2",
-    ),
-    View(
-        id="ranks",
-        title="Ranks and steps",
-        place="group",
-        is_for=lambda group: group.step_times is not None and len(group.step_times.map.rows) > 1,
-        remedy=_no_ranks,
-        words=_rank_words,
-        charts=rank_charts,
-        sheets=rank_sheets,
-        template="sheets.html.j2",
-    ),
-)
+    def remedy(self, group: Group) -> str:
+        """A second rank."""
+        if group.of(StepTimes) is None:
+            return NO_STEPS
+        return f"one rank only: {rerun(group, '--ranks 1,2 --repeats 5')} adds a second one."

@@ -39,8 +39,10 @@ def outliers_text(point: StepPoint) -> str:
     return f"{point.num_outliers:,} ({percent(point.pooled_outlier_share, 2)})"
 
 
-def correlation_text(correlation: Estimate) -> str:
+def correlation_text(correlation: Estimate | None) -> str:
     """A correlation with its interval, to the hundredth."""
+    if correlation is None:
+        return "not known"
     if correlation.low is None or correlation.high is None:
         return f"{correlation.value:.2f}"
     return f"{correlation.value:.2f} [{correlation.low:.2f}, {correlation.high:.2f}]"
@@ -50,11 +52,10 @@ def _longest_step_text(point: StepPoint) -> tuple[str, ...]:
     if not point.outliers:
         return ()
     worst = point.outliers[0]
-    title = PART_TITLES.get(worst.phase, worst.phase)
     return (
         f"The longest against its run's median at {place(point)}: step {worst.step} of run {worst.run_id}, "
         f"{worst.ratio:.2f} times as long; the longest own work had rank {worst.rank} on {worst.host}, and most of the "
-        f"growth is in {title}.",
+        f"growth is in {PART_TITLES[worst.phase]}.",
     )
 
 
