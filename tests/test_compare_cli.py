@@ -143,7 +143,7 @@ def test_outputs_for_ci_in_one_call(tmp_path: Path, old: Path) -> None:
     assert "Verdict: regressed" in result.output
     assert "<failure" in (tmp_path / "j.xml").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))["verdict"] == "regressed"
-    assert summary.read_text(encoding="utf-8").startswith("before\n## dlbench: regressed")
+    assert summary.read_text(encoding="utf-8").startswith("before\n# dlbench comparison of B against A: regressed")
 
 
 def test_the_tolerance_is_the_persons(tmp_path: Path, old: Path) -> None:
@@ -259,7 +259,7 @@ def test_other_sizes_are_refused_or_named(tmp_path: Path, old: Path) -> None:
     both = write_side(tmp_path / "both", slower(1.0), points=(1, 2))
     result = call("compare", old, both)
     assert result.exit_code == 0
-    name = "sample, tiny preset, Horovod, fp32, batch 4 a rank, weak scaling, 2 ranks"
+    name = "sample, tiny preset, Horovod, fp32, batch 4 per rank, weak scaling, 2 ranks"
     assert f"Only in B, compared with nothing: {name}" in " ".join(result.output.split())
     # What the baseline has and the candidate lacks must not pass.
     result = call("check", "--baseline", both, "--candidate", old)

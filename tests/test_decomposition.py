@@ -18,10 +18,11 @@ from dlbench.records.record import Record
 from dlbench.records.registry import describe
 from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, scan
+from dlbench.report.formats.json import as_plain
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.specs.sync import SyncSpec
 from dlbench.views.decomposition.numbers import MARGIN, OWN_PARTS, Decomposition, Difference, decompositions
-from dlbench.views.decomposition.text import decomposition_json, decomposition_lines
+from dlbench.views.decomposition.view import decomposition_lines, decomposition_section
 from dlbench.views.sweep.numbers import sweeps
 from tests.conftest import Cli
 from tests.run_factory import constant, plans, write_run, write_unfinished
@@ -59,6 +60,21 @@ def write_series(
 def only_point(out: Path) -> Decomposition:
     (point,) = decompositions(scan(out).runs)
     return point
+
+
+def lines_of(out: Path) -> list[str]:
+    return decomposition_lines(decompositions(scan(out).runs))
+
+
+def paragraphs(out: Path) -> list[list[str]]:
+    """Lines of each point, its title first."""
+    found: list[list[str]] = []
+    for line in lines_of(out):
+        if line.startswith("  "):
+            found[-1].append(line)
+        else:
+            found.append([line])
+    return found
 
 
 def both(point: Decomposition) -> tuple[Difference, Difference]:
@@ -165,8 +181,8 @@ def test_a_difference_that_the_phase_holds_agrees_with_it(tmp_path: Path) -> Non
     mean_drift = 1.02  # of repeats 0 to 4
     assert point.step_s is not None
     assert point.step_s.value == pytest.approx(118e-3 * mean_drift)
-    assert [reading.seconds.value, reading.phase.value] == pytest.approx([10e-3 * mean_drift] * 2)
-    assert [exchange.seconds.value, exchange.phase.value] == pytest.approx([20e-3 * mean_drift] * 2)
+    assert [reading.seconds.value, reading.phase_s.value] == pytest.approx([10e-3 * mean_drift] * 2)
+    assert [exchange.seconds.value, exchange.phase_s.value] == pytest.approx([20e-3 * mean_drift] * 2)
     assert reading.share.value == pytest.approx(10 / 118)
     assert exchange.share.value == pytest.approx(20 / 118)
     assert (reading.verdict, exchange.verdict) == ("agree", "agree")
@@ -201,9 +217,9 @@ def test_a_gap_is_named_with_the_part_that_holds_it_and_a_likely_reason(tmp_path
     reading, exchange = both(only_point(tmp_path))
     found, calm = (reading, exchange) if what == "input" else (exchange, reading)
     assert (found.verdict, calm.verdict) == ("differ", "agree")
-    assert found.gap.value == pytest.approx(gap_ms * 1.02e-3)
-    assert found.gap.value == pytest.approx(sum(part.value for part in found.moved.values()))
-    (line,) = (line for line in decomposition_lines(scan(tmp_path)) if line.startswith(f"  {what}"))
+    assert found.gap_s.value == pytest.approx(gap_ms * 1.02e-3)
+    assert found.gap_s.value == pytest.approx(sum(part.value for part in found.moved_s.values()))
+    (line,) = (line for line in lines_of(tmp_path) if line.startswith(f"  {what}"))
     assert [word for word in words if word not in line] == []
     assert ("more than the phase" if gap_ms > 0 else "less than the phase") in line
 
@@ -216,8 +232,8 @@ def test_a_gap_of_no_account_is_no_disagreement(tmp_path: Path) -> None:
         lambda plan: parts_of(plan, **({"h2d": small} if plan.series.variant == "no-exchange" else {})),
     )
     _, exchange = both(only_point(tmp_path))
-    assert exchange.gap.high is not None
-    assert exchange.gap.high < 0  # for certain, but small
+    assert exchange.gap_s.high is not None
+    assert exchange.gap_s.high < 0  # for certain, but small
     assert exchange.verdict == "agree"
 
 
@@ -227,7 +243,7 @@ def test_few_pairs_tell_numbers_and_no_verdict(tmp_path: Path, repeats: int, kin
     reading, exchange = both(only_point(tmp_path))
     assert {reading.verdict, exchange.verdict} == {"insufficient"}
     assert reading.seconds.kind == kind
-    assert f"{repeats} of 5 pairs" in "\n".join(decomposition_lines(scan(tmp_path)))
+    assert f"{repeats} of 5 pairs" in "\n".join(lines_of(tmp_path))
 
 
 times = st.integers(min_value=1_000, max_value=100_000_000)
@@ -261,10 +277,10 @@ def test_differences_and_gaps_add_up_whatever_the_ranks_do(
         assert one.share.value == pytest.approx(
             sum(s / mean_step["plain", k] for k, s in enumerate(spared)) / 2, abs=1e-12
         )
-        assert one.phase.value == pytest.approx(sum(held) / 2, abs=1e-12)
-        assert one.gap.value == pytest.approx(one.seconds.value - one.phase.value, abs=1e-12)
-        assert sum(part.value for part in one.moved.values()) == pytest.approx(one.gap.value, abs=1e-12)
-        assert set(one.moved) == {*PHASES, "other"} == set(OWN_PARTS)
+        assert one.phase_s.value == pytest.approx(sum(held) / 2, abs=1e-12)
+        assert one.gap_s.value == pytest.approx(one.seconds.value - one.phase_s.value, abs=1e-12)
+        assert sum(part.value for part in one.moved_s.values()) == pytest.approx(one.gap_s.value, abs=1e-12)
+        assert set(one.moved_s) == {*PHASES, "other"} == set(OWN_PARTS)
 
 
 def test_only_repeats_with_both_runs_count_and_the_rest_is_told(tmp_path: Path) -> None:
@@ -303,14 +319,16 @@ def test_variants_without_a_plain_run_are_told_and_not_compared(tmp_path: Path) 
             write_unfinished(tmp_path, plan)
     point = only_point(tmp_path)
     assert (point.step_s, point.differences) == (None, ())
-    assert "no run as asked for has figures" in decomposition_lines(scan(tmp_path))[0]
-    assert decomposition_json(scan(tmp_path))[0]["step_s"] is None
+    assert "no run as asked for has figures" in lines_of(tmp_path)[0]
+    assert as_plain(decompositions(scan(tmp_path).runs))[0]["step_s"] is None
 
 
 def test_series_without_variants_say_nothing(tmp_path: Path) -> None:
     write_series(tmp_path, plans(data=DATA, repeats=2))
-    assert decompositions(scan(tmp_path).runs) == []
-    assert decomposition_lines(scan(tmp_path)) == decomposition_json(scan(tmp_path)) == []
+    found = decompositions(scan(tmp_path).runs)
+    assert found == ()
+    assert decomposition_lines(found) == []
+    assert decomposition_section(found) is None
 
 
 def test_each_point_of_each_series_stands_alone(tmp_path: Path) -> None:
@@ -322,10 +340,20 @@ def test_each_point_of_each_series_stands_alone(tmp_path: Path) -> None:
         ("s1", 2, ["input", "exchange"]),
         ("s2", 2, ["input", "exchange"]),
     ]
-    told = decomposition_json(scan(tmp_path))
-    assert [(one["series"], one["ranks"]) for one in told] == [("s1", 1), ("s1", 2), ("s2", 2)]
-    assert told[1]["differences"][1]["what"] == "exchange"
-    assert told[1]["differences"][1]["seconds"]["value"] == pytest.approx(20e-3 * 1.005)
+    plain = as_plain(found)
+    assert [(one["series"], one["ranks"]) for one in plain] == [("s1", 1), ("s1", 2), ("s2", 2)]
+    assert plain[1]["differences"][1]["what"] == "exchange"
+    assert plain[1]["differences"][1]["seconds"]["value"] == pytest.approx(20e-3 * 1.005)
+    assert list(plain[1]["differences"][1]["moved_s"]) == list(OWN_PARTS)
+    section = decomposition_section(found)
+    assert section is not None
+    assert [(one.title, *(f"  {text}" for text in one.words)) for one in section.sections] == [
+        tuple(lines) for lines in paragraphs(tmp_path)
+    ]
+    (sheet,) = section.sheets
+    assert [(row["series"], row["ranks"], row["what"], row["shorter_s"]) for row in sheet.records()] == [
+        (one.series, one.ranks, part.what, part.seconds.value) for one in found for part in one.differences
+    ]
 
 
 def test_variants_are_never_averaged_with_plain_runs(tmp_path: Path) -> None:
@@ -341,7 +369,7 @@ def test_variants_are_never_averaged_with_plain_runs(tmp_path: Path) -> None:
         frozenset({"synthetic-input"}): [1, 2],
         frozenset({"no-exchange"}): [2],
     }
-    assert sweeps(table) == []
+    assert sweeps(table) == ()
     apart = next(run for run in found.runs if run.plan.series.variant == "no-exchange")
     assert describe(apart)["exchange"] == "exchange=none"
 

@@ -12,30 +12,40 @@ import pytest
 from dlbench.reading.comparability import group_id
 from dlbench.reading.run_table import tabulate
 from dlbench.records.scan import scan
-from dlbench.report import model
+from dlbench.report.document import Section
 from dlbench.report.formats import html
-from dlbench.report.view import View
+from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
+from dlbench.views import model
 from dlbench.views.assemble import assemble
-from dlbench.views.differences import view as differences_view
-from dlbench.views.differences.numbers import run_differences
-from dlbench.views.differences.view import group_names
-from dlbench.views.precision import view as precision_view
-from dlbench.views.systems import view as systems_view
+from dlbench.views.differences.numbers import RunDifference, run_differences
+from dlbench.views.differences.view import DifferencesView, group_names
+from dlbench.views.document import document_of
+from dlbench.views.precision.numbers import PrecisionComparison
+from dlbench.views.precision.view import PrecisionView
+from dlbench.views.systems.numbers import SystemDescription
+from dlbench.views.systems.view import SystemsView
+from dlbench.views.view import ReportView
 from tests.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_sweep
 
-VIEWS = (*precision_view.VIEWS, *differences_view.VIEWS, *systems_view.VIEWS)
-
 PAYLOAD = "</script><script>window.pwned=1</script>\x1b[31m<img src=x onerror=window.pwned=1>"
+VIEWS: tuple[ReportView, ...] = (PrecisionView(), DifferencesView(), SystemsView())
+
 SWEEP = {"train.precision": ["fp32", "bf16"]}
 
 
-def view(name: str) -> View:
-    return next(view for view in VIEWS if view.id == name)
+def section(view: ReportView, report: model.Report) -> Section:
+    (found,) = view.sections(report)
+    return found
 
 
-def sheet(report: model.Report, name: str) -> Any:
-    return next(sheet for one in VIEWS for sheet in one.report_sheets(report) if sheet.name == name)
+def sheet(report: model.Report, name: str) -> Sheet[Any]:
+    found = [section for view in VIEWS for section in view.sections(report)]
+    return next(sheet for one in found for sheet in one.sheets if sheet.name == name)
+
+
+def texts(table: TextTable) -> list[list[str]]:
+    return [[str(cell) for cell in row.cells] for row in table.rows]
 
 
 def write_precisions(out: Path, repeats: int = 5) -> list[RunPlan]:
@@ -60,7 +70,7 @@ def write_precisions(out: Path, repeats: int = 5) -> list[RunPlan]:
 def test_precisions_beside_each_other(tmp_path: Path) -> None:
     write_precisions(tmp_path)
     report = assemble(scan(tmp_path))
-    (found,) = report.precisions
+    (found,) = report.all_of(PrecisionComparison)
     assert found.reference == "fp32"
     assert [(row.ranks, row.precision) for row in found.rows] == [(1, "fp32"), (1, "bf16"), (2, "fp32"), (2, "bf16")]
     for reference, row in zip(found.rows[::2], found.rows[1::2], strict=True):
@@ -80,22 +90,22 @@ def test_precisions_beside_each_other(tmp_path: Path) -> None:
         assert row.loss is not None
         assert row.loss.value == pytest.approx(1.5 + (row.ranks - 1) / 2)
     assert "bf16 is faster than fp32" in found.verdict
-    rows = {(row["ranks"], row["precision"]): row for row in sheet(report, "precision").rows}
+    rows = {(row["ranks"], row["precision"]): row for row in sheet(report, "precision").records()}
     assert rows[2, "bf16"]["throughput_ratio"] == found.rows[3].ratio.value  # type: ignore[union-attr]
-    (chart,) = view("precision").report_charts(report)
+    (chart,) = section(PrecisionView(), report).charts()
     assert "bf16" in chart.alt
 
 
 def test_few_repeats_carry_no_verdict(tmp_path: Path) -> None:
     write_precisions(tmp_path, repeats=2)
-    (found,) = assemble(scan(tmp_path)).precisions
+    (found,) = assemble(scan(tmp_path)).all_of(PrecisionComparison)
     assert "has too few runs for a verdict against" in found.verdict
 
 
 def test_runs_apart_are_not_called_interleaved(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), series="a")
     write_scaling(tmp_path, points=(1,), series="b", base_ms=50, overrides={"train.precision": "bf16"})
-    (found,) = assemble(scan(tmp_path)).precisions
+    (found,) = assemble(scan(tmp_path)).all_of(PrecisionComparison)
     assert not any(row.is_paired for row in found.rows)
     assert any("--sweep train.precision=fp32,bf16" in note for note in found.notes)
 
@@ -105,8 +115,8 @@ def test_groups_that_differ_in_more_are_no_pair(tmp_path: Path) -> None:
     changed = {"train.precision": "bf16", "train.batch_per_rank": 8}
     write_scaling(tmp_path, points=(1,), series="b", repeats=1, overrides=changed)
     report = assemble(scan(tmp_path))
-    assert report.precisions == ()
-    assert "--sweep train.precision=fp32,bf16" in view("precision").report_remedy(report)
+    assert report.views["precisions"] == ()
+    assert "--sweep train.precision=fp32,bf16" in PrecisionView().remedy(report)
 
 
 def test_losses_that_are_not_finite_are_counted(tmp_path: Path) -> None:
@@ -116,9 +126,9 @@ def test_losses_that_are_not_finite_are_counted(tmp_path: Path) -> None:
     content = json.loads(record.read_text())
     edit_json(record, ranks=[content["ranks"][0], {**content["ranks"][1], "last_loss": None}])
     report = assemble(scan(tmp_path))
-    row = report.precisions[0].rows[3]
+    row = report.all_of(PrecisionComparison)[0].rows[3]
     assert (row.num_not_finite, row.loss.n if row.loss else None) == (1, 1)
-    assert "not finite in 1 run" in " ".join(sheet(report, "precision").text[4])
+    assert "not finite in 1 run" in " ".join(texts(sheet(report, "precision").people())[3])
 
 
 # Differences
@@ -132,7 +142,7 @@ def test_what_differs_is_told_with_its_runs_and_groups(tmp_path: Path) -> None:
     for plan in plans(points=(1,), repeats=1, series="s2", engine="ddp", overrides=changed, tags={"commit": "def"}):
         write_run(tmp_path, plan, constant([1] * 6), Story(environment=environments[1]))
     report = assemble(scan(tmp_path))
-    found = {item.key: item for item in report.differences}
+    found = {item.key: item for item in report.all_of(RunDifference)}
     counts = {key: [(value.value, value.num_runs, len(value.groups)) for value in found[key].values] for key in found}
     assert counts["engine"] == [("horovod", 4, 1), ("ddp", 1, 1)]
     assert counts["commit"] == [("abc", 4, 1), ("def", 1, 1)]
@@ -144,17 +154,19 @@ def test_what_differs_is_told_with_its_runs_and_groups(tmp_path: Path) -> None:
     assert not found["package.torch"].keeps_apart
     assert not found["commit"].keeps_apart
     # What differs by nature comes last.
-    assert [item.expected for item in report.differences] == sorted(item.expected for item in report.differences)
-    assert {item.key for item in report.differences if item.expected} == {"host", "ranks"}
+    assert [item.expected for item in report.all_of(RunDifference)] == sorted(
+        item.expected for item in report.all_of(RunDifference)
+    )
+    assert {item.key for item in report.all_of(RunDifference) if item.expected} == {"host", "ranks"}
     # A value stands for exactly the runs that have it.
-    for item in report.differences:
+    for item in report.all_of(RunDifference):
         assert sum(value.num_runs for value in item.values) == 5
-    matrix = sheet(report, "differences-matrix").text
-    names = group_names(report)
-    engines = {line[0]: line[1:] for line in matrix}["engine"]
+    matrix = sheet(report, "differences-matrix").people()
+    names = group_names(report.groups)
+    engines = {line[0]: line[1:] for line in texts(matrix)}["engine"]
     assert sorted(engines) == ["ddp", "horovod"]
-    assert len(matrix[0]) == len(names) + 1
-    words = " ".join(view("differences").report_words(report))
+    assert len(matrix.header) == len(names) + 1
+    words = " ".join(section(DifferencesView(), report).words)
     assert "not compared across" in words
     assert "package.torch" in words
 
@@ -162,18 +174,18 @@ def test_what_differs_is_told_with_its_runs_and_groups(tmp_path: Path) -> None:
 def test_equal_runs_do_not_differ(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), repeats=3)
     report = assemble(scan(tmp_path))
-    assert report.differences == ()
-    assert view("differences").report_remedy(report)
-    assert not view("differences").is_shown(report)
+    assert report.views["differences"] == ()
+    assert DifferencesView().remedy(report)
+    assert DifferencesView().sections(report) == ()
 
 
 def test_many_values_are_counted(tmp_path: Path) -> None:
     for plan in plans(points=(1,), repeats=20):
         write_run(tmp_path, plan, constant([1] * 6), Story(environment={"kernel": str(plan.series.repeat)}))
     report = assemble(scan(tmp_path))
-    (item,) = report.differences
+    (item,) = report.all_of(RunDifference)
     assert (item.num_values, len(item.values)) == (20, 12)
-    assert "and 8 values more" in {line[2] for line in sheet(report, "differences").text}
+    assert "and 8 values more" in {line[2] for line in texts(sheet(report, "differences").people())}
 
 
 def test_differences_know_every_setting_of_a_plan(tmp_path: Path) -> None:
@@ -226,17 +238,17 @@ def test_a_shared_out_batch_keeps_no_runs_apart(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1, 2), repeats=1, series="a", scaling="strong")
     (group,) = assemble(scan(tmp_path)).groups
     assert [point.batch_per_rank for point in group.points] == [4, 2]
-    found = {item.key: item for item in assemble(scan(tmp_path)).differences}
+    found = {item.key: item for item in assemble(scan(tmp_path)).all_of(RunDifference)}
     assert found.keys() == {"batch_per_rank", "ranks"}
     assert (found["batch_per_rank"].expected, found["batch_per_rank"].keeps_apart) == (True, False)
     doubled = {"train.batch_per_rank": 8}
     write_scaling(tmp_path, points=(1, 2), repeats=1, series="b", scaling="strong", overrides=doubled)
     report = assemble(scan(tmp_path))
-    found = {item.key: item for item in report.differences}
+    found = {item.key: item for item in report.all_of(RunDifference)}
     assert len(report.groups) == 2
     assert (found["global_batch"].expected, found["global_batch"].keeps_apart) == (False, True)
     assert not found["batch_per_rank"].keeps_apart
-    assert "Runs are not compared across global_batch." in view("differences").report_words(report)
+    assert "Runs are not compared across global_batch." in section(DifferencesView(), report).words
 
 
 @pytest.mark.parametrize("batches", [(4, 4), (4, 8)])
@@ -244,7 +256,7 @@ def test_weak_batches_keep_runs_apart_beside_strong_ones(tmp_path: Path, batches
     write_scaling(tmp_path, points=(2,), repeats=1, series="strong", scaling="strong")
     for number, batch in enumerate(batches):
         write_scaling(tmp_path, points=(2,), repeats=1, series=f"w{number}", overrides={"train.batch_per_rank": batch})
-    found = {item.key: item for item in assemble(scan(tmp_path)).differences}
+    found = {item.key: item for item in assemble(scan(tmp_path)).all_of(RunDifference)}
     assert found["scaling"].keeps_apart
     if batches[0] == batches[1]:
         assert "batch_per_rank" not in found
@@ -277,7 +289,7 @@ def test_systems_say_what_is_known_and_what_is_not(tmp_path: Path) -> None:
             Story(environment=driver, device="cuda:0 (NVIDIA A100)", host=lambda rank: f"n{rank}"),
         )
     report = assemble(scan(tmp_path))
-    (found,) = report.systems
+    (found,) = report.all_of(SystemDescription)
     fields = dict(found.fields)
     assert fields["Processor"] == "EPYC 7763"
     assert fields["Memory of a node"] == "512 GiB"
@@ -288,15 +300,15 @@ def test_systems_say_what_is_known_and_what_is_not(tmp_path: Path) -> None:
     assert "(2 runs); " in fields["Other software"]
     assert {"Interconnect of nodes", "Storage", "Cooling"} <= set(found.unknown)
     assert (found.num_runs, found.hosts) == (4, ("n0", "n1"))
-    rows = {row["what"]: row["value"] for row in sheet(report, "systems").rows}
+    rows = {row["what"]: row["value"] for row in sheet(report, "systems").records()}
     assert rows["Processor"] == "EPYC 7763"
     assert rows["Storage"] == "not recorded"
-    assert "1 system and 2 hosts" in view("systems").report_words(report)[0]
+    assert "1 system and 2 hosts" in section(SystemsView(), report).words[0]
 
 
 def test_cpu_runs_have_no_accelerator(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), repeats=1)
-    fields = dict(assemble(scan(tmp_path)).systems[0].fields)
+    fields = dict(assemble(scan(tmp_path)).all_of(SystemDescription)[0].fields)
     assert fields["GPU"] == "none: ranks computed on the CPU"
     assert "GPU memory" not in fields
 
@@ -309,13 +321,14 @@ def test_hostile_tags_and_environments_stay_text(tmp_path: Path) -> None:
     for plan in plans(points=(1,), repeats=2, series="s2", overrides={"train.precision": "bf16"}):
         write_run(tmp_path, plan, constant([1] * 6), Story(record={"precision": PAYLOAD}))
     report = assemble(scan(tmp_path))
-    assert report.precisions
-    page = html.to_html(report)
+    assert report.all_of(PrecisionComparison)
+    page = html.to_html(document_of(report))
     assert "<script>window.pwned" not in page
     assert "<img src=x" not in page
     assert "\x1b" not in page
     for one in VIEWS:
         assert f'id="{one.id}"' in page
-        for found in one.report_sheets(report):
-            assert len({len(line) for line in found.text}) == 1
-            assert all(set(row) <= set(found.columns) for row in found.rows)
+        for found in section(one, report).sheets:
+            table = found.people()
+            assert {len(row.cells) for row in table.rows} == {len(table.header)}
+            assert all(set(row) == set(found.names) for row in found.records())

@@ -24,8 +24,7 @@ from dlbench.records.scan import read_run, scan
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import WatchCost, write_watch_cost
 from dlbench.specs.plan import RunPlan
-from dlbench.views.watch_cost.numbers import MeasuredCost, watch_costs
-from dlbench.views.watch_cost.text import watch_cost_lines
+from dlbench.views.watch_cost import MeasuredCost, watch_cost_lines, watch_costs
 from tests.run_factory import WORKLOAD, Story, constant, edit_json, plans, write_run, write_unfinished
 from tests.watch_factory import watch_result
 
@@ -255,7 +254,7 @@ def test_the_command_tells_the_cost_and_keeps_it_with_every_watched_run(
 def test_too_few_valid_pairs_leave_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run_stubbed(tmp_path, monkeypatch, "--watch-cost", "--repeats", "2", dead=(1,))
     assert done.exit_code == int(ExitCode.RUN_FAILED)
-    assert "no cost is told: 1 of 2 pairs" in done.stdout
+    assert "cost not known: 1 of 2 pairs" in done.stdout
     assert [run.folder.path.name for run in scan(tmp_path).runs if run.folder.watch_cost.exists()] == []
 
 

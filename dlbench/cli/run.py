@@ -106,7 +106,7 @@ def _compare(plans: Sequence[RunPlan], out: Path, lines_of: Callable[[Scan], lis
         except IncompleteDataError as error:
             click.echo(clean(str(error)), err=True)
     for line in lines_of(found):
-        click.echo(line)
+        click.echo(clean(line))
 
 
 def _sides(found: Scan) -> list[str]:
@@ -116,15 +116,15 @@ def _sides(found: Scan) -> list[str]:
 
 
 def _decomposition(found: Scan) -> list[str]:
-    from dlbench.views.decomposition.text import decomposition_lines
+    from dlbench.views.decomposition.numbers import decompositions
+    from dlbench.views.decomposition.view import decomposition_lines
 
-    return decomposition_lines(found)
+    return decomposition_lines(decompositions(found.runs))
 
 
 def _watch_cost(found: Scan) -> list[str]:
     from dlbench.records.watch_cost import write_watch_cost
-    from dlbench.views.watch_cost.numbers import watch_costs
-    from dlbench.views.watch_cost.text import watch_cost_lines
+    from dlbench.views.watch_cost import watch_cost_lines, watch_costs
 
     costs = watch_costs(found.runs)
     for cost in costs:

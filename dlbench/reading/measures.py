@@ -128,6 +128,16 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
     )
 
 
+def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
+    """The figures of a run, or, in a sentence, why it has none."""
+    if run.state != "valid":
+        return None, f"{run.plan.run_id} is {run.state}: {run.story}"
+    try:
+        return measure(run), ""
+    except IncompleteDataError as error:
+        return None, str(error)
+
+
 def _parts(step_ns: Times, phase_ns: dict[str, Times]) -> dict[str, float]:
     """Mean seconds a step of each part. Sums are taken over integers, so the order of ranks cannot matter."""
     count = step_ns.size
@@ -201,7 +211,7 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
     is_measured = steps["warmup"] == 0
     count = is_measured.shape[1]
     begin = count - int(np.count_nonzero(is_measured[0]))
-    if begin == count or run.record.steps not in (None, count):
+    if begin == count or run.record.steps != count:
         return None
     if is_measured[:, :begin].any() or not is_measured[:, begin:].all():
         return None
@@ -226,7 +236,7 @@ def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, T
         raise IncompleteDataError(f"{path}: {foreign}")
     # How many steps a run to a quality takes is not planned: the record tells it.
     count = len(steps["step"])
-    if run.record.steps is not None and count != run.record.steps:
+    if count != run.record.steps:
         raise IncompleteDataError(f"{path}: {count} steps, record.json says {run.record.steps}; no figure is made")
     is_measured = steps["warmup"] == 0
     found: dict[str, Times] = {name: values[is_measured] for name, values in steps.items()}

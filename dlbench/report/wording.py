@@ -22,12 +22,6 @@ PART_TITLES = {
 }
 """What the parts of a step are called, in order."""
 
-METRIC_TITLES = {
-    "top1": "top-1 accuracy",
-    "masked_lm_accuracy": "masked-LM accuracy",
-    "mae": "mean absolute error",
-}
-
 ENGINE_TITLES = {"horovod": "Horovod", "ddp": "PyTorch DDP", "single": "no exchange (single)"}
 
 _DROPPED = {"Cc", "Cf", "Cs"}

@@ -17,9 +17,10 @@ from dlbench.records.scan import Run, Scan
 from dlbench.report.wording import ENGINE_TITLES, clean, ranks_text
 from dlbench.views import doubts, model, registry
 from dlbench.views.causes.numbers import LostPercent
+from dlbench.views.exchange.numbers import ExchangePoint
 from dlbench.views.methods import METHODS, not_shown
-from dlbench.views.quality.model import Quality
-from dlbench.views.quality.verdict import quality_verdict
+from dlbench.views.quality.numbers import Quality
+from dlbench.views.quality.words import quality_verdict
 from dlbench.views.scaling.verdict import next_step, verdict
 from dlbench.views.view import GroupSource, ReportSource, Views
 
@@ -114,7 +115,7 @@ def _verdict(source: GroupSource, unit: str) -> str:
         source.group.points,
         is_sufficient=source.group.is_sufficient,
         is_crowded=source.is_crowded,
-        exchange=source.views.get("exchange") or (),  # type: ignore[arg-type]
+        exchange=source.all_of(ExchangePoint),
         causes=source.of(LostPercent),
     )
     return " ".join([*([quality_verdict(subject, quality)] if quality else []), speed])

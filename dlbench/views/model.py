@@ -19,6 +19,13 @@ FORMAT = "dlbench.report"
 VERSION = 1
 
 
+def all_of(views: Mapping[str, object], kind: type[N]) -> tuple[N, ...]:
+    """The first non-empty tuple of items of one type among the numbers of views."""
+    return next(
+        (found for found in views.values() if isinstance(found, tuple) and found and isinstance(found[0], kind)), ()
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Condition:
     """One property that all runs of a group share."""
@@ -82,36 +89,13 @@ class Group:
         """The point with most ranks."""
         return self.points[-1]
 
-    # Transitional, until every view asks for its own numbers.
-
-    @property
-    def quality(self) -> Any:
-        """Transitional."""
-        return self.views.get("quality")
-
-    @property
-    def noise(self) -> Any:
-        """Transitional."""
-        return self.views.get("noise")
-
-    @property
-    def utilisation(self) -> Any:
-        """Transitional."""
-        return self.views.get("utilisation")
-
-    @property
-    def exchange(self) -> Any:
-        """Transitional."""
-        return self.views.get("exchange")
-
-    @property
-    def outlook(self) -> Any:
-        """Transitional."""
-        return self.views.get("outlook")
-
     def of(self, kind: type[N]) -> N | None:
         """The numbers of one view, by their type; None where it has nothing to say."""
         return next((found for found in self.views.values() if isinstance(found, kind)), None)
+
+    def all_of(self, kind: type[N]) -> tuple[N, ...]:
+        """The numbers of a view that are a tuple, by the type of its items; empty where it has nothing to say."""
+        return all_of(self.views, kind)
 
     def condition(self, name: str) -> str:
         """The value of a condition (`workload`, `preset`, `engine` ...); empty where there is none."""
@@ -204,30 +188,9 @@ class Report:
     missing: tuple[Missing, ...]
     """What this report does not show, and what it would take; of single groups see `Group.missing`."""
 
-    @property
-    def sweeps(self) -> Any:
-        """Transitional."""
-        return self.views.get("sweeps")
-
-    @property
-    def layers(self) -> Any:
-        """Transitional."""
-        return self.views.get("layers")
-
-    @property
-    def precisions(self) -> Any:
-        """Transitional."""
-        return self.views.get("precisions")
-
-    @property
-    def differences(self) -> Any:
-        """Transitional."""
-        return self.views.get("differences")
-
-    @property
-    def systems(self) -> Any:
-        """Transitional."""
-        return self.views.get("systems")
+    def all_of(self, kind: type[N]) -> tuple[N, ...]:
+        """The numbers of a view, by the type of its items; empty where it has nothing to say."""
+        return all_of(self.views, kind)
 
     @property
     def history(self) -> Any:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from dlbench.history.page.model import TrendsReport
 from dlbench.reading import scaling
 from dlbench.reading.run_table import RunTable
 from dlbench.records.scan import Scan
 from dlbench.report.document import Missing, Section
-from dlbench.views.model import Doubt, Group, Report
+from dlbench.report.table import Column
+from dlbench.report.wording import place_text
+from dlbench.views.model import Doubt, Group, Report, all_of
 
 N = TypeVar("N")
 
@@ -35,6 +37,10 @@ class GroupSource:
         """The numbers of an earlier view, by their type; None where it has nothing to say."""
         return next((found for found in self.views.values() if isinstance(found, kind)), None)
 
+    def all_of(self, kind: type[N]) -> tuple[N, ...]:
+        """The same of an earlier view whose numbers are a tuple, by the type of its items."""
+        return all_of(self.views, kind)
+
     @property
     def is_crowded(self) -> bool:
         """Whether ranks shared cores, which makes figures of scaling meaningless."""
@@ -50,6 +56,20 @@ class ReportSource:
     groups: Sequence[scaling.Group]
     history: TrendsReport | None
     """What changed over months; None where the report is made without a history."""
+
+
+def place_of(row: Any) -> str:
+    """Of a row with `ranks` and `nodes`, e.g. ``4 ranks on 2 nodes``."""
+    return place_text(row.ranks, row.nodes)
+
+
+def place_columns() -> tuple[Column[Any], ...]:
+    """Of rows with `ranks` and `nodes`: two columns for programs, and one for people."""
+    return (
+        Column("ranks", "", lambda row: row.ranks),
+        Column("nodes", "", lambda row: row.nodes),
+        Column("", "At", place_of, is_brief=True),
+    )
 
 
 class GroupView:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from dlbench.errors import DlbenchError
 from dlbench.gate.content import KeyDifference
 from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
-from dlbench.gate.page.words import p_text, power_text, ratio_text, share_text
+from dlbench.gate.page.words import p_text, power_text, ratio_cell, ratio_text, share_text
 from dlbench.report.document import Document, Mark, Section
 from dlbench.report.formats.terminal import WIDTH, shorten, to_text
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import DASH, basis_text, clean, figure_text
+from dlbench.report.wording import DASH, basis_text, clean, interval_text, place_text, value_text
 from dlbench.stats.estimates import Estimate
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Comparison:
 
 def document_of(report: ComparisonReport) -> Document:
     """The comparison, ready for every format."""
-    rows = [Comparison(point, metric) for point in report.points for metric in point.metrics]
+    rows = [Comparison(point, metric) for point in report.points for metric in point.gated]
     verdict = Section(
         id="verdict",
         title=f"Verdict: {report.verdict}",
@@ -48,7 +48,7 @@ def document_of(report: ComparisonReport) -> Document:
     )
     methods = Section(id="methods", title="How the verdicts are made", facts=report.methods, are_methods=True)
     return Document(
-        title=TITLE,
+        title=f"{TITLE}: {report.verdict}",
         dlbench_version=report.dlbench_version,
         notices=report.notices,
         sections=(
@@ -88,41 +88,47 @@ def remarks(found: PointResult | ComparisonReport) -> Iterator[str]:
 
 def _comparisons(rows: list[Comparison]) -> Sheet[Comparison]:
     columns: tuple[Column[Comparison], ...] = (
+        Column("", "Verdict", lambda row: row.metric.verdict),
+        Column("", "B / A", lambda row: row.metric.ratio, lambda row: ratio_cell(row.metric.ratio)),
         Column("", "Metric", lambda row: row.metric.title),
+        Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes)),
         Column("", "A", lambda row: row.metric.a, lambda row: _with_unit(row.metric.a)),
         Column("", "B", lambda row: row.metric.b, lambda row: _with_unit(row.metric.b)),
-        Column("", "B / A (above 1 is worse)", lambda row: row.metric.ratio, lambda row: _ratio(row.metric.ratio)),
-        Column("", "Verdict", lambda row: row.metric.verdict if row.metric.gated else "for information"),
-        Column("", "p worse (Holm)", lambda row: p_text(row.metric.p_worse_adjusted) if row.metric.gated else DASH),
+        Column("", "p worse (Holm)", lambda row: p_text(row.metric.p_worse_adjusted)),
         Column("", "Point", lambda row: row.point.label),
     )
-    return Sheet(name="comparisons", title="All comparisons", columns=columns, rows=rows)
+    return Sheet(
+        name="comparisons", title="All comparisons", columns=columns, rows=rows, caption="B / A: above 1 is worse."
+    )
 
 
-def _ratio(ratio: Estimate | None) -> Cell:
-    if ratio is None:
-        return Cell(DASH)
-    value, _, interval = ratio_text(ratio).partition(" ")
-    return Cell(value, interval, number=ratio.value)
+def _information(metrics: list[MetricResult]) -> Sheet[MetricResult]:
+    columns: tuple[Column[MetricResult], ...] = (
+        Column("", "Metric", lambda metric: metric.title),
+        Column("", "A", lambda metric: metric.a, lambda metric: _with_unit(metric.a)),
+        Column("", "B", lambda metric: metric.b, lambda metric: _with_unit(metric.b)),
+        Column("", "B / A", lambda metric: metric.ratio, lambda metric: ratio_cell(metric.ratio)),
+    )
+    return Sheet(name="information", title="For information, without verdict", columns=columns, rows=metrics)
 
 
-def _with_unit(estimate: Estimate | None) -> str:
+def _with_unit(estimate: Estimate | None) -> Cell:
     """A side's figure with a unit even where the numbers themselves bear none."""
     if estimate is None:
-        return DASH
-    return figure_text(estimate) if estimate.unit == "s" else f"{figure_text(estimate)} {estimate.unit}"
+        return Cell(DASH)
+    unit = "" if estimate.unit == "s" else f" {estimate.unit}"
+    interval = interval_text(estimate)
+    return Cell(value_text(estimate) + ("" if interval else unit), interval + (unit if interval else ""))
 
 
 def _point(number: int, point: PointResult, report: ComparisonReport) -> Section:
     return Section(
         id=f"point-{number}",
         title=point.label,
-        about=(point.caption,),
-        facts=(
-            ("Pairs" if report.paired else "Runs", _sides(point)),
-            *((("Differs on purpose", "; ".join(_keys(point.allowed))),) if point.allowed else ()),
-        ),
+        about=(point.caption, f"Differs on purpose: {'; '.join(_keys(point.allowed))}" if point.allowed else ""),
+        facts=(("Pairs" if report.paired else "Runs", _sides(point)),),
         marks=tuple(Mark(severity="note", text=text) for text in remarks(point)),
+        sheets=(_information([metric for metric in point.metrics if not metric.gated]),),
         sections=tuple(_metric(f"point-{number}", metric, report) for metric in point.gated),
     )
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from dlbench.gate.comparison import Comparison
 from dlbench.gate.page.model import MetricResult, PointResult
-from dlbench.report.wording import percent, times_text
+from dlbench.report.table import Cell
+from dlbench.report.wording import DASH, percent
 from dlbench.stats.estimates import MIN_RUNS, RESAMPLES, Estimate
 
 ORDER = ("regressed", "insufficient", "inconclusive", "improved", "equivalent")
@@ -37,13 +38,19 @@ def change_text(metric: MetricResult) -> str:
     return f"{percent(abs(change))} {word} ({ratio_text(metric.ratio)})"
 
 
-def ratio_text(ratio: Estimate) -> str:
+def ratio_cell(ratio: Estimate | None) -> Cell:
     """A ratio near 1 with as many digits as a gate needs, e.g. ``1.052x [1.041, 1.064]``."""
-    if ratio.value >= 10 or (ratio.high or 0) >= 10:
-        return times_text(ratio)
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.3f}x"
-    return f"{ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}]"
+    if ratio is None:
+        return Cell(DASH)
+    digits = 2 if max(ratio.value, ratio.high or 0) >= 10 else 3
+    known = ratio.low is not None and ratio.high is not None
+    interval = f"[{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]" if known else ""
+    return Cell(f"{ratio.value:.{digits}f}x", interval, number=ratio.value)
+
+
+def ratio_text(ratio: Estimate) -> str:
+    """The same on one line."""
+    return str(ratio_cell(ratio))
 
 
 def share_text(fraction: float) -> str:

@@ -28,8 +28,8 @@ def to_markdown(document: Document) -> str:
 def _lines(document: Document) -> Iterator[str]:
     yield f"# {escape(document.title)}"
     yield ""
-    newest = f"Newest run finished {document.as_of}. " if document.as_of else ""
-    yield escape(f"{newest}{' '.join(document.meta)} Made by dlbench {document.dlbench_version}.")
+    newest = (f"Newest run finished {document.as_of}.",) if document.as_of else ()
+    yield escape(" ".join((*newest, *document.meta, f"Made by dlbench {document.dlbench_version}.")))
     yield ""
     for notice in document.notices:
         yield f"**{escape(notice)}**"

@@ -17,13 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.errors import IncompleteDataError
-from dlbench.reading.measures import PARTS, RunMeasures, measure
+from dlbench.reading.measures import PARTS, measured_or_why
 from dlbench.records.scan import Run
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate
+from dlbench.views.decomposition.reasons import What, reason
 
-What = Literal["input", "exchange"]
 Verdict = Literal["agree", "differ", "insufficient"]
 """insufficient: fewer than `MIN_RUNS` pairs have no 95 % interval, and allow no verdict."""
 
@@ -31,29 +30,31 @@ TAKEN_AWAY: dict[What, Variant] = {"input": "synthetic-input", "exchange": "no-e
 """What a variant goes without; the name is also that of the phase."""
 
 MARGIN = 0.01
-"""Share of a step below which a gap between difference and phase is of no account."""
+"""Share of a step below which a gap between difference and phase is negligible."""
 
 OWN_PARTS = tuple(name for name in PARTS if name != "imbalance")
-"""Parts that sum to the mean step over ranks; how far the slowest rank is behind is no part of it."""
+"""Parts that sum to the mean step over ranks; how far the slowest rank is behind is not one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One thing that was taken away; seconds a step, means over pairs of runs."""
+    """One thing that was taken away; seconds per step, means over pairs of runs."""
 
     what: What
     seconds: Estimate
     """How much shorter a step is without it."""
     share: Estimate
-    """The same, of the plain step (1)."""
-    phase: Estimate
+    """The same as a fraction of the plain step."""
+    phase_s: Estimate
     """What the phase of that name holds in the plain runs."""
-    gap: Estimate
-    """`seconds` less `phase`."""
-    moved: dict[str, Estimate]
+    gap_s: Estimate
+    """`seconds` less `phase_s`."""
+    moved_s: Mapping[str, Estimate]
     """What the gap is made of, by part; sums to it. Positive: time that went away beyond the phase."""
     verdict: Verdict
-    """agree: the gap's interval holds 0, or lies within `MARGIN` of a step."""
+    """agree: the gap's interval holds 0, or the gap lies within `MARGIN` of a step."""
+    reason: str | None
+    """Where most of the gap lies, and what is likely behind it; None where both agree, or there are too few pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +62,11 @@ class Decomposition:
     """One scaling point of one series."""
 
     series: str
-    created: str
+    workload: str
+    preset: str
+    engine: str
     ranks: int
     nodes: int
-    sample: Run
-    """A plain run, if there is one."""
     step_s: Estimate | None
     """The plain step, mean over ranks and steps, then over runs; None where no plain run has figures."""
     differences: tuple[Difference, ...]
@@ -74,31 +75,21 @@ class Decomposition:
 
 
 Parts = Mapping[str, float]
-Key = tuple[str, str, str, int, int]
+"""Seconds per step of each of `OWN_PARTS`."""
 
 
-def decompositions(runs: Sequence[Run]) -> list[Decomposition]:
+def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
     """Every scaling point whose series has variants of `dlbench run --decompose`, in order of series, ranks, nodes.
 
     Only repeats count of which both the plain run and the variant have figures. A copy is no repeat.
     """
-    points: dict[Key, list[Run]] = {}
+    points: dict[tuple[str, str, str, int, int], list[Run]] = {}
     for run in runs:
         plan = run.plan
         axes = ", ".join(f"{key}={value}" for key, value in sorted(plan.series.axes.items()))
         key = plan.created, plan.series.id, axes, plan.layout.ranks, plan.layout.nodes
         points.setdefault(key, []).append(run)
-    return [_point(found) for _, found in sorted(points.items()) if _has_variants(found)]
-
-
-def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
-    """The figures of a run, or, in a sentence, why it has none."""
-    if run.state != "valid":
-        return None, f"{run.plan.run_id} is {run.state}: {run.story}"
-    try:
-        return measure(run), ""
-    except IncompleteDataError as error:
-        return None, str(error)
+    return tuple(_point(found) for _, found in sorted(points.items()) if _has_variants(found))
 
 
 def _has_variants(runs: Sequence[Run]) -> bool:
@@ -127,34 +118,37 @@ def _point(runs: Sequence[Run]) -> Decomposition:
             differences.append(_difference(what, [(plain[k], measured[variant][k]) for k in pairs]))
         elif variant in planned:
             missing.append(f"{what}: no repeat has figures both with and without it")
-    sample = min(runs, key=lambda run: run.plan.series.variant != "plain")
+    plan = min(runs, key=lambda run: run.plan.series.variant != "plain").plan
     return Decomposition(
-        series=sample.plan.series.id,
-        created=sample.plan.created,
-        ranks=sample.plan.layout.ranks,
-        nodes=sample.plan.layout.nodes,
-        sample=sample,
-        step_s=mean_estimate([_whole(parts) for parts in plain.values()]) if plain else None,
+        series=plan.series.id,
+        workload=plan.workload.name,
+        preset=plan.workload.preset,
+        engine=plan.engine.name,
+        ranks=plan.layout.ranks,
+        nodes=plan.layout.nodes,
+        step_s=mean_estimate([_whole(parts) for parts in plain.values()], "s") if plain else None,
         differences=tuple(differences),
         missing=tuple(missing),
     )
 
 
 def _difference(what: What, pairs: Sequence[tuple[Parts, Parts]]) -> Difference:
-    """Plain runs and their variants, by repeat."""
+    """From plain runs and their variants, by repeat."""
     spared = [_whole(plain) - _whole(variant) for plain, variant in pairs]
-    phase = [plain[what] for plain, _ in pairs]
     gaps = [_gap_parts(what, plain, variant) for plain, variant in pairs]
-    gap = mean_estimate([sum(parts.values()) for parts in gaps])
+    gap = mean_estimate([sum(parts.values()) for parts in gaps], "s")
+    moved = {name: mean_estimate([parts[name] for parts in gaps], "s") for name in OWN_PARTS}
     step = sum(_whole(plain) for plain, _ in pairs) / len(pairs)
+    verdict = _verdict(gap, step)
     return Difference(
         what=what,
-        seconds=mean_estimate(spared),
-        share=mean_estimate([each / _whole(plain) for each, (plain, _) in zip(spared, pairs, strict=True)]),
-        phase=mean_estimate(phase),
-        gap=gap,
-        moved={name: mean_estimate([parts[name] for parts in gaps]) for name in OWN_PARTS},
-        verdict=_verdict(gap, step),
+        seconds=mean_estimate(spared, "s"),
+        share=mean_estimate([each / _whole(plain) for each, (plain, _) in zip(spared, pairs, strict=True)], "fraction"),
+        phase_s=mean_estimate([plain[what] for plain, _ in pairs], "s"),
+        gap_s=gap,
+        moved_s=moved,
+        verdict=verdict,
+        reason=reason(what, gap, moved) if verdict == "differ" else None,
     )
 
 

@@ -2,23 +2,74 @@
 
 from __future__ import annotations
 
-from dlbench.report.model import Report
-from dlbench.report.tabular import Table
-from dlbench.report.view import Sheet, View
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dlbench.report.document import Section
+from dlbench.report.table import Column, Pivot, Sheet
 from dlbench.report.wording import DASH, runs_text
-from dlbench.views.differences.numbers import RunDifference
+from dlbench.views.differences.numbers import DifferentValue, Kind, RunDifference, differences
+from dlbench.views.model import Group, Report
+from dlbench.views.view import ReportSource, ReportView
 
 MAX_GROUPS = 10
-"""Columns of the matrix; further groups are in the table for programs."""
+"""Groups that have a column, or are named behind a value; programs get all."""
 MAX_SHOWN = 60
-"""Keys that are printed."""
+"""Keys that people see; programs get all."""
 
-_KIND_TITLES = {"registered": "setting", "setting": "setting", "tag": "tag", "environment": "environment"}
+_KIND_TITLES: Mapping[Kind, str] = {
+    "registered": "setting",
+    "setting": "setting",
+    "tag": "tag",
+    "environment": "environment",
+}
 
 
-def _difference_words(report: Report) -> tuple[str, ...]:
-    unexpected = [item for item in report.differences if not item.expected]
-    runs = runs_text(report.environment.num_runs)
+class DifferencesView(ReportView):
+    """What differs, the most telling first."""
+
+    id = "differences"
+    title = "Differences between runs"
+    key = "differences"
+
+    def numbers(self, source: ReportSource) -> tuple[RunDifference, ...]:
+        """Keys with more than one value."""
+        return differences(source.table)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """What differs, and where there are several groups, which of them has what."""
+        found = report.all_of(RunDifference)
+        if not found:
+            return ()
+        names = group_names(report.groups)
+        matrix = (_matrix_sheet(found, report.groups, names),) if len(report.groups) > 1 else ()
+        return (
+            Section(
+                id=self.id,
+                title=self.title,
+                words=_words(found, runs_text(report.environment.num_runs)),
+                sheets=(_differences_sheet(found, names), *matrix),
+            ),
+        )
+
+    def remedy(self, report: Report) -> str:
+        """Nothing to do: runs are alike."""
+        return "No two runs differ in a setting, a tag or the environment." if len(report.runs) > 1 else ""
+
+
+def group_names(groups: Sequence[Group]) -> dict[str, str]:
+    """A letter or two for each group, by id: A, B, ..., Z, AA, AB."""
+    return {group.id: _letters(place) for place, group in enumerate(groups)}
+
+
+def _letters(place: int) -> str:
+    head, last = divmod(place, 26)
+    return (_letters(head - 1) if head else "") + chr(ord("A") + last)
+
+
+def _words(found: Sequence[RunDifference], runs: str) -> tuple[str, ...]:
+    unexpected = [item for item in found if not item.expected]
     if not unexpected:
         return (f"The {runs} differ only in what differs by nature: hosts, jobs, rank counts.",)
     apart = [item.key for item in unexpected if item.keeps_apart]
@@ -36,81 +87,97 @@ def _difference_words(report: Report) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _listed(keys: list[str], most: int = 8) -> str:
+def _listed(keys: Sequence[str], most: int = 8) -> str:
     more = f" and {len(keys) - most} more" if len(keys) > most else ""
     return ", ".join(keys[:most]) + more
 
 
-def group_names(report: Report) -> dict[str, str]:
-    """A letter or two for each group, by id: A, B, ..., Z, AA, AB."""
-    return {group.id: _letters(place) for place, group in enumerate(report.groups)}
+# Tables
 
 
-def _letters(place: int) -> str:
-    head, last = divmod(place, 26)
-    return (_letters(head - 1) if head else "") + chr(ord("A") + last)
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One value of one key."""
+
+    item: RunDifference
+    value: DifferentValue | None
+    """None for the line that counts further values, which is for people only."""
 
 
-def difference_sheets(report: Report) -> list[Sheet]:
-    """What differs, and which group has what."""
-    names = group_names(report)
-    sheets = [
-        Sheet(
-            name="differences",
-            title="What differs",
-            text=_differences(report, names),
-            caption="The most telling first: settings, tags, environment, and last what differs by nature (hosts, "
-            "jobs, rank counts). Groups by letter; their names stand in the next table. For two runs or two sets of "
-            "runs: dlbench compare A B.",
-            columns=("kind", "key", "value", "runs", "groups", "expected", "keeps_apart"),
-            rows=tuple(
-                {
-                    "kind": item.kind,
-                    "key": item.key,
-                    "value": value.value,
-                    "runs": value.num_runs,
-                    "groups": " ".join(value.groups),
-                    "expected": item.expected,
-                    "keeps_apart": item.keeps_apart,
-                }
-                for item in report.differences
-                for value in item.values
-            ),
-        )
-    ]
-    if len(report.groups) > 1:
-        sheets.append(_matrix(report, names))
-    return sheets
-
-
-def _differences(report: Report, names: dict[str, str]) -> Table:
-    rows: Table = [("Key", "Kind", "Value", "Runs", "Groups", "Runs are compared")]
-    for item in report.differences[:MAX_SHOWN]:
-        kind = _KIND_TITLES[item.kind] + (", differs by nature" if item.expected else "")
-        compared = "not across it" if item.keeps_apart else "across it"
-        for value in item.values:
-            groups = ", ".join(sorted(names.get(group, "?") for group in value.groups)[:MAX_GROUPS])
-            more = f" and {len(value.groups) - MAX_GROUPS} more" if len(value.groups) > MAX_GROUPS else ""
-            rows.append((item.key, kind, value.value or "empty", str(value.num_runs), groups + more, compared))
+def _differences_sheet(found: Sequence[RunDifference], names: Mapping[str, str]) -> Sheet[_Row]:
+    rows = []
+    for item in found:
+        rows += [_Row(item=item, value=value) for value in item.values]
         if item.num_values > len(item.values):
-            more_values = f"and {item.num_values - len(item.values)} values more"
-            rows.append((item.key, kind, more_values, DASH, DASH, compared))
-    if len(report.differences) > MAX_SHOWN:
-        rows.append((f"and {len(report.differences) - MAX_SHOWN} keys more", *([DASH] * 5)))
-    return rows
+            rows.append(_Row(item=item, value=None))
+    shown = found[:MAX_SHOWN]
+    hidden = len(found) - len(shown)
+    columns: tuple[Column[_Row], ...] = (
+        Column("key", "Key", lambda row: row.item.key, limit=200),
+        Column("kind", "Kind", lambda row: row.item.kind, _kind),
+        Column("value", "Value", lambda row: row.value.value if row.value else None, _value, limit=300),
+        Column("runs", "Runs", lambda row: row.value.num_runs if row.value else None),
+        Column(
+            "groups",
+            "Groups",
+            lambda row: " ".join(row.value.groups) if row.value else None,
+            lambda row: _named(row.value.groups, names) if row.value else DASH,
+        ),
+        Column("expected", "", lambda row: row.item.expected),
+        Column(
+            "keeps_apart",
+            "Runs are compared",
+            lambda row: row.item.keeps_apart,
+            lambda row: "not across it" if row.item.keeps_apart else "across it",
+        ),
+    )
+    return Sheet(
+        name="differences",
+        title="What differs",
+        columns=columns,
+        rows=rows,
+        is_data=lambda row: row.value is not None,
+        is_shown=lambda row: row.item in shown,
+        caption="The most telling first: settings, tags, environment, and last what differs by nature (hosts, "
+        "jobs, rank counts). Groups by letter; their names stand in the next table. For two runs or two sets of "
+        "runs: dlbench compare A B." + (f" {hidden} keys more stand in the CSV alone." if hidden else ""),
+    )
 
 
-def _matrix(report: Report, names: dict[str, str]) -> Sheet:
-    groups = report.groups[:MAX_GROUPS]
-    rows: Table = [("Key", *(f"{names[group.id]}: {group.label}" for group in groups))]
-    for item in report.differences[:MAX_SHOWN]:
-        rows.append((item.key, *(_of_group(item, group.id) for group in groups)))
-    hidden = len(report.groups) - len(groups)
-    more = f" {hidden} groups more have no column; the table of what differs names them." if hidden else ""
+def _kind(row: _Row) -> str:
+    return _KIND_TITLES[row.item.kind] + (", differs by nature" if row.item.expected else "")
+
+
+def _value(row: _Row) -> str:
+    if row.value is None:
+        return f"and {row.item.num_values - len(row.item.values)} values more"
+    return row.value.value or "empty"
+
+
+def _named(groups: Sequence[str], names: Mapping[str, str]) -> str:
+    more = f" and {len(groups) - MAX_GROUPS} more" if len(groups) > MAX_GROUPS else ""
+    return ", ".join(sorted(names.get(group, "?") for group in groups)[:MAX_GROUPS]) + more
+
+
+def _matrix_sheet(
+    found: Sequence[RunDifference], groups: Sequence[Group], names: Mapping[str, str]
+) -> Sheet[tuple[RunDifference, Group]]:
+    """Keys by groups, for people only."""
+    hidden = len(groups) - MAX_GROUPS
+    more = f" {hidden} groups more have no column; the table of what differs names them." if hidden > 0 else ""
+    keys = Counter(item.key for item in found)
     return Sheet(
         name="differences-matrix",
         title="Which group has what",
-        text=rows,
+        columns=(),
+        rows=[(item, group) for item in found[:MAX_SHOWN] for group in groups[:MAX_GROUPS]],
+        pivot=Pivot(
+            corner="Key",
+            # A tag may be called like a setting.
+            down=lambda row: row[0].key if keys[row[0].key] == 1 else f"{row[0].key} ({row[0].kind})",
+            across=lambda row: f"{names[row[1].id]}: {row[1].label}",
+            cell=lambda row: _of_group(row[0], row[1].id),
+        ),
         caption=f"A cell names the values of the group's runs, the most frequent of all runs first.{more}",
     )
 
@@ -120,19 +187,3 @@ def _of_group(item: RunDifference, group: str) -> str:
     if len(values) > 3:
         return f"{len(values)} values"
     return "; ".join(values) if values else DASH
-
-
-VIEWS: tuple[View, ...] = (
-    View(
-        id="differences",
-        title="Differences between runs",
-        place="closing",
-        is_shown=lambda report: bool(report.differences),
-        report_remedy=lambda report: (
-            "No two runs differ in a setting, a tag or the environment." * (len(report.runs) > 1)
-        ),
-        report_words=_difference_words,
-        report_sheets=difference_sheets,
-        template="sheets.html.j2",
-    ),
-)

@@ -1,15 +1,15 @@
-"""Charts on runs beside each other: what a lower precision gains."""
+"""Charts of compared precisions: what a lower precision gains."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import IDEAL, INK, WIDE
-from dlbench.report.model import Report
 from dlbench.report.wording import basis_text, place_text, times_text
 from dlbench.views.precision.numbers import PrecisionComparison
-from dlbench.views.precision.tables import precision_sheets
+from dlbench.views.precision.tables import precision_sheet
 
 MAX_CHARTS = 4
 
@@ -18,20 +18,18 @@ PRECISION_COLOURS = {"fp32": "#8a8f98", "bf16": "#0072b2", "fp16": "#d55e00"}
 
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """What a chart of the whole report is about."""
+    """A chart of the whole report; see `dlbench.report.charts.chart.Subject`."""
 
     id: str
     label: str
 
 
-def precision_charts(report: Report) -> list[Chart]:
+def precision_charts(found: Sequence[PrecisionComparison]) -> list[Chart]:
     """Throughput over the reference's by rank count, for the first comparisons."""
-    sheets = precision_sheets(report)
-    shown = list(zip(report.precisions, sheets, strict=True))[:MAX_CHARTS]
-    return [_chart(found, place, sheet.text) for place, (found, sheet) in enumerate(shown)]
+    return [_chart(comparison, place) for place, comparison in enumerate(found[:MAX_CHARTS])]
 
 
-def _chart(found: PrecisionComparison, place: int, table: list[tuple[str, ...]]) -> Chart:
+def _chart(found: PrecisionComparison, place: int) -> Chart:
     import altair as alt
 
     rows: Rows = [
@@ -75,6 +73,6 @@ def _chart(found: PrecisionComparison, place: int, table: list[tuple[str, ...]])
         name="precision",
         title=f"Throughput over {found.reference}",
         alt=f"Throughput of each precision over that of {found.reference}, which is the dashed line. {words}.",
-        table=table,
+        table=precision_sheet(found),
         size=(WIDE - 40, max(60, 26 * len(rows))),
     )

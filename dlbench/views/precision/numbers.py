@@ -197,7 +197,7 @@ def _row(side: _Side, reference: _Side) -> PrecisionRow:
         nodes=side.point.nodes,
         is_reference=is_reference,
         is_paired=not is_reference and are_paired(side.speeds, reference.speeds),
-        throughput=side.point.throughput.in_unit(f"{side.group.sample.plan.workload.sample_unit}/s"),
+        throughput=side.point.throughput,
         ratio=None if is_reference else ratio_estimate(side.speeds, reference.speeds),
         peak=median_estimate(list(side.peaks.values()), "bytes"),
         memory_ratio=None if is_reference else _ratio(side.peaks, reference.peaks),

@@ -1,72 +1,107 @@
-"""Tables of compared precisions."""
+"""The table of a comparison of precisions."""
 
 from __future__ import annotations
 
-from dlbench.report.model import Report
-from dlbench.report.tabular import Table
-from dlbench.report.view import Sheet
+from dlbench.report.table import Cell, Column, Sheet, times_cell
 from dlbench.report.wording import (
-    DASH,
     basis_text,
     figure_text,
+    interval_text,
     number_text,
     optional_figure,
     place_text,
     runs_text,
-    times_text,
+    value_text,
 )
-from dlbench.stats.figure import Cell, figure_columns
 from dlbench.views.precision.numbers import PrecisionComparison, PrecisionRow
 
 
-def precision_sheets(report: Report) -> list[Sheet]:
-    """A table per comparison; for programs they are one."""
-    return [_sheet(found) for found in report.precisions]
-
-
-def _sheet(found: PrecisionComparison) -> Sheet:
-    rows = tuple(_precision_row(found, row) for row in found.rows)
+def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
+    """A line per rank count and precision."""
+    has_energy = any(row.energy_per_sample for row in found.rows)
+    has_quality = any(row.quality or row.num_reached is not None for row in found.rows)
+    over = f"Over {found.reference}"
+    columns: tuple[Column[PrecisionRow], ...] = (
+        Column("comparison", "", lambda row: found.id),
+        Column("reference", "", lambda row: found.reference),
+        Column("ranks", "", lambda row: row.ranks),
+        Column("nodes", "", lambda row: row.nodes),
+        Column("", "At", lambda row: place_text(row.ranks, row.nodes), is_brief=True),
+        Column("precision", "Precision", lambda row: row.precision, is_brief=True),
+        Column("in_force", "", lambda row: row.in_force),
+        Column(
+            "throughput",
+            f"Throughput, {found.sample_unit}/s",
+            lambda row: row.throughput,
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column(
+            "throughput_ratio",
+            over,
+            lambda row: row.ratio,
+            lambda row: times_cell(row.ratio),
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("", "Interval", _basis),
+        Column("runs", "", lambda row: row.num_runs),
+        Column("interleaved", "", lambda row: row.is_paired),
+        Column("peak_bytes", "Peak memory per rank", lambda row: row.peak, has_interval=True),
+        Column(
+            "peak_ratio",
+            over,
+            lambda row: row.memory_ratio,
+            lambda row: times_cell(row.memory_ratio),
+            has_interval=True,
+        ),
+        Column(
+            "energy_per_sample_j",
+            "J per sample" if has_energy else "",
+            lambda row: row.energy_per_sample,
+            _energy,
+            has_interval=True,
+        ),
+        Column("energy_of", "", lambda row: row.energy_of),
+        Column(
+            "energy_ratio",
+            over if has_energy else "",
+            lambda row: row.energy_ratio,
+            lambda row: times_cell(row.energy_ratio),
+            has_interval=True,
+        ),
+        Column("last_loss", "Loss of the last step", lambda row: row.loss, _loss, has_interval=True),
+        Column("runs_not_finite", "", lambda row: row.num_not_finite),
+        Column(
+            "last_quality",
+            "Quality at the end" if has_quality else "",
+            lambda row: row.quality,
+            _quality,
+            has_interval=True,
+        ),
+        Column("runs_reached", "", lambda row: row.num_reached),
+    )
     return Sheet(
         name="precision",
         title=found.label,
-        text=_precision(found),
+        columns=columns,
+        rows=found.rows,
         caption=found.caption,
-        columns=tuple(rows[0]),
-        rows=rows,
         in_terminal=True,
     )
 
 
-def _precision(found: PrecisionComparison) -> Table:
-    with_joules = any(row.energy_per_sample for row in found.rows)
-    with_quality = any(row.quality or row.num_reached is not None for row in found.rows)
-    header = ["At", "Precision", f"Throughput, {found.sample_unit}/s", f"Over {found.reference}", "Interval"]
-    header += ["Peak memory of a rank", f"Over {found.reference}"]
-    header += ["J per sample", f"Over {found.reference}"] * with_joules
-    header += ["Loss of the last step"] + ["Quality at the end"] * with_quality
-    rows: Table = [tuple(header)]
-    for row in found.rows:
-        cells = [
-            place_text(row.ranks, row.nodes),
-            row.precision,
-            figure_text(row.throughput),
-            DASH if row.ratio is None else times_text(row.ratio),
-            (basis_text(row.ratio) + (", interleaved" if row.is_paired else ""))
-            if row.ratio is not None
-            else f"reference, {runs_text(row.num_runs)}",
-            figure_text(row.peak),
-            DASH if row.memory_ratio is None else times_text(row.memory_ratio),
-        ]
-        if with_joules:
-            joules = row.energy_per_sample
-            cells.append("not measured" if joules is None else f"{figure_text(joules)} ({row.energy_of})")
-            cells.append(DASH if row.energy_ratio is None else times_text(row.energy_ratio))
-        cells.append(_loss(row))
-        if with_quality:
-            reached = "" if row.num_reached is None else f"; {row.num_reached} of {runs_text(row.num_runs)} reached"
-            cells.append(optional_figure(row.quality) + reached)
-        rows.append(tuple(cells))
-    return rows
+def _basis(row: PrecisionRow) -> str:
+    if row.ratio is None:
+        return f"reference, {runs_text(row.num_runs)}"
+    return basis_text(row.ratio) + (", interleaved" if row.is_paired else "")
+
+
+def _energy(row: PrecisionRow) -> Cell:
+    joules = row.energy_per_sample
+    if joules is None:
+        return Cell("not measured")
+    return Cell(f"{value_text(joules)} ({row.energy_of})", interval_text(joules), number=joules.value)
 
 
 def _loss(row: PrecisionRow) -> str:
@@ -74,29 +109,10 @@ def _loss(row: PrecisionRow) -> str:
     overflow = ""
     if row.overflow_steps is not None and row.overflow_steps.value > 0:
         overflow = f"{number_text(row.overflow_steps.value, 'messages')} steps left out for overflow"
-    told = figure_text(row.loss) if row.loss is not None else ""
-    return "; ".join(filter(None, [told, bad, overflow])) or "not known"
+    known = figure_text(row.loss) if row.loss is not None else ""
+    return "; ".join(filter(None, [known, bad, overflow])) or "not known"
 
 
-def _precision_row(found: PrecisionComparison, row: PrecisionRow) -> dict[str, Cell]:
-    return {
-        "comparison": found.id,
-        "reference": found.reference,
-        "precision": row.precision,
-        "in_force": row.in_force,
-        "ranks": row.ranks,
-        "nodes": row.nodes,
-        **figure_columns("throughput", row.throughput),
-        **figure_columns("throughput_ratio", row.ratio),
-        "runs": row.num_runs,
-        "interleaved": row.is_paired,
-        **figure_columns("peak_bytes", row.peak),
-        **figure_columns("peak_ratio", row.memory_ratio),
-        **figure_columns("energy_per_sample_j", row.energy_per_sample),
-        "energy_of": row.energy_of,
-        **figure_columns("energy_ratio", row.energy_ratio),
-        **figure_columns("last_loss", row.loss),
-        "runs_not_finite": row.num_not_finite,
-        **figure_columns("last_quality", row.quality),
-        "runs_reached": row.num_reached,
-    }
+def _quality(row: PrecisionRow) -> str:
+    reached = "" if row.num_reached is None else f"; {row.num_reached} of {runs_text(row.num_runs)} reached"
+    return optional_figure(row.quality) + reached

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
-from dlbench.report.model import Report
-from dlbench.report.view import View
+from dlbench.report.document import Section
+from dlbench.views.model import Report
 from dlbench.views.precision.charts import precision_charts
-from dlbench.views.precision.tables import precision_sheets
+from dlbench.views.precision.numbers import PrecisionComparison, precisions
+from dlbench.views.precision.tables import precision_sheet
 from dlbench.views.rerun import rerun
+from dlbench.views.view import ReportSource, ReportView
 
 
-def _precision_words(report: Report) -> tuple[str, ...]:
-    return tuple(
-        f"{found.label}. {text}" for found in report.precisions for text in (found.verdict, *_sentences(found.notes))
-    )
+class PrecisionView(ReportView):
+    """What a lower precision gains, and what it costs."""
+
+    id = "precision"
+    title = "Precision compared"
+    key = "precisions"
+
+    def numbers(self, source: ReportSource) -> tuple[PrecisionComparison, ...]:
+        """Comparisons, each with its reference."""
+        return precisions(source.groups, source.table)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """A table and a chart per comparison."""
+        found = report.all_of(PrecisionComparison)
+        if not found:
+            return ()
+        return (
+            Section(
+                id=self.id,
+                title=self.title,
+                words=tuple(f"{one.label}. {text}" for one in found for text in _sentences(one)),
+                charts=lambda: precision_charts(found),
+                sheets=tuple(map(precision_sheet, found)),
+            ),
+        )
+
+    def remedy(self, report: Report) -> str:
+        """A sweep over precisions."""
+        if not report.groups:
+            return ""
+        command = rerun(report.groups[0], "--sweep train.precision=fp32,bf16")
+        return f"No two groups differ in nothing but precision. One sweep runs them interleaved: {command}."
 
 
-def _sentences(notes: tuple[str, ...]) -> list[str]:
-    return [f"{note[0].upper()}{note[1:]}." for note in notes]
-
-
-def _no_precision(report: Report) -> str:
-    if not report.groups:
-        return ""
-    return (
-        "No two groups differ in nothing but precision. One sweep runs them interleaved: "
-        f"{rerun(report.groups[0], '--sweep train.precision=fp32,bf16')}."
-    )
-
-
-VIEWS: tuple[View, ...] = (
-    View(
-        id="precision",
-        title="Precision compared",
-        place="closing",
-        is_shown=lambda report: bool(report.precisions),
-        report_remedy=_no_precision,
-        report_words=_precision_words,
-        report_charts=precision_charts,
-        report_sheets=precision_sheets,
-        template="sheets.html.j2",
-    ),
-)
+def _sentences(found: PrecisionComparison) -> tuple[str, ...]:
+    return (found.verdict, *(f"{note[0].upper()}{note[1:]}." for note in found.notes))

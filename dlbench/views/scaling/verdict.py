@@ -8,7 +8,7 @@ from dlbench.report.wording import PART_TITLES, basis_text, figure_text, place_t
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.words import CAUSE_TITLES
-from dlbench.views.exchange.model import ExchangePoint
+from dlbench.views.exchange.numbers import ExchangePoint
 from dlbench.views.model import Group
 
 WORTH_EXPLAINING = 0.01

@@ -1,67 +1,89 @@
-"""The view `systems`: all systems in one table, a column each."""
+"""The view `systems`: the systems that the runs ran on, in one table, for people a column each."""
 
 from __future__ import annotations
 
-from dlbench.report.model import Report
-from dlbench.report.tabular import Table
-from dlbench.report.view import Sheet, View
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlbench.report.document import Section
+from dlbench.report.table import Column, Pivot, Sheet
+from dlbench.views.model import Report
+from dlbench.views.systems.numbers import SystemDescription, systems
+from dlbench.views.view import ReportSource, ReportView
+
+NOT_RECORDED = "not recorded"
 
 
-def _system_words(report: Report) -> tuple[str, ...]:
-    count = len(report.systems)
-    hosts = sum(system.num_hosts for system in report.systems)
-    return (f"The runs ran on {count} system{'s' * (count != 1)} and {hosts} host{'s' * (hosts != 1)}.",)
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """One property of one system."""
+
+    system: SystemDescription
+    what: str
+    text: str
+    is_data: bool = True
+    """Whether it is a field of the description; others are counts and lists, for people only."""
 
 
-def system_sheets(report: Report) -> list[Sheet]:
-    """All systems in one table, a column each."""
-    if not report.systems:
-        return []
-    titles = list(dict.fromkeys(title for system in report.systems for title, _ in system.fields))
-    told = [dict(system.fields) for system in report.systems]
-    rows: Table = [("What", *(f"{system.name}: {system.title}" for system in report.systems))]
-    rows.append(("Runs", *(str(system.num_runs) for system in report.systems)))
-    rows.append(("Hosts", *(_hosts(system.hosts, system.num_hosts) for system in report.systems)))
-    rows += [(title, *(own.get(title, "not recorded") for own in told)) for title in titles]
-    rows.append(("Not recorded", *(", ".join(system.unknown) or "nothing" for system in report.systems)))
-    return [
-        Sheet(
-            name="systems",
-            title="Systems",
-            text=rows,
-            caption="In the fields of MLPerf's system descriptions, from plans and records; figures of a node are "
-            "those of rank 0's node. What nobody recorded is named, and a person may fill it in: dlbench export "
-            "system RUN writes all fields.",
-            columns=("system", "title", "runs", "hosts", "what", "value"),
-            rows=tuple(
-                {
-                    "system": system.name,
-                    "title": system.title,
-                    "runs": system.num_runs,
-                    "hosts": system.num_hosts,
-                    "what": title,
-                    "value": text,
-                }
-                for system in report.systems
-                for title, text in (*system.fields, *((name, "not recorded") for name in system.unknown))
-            ),
-        )
-    ]
+class SystemsView(ReportView):
+    """What the runs ran on."""
+
+    id = "systems"
+    title = "Systems"
+    key = "systems"
+
+    def numbers(self, source: ReportSource) -> tuple[SystemDescription, ...]:
+        """Systems by name."""
+        return systems(source.table)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """One table; nothing without a run that has a record."""
+        found = report.all_of(SystemDescription)
+        if not found:
+            return ()
+        hosts = sum(system.num_hosts for system in found)
+        words = (f"The runs ran on {len(found)} system{'s' * (len(found) != 1)} and {hosts} host{'s' * (hosts != 1)}.",)
+        return (Section(id=self.id, title=self.title, words=words, sheets=(_sheet(found),)),)
 
 
-def _hosts(hosts: tuple[str, ...], count: int) -> str:
-    more = f" and {count - len(hosts)} more" if count > len(hosts) else ""
-    return f"{count}: {', '.join(hosts)}{more}"
-
-
-VIEWS: tuple[View, ...] = (
-    View(
-        id="systems",
+def _sheet(found: Sequence[SystemDescription]) -> Sheet[_Row]:
+    known = list(dict.fromkeys(title for system in found for title, _ in system.fields))
+    lines = ["Runs", "Hosts", *known, "Not recorded"]
+    columns: tuple[Column[_Row], ...] = (
+        Column("system", "", lambda row: row.system.name, limit=100),
+        Column("title", "", lambda row: row.system.title, limit=300),
+        Column("runs", "", lambda row: row.system.num_runs),
+        Column("hosts", "", lambda row: row.system.num_hosts),
+        Column("what", "", lambda row: row.what),
+        Column("value", "", lambda row: row.text, limit=1000),
+    )
+    return Sheet(
+        name="systems",
         title="Systems",
-        place="closing",
-        is_shown=lambda report: bool(report.systems),
-        report_words=_system_words,
-        report_sheets=system_sheets,
-        template="sheets.html.j2",
-    ),
-)
+        columns=columns,
+        rows=[row for system in found for row in _rows(system)],
+        pivot=Pivot(
+            corner="What",
+            down=lambda row: row.what,
+            across=lambda row: f"{row.system.name}: {row.system.title}",
+            cell=lambda row: row.text,
+        ),
+        is_data=lambda row: row.is_data,
+        is_shown=lambda row: row.what in lines,
+        order=lambda row: lines.index(row.what),
+        caption="In the fields of MLPerf's system descriptions, from plans and records; figures of a node are those of "
+        "rank 0's node. Fields that were not recorded are named, and a person may fill them in: dlbench export system "
+        "RUN writes all fields.",
+    )
+
+
+def _rows(system: SystemDescription) -> list[_Row]:
+    more = f" and {system.num_hosts - len(system.hosts)} more" if system.num_hosts > len(system.hosts) else ""
+    hosts = f"{system.num_hosts}: {', '.join(system.hosts)}{more}"
+    return [
+        _Row(system=system, what="Runs", text=str(system.num_runs), is_data=False),
+        _Row(system=system, what="Hosts", text=hosts, is_data=False),
+        *(_Row(system=system, what=title, text=text) for title, text in system.fields),
+        *(_Row(system=system, what=title, text=NOT_RECORDED) for title in system.unknown),
+        _Row(system=system, what="Not recorded", text=", ".join(system.unknown) or "nothing", is_data=False),
+    ]

@@ -1,4 +1,4 @@
-"""What watching costs: watched runs of a series against their unwatched twins, which ran interleaved with them.
+"""What watching costs (`dlbench run --watch-cost`): watched runs against their unwatched twins, run interleaved.
 
 The experimental unit is the run (see `dlbench.stats.estimates`). Of each run the mean step counts, measured time
 over steps: a sampler that disturbs one step in ten leaves the median step as it is. The cost is the ratio of the
@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlbench.reading.measures import measured_or_why
 from dlbench.records.scan import Run
 from dlbench.records.watch import WatchOverhead
+from dlbench.report.wording import percent, place_text
 from dlbench.specs.variants import MIN_WATCH_REPEATS
 from dlbench.stats.estimates import ratio_estimate
-from dlbench.views.decomposition.numbers import measured_or_why
 
 PointKey = tuple[str, str, int, int]
-"""Creation and name of the series, ranks, nodes."""
+"""Creation and id of the series, ranks, nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,3 +100,16 @@ def _overhead(watched: Sequence[float], unwatched: Sequence[float]) -> WatchOver
             f"medians over runs, interval: {ratio.kind} over pairs"
         ),
     )
+
+
+def watch_cost_lines(costs: Sequence[MeasuredCost]) -> list[str]:
+    """A line per scaling point."""
+    return [f"watching at {place_text(cost.ranks, cost.nodes)}: {_cost_text(cost)}" for cost in costs]
+
+
+def _cost_text(cost: MeasuredCost) -> str:
+    overhead = cost.overhead
+    if overhead is None:
+        return f"cost not known: {cost.why}"
+    ends = f"[{percent(overhead.low, 2)}, {percent(overhead.high, 2)}]"
+    return f"{percent(overhead.value, 2)} of a step {ends}; {overhead.evidence}"

@@ -1,1 +1,0 @@
-"""Watch cost: a subject of the scaling report."""
