@@ -477,7 +477,7 @@ def test_the_best_merging_is_forecast_to_be_no_worse_than_what_ran() -> None:
     [
         ({}, {"exchange": "hybrid"}, "exchange hybrid with wire fp32 has no model of costs"),
         ({"wire": "topk"}, {}, "exchange flat with wire topk has no model"),
-        ({"messages": []}, {}, "the run does not tell of its messages"),
+        ({"messages": []}, {}, "the run does not report its messages"),
         ({"gradients": []}, {"fusion": "single"}, "or when its gradients were ready"),
         ({"backward_s": 9.0}, {}, "nothing of the exchange is exposed as it ran"),
     ],
