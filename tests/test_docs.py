@@ -22,7 +22,6 @@ from dlbench.specs.requests import parse_counts, parse_set, parse_sweep
 from dlbench.specs.resolve import find
 from dlbench.specs.system import SystemSpec
 from tests import reference
-from tests.test_layers import BASE, MAY_IMPORT, NODE_FLOOR
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (*reference.PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")
@@ -309,22 +308,6 @@ def test_a_wrong_key_would_be_found() -> None:
 
 
 # --- facts that stand in the text -------------------------------------------------------------------------------------
-
-
-def test_the_table_of_rooms_is_the_one_that_is_tested() -> None:
-    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([\w.]+)` \| .*? \| ([^|]*) \|$", text.split("may import |")[1], re.MULTILINE)
-    words = {"base": BASE, "floor": NODE_FLOOR, "nothing": set[str]()}
-    table = {
-        room: set().union(*(words[part] if part in words else {part.strip("`")} for part in cell.strip().split(", ")))
-        for room, cell in rows
-    }
-    assert table == MAY_IMPORT
-    for word, rooms in (("base", BASE), ("floor", NODE_FLOOR)):
-        sentence = re.search(rf"\*\*{word}\*\* stands for (.*?)[;.]", text, re.DOTALL)
-        assert sentence is not None
-        named = set(re.findall(r"`(\w+)`", sentence[1])) | (BASE if "base and" in sentence[1] else set())
-        assert named == rooms
 
 
 def test_every_file_of_a_run_is_described() -> None:

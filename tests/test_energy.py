@@ -27,7 +27,7 @@ from dlbench.records.rows.spans import STAGE
 from dlbench.records.rows.steps import StepWriter
 from dlbench.records.scan import Run, read_run, scan
 from dlbench.specs.plan import RunPlan
-from dlbench.views.energy.numbers import KINDS, check_slurm, energy_points
+from dlbench.views.energy.of_runs import KINDS, check_slurm, energy_points
 from dlbench.views.energy.text import energy_json, energy_lines
 from tests.run_factory import Story, constant, plans, write_run
 from tests.watch_factory import node_watch, watch_result, write_samples, write_spans

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import grimp
@@ -125,3 +126,27 @@ def test_desk_and_machine_room_never_meet(graph: grimp.ImportGraph) -> None:
         if room(module).split(".")[0] in desk:
             reached = {m for m in graph.find_upstream_modules(module) if m.startswith("dlbench.node")}
             assert reached == set(), module
+
+
+def folders(graph: grimp.ImportGraph) -> dict[str, list[str]]:
+    """The modules of each package, without the packages in it."""
+    found: dict[str, list[str]] = {}
+    for module in graph.modules - {other.rpartition(".")[0] for other in graph.modules}:
+        package, _, name = module.rpartition(".")
+        if package and name != "__main__":
+            found.setdefault(package, []).append(name)
+    return found
+
+
+def test_no_folder_is_crowded(graph: grimp.ImportGraph) -> None:
+    # One file a command: there are as many as there are commands.
+    crowded = {name: len(modules) for name, modules in folders(graph).items() if len(modules) > 20}
+    assert set(crowded) <= {"dlbench.cli"}, crowded
+
+
+def test_no_family_is_told_by_a_prefix(graph: grimp.ImportGraph) -> None:
+    families = []
+    for package, modules in folders(graph).items():
+        heads = Counter(name.split("_")[0] for name in modules if "_" in name)
+        families += [f"{package}: {count} begin with {head}_" for head, count in heads.items() if count >= 4]
+    assert families == []

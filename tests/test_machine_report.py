@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -10,7 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import numpy as np
@@ -19,26 +18,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli import cli
-from dlbench.reading.run_table import tabulate
+from dlbench.reading import scaling
+from dlbench.reading.run_table import RunTable, tabulate
 from dlbench.reading.samples import readings as machine_readings
 from dlbench.reading.samples.integral import counter_curve, joined, rate_curve
 from dlbench.reading.samples.node_samples import NodeSamples
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE, STAGING
 from dlbench.records.scan import scan
-from dlbench.report import model
+from dlbench.report.document import Section
 from dlbench.report.formats import html
-from dlbench.report.view import View
+from dlbench.report.formats.json import as_plain
+from dlbench.report.table import Sheet
 from dlbench.report.wording import percent
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
 from dlbench.units import format_seconds
 from dlbench.views.assemble import assemble
-from dlbench.views.machine.views import VIEWS
+from dlbench.views.data_path.numbers import DataPath, data_path
+from dlbench.views.data_path.view import DataPathView
+from dlbench.views.document import document_of
+from dlbench.views.energy.numbers import Energy
+from dlbench.views.energy.view import EnergyView
+from dlbench.views.memory.numbers import Memory, memory
+from dlbench.views.memory.view import MemoryView
+from dlbench.views.model import Group
 from dlbench.views.telemetry.charts import telemetry_charts
-from dlbench.views.telemetry.series import MAX_BARS, MAX_POINTS, series, thinned, throttled_bars
+from dlbench.views.telemetry.numbers import Telemetry, telemetry
+from dlbench.views.telemetry.series import MAX_POINTS, MAX_STRETCHES, series, thinned, throttled_stretches
+from dlbench.views.telemetry.view import TelemetryView
+from dlbench.views.view import GroupView
 from tests.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_unfinished
 from tests.watch_factory import node_watch, watch_result, write_samples, write_spans
+
+VIEWS = (DataPathView(), MemoryView(), TelemetryView(), EnergyView())
+
+N = TypeVar("N")
 
 S = 1_000_000_000
 THERMAL = 0x20
@@ -95,17 +110,39 @@ def nodes_plans(points: Sequence[int], repeats: int = 1) -> list[RunPlan]:
     )
 
 
-def group_of(out: Path) -> model.Group:
+def group_of(out: Path) -> Group:
     (group,) = assemble(scan(out)).groups
     return group
 
 
-def view(name: str) -> View:
+def of(group: Group, kind: type[N]) -> N:
+    found = group.of(kind)
+    assert found is not None
+    return found
+
+
+def numbers(out: Path, make: Callable[[scaling.Group, RunTable], N | None]) -> N:
+    """What one view computes of the only group."""
+    table = tabulate(scan(out))
+    (group,) = scaling.groups(table)
+    found = make(group, table)
+    assert found is not None
+    return found
+
+
+def view(name: str) -> GroupView:
     return next(view for view in VIEWS if view.id == name)
 
 
-def sheet(group: model.Group, name: str) -> Any:
-    return next(sheet for one in VIEWS for sheet in one.sheets(group) if sheet.name == name)
+def section(group: Group, name: str) -> Section:
+    found = view(name).section(group)
+    assert found is not None
+    return found
+
+
+def sheet(group: Group, name: str) -> Sheet[Any]:
+    sections = filter(None, (one.section(group) for one in VIEWS))
+    return next(sheet for found in sections for sheet in found.sheets if sheet.name == name)
 
 
 class Tags(HTMLParser):
@@ -202,7 +239,7 @@ def test_cores_are_averaged_and_the_clock_starts_with_the_window() -> None:
 
 def test_throttled_times_stand_for_half_the_way_to_their_neighbours() -> None:
     samples = node([0, 1, 2, 3, 4, 60, 61], gpu__0__clock_reasons=[0, THERMAL, THERMAL, 4, 1, 0x20, 0])
-    bars = throttled_bars(samples, 0, (0, 100 * S))
+    bars = throttled_stretches("", samples, 0, (0, 100 * S))
     assert [(bar.begin_s, bar.end_s, bar.name) for bar in bars] == [
         (0.5, 2.5, "sw_thermal_slowdown"),
         (2.5, 3.5, "sw_power_cap"),
@@ -213,8 +250,8 @@ def test_throttled_times_stand_for_half_the_way_to_their_neighbours() -> None:
 
 def test_many_bars_become_few_that_say_so() -> None:
     reasons = [THERMAL if number % 2 else 0 for number in range(400)]
-    bars = throttled_bars(node(range(400), gpu__0__clock_reasons=reasons), 0, (0, 400 * S))
-    assert len(bars) == MAX_BARS
+    bars = throttled_stretches("", node(range(400), gpu__0__clock_reasons=reasons), 0, (0, 400 * S))
+    assert len(bars) == MAX_STRETCHES
     assert any(bar.name.endswith("(at times)") for bar in bars)
     assert (bars[0].begin_s, bars[-1].end_s) == (0.5, 399.0)
 
@@ -246,8 +283,7 @@ def test_amounts_between_edges_are_those_of_each_interval(
 def test_means_of_a_run_are_those_of_its_samples(tmp_path: Path) -> None:
     one_run(tmp_path)
     group = group_of(tmp_path)
-    assert group.telemetry is not None
-    (told,) = group.telemetry.nodes
+    (told,) = of(group, Telemetry).nodes
     assert told.gpu_power_w == pytest.approx(250)
     # Nine of the twelve samples in the window at 1.5 GHz.
     assert told.sm_clock_hz == pytest.approx((9 * 1.5e9 + 3 * 1.2e9) / 12)
@@ -255,9 +291,9 @@ def test_means_of_a_run_are_those_of_its_samples(tmp_path: Path) -> None:
     assert told.throttled_by == "GPU 0, sw_thermal_slowdown"
     assert (told.cpu_busy, told.num_samples, told.num_gaps) == (pytest.approx(0.5), 12, 0)
     assert told.network_received == pytest.approx(2e6)
-    row = sheet(group, "telemetry").rows[0]
+    row = sheet(group, "telemetry").records()[0]
     assert (row["gpu_power_w"], row["throttled_share"]) == (told.gpu_power_w, told.throttled)
-    assert "throttled" in view("telemetry").words(group)[0].lower()
+    assert "throttled" in section(group, "telemetry").words[0].lower()
 
 
 @pytest.mark.parametrize("telling", [1, 2])
@@ -268,15 +304,14 @@ def test_power_of_some_gpus_is_not_that_of_the_node(tmp_path: Path, telling: int
     (plan,) = plans(points=(2,), repeats=1)
     one_run(tmp_path, plan, columns=kept, rows=rows(lambda t: [told.get(name, 1e12 + 2 * 2**20 * t) for name in kept]))
     group = group_of(tmp_path)
-    assert group.telemetry is not None
-    (node,) = group.telemetry.nodes
+    (node,) = of(group, Telemetry).nodes
     assert (node.num_gpus, node.num_power) == (2, telling)
     assert node.gpu_power_w == (pytest.approx(600) if telling == 2 else None)
-    header, row = sheet(group, "telemetry").text
-    cells = dict(zip(header, row, strict=True))
-    assert cells["Power of its GPUs"] == ("600.0 W" if telling == 2 else "1 of 2 GPUs tell")
+    table = sheet(group, "telemetry").people()
+    cells = dict(zip(table.header, map(str, table.rows[0].cells), strict=True))
+    assert cells["Power of its GPUs"] == ("600.0 W" if telling == 2 else "of 1 of 2 GPUs only")
     assert cells["Received"] == "2 MiB/s"
-    words = " ".join(view("telemetry").words(group))
+    words = " ".join(section(group, "telemetry").words)
     assert "receives 2.00 MiB/s" in words
     if telling == 2:
         assert "a GPU's power 250 W at GPU 0 of n0 to 350 W at GPU 1 of n0" in words.replace("A GPU's", "a GPU's")
@@ -285,17 +320,16 @@ def test_power_of_some_gpus_is_not_that_of_the_node(tmp_path: Path, telling: int
 def test_a_gap_in_the_samples_is_a_gap_in_the_lines(tmp_path: Path) -> None:
     one_run(tmp_path, rows=rows(keep=lambda t: not 6 < t < 12))
     group = group_of(tmp_path)
-    assert group.telemetry is not None
-    course = group.telemetry.course
-    assert course is not None
-    assert (course.window_s, course.lanes) == (pytest.approx(12), ("GPU 0 of n0", "n0"))
-    panels = {panel.name: panel for panel in course.panels}
+    timeline = of(group, Telemetry).timeline
+    assert timeline is not None
+    assert (timeline.window_s, timeline.lanes) == (pytest.approx(12), ("GPU 0 of n0", "n0"))
+    panels = {panel.name: panel for panel in timeline.panels}
     assert {"power_w", "sm_clock_hz", "host.cpu.busy", "host.net.eth0.received_bytes"} <= panels.keys()
-    for panel in course.panels:
+    for panel in timeline.panels:
         for line in panel.lines:
             holes = [t for t, value in line.points if value is None]
             assert holes == [pytest.approx(5.0)], panel.name
-    (chart,) = telemetry_charts(group)
+    (chart,) = telemetry_charts(group, of(group, Telemetry))
     text = json.dumps(chart.spec)
     assert '"v": null' in text
     assert "gaps in the lines" in chart.alt.lower()
@@ -315,8 +349,9 @@ def test_lines_of_long_runs_stay_short(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     power = rng.uniform(100, 400, 1600)
     write_samples(folder, 0, ["gpu.0.power_w"], [((n + 1) * S, watts) for n, watts in enumerate(power)])
-    course = group_of(tmp_path).telemetry.course  # type: ignore[union-attr]
-    (line,) = course.panels[0].lines  # type: ignore[union-attr]
+    timeline = numbers(tmp_path, telemetry).timeline
+    assert timeline is not None
+    (line,) = timeline.panels[0].lines
     assert len(line.points) <= MAX_POINTS
     told = [value for _, value in line.points if value is not None]
     assert (min(told), max(told)) == (pytest.approx(power.min(), rel=1e-3), pytest.approx(power.max(), rel=1e-3))
@@ -325,7 +360,7 @@ def test_lines_of_long_runs_stay_short(tmp_path: Path) -> None:
 def test_without_samples_the_remedy_is_told(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1, 2), repeats=1)
     group = group_of(tmp_path)
-    assert (group.telemetry, group.energy) == (None, None)
+    assert (group.of(Telemetry), group.of(Energy)) == (None, None)
     assert "--set watch.sampler=true" in view("telemetry").remedy(group)
     assert "--set watch.sampler=true" in view("energy").remedy(group)
 
@@ -340,11 +375,11 @@ def test_what_could_not_be_read_is_told(tmp_path: Path) -> None:
         story=Story(device="cpu", record={"watch": watch_result(nodes=[node_watch(period_s=2.0, dropped_samples=3)])}),
     )
     group = group_of(tmp_path)
-    assert group.telemetry is not None
-    reasons = {item.what: item.reason for item in group.telemetry.unavailable}
+    reasons = {item.what: item.reason for item in of(group, Telemetry).unavailable}
     assert reasons["gpu"] == "no NVML library"
-    assert "\x1b" not in reasons["host.energy"]
-    text = " ".join(view("telemetry").words(group))
+    assert "\x1b" not in json.dumps(as_plain(of(group, Telemetry)), ensure_ascii=False)
+    assert "\x1b" not in str(sheet(group, "telemetry-missing").people())
+    text = " ".join(section(group, "telemetry").words)
     assert "Sampled every 2 s" in text
     assert "3 samples did not fit" in text
     assert "no GPU was sampled" in text
@@ -357,11 +392,9 @@ def test_damaged_samples_take_nothing_else_with_them(tmp_path: Path) -> None:
     path = folders[0].samples(0)
     path.write_bytes(path.read_bytes()[:40] + b"\0" * 40)
     group = group_of(out)
-    assert group.telemetry is not None
-    assert group.energy is not None
-    assert any(note.startswith("damaged") for note in group.telemetry.notes)
-    assert any(note.startswith("damaged") for note in group.energy.notes)
-    assert group.energy.points[0].kinds[0].whole.n == 1
+    assert any(note.startswith("damaged") for note in of(group, Telemetry).notes)
+    assert any(note.startswith("damaged") for note in of(group, Energy).notes)
+    assert of(group, Energy).points[0].kinds[0].whole.n == 1
 
 
 # Energy
@@ -376,8 +409,7 @@ def test_energy_of_a_sample_against_the_baseline(tmp_path: Path) -> None:
         for number in range(plan.layout.nodes):
             write_samples(folder, number, COLUMNS, rows(lambda t, w=watts: values(t, w)), host=f"n{number}")
     group = group_of(tmp_path)
-    assert group.energy is not None
-    one, two = group.energy.points
+    one, two = of(group, Energy).points
     batch = group.points[0].batch_per_rank
     assert one.kinds[0].energy_per_sample is not None
     assert one.kinds[0].energy_per_sample.value == pytest.approx(250 / batch)
@@ -391,15 +423,15 @@ def test_energy_of_a_sample_against_the_baseline(tmp_path: Path) -> None:
     assert one.kinds[0].efficiency is not None
     assert one.kinds[0].efficiency.kind == "by definition"
     assert gpu.methods == ("energy counter",)
-    rows_ = {(row["ranks"], row["kind"]): row for row in sheet(group, "energy").rows}
+    rows_ = {(row["ranks"], row["kind"]): row for row in sheet(group, "energy").records()}
     assert rows_[2, "GPUs"]["energy_efficiency"] == gpu.efficiency.value
     assert rows_[2, "GPUs"]["samples_per_joule"] == pytest.approx(batch / 500)
     # Stages sum to the whole of a run that repeats without scatter.
-    for point in group.energy.points:
+    for point in of(group, Energy).points:
         for kind in point.kinds:
             assert sum(figure.value for _, figure in kind.stages) == pytest.approx(kind.whole.value)
-    assert "0.50x" in view("energy").words(group)[0]
-    assert len(view("energy").charts(group)) == 2
+    assert "0.50x" in section(group, "energy").words[0]
+    assert len(section(group, "energy").charts()) == 2
 
 
 # How much is read
@@ -457,10 +489,9 @@ def test_a_run_of_too_many_nodes_is_looked_at_in_part(tmp_path: Path, monkeypatc
     monkeypatch.setattr(machine_readings, "MAX_NODES_OF_LARGE_RUN", 3)
     monkeypatch.setattr(machine_readings.machine_readings, "__defaults__", (4,))
     group = group_of(tmp_path)
-    assert group.telemetry is not None
-    assert [told.node_rank for told in group.telemetry.nodes] == [0, 2, 4]
-    assert group.energy is None
-    assert any("3 of 6 nodes were read" in note for note in group.telemetry.notes)
+    assert [told.node_rank for told in of(group, Telemetry).nodes] == [0, 2, 4]
+    assert group.of(Energy) is None
+    assert any("3 of 6 nodes were read" in note for note in of(group, Telemetry).notes)
 
 
 # Data path
@@ -480,8 +511,7 @@ def test_waits_stalls_and_disks(tmp_path: Path) -> None:
     folder = write_run(tmp_path, plan, times, Story(data=data))
     write_samples(folder, 0, COLUMNS, rows())
     group = group_of(tmp_path)
-    assert group.data_path is not None
-    (point,) = group.data_path.points
+    (point,) = of(group, DataPath).points
     first, count = plan.measure.warmup_steps, plan.measure.measured_steps
     slow = sum(step % 4 == 0 for step in range(first, first + count))
     wait = ((2 * count - slow) * 0.05 + slow * 0.5) / (2 * count)
@@ -490,27 +520,26 @@ def test_waits_stalls_and_disks(tmp_path: Path) -> None:
     assert point.stalled == pytest.approx(slow / (2 * count))
     assert (point.stall_steps, point.longest_wait_s) == (2 * count, pytest.approx(0.5))
     assert point.disk_bytes_per_s == pytest.approx(5e6)
-    facts = dict(group.data_path.facts)
+    facts = dict(of(group, DataPath).facts)
     seen = (first + count) * plan.global_batch
     assert facts["Coverage"].startswith(f"{seen:,} samples of a set of 1,000")
     assert facts["Cold or warm"].startswith("cold at least in part")
     assert facts["Readers"] == "3 reader processes a rank (data.loader_workers); decoder simplejpeg"
     assert facts["Staging"] == "not known: no node's spans were read"
-    assert group.data_path.verdict == (
+    assert of(group, DataPath).verdict == (
         f"On average over ranks, steps and runs ranks wait for input for {percent(point.wait_share.value)} of a step "
         f"({format_seconds(wait)}) at 2 ranks; the longest single wait looked at was 500 ms; up to "
         f"{percent(slow / (2 * count))} of the steps stall (run in the middle, at most 16 ranks)."
     )
     assert "one permutation an epoch" in facts["Order"]
-    row = sheet(group, "data-path").rows[0]
+    row = sheet(group, "data-path").records()[0]
     assert (row["input_wait_s"], row["stalled_share"]) == (point.wait.value, point.stalled)
 
 
 def test_the_largest_mean_wait_is_called_a_mean(tmp_path: Path) -> None:
     for plan in plans(points=(1, 2), repeats=1):
         write_run(tmp_path, plan, constant([100 * plan.layout.ranks, 0, 300, 400, 100, 100]))
-    found = group_of(tmp_path).data_path
-    assert found is not None
+    found = numbers(tmp_path, data_path)
     start = "On average over ranks, steps and runs ranks wait for input for 18.2 % of a step (200 ms) at 2 ranks, "
     assert found.verdict.startswith(
         f"{start}the largest share of any rank count; the longest single wait looked at was 200 ms."
@@ -525,8 +554,7 @@ def test_staging_is_told_by_spans_without_any_sample(tmp_path: Path, staged_s: i
     if staged_s:
         spans.append({"lane": STAGING, "name": "copy", "start_ns": -staged_s * S, "end_ns": 0})
     write_spans(folders[1], 0, spans)
-    found = group_of(tmp_path).data_path
-    assert found is not None
+    found = numbers(tmp_path, data_path)
     whose = "(by the spans of 1 run, the middle one of each rank count)"
     assert dict(found.facts)["Staging"] == (
         f"up to 2 s on a node {whose}"
@@ -538,14 +566,13 @@ def test_staging_is_told_by_spans_without_any_sample(tmp_path: Path, staged_s: i
 def test_disks_at_rest_are_warm_or_far(tmp_path: Path) -> None:
     plan = plans(points=(1,), repeats=1, overrides={"data.source": "/data/jpegs"})[0]
     one_run(tmp_path, plan, device="cpu", columns=["host.disk.sda.read_bytes"], rows=rows(lambda t: [7.0]))
-    facts = dict(group_of(tmp_path).data_path.facts)  # type: ignore[union-attr]
+    facts = dict(numbers(tmp_path, data_path).facts)
     assert facts["Cold or warm"].startswith("warm, or over the network")
 
 
 def test_synthetic_data_says_that_nothing_is_read(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), repeats=1)
-    found = group_of(tmp_path).data_path
-    assert found is not None
+    found = numbers(tmp_path, data_path)
     assert "synthetic" in found.verdict
     assert dict(found.facts)["Cold or warm"] == "no file is read"
     assert dict(found.facts)["Staging"] == "no file is read"
@@ -566,22 +593,22 @@ def test_memory_by_rank_count_and_batch(tmp_path: Path) -> None:
     write_unfinished(tmp_path, failed, "failed", "CUDA out of memory. Tried to allocate 2.00 GiB")
     report = assemble(scan(tmp_path))
     group = next(group for group in report.groups if group.points[0].batch_per_rank == 8)
-    assert group.memory is not None
-    assert [point.peak.value / 2**20 for point in group.memory.points] == [900, 901]
-    assert [(b.batch, b.peak_bytes and b.peak_bytes / 2**20, b.num_without_memory) for b in group.memory.batches] == [
+    assert [point.peak.value / 2**20 for point in of(group, Memory).points] == [900, 901]
+    assert [
+        (b.batch, b.peak_bytes and b.peak_bytes / 2**20, b.num_without_memory) for b in of(group, Memory).batches
+    ] == [
         (4, 501, 0),
         (8, 901, 0),
         (16, None, 1),
     ]
-    assert "16 samples ended without memory" in group.memory.limit
-    assert len(view("memory").charts(group)) == 1
-    assert [row["peak_bytes"] for row in sheet(group, "memory-batches").rows] == [501 * 2**20, 901 * 2**20, None]
+    assert "16 samples ended without memory" in of(group, Memory).limit
+    assert len(section(group, "memory").charts()) == 1
+    assert [row["peak_bytes"] for row in sheet(group, "memory-batches").records()] == [501 * 2**20, 901 * 2**20, None]
 
 
 def test_the_batch_limit_is_not_invented(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), repeats=1)
-    found = group_of(tmp_path).memory
-    assert found is not None
+    found = numbers(tmp_path, memory)
     assert "was not measured" in found.limit
     assert "no run of this precision and these parts ended without memory" in found.limit
     assert found.limit.endswith(
@@ -605,8 +632,7 @@ def batches(out: Path, fitted: Sequence[int], ended: Sequence[int], **overrides:
 def limit_of(out: Path, precision: str = "fp32") -> str:
     groups = assemble(scan(out)).groups
     group = next(group for group in groups if {c.name: c.value for c in group.conditions}["precision"] == precision)
-    assert group.memory is not None
-    return group.memory.limit
+    return of(group, Memory).limit
 
 
 def test_a_batch_that_fitted_at_times_is_told(tmp_path: Path) -> None:
@@ -668,18 +694,17 @@ def test_words_that_hold_oom_are_no_lack_of_memory(tmp_path: Path) -> None:
         chosen = {"train.batch_per_rank": 100 + number}
         (failed,) = plans(points=(1,), repeats=1, series=f"f{number}", overrides=chosen)
         write_unfinished(tmp_path, failed, "failed", reason)
-    memory = group_of(tmp_path).memory
-    assert memory is not None
-    told = {found.batch - 100 for found in memory.batches if found.num_without_memory}
+    found = numbers(tmp_path, memory)
+    told = {batch.batch - 100 for batch in found.batches if batch.num_without_memory}
     assert told == {number for number, is_lack in enumerate(reasons.values()) if is_lack}
 
 
 def test_old_records_tell_no_resident_memory(tmp_path: Path) -> None:
     folder = one_run(tmp_path)
-    assert group_of(tmp_path).memory.points[0].resident is None  # type: ignore[union-attr]
+    assert numbers(tmp_path, memory).points[0].resident is None
     content = json.loads(folder.record.read_text())
     edit_json(folder.record, ranks=[{**rank, "peak_resident_bytes": 3 * 2**30} for rank in content["ranks"]])
-    point = group_of(tmp_path).memory.points[0]  # type: ignore[union-attr]
+    point = numbers(tmp_path, memory).points[0]
     assert point.resident is not None
     assert point.resident.value == 3 * 2**30
     assert point.gpu_used_bytes == 2 * 2**30
@@ -699,8 +724,7 @@ def test_hostile_hosts_and_fields_stay_text(tmp_path: Path) -> None:
         facts={"gpu.0.name": PAYLOAD},
         story=Story(device="cuda:0 (NVIDIA A100)", host=lambda rank: PAYLOAD),
     )
-    report = assemble(scan(tmp_path))
-    page = html.to_html(report)
+    page = html.to_html(document_of(assemble(scan(tmp_path))))
     assert "<script>window.pwned" not in page
     assert "<img src=x" not in page
     assert "<b>x" not in page
@@ -713,16 +737,12 @@ def test_hostile_hosts_and_fields_stay_text(tmp_path: Path) -> None:
 def test_all_views_of_a_sampled_run_are_in_the_page(tmp_path: Path) -> None:
     for plan in plans(points=(1,), repeats=2):
         one_run(tmp_path, plan)
-    group = group_of(tmp_path)
-    page = html.to_html(assemble(scan(tmp_path)))
+    report = assemble(scan(tmp_path))
+    (group,) = report.groups
+    page = html.to_html(document_of(report))
     for one in VIEWS:
-        assert one.is_for(group)
         assert f'id="{one.id}-{group.id}"' in page
-        for chart in one.charts(group):
+        for chart in section(group, one.id).charts():
             assert f'id="{chart.id}"' in page
-        for found in one.sheets(group):
-            assert all(set(row) <= set(found.columns) for row in found.rows)
-            assert len({len(line) for line in found.text}) == 1
-    (chart,) = telemetry_charts(group)
+    (chart,) = telemetry_charts(group, of(group, Telemetry))
     assert len(json.dumps(chart.spec)) < 100_000
-    assert dataclasses.asdict(group.telemetry)  # type: ignore[arg-type]

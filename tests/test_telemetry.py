@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.reading.samples.node_means import telemetry
+from dlbench.reading.samples.node_means import node_telemetry
 from dlbench.reading.samples.node_samples import measured_window
 from dlbench.reading.samples.throttling import nearest_time, throttled_share
 from dlbench.records.scan import Run, read_run
@@ -250,7 +250,7 @@ def test_figures_of_a_node(tmp_path: Path) -> None:
         lambda t: 3e9,
         lambda t: math.nan,
     )
-    (node,), why = telemetry(make_run(tmp_path, columns, rows))
+    (node,), why = node_telemetry(make_run(tmp_path, columns, rows))
     assert why == {}
     assert (node.host, node.window_s, node.num_samples, node.num_gaps, node.missing) == ("n0", 12.0, 12, 0, 0.0)
     power = node.fields["gpu.0.power_w"]
@@ -269,13 +269,13 @@ def test_figures_of_a_node(tmp_path: Path) -> None:
 
 def test_gaps_of_a_node_are_counted(tmp_path: Path) -> None:
     times = [t for t in every_second() if not 5 < t < 13]
-    (node,), _ = telemetry(make_run(tmp_path, ["gpu.0.power_w"], rows_of(lambda t: 100.0, times=times)))
+    (node,), _ = node_telemetry(make_run(tmp_path, ["gpu.0.power_w"], rows_of(lambda t: 100.0, times=times)))
     assert node.num_gaps == 1
     assert node.missing == pytest.approx(9 / 12)
 
 
 def test_a_node_without_samples_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path, plans(points=(1,), repeats=1)[0], constant([100, 0, 300, 400, 100, 100]))
-    found, why = telemetry(read_run(folder.path))
+    found, why = node_telemetry(read_run(folder.path))
     assert found == []
     assert why == {"node 0": "node 0 has no samples, and its sampler did not report"}

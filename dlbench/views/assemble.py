@@ -16,12 +16,12 @@ from dlbench.records.registry import KEYS, data_source, goal
 from dlbench.records.scan import Run, Scan
 from dlbench.report.wording import ENGINE_TITLES, clean, ranks_text
 from dlbench.views import doubts, model, registry
-from dlbench.views.causes.model import CauseAccount
+from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.quality.model import Quality
 from dlbench.views.quality.verdict import quality_verdict
 from dlbench.views.scaling.verdict import next_step, verdict
-from dlbench.views.view import GroupSource, ReportSource
+from dlbench.views.view import GroupSource, ReportSource, Views
 
 TITLE = "dlbench scaling report"
 
@@ -36,19 +36,23 @@ _DATA_TITLES = {
 }
 
 
-def assemble(scan: Scan, history: TrendsReport | None = None) -> model.Report:
+def assemble(
+    scan: Scan, history: TrendsReport | None = None, views: Views = registry.SCALING, *, with_digests: bool = True
+) -> model.Report:
     """The report of everything found under one folder; equal folders give equal reports.
 
     Args:
         scan: the runs.
         history: what changed over months, shown beside them; None: no such view.
+        views: what it is made of.
+        with_digests: whether a view asks for single steps.
     """
-    table = tabulate(scan, with_causes=True, with_digests=True)
+    table = tabulate(scan, with_causes=True, with_digests=with_digests)
     measured = list(table.runs.values())
     found = scaling.groups(table)
-    groups = _with_unique_labels(tuple(_group(group, table) for group in found))
+    groups = _with_unique_labels(tuple(_group(group, table, views) for group in found))
     groups = tuple(
-        dataclasses.replace(group, next_step=next_step(group), missing=registry.missing_of_group(group))
+        dataclasses.replace(group, next_step=next_step(group), missing=views.missing_of_group(group))
         for group in groups
     )
     source = ReportSource(scan=scan, table=table, groups=found, history=history)
@@ -58,17 +62,17 @@ def assemble(scan: Scan, history: TrendsReport | None = None) -> model.Report:
         dlbench_version=dlbench.__version__,
         notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
         groups=groups,
-        views={view.key: view.numbers(source) for view in registry.REPORT_VIEWS if view.key},
+        views={view.key: view.numbers(source) for view in views.report if view.key},
         runs=_run_rows(scan, table),
         damaged=tuple(table.damaged),
         environment=_environment(measured),
         methods=METHODS,
         missing=not_shown(groups),
     )
-    return dataclasses.replace(report, missing=(*report.missing, *registry.missing_of_report(report)))
+    return dataclasses.replace(report, missing=(*report.missing, *views.missing_of_report(report)))
 
 
-def _group(group: scaling.Group, table: RunTable) -> model.Group:
+def _group(group: scaling.Group, table: RunTable, views: Views) -> model.Group:
     plan = group.sample.plan
     unit = clean(plan.workload.sample_unit, 40)
     settings = tuple(chosen_settings(group.sample).items())
@@ -77,7 +81,7 @@ def _group(group: scaling.Group, table: RunTable) -> model.Group:
         for d in doubts.group_doubts(group, table)
     )
     source = GroupSource(group=group, table=table, doubts=found, views={})
-    for view in registry.GROUP_VIEWS:
+    for view in views.group:
         if view.key:
             source = dataclasses.replace(source, views={**source.views, view.key: view.numbers(source)})
     return model.Group(
@@ -111,7 +115,7 @@ def _verdict(source: GroupSource, unit: str) -> str:
         is_sufficient=source.group.is_sufficient,
         is_crowded=source.is_crowded,
         exchange=source.views.get("exchange") or (),  # type: ignore[arg-type]
-        causes=source.of(CauseAccount),
+        causes=source.of(LostPercent),
     )
     return " ".join([*([quality_verdict(subject, quality)] if quality else []), speed])
 

@@ -112,31 +112,6 @@ class Group:
         return self.views.get("exchange")
 
     @property
-    def causes(self) -> Any:
-        """Transitional."""
-        return self.views.get("causes")
-
-    @property
-    def data_path(self) -> Any:
-        """Transitional."""
-        return self.views.get("data_path")
-
-    @property
-    def memory(self) -> Any:
-        """Transitional."""
-        return self.views.get("memory")
-
-    @property
-    def telemetry(self) -> Any:
-        """Transitional."""
-        return self.views.get("telemetry")
-
-    @property
-    def energy(self) -> Any:
-        """Transitional."""
-        return self.views.get("energy")
-
-    @property
     def outlook(self) -> Any:
         """Transitional."""
         return self.views.get("outlook")
@@ -258,6 +233,10 @@ class Report:
     def history(self) -> Any:
         """Transitional."""
         return self.views.get("history")
+
+    def of(self, kind: type[N]) -> N | None:
+        """The numbers of one view, by their type; None where it has nothing to say."""
+        return next((found for found in self.views.values() if isinstance(found, kind)), None)
 
     @property
     def without_figures(self) -> tuple[RunRow, ...]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any, cast
 
 from dlbench.history.page.view import history_view
-from dlbench.report.document import Missing, Section
-from dlbench.views.causes import assemble as causes_assemble
-from dlbench.views.causes import views as causes_views
+from dlbench.report.document import Section
+from dlbench.views.causes.view import CausesView
+from dlbench.views.data_path.view import DataPathView
 from dlbench.views.differences.view import DifferencesView
+from dlbench.views.energy.view import EnergyView
 from dlbench.views.exchange import assemble as exchange_assemble
 from dlbench.views.exchange.charts import exchange_charts
 from dlbench.views.forecast import assemble as forecast_assemble
 from dlbench.views.forecast import views as forecast_views
-from dlbench.views.machine import assemble as machine_assemble
-from dlbench.views.machine import views as machine_views
+from dlbench.views.memory.view import MemoryView
 from dlbench.views.model import Group, Report
 from dlbench.views.old_view import Sheet as OldSheet
 from dlbench.views.old_view import View
@@ -25,12 +25,16 @@ from dlbench.views.quality import tables as training_tables
 from dlbench.views.quality.charts import quality_charts
 from dlbench.views.runs.view import EnvironmentView, RunsView, WithoutFiguresView
 from dlbench.views.scaling.view import ScalingView
+from dlbench.views.slow_nodes.view import SlowNodesView
 from dlbench.views.steps.view import RanksView, StepsView
+from dlbench.views.stragglers.view import StragglersView
 from dlbench.views.summary.view import SummaryView
 from dlbench.views.sweep import assemble as sweep_assemble
 from dlbench.views.sweep.charts import sweep_charts
 from dlbench.views.systems.view import SystemsView
-from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView
+from dlbench.views.telemetry.view import TelemetryView
+from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, Views
+from dlbench.views.waterfall.view import WaterfallView
 
 # Transitional: old-style views behind the new protocol, until each subject is converted.
 
@@ -118,8 +122,6 @@ def _training(titles: tuple[str, ...]) -> Any:
     return sheets
 
 
-_CAUSES = {view.id: view for view in causes_views.VIEWS}
-_MACHINE = {view.id: view for view in machine_views.VIEWS}
 _FORECAST = {view.id: view for view in forecast_views.VIEWS}
 
 GROUP_VIEWS: tuple[GroupView, ...] = (
@@ -142,9 +144,9 @@ GROUP_VIEWS: tuple[GroupView, ...] = (
         "outlook",
         lambda source: forecast_assemble.outlook(source.group, source.table, is_crowded=source.is_crowded),
     ),
-    _Old(_CAUSES["waterfall"]),
-    _Old(_CAUSES["causes"], "causes", lambda source: causes_assemble.causes(source.group, source.table)),
-    _Old(_CAUSES["stragglers"]),
+    WaterfallView(),
+    CausesView(),
+    StragglersView(),
     PartsView(),
     StepsView(),
     RanksView(),
@@ -161,10 +163,10 @@ GROUP_VIEWS: tuple[GroupView, ...] = (
         "exchange",
         lambda source: exchange_assemble.exchange(source.group),
     ),
-    _Old(_MACHINE["data-path"], "data_path", lambda source: machine_assemble.data_path(source.group, source.table)),
-    _Old(_MACHINE["memory"], "memory", lambda source: machine_assemble.memory(source.group, source.table)),
-    _Old(_MACHINE["telemetry"], "telemetry", lambda source: machine_assemble.telemetry(source.group, source.table)),
-    _Old(_MACHINE["energy"], "energy", lambda source: machine_assemble.energy(source.group, source.table)),
+    DataPathView(),
+    MemoryView(),
+    TelemetryView(),
+    EnergyView(),
     _Old(
         View(
             id="noise",
@@ -212,7 +214,7 @@ OPENING: tuple[ReportView, ...] = (
 """Before the groups."""
 
 CLOSING: tuple[ReportView, ...] = (
-    _OldReport(_CAUSES["slow-nodes"]),
+    SlowNodesView(),
     PrecisionView(),
     DifferencesView(),
     SystemsView(),
@@ -234,22 +236,5 @@ CLOSING: tuple[ReportView, ...] = (
 )
 """After the groups."""
 
-REPORT_VIEWS = (*OPENING, *CLOSING)
-
-
-def missing_of_group(group: Group) -> tuple[Missing, ...]:
-    """Views without a section for a group, with what would produce it."""
-    return tuple(
-        Missing(view=view.id, title=view.title, text=text)
-        for view in GROUP_VIEWS
-        if view.section(group) is None and (text := view.remedy(group))
-    )
-
-
-def missing_of_report(report: Report) -> tuple[Missing, ...]:
-    """The same of the whole report."""
-    return tuple(
-        Missing(view=view.id, title=view.title, text=text)
-        for view in REPORT_VIEWS
-        if not view.sections(report) and (text := view.remedy(report))
-    )
+SCALING = Views(opening=OPENING, group=GROUP_VIEWS, closing=CLOSING)
+"""The views of the scaling report."""

@@ -14,7 +14,7 @@ from dlbench.history.page.model import TrendsReport
 from dlbench.reading import scaling
 from dlbench.reading.run_table import RunTable
 from dlbench.records.scan import Scan
-from dlbench.report.document import Section
+from dlbench.report.document import Missing, Section
 from dlbench.views.model import Doubt, Group, Report
 
 N = TypeVar("N")
@@ -93,3 +93,36 @@ class ReportView:
     def remedy(self, report: Report) -> str:
         """What would produce the data of a report without a section, in a sentence; empty: not worth a line."""
         return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """What a document about runs is made of, in the order of the page."""
+
+    opening: tuple[ReportView, ...] = ()
+    """Before the groups."""
+    group: tuple[GroupView, ...]
+    """Of each group."""
+    closing: tuple[ReportView, ...] = ()
+    """After the groups."""
+
+    @property
+    def report(self) -> tuple[ReportView, ...]:
+        """Of the whole report."""
+        return (*self.opening, *self.closing)
+
+    def missing_of_group(self, group: Group) -> tuple[Missing, ...]:
+        """Views without a section for a group, with what would produce it."""
+        return tuple(
+            Missing(view=view.id, title=view.title, text=text)
+            for view in self.group
+            if view.section(group) is None and (text := view.remedy(group))
+        )
+
+    def missing_of_report(self, report: Report) -> tuple[Missing, ...]:
+        """The same of the whole report."""
+        return tuple(
+            Missing(view=view.id, title=view.title, text=text)
+            for view in self.report
+            if not view.sections(report) and (text := view.remedy(report))
+        )

@@ -20,6 +20,7 @@ from dlbench.reading.samples.integral import NOTHING, Amount, Curve, counter_cur
 from dlbench.reading.samples.node_samples import NodeCourse, NodeSamples
 
 Kind = Literal["GPUs", "processors"]
+KINDS: tuple[Kind, ...] = ("GPUs", "processors")
 Method = Literal["energy counter", "energy counter with reset", "power over time stamps"]
 
 MIN_COVERAGE = 0.9

@@ -46,7 +46,7 @@ class FieldSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Telemetry:
+class NodeTelemetry:
     """One node in the measured window."""
 
     node_rank: int
@@ -66,13 +66,13 @@ class Telemetry:
     failures: tuple[str, ...]
 
 
-def telemetry(
+def node_telemetry(
     run: Run,
     *,
     nodes: Sequence[int] | None = None,
     wanted: Callable[[str], bool] = lambda name: True,
     read: NodeReader = read_node,
-) -> tuple[list[Telemetry], dict[str, str]]:
+) -> tuple[list[NodeTelemetry], dict[str, str]]:
     """Every sampled node of a run with a record, and why others tell nothing, by node.
 
     Args:
@@ -84,7 +84,7 @@ def telemetry(
     Raises:
         IncompleteDataError: samples or steps are damaged.
     """
-    found: list[Telemetry] = []
+    found: list[NodeTelemetry] = []
     why: dict[str, str] = {}
     for node in nodes_of(run) if nodes is None else nodes:
         reason = why_not_sampled(run, node)
@@ -99,7 +99,7 @@ def _always(name: str) -> bool:
     return True
 
 
-def _node(samples: NodeSamples, window: Interval, wanted: Callable[[str], bool]) -> Telemetry:
+def _node(samples: NodeSamples, window: Interval, wanted: Callable[[str], bool]) -> NodeTelemetry:
     import numpy as np
 
     times = samples.time_ns
@@ -112,7 +112,7 @@ def _node(samples: NodeSamples, window: Interval, wanted: Callable[[str], bool])
     busy = [values for name, values in samples.columns.items() if re.fullmatch(r"host\.cpu\.\d+\.busy", name)]
     if busy:
         fields["host.cpu.busy"] = _summary(samples, "host.cpu.busy", np.mean(busy, axis=0), window)
-    return Telemetry(
+    return NodeTelemetry(
         node_rank=samples.node_rank,
         host=samples.host,
         window_s=(window[1] - window[0]) / 1e9,

@@ -7,6 +7,7 @@ runs next to it. What was left out is told.
 
 from __future__ import annotations
 
+import math
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.energy import RunEnergy, run_energy
-from dlbench.reading.samples.node_means import Telemetry, telemetry
+from dlbench.reading.samples.node_means import NodeTelemetry, node_telemetry
 from dlbench.reading.samples.node_samples import NodeSamples, nodes_of, read_node
 from dlbench.records.scan import Run
 
@@ -42,7 +43,7 @@ class MachineReading:
     run_id: str
     energy: RunEnergy | None
     """None where samples are damaged, or some nodes were left out."""
-    nodes: tuple[Telemetry, ...]
+    nodes: tuple[NodeTelemetry, ...]
     """Of the measured window, by node."""
     why: dict[str, str]
     """Why nodes tell nothing, by node (`node 3`)."""
@@ -90,16 +91,21 @@ class _Shared:
         return self.held[node]
 
 
-def read_machine(run: Run, nodes: tuple[int, ...] | None = None) -> MachineReading:
+def read_machine(run: Run, nodes: tuple[int, ...] | None = None, *, all_fields: bool = False) -> MachineReading:
     """The samples of one run with a record.
 
     Args:
         run: with a record.
         nodes: only these, and no energy, which is that of all nodes; None: all.
+        all_fields: whether every sampled field is summed up, or those of `FIELDS`.
     """
     shared = _Shared()
+
+    def wanted(name: str) -> bool:
+        return all_fields or FIELDS.fullmatch(name) is not None
+
     try:
-        found, why = telemetry(run, nodes=nodes, wanted=lambda name: FIELDS.fullmatch(name) is not None, read=shared)
+        found, why = node_telemetry(run, nodes=nodes, wanted=wanted, read=shared)
         energy = run_energy(run, read=shared) if nodes is None else None
     except IncompleteDataError as error:
         return MachineReading(run_id=run.plan.run_id, energy=None, nodes=(), why={}, problem=str(error))
@@ -109,16 +115,16 @@ def read_machine(run: Run, nodes: tuple[int, ...] | None = None) -> MachineReadi
     )
 
 
-_LAST: list[tuple[weakref.ref[RunTable], int, MachineReadings]] = []
+_LAST: list[tuple[weakref.ref[RunTable], int | None, MachineReadings]] = []
 """The last table that was read: several views ask for the same one."""
 
 
-def machine_readings(table: RunTable, max_nodes: int = MAX_NODES) -> MachineReadings:
+def machine_readings(table: RunTable, max_nodes: int | None = MAX_NODES) -> MachineReadings:
     """The samples of the runs with figures, read once for one table.
 
     Args:
         table: the runs.
-        max_nodes: how many nodes may be read.
+        max_nodes: how many nodes may be read; None: all of them, and all their fields.
     """
     if _LAST and _LAST[0][0]() is table and _LAST[0][1] == max_nodes:
         return _LAST[0][2]
@@ -127,15 +133,15 @@ def machine_readings(table: RunTable, max_nodes: int = MAX_NODES) -> MachineRead
     return readings
 
 
-def _read(table: RunTable, max_nodes: int) -> MachineReadings:
+def _read(table: RunTable, max_nodes: int | None) -> MachineReadings:
     points = _points(table)
     by_run: dict[str, MachineReading] = {}
-    left = max_nodes
+    left = math.inf if max_nodes is None else max_nodes
     for number, run_id in _in_turn(points):
         run = table.runs[run_id]
         nodes = nodes_of(run)
         if len(nodes) <= left:
-            by_run[run_id] = read_machine(run)
+            by_run[run_id] = read_machine(run, all_fields=max_nodes is None)
             left -= len(nodes)
         elif number == 0 and left >= MAX_NODES_OF_LARGE_RUN:
             few = nodes[:: -(-len(nodes) // MAX_NODES_OF_LARGE_RUN)]

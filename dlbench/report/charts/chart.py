@@ -52,7 +52,7 @@ def finish(
     name: str,
     title: str,
     alt: str,
-    table: Sheet[Any] | Sequence[Sequence[str]],
+    table: Sheet[Any] | TextTable | Sequence[Sequence[str]],
     size: tuple[int, int],
     axes: Literal["", "x", "y", "xy"] = "",
 ) -> Chart:
@@ -64,7 +64,7 @@ def finish(
         name: tells it from the group's other charts.
         title: its headline.
         alt: its finding in words.
-        table: the numbers it is drawn from: a sheet, or rows of text, header first.
+        table: the numbers it is drawn from: a sheet, those that people see of it, or rows of text, header first.
         size: width and height of the plot, pixels.
         axes: those that a reader may switch between linear and logarithmic; all their values must be above 0.
     """
@@ -79,8 +79,9 @@ def finish(
     subtitle = textwrap.wrap(group.label, int((width + 60) / SUBTITLE_PIXELS), max_lines=3)
     spec["title"] = {"text": title, "subtitle": subtitle}
     spec["usermeta"] = {"axes": axes, "series": chart_series.switchable(spec)}
-    sheet = table if isinstance(table, Sheet) else text_sheet(name, title, table[0], table[1:])
-    return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=sheet.people())
+    if not isinstance(table, TextTable):
+        table = (table if isinstance(table, Sheet) else text_sheet(name, title, table[0], table[1:])).people()
+    return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=table)
 
 
 def _clean(value: Any) -> Any:

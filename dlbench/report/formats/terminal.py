@@ -61,7 +61,8 @@ def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
 
 def _section(section: Section, width: int, full: bool, *, is_outer: bool) -> Iterator[Block]:
     inner = [block for one in section.sections for block in _section(one, width, full, is_outer=False)]
-    own = [*_content(section, width, full), *inner, *(_mark(mark, width) for mark in section.marks)]
+    marks = [_mark(mark, width) for mark in section.marks]
+    own = [*_content(section, width, full), *inner, *([Block(("",))] if full and marks and inner else []), *marks]
     if full and section.missing:
         own.append(_listed((section.missing_title, *(f"{one.title}: {one.text}" for one in section.missing)), width))
     if not own:
@@ -79,14 +80,18 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
             table = sheet.people(brief=not full)
             if table.rows:
                 title = _wrapped(sheet.title, width) if full and len(section.sheets) > 1 else []
-                tables.append(Block(("", *title, *fitted(table, width))))
+                lines = whole(table, width) if full else fitted(table, width)
+                about = _wrapped(sheet.caption, width) if full else []
+                tables.append(Block(("", *title, *lines, *about)))
     if full:
         yield from _sentences(section.about, width)
         if section.facts:
-            yield _facts(section.facts, width)
+            names, texts = zip(*section.facts, strict=True)
+            yield Block(tuple(_named(names, texts, width)))
         yield from _sentences(section.words, width)
         yield from tables
-        yield from _sentences(section.notes, width)
+        if section.notes:
+            yield Block(("", *(line for text in section.notes for line in _wrapped(f"- {text}", width))))
         return
     says = section.brief
     if says is None:
@@ -99,14 +104,14 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
         yield from _sentences(says, width)
 
 
-def _facts(facts: Sequence[tuple[str, str]], width: int) -> Block:
+def _named(names: Sequence[str], texts: Sequence[str], width: int) -> list[str]:
     """Names and values, a line each; further lines of a value stand under its begin."""
-    size = min(max(len(name) for name, _ in facts), width // 4)
+    size = min(max(map(len, names)), width // 4)
     lines = []
-    for name, text in facts:
+    for name, text in zip(names, texts, strict=True):
         head = f"  {name.ljust(size)}  "
         lines += textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * (size + 4)) or [head.rstrip()]
-    return Block(tuple(lines))
+    return lines
 
 
 def _sentences(texts: Sequence[str], width: int) -> Iterator[Block]:
@@ -150,6 +155,27 @@ def fitted(table: TextTable, width: int) -> list[str]:
     while _width(short) > width and len(short[0]) > 1:
         short = [row[:-1] for row in short]
     return aligned(short)
+
+
+def whole(table: TextTable, width: int) -> list[str]:
+    """A table as lines of which nothing is left out.
+
+    One that is too wide becomes several below each other, each with the first column; where that is not enough, each
+    row becomes names and values.
+    """
+    rows: list[tuple[str, ...]] = [table.header, *(tuple(map(str, row.cells)) for row in table.rows)]
+    count = len(table.header)
+    if max([_width([(row[0], row[place]) for row in rows]) for place in range(1, count)], default=0) > width:
+        return [line for row in rows[1:] for line in (*_named(table.header, row, width), "")][:-1]
+    lines: list[str] = []
+    start = 1
+    while start < count or not lines:
+        end = start + 1
+        while end < count and _width([(row[0], *row[start : end + 1]) for row in rows]) <= width:
+            end += 1
+        lines += [*([""] if lines else []), *aligned([(row[0], *row[start:end]) for row in rows])]
+        start = end
+    return lines
 
 
 def _width(rows: Sequence[Sequence[str]]) -> int:

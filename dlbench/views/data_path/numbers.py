@@ -8,17 +8,19 @@ emulated; here it is measured, and a step without its input wait counts as compu
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.measures import PARTS
 from dlbench.reading.run_table import RunTable
-from dlbench.reading.samples.readings import MachineReading, MachineReadings, PointKey
+from dlbench.reading.samples.readings import MachineReading, machine_readings
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
+from dlbench.report.wording import figure_text, number_text, percent, place_text
 from dlbench.stats.estimates import Estimate, mean_estimate
+from dlbench.units import format_bytes
+from dlbench.views.data_path.facts import facts, spread
 
 STALL_SHARE = 0.1
 """A step whose input wait is a larger share of it is a stall."""
@@ -27,75 +29,118 @@ MAX_RANKS = 16
 MAX_POINTS = 100
 """Points of a table whose single steps are looked at: those with most ranks."""
 
+AT_REST = 1e6
+"""Bytes per second of all disks together below which nothing worth words was read from them."""
+
 _CACHE = "host.page_cache_bytes"
+
+_FORMATS = {
+    "images": "JPEG images",
+    "jpeg-tree": "JPEG images",
+    "text": "text",
+    "density": "density volumes",
+    "hdf5-density": "density volumes",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stalls:
+class _Stalls:
     """Single steps of one run."""
 
-    run_id: str
-    num_steps: int
-    """Steps of all ranks that were looked at."""
-    num_ranks: int
-    stalled: float
-    """Share of the steps that wait for input for more than `STALL_SHARE` of their time (1)."""
-    longest_s: float
+    num_steps: int = 0
+    """Steps of ranks that were looked at."""
+    num_ranks: int = 0
+    stalled: float | None = None
+    """Share of the steps that wait for input for more than `STALL_SHARE` of their time (1); None: not looked at."""
+    longest_s: float | None = None
     """Longest wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataPoint:
-    """One rank count."""
+    """Input at one rank count."""
 
     ranks: int
     nodes: int
-    wait_s: Estimate
-    """Mean wait for input a step; means over runs, as the parts of a step."""
-    copy_s: Estimate
+    wait: Estimate
+    """Mean wait for input, seconds per step; means over runs, as the parts of a step."""
+    copy: Estimate
     """Host-to-device copy, likewise."""
     wait_share: Estimate
-    """Wait over step (1)."""
+    """Wait over step (fraction)."""
     utilisation: Estimate
-    """1 - the share (1)."""
-    stalls: Stalls | None
-    """Of the run in the middle; None where its steps were not looked at."""
+    """1 - wait_share: accelerator utilisation as MLPerf Storage has it."""
+    stalled: float | None
+    """Share of steps that wait for more than `STALL_SHARE` of their time (1), in the run in the middle; None: not
+    looked at."""
+    longest_wait_s: float | None
+    stall_steps: int
+    """Steps of ranks that were looked at."""
+    stall_ranks: int
     disk_bytes_per_s: float | None
-    """Read from the disks of all its nodes in the measured window; None where no sample tells."""
+    """Read from the disks of all its nodes in the measured window; None where no sample holds it."""
     page_cache_bytes: float | None
-    """Of a node, mean."""
+    """Per node, mean."""
 
 
-def data_points(group: Group, table: RunTable, readings: MachineReadings) -> tuple[DataPoint, ...]:
-    """Each point of a group.
+@dataclass(frozen=True, kw_only=True)
+class DataPath:
+    """Where samples come from and how long the ranks wait for them."""
+
+    source: str
+    format: str
+    is_synthetic: bool
+    points: tuple[DataPoint, ...]
+    facts: tuple[tuple[str, str], ...]
+    """What is known of reading, order, coverage and staging: title and text."""
+    verdict: str
+    notes: tuple[str, ...]
+
+
+def data_path(group: Group, table: RunTable) -> DataPath:
+    """Where samples come from and how long ranks wait for them, by rank count.
 
     Args:
         group: comparable runs.
         table: where its runs are from.
-        readings: samples of some of them.
     """
+    readings = machine_readings(table)
     looked_at = set(list(readings.middle)[:MAX_POINTS])
-    return tuple(
-        _point((group.id, point.ranks, point.nodes), point, table, readings, looked_at) for point in group.points
+    middle = {key: readings.middle[key] for point in group.points for key in [(group.id, point.ranks, point.nodes)]}
+    points = tuple(
+        _point(point, table, run, readings.by_run.get(run.plan.run_id), is_looked_at=key in looked_at)
+        for point, (key, run) in zip(group.points, middle.items(), strict=True)
+    )
+    data = group.sample.plan.workload.data
+    return DataPath(
+        source=data.source,
+        format=_FORMATS.get(data.format, data.format),
+        is_synthetic=data.is_synthetic,
+        points=points,
+        facts=tuple(facts(group, list(middle.values()), _temperature(points, is_synthetic=data.is_synthetic))),
+        verdict=_verdict(points, is_synthetic=data.is_synthetic),
+        notes=(),
     )
 
 
 def _point(
-    key: PointKey, point: Point, table: RunTable, readings: MachineReadings, looked_at: Collection[PointKey]
+    point: Point, table: RunTable, middle: Run, reading: MachineReading | None, *, is_looked_at: bool
 ) -> DataPoint:
     rows = table.parts.loc[list(point.run_ids)]
     step = rows[list(PARTS)].sum(axis=1)
-    share = mean_estimate((rows["input"] / step).tolist())
-    middle = readings.middle[key]
-    reading = readings.by_run.get(middle.plan.run_id)
+    share = mean_estimate((rows["input"] / step).tolist(), "fraction")
+    stalls = _stalls(middle) if is_looked_at else _Stalls()
     return DataPoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        wait_s=mean_estimate(rows["input"].tolist()),
-        copy_s=mean_estimate(rows["h2d"].tolist()),
+        wait=mean_estimate(rows["input"].tolist(), "s"),
+        copy=mean_estimate(rows["h2d"].tolist(), "s"),
         wait_share=share,
         utilisation=_rest(share),
-        stalls=_stalls(middle) if key in looked_at else None,
+        stalled=stalls.stalled,
+        longest_wait_s=stalls.longest_s,
+        stall_steps=stalls.num_steps,
+        stall_ranks=stalls.num_ranks,
         disk_bytes_per_s=_disks(reading),
         page_cache_bytes=_page_cache(reading),
     )
@@ -105,10 +150,10 @@ def _rest(share: Estimate) -> Estimate:
     """1 - share; its ends change places."""
     low = None if share.high is None else 1 - share.high
     high = None if share.low is None else 1 - share.low
-    return Estimate(1 - share.value, low, high, share.n, share.kind)
+    return Estimate(1 - share.value, low, high, share.n, share.kind, "fraction")
 
 
-def _stalls(run: Run) -> Stalls | None:
+def _stalls(run: Run) -> _Stalls:
     import numpy as np
 
     ranks = range(run.plan.layout.ranks)
@@ -118,22 +163,16 @@ def _stalls(run: Run) -> Stalls | None:
         try:
             measured = read_steps(run.folder.steps(rank)).measured
         except IncompleteDataError:
-            return None
+            return _Stalls()
         waits.append(measured["input_ns"].astype(np.float64))
         steps.append(measured["step_ns"].astype(np.float64))
     wait, step = np.concatenate(waits), np.concatenate(steps)
-    return Stalls(
-        run_id=run.plan.run_id,
+    return _Stalls(
         num_steps=len(step),
         num_ranks=len(chosen),
         stalled=float((wait > STALL_SHARE * step).mean()),
         longest_s=float(wait.max()) / 1e9,
     )
-
-
-def spread(items: Sequence[int], most: int) -> list[int]:
-    """At most so many of some items, evenly spread, the first among them."""
-    return list(items[:: -(-len(items) // most)]) if len(items) > most else list(items)
 
 
 def _disks(reading: MachineReading | None) -> float | None:
@@ -152,3 +191,45 @@ def _page_cache(reading: MachineReading | None) -> float | None:
     nodes = reading.nodes if reading is not None else ()
     told = [node.fields[_CACHE].mean for node in nodes if _CACHE in node.fields]
     return sum(told) / len(told) if told else None
+
+
+def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
+    worst = max(points, key=lambda point: point.wait_share.value)
+    share, wait = figure_text(worst.wait_share), figure_text(worst.wait)
+    where = place_text(worst.ranks, worst.nodes)
+    largest = ", the largest share of any rank count" if len(points) > 1 else ""
+    start = (
+        f"On average over ranks, steps and runs ranks wait for input for {share} of a step ({wait}) at {where}{largest}"
+    )
+    waits = [point.longest_wait_s for point in points if point.longest_wait_s is not None]
+    if waits:
+        start += f"; the longest single wait looked at was {number_text(max(waits), 's')}"
+    if is_synthetic:
+        return f"{start}. The data is synthetic: made in memory, so that nothing here tells of storage."
+    stalled = max((point.stalled for point in points if point.stalled is not None), default=0.0)
+    if stalled > 0:
+        start += f"; up to {percent(stalled)} of the steps stall (run in the middle, at most {MAX_RANKS} ranks)"
+    return f"{start}."
+
+
+def _temperature(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
+    if is_synthetic:
+        return "no file is read"
+    told = [(point.disk_bytes_per_s, point) for point in points if point.disk_bytes_per_s is not None]
+    if not told:
+        return (
+            "not known: no sample tells what disks read in the measured steps (watch.sampler, and disks that the "
+            "kernel counts)"
+        )
+    rate, point = max(told, key=lambda item: item[0])
+    cache = f"; page cache {format_bytes(point.page_cache_bytes)} a node" if point.page_cache_bytes else ""
+    where = place_text(point.ranks, point.nodes)
+    if rate < AT_REST:
+        return (
+            f"warm, or over the network: local disks read less than {format_bytes(AT_REST)}/s in the measured steps, "
+            f"so samples came from the page cache or from a network file system, which these counters do not see{cache}"
+        )
+    return (
+        f"cold at least in part: local disks read {format_bytes(rate)}/s in the measured steps at {where}, whatever "
+        f"read them{cache}"
+    )

@@ -1,144 +1,108 @@
-"""Energy of comparable runs: a sample's joules with an interval over runs, and Slurm's account beside them."""
+"""Energy by rank count: joules per sample with an interval over runs, against the baseline, and by stage."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.comparability import group_id
-from dlbench.reading.samples.energy import RunEnergy, StageEnergy, run_energy
-from dlbench.reading.samples.energy_sources import Kind
+from dlbench.reading.run_table import RunTable
+from dlbench.reading.samples.energy import RunEnergy, StageEnergy
+from dlbench.reading.samples.energy_sources import KINDS, Kind
 from dlbench.reading.samples.node_samples import STAGES
-from dlbench.records.scan import Run
-from dlbench.stats.estimates import Estimate, median_estimate
-
-KINDS: tuple[Kind, ...] = ("GPUs", "processors")
+from dlbench.reading.samples.readings import MachineReadings, machine_readings
+from dlbench.reading.scaling import Group, Point
+from dlbench.stats.estimates import Estimate, RunKey, by_definition, median_estimate, ratio_estimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindEnergy:
-    """GPUs, or processors, of all runs of a point that tell; medians over runs."""
+    """GPUs, or processors, at one rank count; medians over the runs whose samples hold them."""
 
+    kind: Kind
     energy_per_sample: Estimate | None
-    """Of the measured stage; None where no run was sampled well enough."""
+    """Joules of the measured window over its samples, all nodes together; None where too little was sampled."""
     samples_per_joule: Estimate | None
     """Its reciprocal."""
+    efficiency: Estimate | None
+    """Energy per sample of the baseline over that of this point (ratio); None where one of them is not known."""
     mean_power: Estimate | None
-    """Mean power of the measured stage, all sources of all nodes together."""
-    whole_j: Estimate
-    """From the start of the processes to their end, of what was sampled."""
-    stages_j: dict[str, Estimate]
-    """The same by stage; stages that no run was at are not in it."""
+    """Of the measured window, all sources of all nodes together, watts."""
+    whole: Estimate
+    """Joules from the start of the processes to their end, of what was sampled."""
+    stages: tuple[tuple[str, Estimate], ...]
+    """The same by stage, in the order of `STAGES`; stages that no run was at are missing."""
     num_sources: tuple[int, ...]
-    """GPUs or packages of a run, each number once."""
+    """GPUs or processor packages per run, each number once."""
     methods: tuple[str, ...]
+    """How the energy is known, each way once."""
     sampled_share: float
-    """Sampled share of the measured stage (1), of the run with the least."""
+    """Sampled share of the measured window (1), of the run with the least."""
+
+    @property
+    def stages_j(self) -> float:
+        """Joules of all stages together."""
+        return sum(joules.value for _, joules in self.stages)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyPoint:
-    """All comparable runs with one rank and node count."""
+    """One rank count, over the runs whose samples were read."""
 
-    group: str
-    """The id of `dlbench.reading.comparability`."""
-    variant: str
-    """`plain`, or what was taken away from the runs."""
     ranks: int
     nodes: int
-    sample: Run
-    """One of the runs, to read the common settings from."""
-    runs: tuple[RunEnergy, ...]
-    kinds: dict[Kind, KindEnergy]
-    """Those that a run tells of."""
-    why: dict[Kind, tuple[str, ...]]
-    """Why runs tell nothing of a kind, each reason once; a kind may be in both."""
+    kinds: tuple[KindEnergy, ...]
+    why: tuple[tuple[Kind, str], ...]
+    """Why runs have no figure of a kind, each reason once; a kind may be here and in `kinds`."""
     doubts: tuple[str, ...]
+    num_unread: int
+    """Runs whose samples were not read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy:
+    """Energy of a group of runs."""
+
+    points: tuple[EnergyPoint, ...]
     notes: tuple[str, ...]
-    damaged: tuple[str, ...]
-    """Runs whose samples could not be read, one line each."""
+    """What a reader must know, and what is damaged."""
 
 
-def energy_points(runs: Iterable[Run], energy_of: Callable[[Run], RunEnergy] = run_energy) -> list[EnergyPoint]:
-    """The energy of every group of comparable runs and rank count, in the order in which they are first met.
+@dataclass(frozen=True, kw_only=True)
+class SourceStage:
+    """One stage of one source."""
 
-    Args:
-        runs: those with figures, each once: `dlbench.reading.run_table.RunTable.runs`.
-        energy_of: the energy of one run, for callers that have it already; raises as `run_energy` does.
-    """
-    found: dict[tuple[str, str, int, int], list[Run]] = {}
-    for run in runs:
-        layout = run.plan.layout
-        key = (group_id(run), run.plan.series.variant, layout.ranks, layout.nodes)
-        found.setdefault(key, []).append(run)
-    order = {group: number for number, group in enumerate(dict.fromkeys(key[0] for key in found))}
-    keys = sorted(found, key=lambda key: (order[key[0]], key[1] != "plain", *key[1:]))
-    return [_point(key, found[key], energy_of) for key in keys]
+    stage: str
+    joules: float
+    """Of what was sampled."""
+    seconds: float
+    sampled_share: float
 
 
-def _point(key: tuple[str, str, int, int], runs: Sequence[Run], energy_of: Callable[[Run], RunEnergy]) -> EnergyPoint:
-    energies: list[RunEnergy] = []
-    damaged: list[str] = []
-    for run in runs:
-        try:
-            energies.append(energy_of(run))
-        except IncompleteDataError as error:
-            damaged.append(str(error))
-    group, variant, ranks, nodes = key
-    why = {kind: tuple(dict.fromkeys(e.why[kind] for e in energies if kind in e.why)) for kind in KINDS}
-    kinds = {kind: _kind(kind, [e for e in energies if e.of(kind)]) for kind in KINDS}
-    return EnergyPoint(
-        group=group,
-        variant=variant,
-        ranks=ranks,
-        nodes=nodes,
-        sample=runs[0],
-        runs=tuple(energies),
-        kinds={kind: told for kind, told in kinds.items() if told is not None},
-        why={kind: reasons for kind, reasons in why.items() if reasons},
-        doubts=tuple(dict.fromkeys(text for energy in energies for text in energy.doubts)),
-        notes=tuple(dict.fromkeys(text for energy in energies for text in energy.notes)),
-        damaged=tuple(damaged),
-    )
+@dataclass(frozen=True, kw_only=True)
+class EnergySource:
+    """One GPU or processor package in one run."""
+
+    node: int
+    host: str
+    name: str
+    """`gpu.0`, `package-0`."""
+    kind: Kind
+    method: str
+    counter_over_power: float | None
+    """Energy by the counter over energy by power, in the measured window (1); None where only one of them is there."""
+    samples_in_window: int
+    stages: tuple[SourceStage, ...]
 
 
-def _kind(kind: Kind, energies: Sequence[RunEnergy]) -> KindEnergy | None:
-    if not energies:
-        return None
-    each = _over(energy.energy_per_sample_j(kind) for energy in energies)
-    measured = [energy.stage(kind, "measured") for energy in energies]
-    stages = {stage: _joules(energy.stage(kind, stage) for energy in energies) for stage in STAGES}
-    whole = _joules(energy.stage(kind) for energy in energies)
-    assert whole is not None
-    return KindEnergy(
-        energy_per_sample=each,
-        samples_per_joule=_reciprocal(each),
-        mean_power=_over(stage.mean_power_w if stage else None for stage in measured),
-        whole_j=whole,
-        stages_j={stage: joules for stage, joules in stages.items() if joules is not None},
-        num_sources=tuple(sorted({len(energy.of(kind)) for energy in energies})),
-        methods=tuple(sorted({method for energy in energies for method in energy.methods(kind)})),
-        sampled_share=min(stage.sampled_share for stage in measured if stage is not None),
-    )
+@dataclass(frozen=True, kw_only=True)
+class RunSources:
+    """What the energy of one run is made of."""
 
-
-def _over(values: Iterable[float | None]) -> Estimate | None:
-    told = [value for value in values if value is not None]
-    return median_estimate(told) if told else None
-
-
-def _joules(stages: Iterable[StageEnergy | None]) -> Estimate | None:
-    return _over(stage.joules if stage is not None else None for stage in stages)
-
-
-def _reciprocal(estimate: Estimate | None) -> Estimate | None:
-    """1 / estimate; its ends change places."""
-    if estimate is None or estimate.value <= 0:
-        return None
-    low = 1 / estimate.high if estimate.high is not None else None
-    high = 1 / estimate.low if estimate.low else None
-    return Estimate(1 / estimate.value, low, high, estimate.n, estimate.kind)
+    run_id: str
+    num_samples: int
+    """Samples of the measured steps of all ranks."""
+    sources: tuple[EnergySource, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,34 +111,191 @@ class SlurmCheck:
 
     run_id: str
     slurm_j: float
-    """ConsumedEnergyRaw of the whole job, joules."""
+    """ConsumedEnergyRaw of the whole job."""
     sampled_j: float | None
-    """GPUs and processors of the whole run, joules; None where nothing was sampled."""
+    """Of the whole run; None where nothing was sampled."""
+    sampled_kinds: tuple[Kind, ...]
+    """Of what."""
     ratio: float | None
     """slurm_j / sampled_j."""
-    text: str
-    """Both in a sentence, and what differs between them."""
 
 
-def check_slurm(energies: Iterable[RunEnergy], slurm: Mapping[str, float]) -> list[SlurmCheck]:
-    """Sets what Slurm counted beside what was sampled, for each run that Slurm tells of.
+@dataclass(frozen=True, kw_only=True)
+class DetailedEnergy(Energy):
+    """Energy over all runs, with what it is made of."""
+
+    runs: tuple[RunSources, ...]
+    slurm: tuple[SlurmCheck, ...]
+    """Of the runs whose jobs Slurm counted; empty where it was not asked."""
+
+
+def energy(group: Group, table: RunTable) -> Energy | None:
+    """The energy of each rank count of which a run was read whole; None where none has a figure.
 
     Args:
-        energies: the runs.
-        slurm: joules of the job of each run, by run id.
+        group: comparable runs.
+        table: where they are from.
     """
-    return [_one_check(energy, slurm[energy.run_id]) for energy in energies if energy.run_id in slurm]
+    found, notes, _ = _energy(group, table, machine_readings(table))
+    return Energy(points=found, notes=notes) if any(point.kinds for point in found) else None
 
 
-def _one_check(energy: RunEnergy, slurm_j: float) -> SlurmCheck:
-    told = {kind: part.joules for kind in KINDS if (part := energy.stage(kind)) is not None}
-    sampled = sum(told.values())
-    ratio = slurm_j / sampled if sampled else None
-    beside = f", {ratio:.2f} times what was sampled of {' and '.join(told)}" if ratio is not None else ""
-    text = (
-        f"{energy.run_id}: Slurm's ConsumedEnergy is {slurm_j:.4g} J{beside}; Slurm counts whole nodes with all that "
-        "ran on them, from the start of the job to its end"
+def detailed_energy(group: Group, table: RunTable, slurm: Mapping[str, float]) -> DetailedEnergy:
+    """The same over all runs; rank counts without a figure are there, too, with the reason.
+
+    Args:
+        group: comparable runs.
+        table: where they are from.
+        slurm: joules that Slurm counted for the job of each run, by run id.
+    """
+    found, notes, energies = _energy(group, table, machine_readings(table, None))
+    return DetailedEnergy(
+        points=found,
+        notes=notes,
+        runs=tuple(map(_sources, energies)),
+        slurm=tuple(_slurm_check(one, slurm[one.run_id]) for one in energies if one.run_id in slurm),
     )
+
+
+def _energy(
+    group: Group, table: RunTable, readings: MachineReadings
+) -> tuple[tuple[EnergyPoint, ...], tuple[str, ...], list[RunEnergy]]:
+    """Points, notes, and the runs behind them."""
+    keys = run_keys(table)
+    runs = {run.plan.run_id: run for run in group.runs}
+    points: list[EnergyPoint] = []
+    every: list[RunEnergy] = []
+    damaged: list[str] = []
+    reference: Mapping[Kind, Mapping[RunKey, float]] = {}
+    for point in group.points:
+        read = [runs[run_id] for run_id in point.run_ids if readings.has_energy(runs[run_id])]
+        energies: list[RunEnergy] = []
+        for run in read:
+            try:
+                energies.append(readings.energy_of(run))
+            except IncompleteDataError as error:
+                damaged.append(str(error))
+        if read:
+            own = {kind: _by_run(energies, kind, keys) for kind in KINDS}
+            if point is group.baseline:
+                reference = own
+            efficiency = _efficiencies(own, reference, is_baseline=point is group.baseline)
+            points.append(_point(point, energies, efficiency, num_unread=len(point.run_ids) - len(read)))
+        every += energies
+    notes = [text for energy in every for text in energy.notes]
+    return tuple(points), tuple(dict.fromkeys([*notes, *(f"damaged: {text}" for text in damaged)])), every
+
+
+def run_keys(table: RunTable) -> dict[str, RunKey]:
+    """Block and repeat of every run with figures, by run id."""
+    if table.figures.empty:
+        return {}
+    rows = zip(table.figures["run_id"], table.figures["block"], table.figures["repeat"], strict=True)
+    return {str(run_id): (str(block), int(repeat)) for run_id, block, repeat in rows}
+
+
+def _by_run(energies: Iterable[RunEnergy], kind: Kind, keys: Mapping[str, RunKey]) -> dict[RunKey, float]:
+    """Joules per sample of the runs that have a figure."""
+    found = ((keys[energy.run_id], energy.energy_per_sample_j(kind)) for energy in energies)
+    return {key: joules for key, joules in found if joules is not None and joules > 0}
+
+
+def _efficiencies(
+    own: Mapping[Kind, Mapping[RunKey, float]],
+    reference: Mapping[Kind, Mapping[RunKey, float]],
+    *,
+    is_baseline: bool,
+) -> dict[Kind, Estimate]:
+    """Of the kinds that have joules per sample on both sides."""
+    known = [kind for kind in KINDS if own[kind] and reference.get(kind)]
+    return {
+        kind: by_definition(1.0, len(own[kind])) if is_baseline else ratio_estimate(reference[kind], own[kind])
+        for kind in known
+    }
+
+
+def _point(
+    point: Point, energies: Sequence[RunEnergy], efficiency: Mapping[Kind, Estimate], *, num_unread: int
+) -> EnergyPoint:
+    kinds = (_kind(kind, [one for one in energies if one.of(kind)], efficiency.get(kind)) for kind in KINDS)
+    why = ((kind, energy.why[kind]) for kind in KINDS for energy in energies if kind in energy.why)
+    return EnergyPoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        kinds=tuple(kind for kind in kinds if kind is not None),
+        why=tuple(dict.fromkeys(why)),
+        doubts=tuple(dict.fromkeys(text for energy in energies for text in energy.doubts)),
+        num_unread=num_unread,
+    )
+
+
+def _kind(kind: Kind, energies: Sequence[RunEnergy], efficiency: Estimate | None) -> KindEnergy | None:
+    if not energies:
+        return None
+    each = _over((energy.energy_per_sample_j(kind) for energy in energies), "J")
+    measured = [energy.stage(kind, "measured") for energy in energies]
+    stages = ((stage, _joules(energy.stage(kind, stage) for energy in energies)) for stage in STAGES)
+    whole = _joules(energy.stage(kind) for energy in energies)
+    assert whole is not None
+    return KindEnergy(
+        kind=kind,
+        energy_per_sample=each,
+        # An end of 0 has no reciprocal.
+        samples_per_joule=replace(each, low=each.low or None).inverted("samples/J") if each and each.value else None,
+        efficiency=efficiency,
+        mean_power=_over((stage.mean_power_w if stage else None for stage in measured), "W"),
+        whole=whole,
+        stages=tuple((stage, joules) for stage, joules in stages if joules is not None),
+        num_sources=tuple(sorted({len(energy.of(kind)) for energy in energies})),
+        methods=tuple(sorted({method for energy in energies for method in energy.methods(kind)})),
+        sampled_share=min(stage.sampled_share for stage in measured if stage is not None),
+    )
+
+
+def _over(values: Iterable[float | None], unit: str) -> Estimate | None:
+    known = [value for value in values if value is not None]
+    return median_estimate(known, unit) if known else None
+
+
+def _joules(stages: Iterable[StageEnergy | None]) -> Estimate | None:
+    return _over((None if stage is None else stage.joules for stage in stages), "J")
+
+
+def _sources(energy: RunEnergy) -> RunSources:
+    return RunSources(
+        run_id=energy.run_id,
+        num_samples=energy.num_samples,
+        sources=tuple(
+            EnergySource(
+                node=source.node_rank,
+                host=source.host,
+                name=source.name,
+                kind=source.kind,
+                method=source.method,
+                counter_over_power=source.check,
+                samples_in_window=source.samples_in_window,
+                stages=tuple(
+                    SourceStage(
+                        stage=stage,
+                        joules=amount.value,
+                        seconds=amount.length_ns / 1e9,
+                        sampled_share=amount.coverage,
+                    )
+                    for stage, amount in source.stages.items()
+                ),
+            )
+            for source in energy.sources
+        ),
+    )
+
+
+def _slurm_check(energy: RunEnergy, slurm_j: float) -> SlurmCheck:
+    sampled = {kind: part.joules for kind in KINDS if (part := energy.stage(kind)) is not None}
+    total = sum(sampled.values())
     return SlurmCheck(
-        run_id=energy.run_id, slurm_j=slurm_j, sampled_j=sampled if told else None, ratio=ratio, text=text
+        run_id=energy.run_id,
+        slurm_j=slurm_j,
+        sampled_j=total if sampled else None,
+        sampled_kinds=tuple(sampled),
+        ratio=slurm_j / total if total else None,
     )

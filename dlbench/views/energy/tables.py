@@ -1,158 +1,199 @@
-"""Sheets on energy: of a sample, and by stage."""
+"""Sheets on energy: per sample, by stage; and for the diagnosis of all runs what Slurm counted, and every source."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from dlbench.report.model import Group
-from dlbench.report.tabular import Table
-from dlbench.report.view import Sheet
-from dlbench.report.wording import (
-    DASH,
-    basis_text,
-    figure_text,
-    optional_figure,
-    percent,
-    place_text,
-    times_text,
-)
-from dlbench.stats.figure import Cell, figure_columns
-from dlbench.views.energy.numbers import KINDS
-from dlbench.views.machine.model import EnergyPoint, KindEnergy
+from dlbench.reading.samples.energy_sources import KINDS, Kind
+from dlbench.report.table import Cell, Column, Pivot, Sheet, Value, times_cell
+from dlbench.report.wording import basis_text, place_text
+from dlbench.stats.estimates import Estimate
+from dlbench.views.energy.numbers import EnergyPoint, EnergySource, KindEnergy, RunSources, SlurmCheck, SourceStage
 
 NOT_MEASURED = "not measured"
 
-ENERGY_CAPTION = (
+CAPTION = (
     "Joules of the measured window over its samples, medians over runs; GPUs and processors apart, never added: "
     "processors are those of whole nodes, whatever ran on them, and board, fans, disks and network are in neither. "
-    "Efficiency: joules of a sample at the baseline over those here."
+    "Efficiency: joules per sample at the baseline over those here."
 )
 STAGES_CAPTION = (
     "Joules of each stage, medians over runs: what was spent before the first measured step (building, staging, "
     "warm-up), in the measured window, on evaluations and checkpoints, and idle between them."
 )
-
-
-def energy_sheets(group: Group) -> list[Sheet]:
-    """Energy of a sample, and of the stages."""
-    if group.energy is None:
-        return []
-    places = [(point, kind) for point in group.energy.points for kind in point.kinds]
-    return [
-        Sheet(
-            name="energy",
-            title="Energy per sample",
-            text=_energy(group),
-            caption=f"{ENERGY_CAPTION} {group.caption}.",
-            columns=_ENERGY_COLUMNS,
-            rows=tuple(_energy_row(group, point, kind) for point, kind in places),
-            in_terminal=True,
-        ),
-        Sheet(
-            name="energy-stages",
-            title="Energy by stage",
-            text=_stages(group),
-            caption=f"{STAGES_CAPTION} {group.caption}.",
-            columns=("group", "ranks", "nodes", "kind", "stage", "joules", "joules_low", "joules_high", "runs"),
-            rows=tuple(
-                {
-                    **_place(group, point),
-                    "kind": kind.kind,
-                    "stage": stage,
-                    **figure_columns("joules", figure),
-                    "runs": figure.n,
-                }
-                for point, kind in places
-                for stage, figure in kind.stages
-            ),
-        ),
-    ]
-
-
-def _place(group: Group, point: EnergyPoint) -> dict[str, Cell]:
-    return {"group": group.id, "ranks": point.ranks, "nodes": point.nodes}
-
-
-_ENERGY_COLUMNS = (
-    *("group", "ranks", "nodes", "kind"),
-    *(
-        f"{name}{end}"
-        for name in ("energy_per_sample_j", "samples_per_joule", "energy_efficiency", "mean_power_w")
-        for end in ("", "_low", "_high")
-    ),
-    *("runs", "sources", "methods", "sampled_share"),
+SLURM_CAPTION = (
+    "Slurm: ConsumedEnergy of the job. It counts whole nodes with all that ran on them, from the start of the job to "
+    "its end; sampled: GPUs and processors of the whole run."
 )
 
 
-def _energy_row(group: Group, point: EnergyPoint, kind: KindEnergy) -> Mapping[str, Cell]:
-    return {
-        **_place(group, point),
-        "kind": kind.kind,
-        **figure_columns("energy_per_sample_j", kind.energy_per_sample),
-        **figure_columns("samples_per_joule", kind.samples_per_joule),
-        **figure_columns("energy_efficiency", kind.efficiency),
-        **figure_columns("mean_power_w", kind.mean_power),
-        "runs": kind.whole.n,
-        "sources": _sources(kind),
-        "methods": "; ".join(kind.methods),
-        "sampled_share": kind.sampled_share,
-    }
+def place_of(point: EnergyPoint, kind: Kind) -> str:
+    """``GPUs, 4 ranks on 2 nodes``."""
+    return f"{kind}, {place_text(point.ranks, point.nodes)}"
 
 
-def _sources(kind: KindEnergy) -> str:
-    return " or ".join(map(str, kind.num_sources))
+@dataclass(frozen=True)
+class _Row:
+    """GPUs, or processors, at one rank count."""
+
+    point: EnergyPoint
+    kind: Kind
+    energy: KindEnergy | None
+    """None where it was not measured."""
 
 
-def _energy(group: Group) -> Table:
-    assert group.energy is not None
-    rows: Table = [
-        (
-            "At",
-            "Of",
+def energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
+    """Energy per sample; for people with a line for each kind that was not measured, and why."""
+    columns: tuple[Column[_Row], ...] = (
+        Column("", "Energy of", lambda row: place_of(row.point, row.kind), is_brief=True),
+        Column("ranks", "", lambda row: row.point.ranks),
+        Column("nodes", "", lambda row: row.point.nodes),
+        Column("kind", "", lambda row: row.kind),
+        Column(
+            "energy_per_sample_j",
             "J per sample",
-            "Samples per J",
+            _of(lambda energy: energy.energy_per_sample),
+            _joules,
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("samples_per_joule", "Samples per J", _of(lambda energy: energy.samples_per_joule), has_interval=True),
+        Column(
+            "energy_efficiency",
             "Efficiency",
-            "Mean power, W",
-            "Interval",
-            "Sources",
-            "Method",
-            "Sampled",
-        )
-    ]
-    for point in group.energy.points:
-        place = place_text(point.ranks, point.nodes)
-        for kind in point.kinds:
-            joules = kind.energy_per_sample
-            rows.append(
-                (
-                    place,
-                    kind.kind,
-                    "too little sampled" if joules is None else figure_text(joules),
-                    optional_figure(kind.samples_per_joule),
-                    DASH if kind.efficiency is None else times_text(kind.efficiency),
-                    optional_figure(kind.mean_power),
-                    DASH if joules is None else basis_text(joules),
-                    _sources(kind),
-                    "; ".join(kind.methods),
-                    percent(kind.sampled_share, 0),
-                )
-            )
-        told = {kind.kind for kind in point.kinds}
-        for missing in KINDS:
-            if missing not in told:
-                why = "; ".join(reason for kind, reason in point.why if kind == missing) or "nothing tells"
-                rows.append((place, missing, NOT_MEASURED, *([DASH] * 5), why, DASH))
-    return rows
+            _of(lambda energy: energy.efficiency),
+            lambda row: times_cell(None if row.energy is None else row.energy.efficiency),
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("mean_power_w", "Mean power, W", _of(lambda energy: energy.mean_power), has_interval=True),
+        Column("runs", "", _of(lambda energy: energy.whole.n)),
+        Column("", "Interval", _of(_basis)),
+        Column("sources", "Sources", _of(lambda energy: " or ".join(map(str, energy.num_sources)))),
+        Column("methods", "Method", _of(lambda energy: "; ".join(energy.methods)), _method),
+        Column("sampled_share", "Sampled", _of(lambda energy: energy.sampled_share), unit="fraction", is_brief=True),
+    )
+    return Sheet(
+        name="energy",
+        title="Energy per sample",
+        columns=columns,
+        rows=[_Row(point, kind, energy) for point in points for kind, energy in _kinds(point)],
+        caption=CAPTION,
+        is_data=lambda row: row.energy is not None,
+        in_terminal=True,
+    )
 
 
-def _stages(group: Group) -> Table:
-    assert group.energy is not None
-    places = [(point, kind) for point in group.energy.points for kind in point.kinds]
-    stages = list(dict.fromkeys(stage for _, kind in places for stage, _ in kind.stages))
-    rows: Table = [("At", "Of", *(f"{stage}, J" for stage in stages), "whole run, J")]
-    for point, kind in places:
-        told = dict(kind.stages)
-        cells = [optional_figure(told.get(stage)) for stage in stages]
-        place = place_text(point.ranks, point.nodes)
-        rows.append((place, kind.kind, *cells, figure_text(kind.whole)))
-    return rows
+def _kinds(point: EnergyPoint) -> Iterator[tuple[Kind, KindEnergy | None]]:
+    """Those that were measured first."""
+    for energy in point.kinds:
+        yield energy.kind, energy
+    for kind in KINDS:
+        if all(energy.kind != kind for energy in point.kinds):
+            yield kind, None
+
+
+def _of(value: Callable[[KindEnergy], Value]) -> Callable[[_Row], Value]:
+    """A value of what was measured."""
+    return lambda row: None if row.energy is None else value(row.energy)
+
+
+def _basis(energy: KindEnergy) -> str | None:
+    return None if energy.energy_per_sample is None else basis_text(energy.energy_per_sample)
+
+
+def _joules(row: _Row) -> Estimate | Cell:
+    if row.energy is None:
+        return Cell(NOT_MEASURED)
+    return row.energy.energy_per_sample or Cell("too little sampled")
+
+
+def _method(row: _Row) -> str:
+    """How the energy is known, or why it is not."""
+    if row.energy is not None:
+        return "; ".join(row.energy.methods)
+    return "; ".join(reason for kind, reason in row.point.why if kind == row.kind) or "no sample holds it"
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One stage, or the whole, of one kind at one rank count."""
+
+    point: EnergyPoint
+    kind: Kind
+    stage: str
+    """Empty for the whole run."""
+    joules: Estimate
+
+
+def stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
+    """Joules by stage; for people a column for each stage, and the whole run as the last."""
+    columns: tuple[Column[_Stage], ...] = (
+        Column("ranks", "", lambda row: row.point.ranks),
+        Column("nodes", "", lambda row: row.point.nodes),
+        Column("kind", "", lambda row: row.kind),
+        Column("stage", "", lambda row: row.stage),
+        Column("joules", "", lambda row: row.joules, has_interval=True),
+        Column("runs", "", lambda row: row.joules.n),
+    )
+    kinds = [(point, kind) for point in points for kind in point.kinds]
+    stages = [_Stage(point, kind.kind, stage, joules) for point, kind in kinds for stage, joules in kind.stages]
+    return Sheet(
+        name="energy-stages",
+        title="Energy by stage",
+        columns=columns,
+        rows=[*stages, *(_Stage(point, kind.kind, "", kind.whole) for point, kind in kinds)],
+        caption=STAGES_CAPTION,
+        pivot=Pivot(
+            corner="Energy of",
+            down=lambda row: place_of(row.point, row.kind),
+            across=lambda row: f"{row.stage or 'whole run'}, J",
+            cell=lambda row: row.joules,
+        ),
+        is_data=lambda row: row.stage != "",
+        is_drawn=True,
+    )
+
+
+def slurm_sheet(checks: Sequence[SlurmCheck]) -> Sheet[SlurmCheck]:
+    """What Slurm counted beside what was sampled, one job per line."""
+    columns: tuple[Column[SlurmCheck], ...] = (
+        Column("run_id", "Run", lambda check: check.run_id),
+        Column("slurm_j", "Slurm, J", lambda check: check.slurm_j, unit="J"),
+        Column("sampled_j", "Sampled, J", lambda check: check.sampled_j, unit="J"),
+        Column("sampled_kinds", "Of", lambda check: " and ".join(check.sampled_kinds) or None),
+        Column("slurm_over_sampled", "Ratio", lambda check: check.ratio, unit="ratio"),
+    )
+    return Sheet(
+        name="energy-slurm",
+        title="Slurm's account beside the samples",
+        columns=columns,
+        rows=checks,
+        caption=SLURM_CAPTION,
+    )
+
+
+def sources_sheet(runs: Sequence[RunSources]) -> Sheet[tuple[RunSources, EnergySource, SourceStage]]:
+    """Every GPU and processor package of every run, stage by stage; for programs only."""
+    columns: tuple[Column[tuple[RunSources, EnergySource, SourceStage]], ...] = (
+        Column("run_id", "", lambda row: row[0].run_id),
+        Column("node", "", lambda row: row[1].node),
+        Column("host", "", lambda row: row[1].host),
+        Column("source", "", lambda row: row[1].name),
+        Column("kind", "", lambda row: row[1].kind),
+        Column("method", "", lambda row: row[1].method),
+        Column("counter_over_power", "", lambda row: row[1].counter_over_power),
+        Column("samples_in_window", "", lambda row: row[1].samples_in_window),
+        Column("stage", "", lambda row: row[2].stage),
+        Column("joules", "", lambda row: row[2].joules),
+        Column("seconds", "", lambda row: row[2].seconds),
+        Column("sampled_share", "", lambda row: row[2].sampled_share),
+    )
+    return Sheet(
+        name="energy-sources",
+        title="Energy of each source",
+        columns=columns,
+        rows=[(run, source, stage) for run in runs for source in run.sources for stage in source.stages],
+        is_shown=lambda row: False,
+    )

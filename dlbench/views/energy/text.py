@@ -15,7 +15,7 @@ from dlbench.report.wording import DASH, ENGINE_TITLES, basis_text, clean, perce
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.figure import figure_of
 from dlbench.units import format_number
-from dlbench.views.energy.numbers import KINDS, EnergyPoint, KindEnergy, check_slurm
+from dlbench.views.energy.of_runs import KINDS, EnergyPoint, KindEnergy, check_slurm
 
 WIDTH = 80
 

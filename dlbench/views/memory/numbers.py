@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dlbench.reading.run_table import RunTable
-from dlbench.reading.samples.readings import MachineReading, MachineReadings
+from dlbench.reading.samples.readings import MachineReading, MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
+from dlbench.report.wording import runs_text
+from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.units import format_bytes
+
+MAX_BATCHES = 40
+_FP32_BYTES = 4
+_BATCH = "train.batch_per_rank"
 
 # Letters before or after OOM make other words of it: bloom, room, zoom.
 _NO_MEMORY = re.compile(
@@ -27,15 +36,14 @@ class MemoryPoint:
 
     ranks: int
     nodes: int
-    on_gpu: bool
     peak: Estimate
     """Bytes of the rank that held most, median over runs: allocated on its GPU, or resident on a CPU."""
     resident: Estimate | None
-    """Peak resident bytes of a rank's process, where ranks compute on GPUs and records tell."""
-    gpu_used: float | None
-    """Highest sample of a GPU's used memory in the measured window, bytes, with what else was on it."""
-    host_used: float | None
-    """Highest sample of a node's used memory, bytes, whatever used it."""
+    """Peak resident bytes of a rank's process, where ranks compute on GPUs and records hold it."""
+    gpu_used_bytes: float | None
+    """Highest sample of a GPU's used memory in the measured window, with what else was on it."""
+    host_used_bytes: float | None
+    """Highest sample of a node's used memory, whatever used it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,28 +63,61 @@ class BatchMemory:
     """Runs that ended because memory was used up, by their own words."""
 
 
-def memory_points(group: Group, readings: MachineReadings) -> tuple[MemoryPoint, ...]:
-    """Each point of a group."""
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Memory of ranks, and what limits the batch."""
+
+    on_gpu: bool
+    """Whether ranks computed on GPUs."""
+    points: tuple[MemoryPoint, ...]
+    model_bytes: int
+    """Parameters in fp32."""
+    gradient_bytes: int
+    host_bytes: int | None
+    """Memory of rank 0's node; None where not recorded."""
+    batches: tuple[BatchMemory, ...]
+    limit: str
+    """What is known of the largest batch, in a sentence."""
+    notes: tuple[str, ...]
+
+
+def memory(group: Group, table: RunTable) -> Memory | None:
+    """Memory of the ranks by rank count, and by batch; None without a record."""
+    record = group.sample.record
+    if record is None:
+        return None
+    readings = machine_readings(table)
     runs = {run.plan.run_id: run for run in group.runs}
-    return tuple(
-        _point(group.id, point, [runs[run_id] for run_id in point.run_ids], readings) for point in group.points
+    on_gpu = any(rank.device.startswith("cuda") for rank in _ranks(runs[group.points[0].run_ids[0]]))
+    batches = batch_memory(group, table)
+    recorded = record.environment.get("memory.bytes", "")
+    return Memory(
+        on_gpu=on_gpu,
+        points=tuple(
+            _point(group.id, point, [runs[run_id] for run_id in point.run_ids], readings, on_gpu=on_gpu)
+            for point in group.points
+        ),
+        model_bytes=record.num_parameters * _FP32_BYTES,
+        gradient_bytes=record.gradient_bytes,
+        host_bytes=int(recorded) if recorded.isascii() and recorded.isdecimal() and len(recorded) < 20 else None,
+        batches=batches[:MAX_BATCHES],
+        limit=_limit(group, batches),
+        notes=(),
     )
 
 
-def _point(group_id: str, point: Point, runs: Sequence[Run], readings: MachineReadings) -> MemoryPoint:
+def _point(group_id: str, point: Point, runs: Sequence[Run], readings: MachineReadings, *, on_gpu: bool) -> MemoryPoint:
     peaks = [_most(_ranks(run), lambda rank: rank.peak_memory_bytes) for run in runs]
-    on_gpu = any(rank.device.startswith("cuda") for rank in _ranks(runs[0]))
     resident = [_most(_ranks(run), lambda rank: rank.peak_resident_bytes) for run in runs] if on_gpu else []
-    told = [float(value) for value in resident if value is not None]
+    known = [float(value) for value in resident if value is not None]
     reading = readings.by_run.get(readings.middle[group_id, point.ranks, point.nodes].plan.run_id)
     return MemoryPoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        on_gpu=on_gpu,
-        peak=median_estimate([float(peak) for peak in peaks if peak is not None]),
-        resident=median_estimate(told) if told else None,
-        gpu_used=_highest(reading, lambda name: _GPU_USED.fullmatch(name) is not None) if on_gpu else None,
-        host_used=_highest(reading, lambda name: name == "host.memory_used_bytes"),
+        peak=median_estimate([float(peak) for peak in peaks if peak is not None], "bytes"),
+        resident=median_estimate(known, "bytes") if known else None,
+        gpu_used_bytes=_highest(reading, lambda name: _GPU_USED.fullmatch(name) is not None) if on_gpu else None,
+        host_used_bytes=_highest(reading, lambda name: name == "host.memory_used_bytes"),
     )
 
 
@@ -129,3 +170,50 @@ def _subject(run: Run) -> tuple[str, ...]:
 def _key(run: Run) -> tuple[str, int, int]:
     train = run.plan.workload.train
     return train.precision, train.batch_per_rank, train.gradient_accumulation
+
+
+def _limit(group: Group, batches: tuple[BatchMemory, ...]) -> str:
+    """What the runs of the group's precision and parts tell of the largest batch."""
+    train = group.sample.plan.workload.train
+    own = [b for b in batches if b.precision == train.precision and b.parts == train.gradient_accumulation]
+    largest = max((b for b in own if b.num_runs), key=lambda b: b.batch)
+    told = [f"{largest.batch} samples a rank fitted in {train.precision}"]
+    if largest.peak_bytes:
+        told[0] += f" ({format_bytes(largest.peak_bytes)} at the rank that held most)"
+    ended = [b for b in own if b.num_without_memory]
+    for b in ended:
+        if b.batch <= largest.batch:
+            fits = f" and fitted in {b.num_runs}" if b.num_runs else ", though more fitted in others"
+            told.append(f"{b.batch} samples ended without memory in {runs_text(b.num_without_memory)}{fits}")
+    above = [b.batch for b in ended if b.batch > largest.batch]
+    if above:
+        return f"{'; '.join([*told, f'{min(above)} samples ended without memory'])}."
+    if ended:
+        told.append("no larger batch of this precision and these parts ended without memory")
+    else:
+        told.append(
+            "what limits the batch was not measured: no run of this precision and these parts ended without memory"
+        )
+    return f"{'; '.join(told)}. Larger ones: {_larger_batches(group, largest.batch)}"
+
+
+def _larger_batches(group: Group, batch: int) -> str:
+    """The command that tries larger batches with what else the group's runs were asked for."""
+    plan = group.sample.plan
+    series = plan.series
+    chosen = {**plan.overrides, **series.axes, **(series.sides.get(series.side, {}) if series.side else {})}
+    words = ["dlbench", "run", plan.workload.name, "--preset", plan.workload.preset]
+    words += ["--engine", plan.engine.name, "--data", plan.workload.data.source]
+    words += ["--ranks", str(group.points[0].ranks)]
+    if plan.measure.until == "quality" and "measure.until" not in chosen:
+        words.append("--to-quality")
+    for key, value in sorted(chosen.items()):
+        if key not in (_BATCH, "engine.name", "data.source"):
+            words += ["--set", f"{key}={_yaml(value)}"]
+    words += ["--sweep", f"{_BATCH}={','.join(str(batch * factor) for factor in (2, 4, 8))}"]
+    return shlex.join(words)
+
+
+def _yaml(value: AxisValue) -> str:
+    """As `--set` reads it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

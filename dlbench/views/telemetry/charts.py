@@ -9,13 +9,14 @@ import textwrap
 from typing import Any
 
 from dlbench.report.charts.chart import Chart
-from dlbench.report.charts.style import MUTED, RANK_COLOURS, SUBTITLE_PIXELS
-from dlbench.report.model import Group
-from dlbench.report.table import text_sheet
+from dlbench.report.charts.style import MUTED, RANK_COLOURS, STAGE_COLOURS, SUBTITLE_PIXELS
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_number, format_seconds
-from dlbench.views.machine.model import Course, Line, Panel, Stretch
-from dlbench.views.telemetry.tables import course_table
+from dlbench.views.model import Group
+from dlbench.views.telemetry.numbers import Telemetry
+from dlbench.views.telemetry.series import Stretch
+from dlbench.views.telemetry.tables import timeline_sheet
+from dlbench.views.telemetry.timeline import Line, Panel, Timeline
 
 _WIDTH = 640
 _HEIGHT = 58
@@ -27,58 +28,48 @@ _IN_WORDS = {"power_w": "a GPU's power"}
 _ALIKE = 0.02
 """Means that differ by less are told as one."""
 
-STAGE_COLOURS = {
-    "building": "#e69f00",
-    "staging": "#f0e442",
-    "warm-up": "#9aa0a6",
-    "measured": "#0072b2",
-    "evaluation": "#009e73",
-    "checkpoint": "#cc79a7",
-}
 _THROTTLED = "#d55e00"
 
 
-def telemetry_charts(group: Group) -> list[Chart]:
+def telemetry_charts(group: Group, found: Telemetry) -> list[Chart]:
     """The run in the middle of the point with most ranks; none where nothing of it was sampled."""
-    if group.telemetry is None or group.telemetry.course is None:
+    timeline = found.timeline
+    if timeline is None:
         return []
     import altair as alt
 
-    course = group.telemetry.course
-    ends = _ends(course)
-    strips = [_strip(alt, "Stages", course.stages, ends, _stage_colour(alt, course))]
-    if course.throttled:
+    ends = _ends(timeline)
+    strips = [_strip(alt, "Stages", timeline.stages, ends, _stage_colour(alt, timeline))]
+    if timeline.throttled:
         held = alt.value(_THROTTLED)
-        strips.append(_strip(alt, "Throttled", course.throttled, ends, held))
-    lines = [_panel(alt, panel, course, ends, is_first=not place) for place, panel in enumerate(course.panels)]
+        strips.append(_strip(alt, "Throttled", timeline.throttled, ends, held))
+    lines = [_panel(alt, panel, timeline, ends, is_first=not place) for place, panel in enumerate(timeline.panels)]
     stack = alt.vconcat(*strips, *lines, spacing=6).resolve_scale(color="independent")
-    words = finding(course)
-    place = place_text(course.ranks, course.nodes)
+    words = finding(timeline)
+    place = place_text(timeline.ranks, timeline.nodes)
     spec: dict[str, Any] = stack.properties(description=words).to_dict()
     spec.pop("config", None)
     _label_last(spec)
     title = f"One run over time at {place}"
     spec["title"] = {
         "text": title,
-        "subtitle": textwrap.wrap(f"{course.run_id}, {group.label}", int(_WIDTH / SUBTITLE_PIXELS), max_lines=3),
+        "subtitle": textwrap.wrap(f"{timeline.run_id}, {group.label}", int(_WIDTH / SUBTITLE_PIXELS), max_lines=3),
     }
     spec["usermeta"] = {"axes": "", "series": None}
-    numbers = course_table(course)
-    sheet = text_sheet("telemetry", title, numbers[0], numbers[1:])
-    return [Chart(id=f"chart-{group.id}-telemetry", title=title, alt=words, spec=spec, table=sheet.people())]
+    table = timeline_sheet(timeline).people()
+    return [Chart(id=f"chart-{group.id}-telemetry", title=title, alt=words, spec=spec, table=table)]
 
 
-def finding(course: Course) -> str:
+def finding(timeline: Timeline) -> str:
     """What the lines show, in words."""
-    parts = [text for panel in course.panels if (text := _means(panel))]
+    parts = [text for panel in timeline.panels if (text := _means(panel))]
     held: dict[str, float] = {}
-    for one in course.throttled:
-        inside = min(one.end_s, course.window_s) - max(one.begin_s, 0.0)
-        held[one.lane] = held.get(one.lane, 0.0) + max(0.0, inside) / course.window_s
+    for (lane, _), share in timeline.throttled_shares().items():
+        held[lane] = held.get(lane, 0.0) + share
     clocks = [f"{lane} was throttled in {percent(share)} of it" for lane, share in held.items()]
-    gaps = sum(value is None for panel in course.panels for line in panel.lines for _, value in line.points)
-    broken = ["gaps in the lines are times without samples"] if gaps else []
-    means = f"Means in the measured window of {format_seconds(course.window_s)}: {'; '.join(parts)}" if parts else ""
+    has_gaps = any(line.num_gaps for panel in timeline.panels for line in panel.lines)
+    broken = ["gaps in the lines are times without samples"] if has_gaps else []
+    means = f"Means in the measured window of {format_seconds(timeline.window_s)}: {'; '.join(parts)}" if parts else ""
     return "".join(f"{text[0].upper()}{text[1:]}. " for text in (means, *clocks, *broken) if text).rstrip()
 
 
@@ -95,13 +86,13 @@ def _means(panel: Panel) -> str:
     return f"{title} {ends}"
 
 
-def _ends(course: Course) -> list[float]:
+def _ends(timeline: Timeline) -> list[float]:
     """Begin and end of the axis: a little more than the measured window and the stages around it."""
-    begins = [0.0, *(one.begin_s for one in course.stages)]
-    ends = [course.window_s, *(one.end_s for one in course.stages)]
+    begins = [0.0, *(one.begin_s for one in timeline.stages)]
+    ends = [timeline.window_s, *(one.end_s for one in timeline.stages)]
     # A long building would leave no room for what is measured.
-    first = max(min(begins), -course.window_s)
-    last = min(max(ends), 2 * course.window_s)
+    first = max(min(begins), -timeline.window_s)
+    last = min(max(ends), 2 * timeline.window_s)
     return [round(first, 3), round(last, 3)]
 
 
@@ -153,9 +144,9 @@ def _headline(alt: Any, text: str) -> Any:
     return alt.TitleParams(text, fontSize=11, fontWeight="normal", color=MUTED, anchor="start", offset=3)
 
 
-def _stage_colour(alt: Any, course: Course) -> Any:
-    present = [stage for stage in STAGE_COLOURS if any(one.name == stage for one in course.stages)]
-    others = list(dict.fromkeys(one.name for one in course.stages if one.name not in STAGE_COLOURS))
+def _stage_colour(alt: Any, timeline: Timeline) -> Any:
+    present = [stage for stage in STAGE_COLOURS if any(one.name == stage for one in timeline.stages)]
+    others = list(dict.fromkeys(one.name for one in timeline.stages if one.name not in STAGE_COLOURS))
     scale = {
         "domain": [*present, *others],
         "range": [*(STAGE_COLOURS[name] for name in present), *[MUTED] * len(others)],
@@ -163,9 +154,9 @@ def _stage_colour(alt: Any, course: Course) -> Any:
     return alt.Color("what:N", title=None).scale(**scale).legend(orient="top", columns=6, offset=2)
 
 
-def _panel(alt: Any, panel: Panel, course: Course, ends: list[float], *, is_first: bool) -> Any:
-    window = alt.Chart(alt.InlineData(values=[{"from": 0, "to": round(course.window_s, 3)}]))
-    colours = _colours(course)
+def _panel(alt: Any, panel: Panel, timeline: Timeline, ends: list[float], *, is_first: bool) -> Any:
+    window = alt.Chart(alt.InlineData(values=[{"from": 0, "to": round(timeline.window_s, 3)}]))
+    colours = _colours(timeline)
     layers = [
         window.mark_rect(color=MUTED, opacity=0.1).encode(x=_x(alt, "from:Q", ends), x2="to:Q"),
         *(layer for line in panel.lines for layer in _line(alt, panel, line, ends, colours[line.lane])),
@@ -177,10 +168,10 @@ def _panel(alt: Any, panel: Panel, course: Course, ends: list[float], *, is_firs
     )
 
 
-def _colours(course: Course) -> dict[str, str]:
+def _colours(timeline: Timeline) -> dict[str, str]:
     """One colour for one lane; a node has that of its first GPU."""
     found: dict[str, str] = {}
-    for lane in course.lanes:
+    for lane in timeline.lanes:
         of_node = [colour for other, colour in found.items() if other.endswith(f" of {lane}")]
         found[lane] = of_node[0] if of_node else RANK_COLOURS[len(set(found.values())) % len(RANK_COLOURS)]
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dlbench.reading.samples.integral import counter_curve, joined
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 200
 """Points of a line, those without a value counted."""
-MAX_BARS = 40
-"""Bars of a lane: further ones are joined to their nearest neighbours."""
+MAX_STRETCHES = 40
+"""Of a lane: further ones are joined to their nearest neighbours."""
 
 _KEPT_GAPS = 10
 """The longest gaps, both of whose sides are points."""
@@ -38,12 +38,15 @@ SeriesPoint = tuple[float, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A time in which something held."""
+class Stretch:
+    """A time in which a lane was at a stage, or throttled."""
 
+    lane: str
+    """Name of a GPU or a node."""
     begin_s: float
     end_s: float
     name: str
+    """The stage, or the reasons."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,21 +138,21 @@ def thinned(time_ns: Times, values: Floats, gap_behind: Flags, max_points: int =
     return sorted(chosen)
 
 
-def stage_bars(course: NodeCourse) -> tuple[Bar, ...]:
-    """What a node was at, without idle times; second 0 is the begin of the measured window."""
+def stage_stretches(lane: str, course: NodeCourse) -> tuple[Stretch, ...]:
+    """The stages of a node without idle times; second 0 is the begin of the measured window."""
     start = course.measured[0]
-    bars = [
-        Bar(begin_s=(begin - start) / 1e9, end_s=(end - start) / 1e9, name=stage)
+    stretches = [
+        Stretch(lane=lane, begin_s=(begin - start) / 1e9, end_s=(end - start) / 1e9, name=stage)
         for stage, begin, end in course.pieces
         if stage != "idle"
     ]
-    return _joined_bars(bars)
+    return _joined_stretches(stretches)
 
 
-def throttled_bars(samples: NodeSamples, gpu: int, window: Interval) -> tuple[Bar, ...]:
+def throttled_stretches(lane: str, samples: NodeSamples, gpu: int, window: Interval) -> tuple[Stretch, ...]:
     """When a GPU's clock was held down, with the reasons; a sample stands for half the way to its neighbours.
 
-    Samples in a gap's sides stand for nothing of the gap.
+    Samples at the sides of a gap stand for nothing of the gap.
     """
     import numpy as np
 
@@ -163,30 +166,29 @@ def throttled_bars(samples: NodeSamples, gpu: int, window: Interval) -> tuple[Ba
     own = (times - window[0]) / 1e9
     begins = np.concatenate([own[:1], np.where(near, middle, own[1:])])
     ends = np.concatenate([np.where(near, middle, own[:-1]), own[-1:]])
-    bars: list[Bar] = []
+    stretches: list[Stretch] = []
     for index in np.flatnonzero(masks).tolist():
-        name = ", ".join(throttling_names(int(masks[index])))
-        before = bars[-1] if bars else None
-        if before is not None and before.name == name and before.end_s == begins[index]:
-            bars[-1] = Bar(begin_s=before.begin_s, end_s=float(ends[index]), name=name)
+        name, begin, end = ", ".join(throttling_names(int(masks[index]))), float(begins[index]), float(ends[index])
+        if stretches and stretches[-1].name == name and stretches[-1].end_s == begin:
+            stretches[-1] = replace(stretches[-1], end_s=end)
         else:
-            bars.append(Bar(begin_s=float(begins[index]), end_s=float(ends[index]), name=name))
-    return _joined_bars(bars)
+            stretches.append(Stretch(lane=lane, begin_s=begin, end_s=end, name=name))
+    return _joined_stretches(stretches)
 
 
-def _joined_bars(bars: Sequence[Bar]) -> tuple[Bar, ...]:
-    """At most `MAX_BARS`: those that are nearest to each other become one, which says so."""
-    breaks = [after.begin_s - before.end_s for before, after in itertools.pairwise(bars)]
-    widest = sorted(range(len(breaks)), key=lambda place: -breaks[place])[: MAX_BARS - 1]
-    edges = [0, *sorted(place + 1 for place in widest), len(bars)]
-    return tuple(_one_bar(bars[begin:end]) for begin, end in itertools.pairwise(edges) if begin < end)
+def _joined_stretches(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
+    """At most `MAX_STRETCHES`: those that are nearest to each other become one, which says so."""
+    breaks = [after.begin_s - before.end_s for before, after in itertools.pairwise(stretches)]
+    widest = sorted(range(len(breaks)), key=lambda place: -breaks[place])[: MAX_STRETCHES - 1]
+    edges = [0, *sorted(place + 1 for place in widest), len(stretches)]
+    return tuple(_one_stretch(stretches[begin:end]) for begin, end in itertools.pairwise(edges) if begin < end)
 
 
-def _one_bar(bars: Sequence[Bar]) -> Bar:
-    if len(bars) == 1:
-        return bars[0]
-    names = ", ".join(dict.fromkeys(bar.name for bar in bars))
-    return Bar(begin_s=bars[0].begin_s, end_s=bars[-1].end_s, name=f"{names} (at times)")
+def _one_stretch(stretches: Sequence[Stretch]) -> Stretch:
+    if len(stretches) == 1:
+        return stretches[0]
+    names = ", ".join(dict.fromkeys(stretch.name for stretch in stretches))
+    return replace(stretches[0], end_s=stretches[-1].end_s, name=f"{names} (at times)")
 
 
 def cpu_fields(samples: NodeSamples) -> list[str]:

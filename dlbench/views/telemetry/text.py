@@ -10,7 +10,7 @@ from typing import Any
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.comparability import group_id
-from dlbench.reading.samples.node_means import FieldSummary, Telemetry, telemetry
+from dlbench.reading.samples.node_means import FieldSummary, NodeTelemetry, node_telemetry
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean, percent
 from dlbench.units import format_bytes, format_number, format_seconds
@@ -49,7 +49,7 @@ def telemetry_lines(runs: Iterable[Run]) -> list[str]:
     for run in _last_runs(runs):
         lines += _wrapped(f"{run.plan.run_id}:", "")
         try:
-            nodes, why = telemetry(run)
+            nodes, why = node_telemetry(run)
         except IncompleteDataError as error:
             lines += _wrapped(f"not told: {error}", "  ")
             continue
@@ -67,7 +67,7 @@ def telemetry_json(runs: Iterable[Run]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for run in runs:
         try:
-            nodes, why = telemetry(run)
+            nodes, why = node_telemetry(run)
         except IncompleteDataError as error:
             nodes, why = [], {"run": str(error)}
         found.append({"run_id": run.plan.run_id, "nodes": [asdict(node) for node in nodes], "not_measured": why})
@@ -82,7 +82,7 @@ def _last_runs(runs: Iterable[Run]) -> list[Run]:
     return list(last.values())
 
 
-def _node(node: Telemetry) -> str:
+def _node(node: NodeTelemetry) -> str:
     shown = []
     for pattern, title in _SHOWN:
         for name, summary in node.fields.items():

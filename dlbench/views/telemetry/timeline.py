@@ -1,4 +1,4 @@
-"""One run over time becomes part of the `Report`: which GPUs and nodes are drawn, and what of them."""
+"""One run over time: which GPUs and nodes are drawn, and which of their samples."""
 
 from __future__ import annotations
 
@@ -9,24 +9,72 @@ from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.samples.gpu_use import computes_on_gpu, gpus_of_ranks
-from dlbench.reading.samples.node_means import Telemetry as NodeTelemetry
+from dlbench.reading.samples.node_means import NodeTelemetry
 from dlbench.reading.samples.node_samples import NodeCourse, NodeSamples, node_course, read_node
 from dlbench.reading.samples.readings import MachineReading
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
-from dlbench.report.wording import clean
-from dlbench.views.machine import model
-from dlbench.views.telemetry.series import Bar, cpu_fields, series, stage_bars, throttled_bars
+from dlbench.views.telemetry.series import Stretch, cpu_fields, series, stage_stretches, throttled_stretches
 
 MAX_LANES = 3
 """GPUs, or nodes without any, that are drawn over time."""
-NAME_LENGTH = 64
-"""Of a host, characters."""
 
 _AT_REST = 1e4
 """Bytes a second below which a network or a disk is not worth a panel."""
 
 _THROTTLING = {reason.name for reason in CLOCK_REASONS if reason.is_throttling}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a panel."""
+
+    lane: str
+    points: tuple[tuple[float, float | None], ...]
+    """Seconds from the begin of the measured window, and a value in the panel's unit; None within a gap."""
+    mean: float | None
+    """Over the measured window, in the panel's unit; None where nothing is known."""
+    lowest: float | None
+    highest: float | None
+
+    @property
+    def num_gaps(self) -> int:
+        """Gaps of the line as it is drawn."""
+        return sum(value is None for _, value in self.points)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One quantity over time."""
+
+    name: str
+    title: str
+    unit: str
+    """`W`, `MHz`, `%`, `GiB`, `MiB/s`."""
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """One run over time, on the clock of each node; second 0 is the begin of the measured window."""
+
+    run_id: str
+    ranks: int
+    nodes: int
+    window_s: float
+    lanes: tuple[str, ...]
+    """`GPU 0 of n0`, `n0`."""
+    panels: tuple[Panel, ...]
+    stages: tuple[Stretch, ...]
+    throttled: tuple[Stretch, ...]
+
+    def throttled_shares(self) -> dict[tuple[str, str], float]:
+        """Share of the measured window (1) in which a lane's clock was held down, by lane and reason."""
+        shares: dict[tuple[str, str], float] = {}
+        for one in self.throttled:
+            inside = max(0.0, min(one.end_s, self.window_s) - max(one.begin_s, 0.0))
+            shares[one.lane, one.name] = shares.get((one.lane, one.name), 0.0) + inside / self.window_s
+        return shares
 
 
 def worst_throttled(node: NodeTelemetry, gpus: Iterable[int]) -> tuple[float, int, str] | None:
@@ -55,8 +103,8 @@ class _Lane:
         return self.host if self.gpu is None else f"GPU {self.gpu} of {self.host}"
 
 
-def course(run: Run, reading: MachineReading, notes: list[str]) -> model.Course | None:
-    """A run over time, from its most telling nodes; None where nothing can be drawn, with the reason in `notes`."""
+def timeline(run: Run, reading: MachineReading, notes: list[str]) -> Timeline | None:
+    """A run over time, from its most throttled nodes; None where nothing can be drawn, with the reason in `notes`."""
     try:
         lanes = _lanes(run, reading)
     except IncompleteDataError as error:
@@ -69,25 +117,21 @@ def course(run: Run, reading: MachineReading, notes: list[str]) -> model.Course 
     if not panels:
         return None
     window = lanes[0].course.measured
-    return model.Course(
+    return Timeline(
         run_id=run.plan.run_id,
         ranks=run.plan.layout.ranks,
         nodes=run.plan.layout.nodes,
         window_s=(window[1] - window[0]) / 1e9,
         lanes=tuple(dict.fromkeys(line.lane for panel in panels for line in panel.lines)),
         panels=tuple(panels),
-        stages=tuple(one for lane in by_node.values() for one in _stretches(lane.host, stage_bars(lane.course))),
+        stages=tuple(one for lane in by_node.values() for one in stage_stretches(lane.host, lane.course)),
         throttled=tuple(
             one
             for lane in lanes
             if lane.gpu is not None
-            for one in _stretches(lane.name, throttled_bars(lane.samples, lane.gpu, lane.course.measured))
+            for one in throttled_stretches(lane.name, lane.samples, lane.gpu, lane.course.measured)
         ),
     )
-
-
-def _stretches(lane: str, bars: Iterable[Bar]) -> list[model.Stretch]:
-    return [model.Stretch(lane=lane, begin_s=bar.begin_s, end_s=bar.end_s, name=bar.name) for bar in bars]
 
 
 def _lanes(run: Run, reading: MachineReading) -> list[_Lane]:
@@ -127,7 +171,7 @@ _GPU_PANELS = (
 )
 
 
-def _gpu_panels(lanes: Sequence[_Lane], reading: MachineReading) -> list[model.Panel | None]:
+def _gpu_panels(lanes: Sequence[_Lane], reading: MachineReading) -> list[Panel | None]:
     chosen = [lane for lane in lanes if lane.gpu is not None]
     return [
         _panel(
@@ -139,12 +183,12 @@ def _gpu_panels(lanes: Sequence[_Lane], reading: MachineReading) -> list[model.P
     ]
 
 
-def _host_panels(by_node: Mapping[int, _Lane], reading: MachineReading) -> list[model.Panel | None]:
+def _host_panels(by_node: Mapping[int, _Lane], reading: MachineReading) -> list[Panel | None]:
     lanes = list(by_node.values())
 
     def panel(
         name: str, title: str, unit: str, factor: float, fields: Callable[[_Lane], list[str]] | None = None
-    ) -> model.Panel | None:
+    ) -> Panel | None:
         spec = name, title, unit, factor
         members = [(lane.host, lane, fields(lane) if fields else [name], name) for lane in lanes]
         return _panel(spec, members, reading)
@@ -157,11 +201,11 @@ def _host_panels(by_node: Mapping[int, _Lane], reading: MachineReading) -> list[
         pattern = rf"host\.(?:net|infiniband)\.(.+)\.{what}_bytes"
         interface = re.fullmatch(pattern, _busiest(reading, pattern))
         if interface is not None:
-            found.append(panel(interface[0], f"{clean(interface[1], 30)} {title}", "MiB/s", 2**-20))
+            found.append(panel(interface[0], f"{interface[1]} {title}", "MiB/s", 2**-20))
     pattern = r"host\.disk\.(.+)\.read_bytes"
     disk = re.fullmatch(pattern, _busiest(reading, pattern))
     if disk is not None:
-        found.append(panel(disk[0], f"Disk {clean(disk[1], 30)} reads", "MiB/s", 2**-20))
+        found.append(panel(disk[0], f"Disk {disk[1]} reads", "MiB/s", 2**-20))
     return found
 
 
@@ -172,9 +216,8 @@ _Member = tuple[str, _Lane, list[str], str]
 
 
 def _host(node: NodeTelemetry, reading: MachineReading) -> str:
-    host = clean(node.host, NAME_LENGTH)
-    is_unique = sum(clean(other.host, NAME_LENGTH) == host for other in reading.nodes) == 1
-    return host if host and is_unique else f"{host} (node {node.node_rank})".strip()
+    is_unique = sum(other.host == node.host for other in reading.nodes) == 1
+    return node.host if node.host and is_unique else f"{node.host} (node {node.node_rank})".strip()
 
 
 def _busiest(reading: MachineReading, pattern: str) -> str:
@@ -188,7 +231,7 @@ def _busiest(reading: MachineReading, pattern: str) -> str:
     return max(told)[1] if told else ""
 
 
-def _panel(spec: _Spec, members: Sequence[_Member], reading: MachineReading) -> model.Panel | None:
+def _panel(spec: _Spec, members: Sequence[_Member], reading: MachineReading) -> Panel | None:
     name, title, unit, factor = spec
     summaries = {node.node_rank: node.fields for node in reading.nodes}
     lines = []
@@ -201,7 +244,7 @@ def _panel(spec: _Spec, members: Sequence[_Member], reading: MachineReading) -> 
         if not points or summary is None:
             continue
         lines.append(
-            model.Line(
+            Line(
                 lane=label,
                 points=tuple((_rounded(t), None if v is None else _rounded(v * factor)) for t, v in points),
                 mean=summary.mean * factor,
@@ -209,7 +252,7 @@ def _panel(spec: _Spec, members: Sequence[_Member], reading: MachineReading) -> 
                 highest=summary.highest * factor,
             )
         )
-    return model.Panel(name=name, title=title, unit=unit, lines=tuple(lines)) if lines else None
+    return Panel(name=name, title=title, unit=unit, lines=tuple(lines)) if lines else None
 
 
 def _rounded(value: float) -> float:

@@ -1,0 +1,125 @@
+"""What runs say of their input beyond times, in words: readers, order, coverage, equal work, staging."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dlbench.errors import IncompleteDataError
+from dlbench.reading.samples.node_samples import node_course, nodes_of
+from dlbench.reading.samples.readings import MAX_NODES_OF_LARGE_RUN
+from dlbench.reading.scaling import Group
+from dlbench.records.scan import Run
+from dlbench.report.wording import number_text, percent, runs_text
+
+
+def facts(group: Group, middle: Sequence[Run], temperature: str) -> Iterator[tuple[str, str]]:
+    """Titles and texts, in order.
+
+    Args:
+        group: comparable runs.
+        middle: the run in the middle of each point, by rank count.
+        temperature: whether what was read was cold or warm, in words.
+    """
+    last = middle[-1]
+    yield "Readers", _readers(last)
+    yield "Cold or warm", temperature
+    yield "Order", _order(last)
+    yield "Coverage", _coverage(last)
+    yield "Equal work", _equal_work(group)
+    yield "Unreadable samples", _unreadable(group)
+    yield "Staging", _staging(middle)
+
+
+def _readers(run: Run) -> str:
+    data = run.plan.workload.data
+    if data.is_synthetic:
+        return "none: batches are made once and used again"
+    workers = data.loader_workers
+    told = dict(run.record.data) if run.record is not None else {}
+    decoder = f"; decoder {told['decoder']}" if "decoder" in told else ""
+    if not workers:
+        return f"the training process itself reads (data.loader_workers 0){decoder}"
+    return f"{workers} reader processes a rank (data.loader_workers){decoder}"
+
+
+def _order(run: Run) -> str:
+    if run.plan.workload.data.is_synthetic:
+        return "a pool of batches in turn, the same all over the run; no shuffling"
+    return (
+        f"one permutation an epoch of the whole data set, of seed {run.plan.workload.train.seed}, the same on all "
+        "ranks and dealt out to them: global shuffling, no sample twice in an epoch. Which samples were read is not "
+        "recorded one by one; it follows from the seed"
+    )
+
+
+def _coverage(run: Run) -> str:
+    assert run.record is not None
+    data, steps = run.record.data, run.record.steps
+    seen = steps * run.plan.global_batch if steps else None
+    size = data.get("num_samples")
+    if run.plan.workload.data.is_synthetic:
+        pool = f" of {size:,} samples" if isinstance(size, int) else ""
+        return f"a pool{pool} a rank, used again and again"
+    if seen is None or not isinstance(size, int) or size <= 0:
+        return "not known: the record names no size of the data set"
+    text = f"{seen:,} samples of a set of {size:,}: {number_text(seen / size, 'epochs')} epochs, warm-up steps counted"
+    dropped = data.get("dropped_per_epoch")
+    if isinstance(dropped, int) and dropped:
+        text += f"; {dropped:,} samples an epoch are left out, others each time, because they fill no batch"
+    if seen < size:
+        text += f"; at most {percent(seen / size)} of the set was read, so that its rest was never cached by this run"
+    return text
+
+
+def _equal_work(group: Group) -> str:
+    details = dict.fromkeys(
+        check.detail
+        for run in group.runs
+        if run.record is not None
+        for check in run.record.checks
+        if check.name == "equal work"
+    )
+    if not details:
+        return "not checked"
+    first, *others = details
+    return first + (f"; said otherwise at other rank counts ({len(others)})" if others else "")
+
+
+def _unreadable(group: Group) -> str:
+    counts = [sum(rank.bad_sample_count for rank in run.record.ranks) for run in group.runs if run.record is not None]
+    bad = sum(count > 0 for count in counts)
+    if not bad:
+        return "none"
+    return f"up to {max(counts):,} in a run, left out (data.on_bad_sample skip); {bad} of {len(counts)} runs had some"
+
+
+def _staging(middle: Sequence[Run]) -> str:
+    """Of the run in the middle of each point: spans hold staging whether or not the node was sampled."""
+    if middle[0].plan.workload.data.is_synthetic:
+        return "no file is read"
+    found = [seconds for run in middle if (seconds := _staged_s(run)) is not None]
+    if not found:
+        return "not known: no node's spans were read"
+    whose = f"by the spans of {runs_text(len(found))}, the middle one of each rank count"
+    if not max(found):
+        return f"not done by these runs: ranks read the data source where it lies ({whose})"
+    return f"up to {number_text(max(found), 's')} on a node ({whose})"
+
+
+def _staged_s(run: Run) -> float | None:
+    """Seconds of staging on the node with most of it; None where no node that is looked at has spans."""
+    found = []
+    for node in spread(nodes_of(run), MAX_NODES_OF_LARGE_RUN):
+        try:
+            course = node_course(run, node)
+        except IncompleteDataError:
+            # Damage is reported by the views of telemetry and steps.
+            continue
+        if course.has_spans:
+            found.append(sum(end - begin for stage, begin, end in course.pieces if stage == "staging") / 1e9)
+    return max(found, default=None)
+
+
+def spread(items: Sequence[int], most: int) -> list[int]:
+    """At most so many of some items, evenly spread, the first among them."""
+    return list(items[:: -(-len(items) // most)]) if len(items) > most else list(items)

@@ -1,1 +1,0 @@
-"""Machine: a subject of the scaling report."""
