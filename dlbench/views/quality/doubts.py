@@ -31,11 +31,10 @@ def run_doubts(run: Run, record: Record, throughput: float) -> Iterator[Found]:
             "step times include reading every gradient for the noise scale (measure.noise_scale): no speed to compare",
         )
     if record.overflow_steps:
-        steps = record.steps or run.plan.measure.warmup_steps + run.plan.measure.measured_steps
         yield (
             "overflow-steps",
-            "serious" if record.overflow_steps > MANY_OVERFLOWS * steps else "note",
-            f"{record.overflow_steps} of {steps} steps were left out because a gradient overflowed",
+            "serious" if record.overflow_steps > MANY_OVERFLOWS * record.steps else "note",
+            f"{record.overflow_steps} of {record.steps} steps were left out because a gradient overflowed",
         )
     if record.first_step:
         of_what = f"checkpoint {record.resumed_from}" if record.resumed_from else "a checkpoint"
