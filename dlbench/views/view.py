@@ -12,10 +12,11 @@ from typing import ClassVar, TypeVar
 
 from dlbench.history.page.model import TrendsReport
 from dlbench.reading import scaling
+from dlbench.reading.doubts import Doubt
 from dlbench.reading.run_table import RunTable
 from dlbench.records.scan import Scan
 from dlbench.report.document import Section
-from dlbench.views.model import Doubt, Group, Report
+from dlbench.views.model import Group, Report
 
 N = TypeVar("N")
 

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from dlbench.report.document import Document
 from dlbench.report.wording import clean
 
@@ -32,9 +34,11 @@ def dumped(data: object) -> str:
 
 
 def as_plain(value: Any) -> Any:
-    """Dataclasses, tuples and numbers as JSON has them; a number that is not finite becomes None."""
+    """Dataclasses, records, tuples and numbers as JSON has them; a number that is not finite becomes None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _fields(value)
+    if isinstance(value, BaseModel):
+        return {name: as_plain(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, Mapping):
         return {str(key): as_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -78,8 +78,8 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
         if full or sheet.in_terminal:
             table = sheet.people(brief=not full)
             if table.rows:
-                title = _wrapped(sheet.title, width) if full and len(section.sheets) > 1 else []
-                tables.append(Block(("", *title, *fitted(table, width))))
+                title = _wrapped(sheet.title, width) if len(section.sheets) > 1 else []
+                tables.append(Block(("", *title, *fitted(table, width, is_whole=full))))
     if full:
         yield from _sentences(section.about, width)
         if section.facts:
@@ -133,15 +133,25 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def fitted(table: TextTable, width: int) -> list[str]:
-    """A table as lines, header first; intervals are left out where the width does not hold them.
+def fitted(table: TextTable, width: int, *, is_whole: bool = False) -> list[str]:
+    """A table as lines, header first; intervals are left out, from the right, where the width does not hold them.
 
-    Where that is not enough cells are shortened, and then columns on the right go: every other format prints them all.
+    Where that is not enough a whole table goes on below with its first column again; otherwise cells are shortened, and
+    then columns on the right go: every other format prints them all.
     """
-    rows: list[tuple[str, ...]] = [table.header, *(tuple(map(str, row.cells)) for row in table.rows)]
-    if _width(rows) <= width:
-        return aligned(rows)
-    rows = [table.header, *(tuple(cell.text for cell in row.cells) for row in table.rows)]
+    for kept in range(len(table.header), -1, -1):
+        rows = [
+            table.header,
+            *(
+                tuple(str(cell) if place < kept else cell.text for place, cell in enumerate(row.cells))
+                for row in table.rows
+            ),
+        ]
+        if _width(rows) <= width:
+            return aligned(rows)
+    if is_whole:
+        # Two of the longest cells fit beside each other.
+        return _in_blocks([tuple(shorten(cell, width // 2 - 1) for cell in row) for row in rows], width)
     short = rows
     for longest in (width, 20, 12):
         short = [tuple(shorten(cell, longest) for cell in row) for row in rows]
@@ -150,6 +160,19 @@ def fitted(table: TextTable, width: int) -> list[str]:
     while _width(short) > width and len(short[0]) > 1:
         short = [row[:-1] for row in short]
     return aligned(short)
+
+
+def _in_blocks(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
+    """As many columns at a time as fit beside the first one, an empty line between."""
+    lines: list[str] = []
+    begin = 1
+    while begin < len(rows[0]):
+        end = begin + 1
+        while end < len(rows[0]) and _width([(row[0], *row[begin : end + 1]) for row in rows]) <= width:
+            end += 1
+        lines += ["", *aligned([(row[0], *row[begin:end]) for row in rows])]
+        begin = end
+    return lines[1:]
 
 
 def _width(rows: Sequence[Sequence[str]]) -> int:
