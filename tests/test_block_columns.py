@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dlbench.errors import IncompleteDataError
 from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader, read_alike
-from dlbench.records.rows.steps import FIELDS, StepReader, StepWriter, read_steps, step_dtype
+from dlbench.records.rows.steps import FIELDS, StepReader, StepWriter, read_steps
 
 FORMAT = {"format": "dlbench.test", "version": 1}
 RANGES = {"<i8": (-(2**63), 2**63 - 1), "<u8": (0, 2**64 - 1), "<i4": (-(2**31), 2**31 - 1), "<u2": (0, 2**16 - 1)}
@@ -122,25 +122,22 @@ def test_a_damaged_header_is_told(tmp_path: Path, field: str) -> None:
         BlockReader(path, "dlbench.test").read(("a",))
 
 
-def test_steps_of_both_versions_are_read_by_column(tmp_path: Path) -> None:
+def test_steps_are_read_by_column(tmp_path: Path) -> None:
     rows = [(n, int(n < 3), 10**9 * n, 100 + n, *range(n, n + 6), 8, 0.5 * n) for n in range(150)]
-    new, old = tmp_path / "new.steps", tmp_path / "old.steps"
-    with StepWriter(new, {"rank": 7}) as writer:
+    path = tmp_path / "rank-0007.steps"
+    with StepWriter(path, {"rank": 7}) as writer:
         for row in rows:
             writer.append(row)
-    header = new.read_bytes().split(b"\n", 1)[0].replace(b'"version": 2', b'"version": 1')
-    old.write_bytes(header + b"\n" + np.array(rows, dtype=step_dtype()).tobytes())
     names = [name for name, _ in FIELDS]
-    whole = read_steps(new)
+    whole = read_steps(path)
     assert len(whole.steps) == 150
-    for path in (new, old):
-        reader = StepReader(path)
-        found = reader.read(names)
-        assert reader.torn_bytes == 0
-        for name in names:
-            assert found[name].tolist() == whole.steps[name].tolist() == [row[names.index(name)] for row in rows]
-    old.write_bytes(old.read_bytes() + b"torn")
-    reader = StepReader(old)
+    reader = StepReader(path)
+    found = reader.read(names)
+    assert reader.torn_bytes == 0
+    for name in names:
+        assert found[name].tolist() == whole.steps[name].tolist() == [row[names.index(name)] for row in rows]
+    path.write_bytes(path.read_bytes() + b"torn")
+    reader = StepReader(path)
     assert len(reader.read(("step",))["step"]) == 150
     assert reader.torn_bytes == 4
 

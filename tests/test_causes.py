@@ -12,12 +12,13 @@ import pytest
 
 from dlbench.reading.causes import CAUSES, Causes, causes_of
 from dlbench.reading.measures import PARTS, measure
-from dlbench.reading.run_table import tabulate
-from dlbench.reading.scaling import groups
+from dlbench.reading.run_table import RunTable, tabulate
+from dlbench.reading.scaling import Group, groups
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan
-from dlbench.views.causes.numbers import CausePoint, cause_points
+from dlbench.views.causes.numbers import CausePoint, group_causes
+from dlbench.views.stragglers.numbers import Straggler, main_host, main_straggler, ranking
 from tests.run_factory import MS, StepTimes, Story, plans, write_run
 from tests.watch_factory import watch_result, write_samples
 
@@ -183,26 +184,38 @@ def write_series(folder: Path, seed: int, *, repeats: int, factor: int = 1, orde
         write_run(folder, plan, scaled)
 
 
-def points_of(folder: Path) -> tuple[CausePoint, ...]:
+def only_group(folder: Path) -> tuple[Group, RunTable]:
     table = tabulate(scan(folder), with_causes=True)
-    found = groups(table)
-    assert len(found) == 1
-    return cause_points(found[0], table)
+    (group,) = groups(table)
+    return group, table
+
+
+def points_of(folder: Path) -> tuple[CausePoint, ...]:
+    return group_causes(*only_group(folder), ()).points
+
+
+def most_waited_for(folder: Path) -> tuple[Straggler | None, Straggler | None]:
+    """The rank, and the host, for which most of the waiting was at the second rank count."""
+    group, table = only_group(folder)
+    runs = [table.causes[run_id] for run_id in group.points[1].run_ids]
+    ranks, hosts = ranking(runs)
+    return main_straggler(ranks, group.points[1].ranks), main_host(hosts, runs)
 
 
 @pytest.mark.parametrize("repeats", [1, 3, 5])
 def test_lost_shares_sum_to_the_loss_and_lie_in_their_intervals(tmp_path: Path, repeats: int) -> None:
     write_series(tmp_path, 3, repeats=repeats)
-    found = points_of(tmp_path)
-    for point in found:
-        assert [part.name for part in point.parts] == list(CAUSES)
-        assert sum(part.seconds.value for part in point.parts) == pytest.approx(point.whole.seconds.value, rel=1e-12)
-        assert sum(part.lost.value for part in point.parts) == pytest.approx(point.whole.lost.value, abs=1e-12)
+    group, table = only_group(tmp_path)
+    found = group_causes(group, table, ()).points
+    for point, scaled in zip(found, group.points, strict=True):
+        assert [part.name for part in point.causes] == list(CAUSES)
+        assert sum(part.seconds.value for part in point.causes) == pytest.approx(point.whole.seconds.value, rel=1e-12)
+        assert sum(part.lost.value for part in point.causes) == pytest.approx(point.whole.lost.value, abs=1e-12)
         # The whole is that of the parts of the report: the same step, cut otherwise.
-        assert point.whole.lost.value == pytest.approx(point.point.whole.lost.value, abs=1e-12)
+        assert point.whole.lost.value == pytest.approx(scaled.whole.lost.value, abs=1e-12)
         ratio = found[0].whole.seconds.value / point.whole.seconds.value
         assert 1 - point.whole.lost.value == pytest.approx(ratio, rel=1e-12)
-        for part in point.parts:
+        for part in point.causes:
             has_interval = repeats > 1 and not point.is_baseline
             assert (part.lost.low is not None) is has_interval
             if part.lost.low is not None and part.lost.high is not None:
@@ -223,11 +236,11 @@ def test_twice_the_time_leaves_all_shares_as_they_are(tmp_path: Path) -> None:
     write_series(tmp_path / "a", 9, repeats=3)
     write_series(tmp_path / "b", 9, repeats=3, factor=2)
     for one, other in zip(points_of(tmp_path / "a"), points_of(tmp_path / "b"), strict=True):
-        for mine, theirs in zip(one.parts, other.parts, strict=True):
+        for mine, theirs in zip(one.causes, other.causes, strict=True):
             assert mine.lost.value == pytest.approx(theirs.lost.value, abs=1e-6)
             assert 2 * mine.seconds.value == pytest.approx(theirs.seconds.value, rel=1e-6, abs=1e-9)
-        assert [(late.rank, late.main_cause) for late in one.ranks] == [
-            (late.rank, late.main_cause) for late in other.ranks
+        assert [(late.rank, late.late_by) for late in one.waiting_ranks] == [
+            (late.rank, late.late_by) for late in other.waiting_ranks
         ]
 
 
@@ -236,10 +249,10 @@ def test_other_numbers_of_ranks_leave_all_shares_as_they_are(tmp_path: Path) -> 
     write_series(tmp_path / "a", 9, repeats=3)
     write_series(tmp_path / "b", 9, repeats=3, order=order)
     for one, other in zip(points_of(tmp_path / "a"), points_of(tmp_path / "b"), strict=True):
-        assert one.parts == other.parts
-        if one.point.ranks == 4:
-            renamed = [order.index(late.rank) for late in one.ranks if late.rank is not None]
-            assert [late.rank for late in other.ranks] == renamed
+        assert one.causes == other.causes
+        if one.ranks == 4:
+            renamed = [order.index(late.rank) for late in one.waiting_ranks if late.rank is not None]
+            assert [late.rank for late in other.waiting_ranks] == renamed
 
 
 def test_other_order_of_folders_gives_the_same_numbers(tmp_path: Path) -> None:
@@ -247,7 +260,7 @@ def test_other_order_of_folders_gives_the_same_numbers(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for k, folder in enumerate(sorted((tmp_path / "a").iterdir(), reverse=True)):
         shutil.copytree(folder, tmp_path / "b" / f"{k:03d}")
-    assert [p.parts for p in points_of(tmp_path / "a")] == [p.parts for p in points_of(tmp_path / "b")]
+    assert [p.causes for p in points_of(tmp_path / "a")] == [p.causes for p in points_of(tmp_path / "b")]
 
 
 def test_a_late_rank_is_named_with_its_host_and_what_holds_it_up(tmp_path: Path) -> None:
@@ -255,13 +268,13 @@ def test_a_late_rank_is_named_with_its_host_and_what_holds_it_up(tmp_path: Path)
         times = simulate(plan, lambda rank, step: {"input": 30.0} if rank == 3 else {})
         write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}"))
     point = points_of(tmp_path)[1]
-    late = point.main_straggler
+    late, _ = most_waited_for(tmp_path)
     assert late is not None
-    assert (late.rank, late.host, late.main_cause) == (3, "n1", "input")
+    assert (late.rank, late.host, late.late_by) == (3, "n1", "input")
     assert late.last_share == late.waited_share == 1
     assert late.waited_s == pytest.approx(0.025 * 3 / 4)
-    assert late.late_s["input"] == pytest.approx(0.025)
-    lost = point.part("straggler").lost
+    assert late.input_s == pytest.approx(0.025)
+    lost = point.cause("straggler").lost
     assert lost.value == pytest.approx(25 / 133)
     assert (lost.low, lost.high) == (pytest.approx(lost.value), pytest.approx(lost.value))
 
@@ -270,7 +283,7 @@ def test_ranks_that_take_turns_are_no_main_straggler(tmp_path: Path) -> None:
     for plan in plans(points=(1, 4), repeats=1):
         times = simulate(plan, lambda rank, step: {"forward": 55.0} if step % 4 == rank else {})
         write_run(tmp_path, plan, times)
-    assert points_of(tmp_path)[1].main_straggler is None
+    assert most_waited_for(tmp_path)[0] is None
 
 
 def write_on_hosts(folder: Path, work: Work, *, ranks: int = 4, hosts: int = 2) -> CausePoint:
@@ -284,27 +297,28 @@ def test_a_late_host_is_named_where_none_of_its_ranks_stands_out(tmp_path: Path,
     point = write_on_hosts(
         tmp_path, lambda rank, step: {"forward": 55.0} if rank * hosts // ranks == 1 else {}, ranks=ranks, hosts=hosts
     )
-    assert point.main_straggler is None
-    late = point.main_host
+    first, late = most_waited_for(tmp_path)
+    assert first is None
     assert late is not None
-    assert (late.rank, late.host, late.main_cause, late.waited_share) == (None, "n1", "compute", 1.0)
+    assert (late.rank, late.host, late.late_by, late.waited_share) == (None, "n1", "compute", 1.0)
     assert late.waited_s == pytest.approx(0.025 * (1 - 1 / hosts))
     # As late as its ranks are, not their sum.
-    assert late.late_s["compute"] == pytest.approx(0.025)
+    assert late.compute_s == pytest.approx(0.025)
     assert point.num_hosts == hosts
-    assert point.part("straggler").seconds.value == pytest.approx(0.025)
+    assert point.cause("straggler").seconds.value == pytest.approx(0.025)
 
 
 def test_hosts_that_take_turns_are_no_main_host(tmp_path: Path) -> None:
     point = write_on_hosts(tmp_path, lambda rank, step: {"forward": 55.0} if rank // 2 == step % 2 else {})
-    assert (point.main_straggler, point.main_host, point.num_hosts) == (None, None, 2)
-    assert point.part("straggler").seconds.value == pytest.approx(0.025)
+    assert (*most_waited_for(tmp_path), point.num_hosts) == (None, None, 2)
+    assert point.cause("straggler").seconds.value == pytest.approx(0.025)
 
 
 def test_the_only_host_is_no_main_host(tmp_path: Path) -> None:
     point = write_on_hosts(tmp_path, lambda rank, step: {"forward": 55.0} if rank == 3 else {}, hosts=1)
-    assert point.main_straggler is not None
-    assert (point.main_host, point.num_hosts) == (None, 1)
+    first, host = most_waited_for(tmp_path)
+    assert first is not None
+    assert (host, point.num_hosts) == (None, 1)
 
 
 # Throttled clocks
@@ -336,24 +350,24 @@ def test_throttling_that_some_run_does_not_tell_is_computing_in_all(
             write_throttled(tmp_path, plan)
     baseline, point = points_of(tmp_path)
     for name in ("throttling", "compute"):
-        assert point.part(name).lost.value == pytest.approx(0, abs=1e-9)
-    assert point.part("throttling").seconds.value == point.part("throttling").ideal_seconds == 0
-    assert point.part("compute").seconds.value == pytest.approx(0.090)
-    (why,) = point.not_measured["throttling"]
+        assert point.cause(name).lost.value == pytest.approx(0, abs=1e-9)
+    assert point.cause("throttling").seconds.value == point.cause("throttling").ideal_seconds == 0
+    assert point.cause("compute").seconds.value == pytest.approx(0.090)
+    (why,) = point.cause("throttling").not_measured
     assert "node 0 has no samples" in why
-    assert sum(part.seconds.value for part in point.parts) == pytest.approx(point.whole.seconds.value, rel=1e-12)
+    assert sum(part.seconds.value for part in point.causes) == pytest.approx(point.whole.seconds.value, rel=1e-12)
     # The baseline's own line tells what the baseline's runs tell.
     is_told = all(ranks != 1 for ranks, _ in untold)
-    assert baseline.part("throttling").seconds.value == pytest.approx(0.009 if is_told else 0)
-    assert bool(baseline.not_measured) is not is_told
+    assert baseline.cause("throttling").seconds.value == pytest.approx(0.009 if is_told else 0)
+    assert all(cause.is_measured for cause in baseline.causes) is is_told
 
 
 def test_throttling_that_all_runs_tell_is_compared(tmp_path: Path) -> None:
     for plan in plans(points=(1, 2), repeats=2, overrides={"measure.measured_steps": 100}):
         write_throttled(tmp_path, plan)
     _, point = points_of(tmp_path)
-    assert point.not_measured == {}
-    assert point.part("throttling").seconds.value == pytest.approx(0.009)
+    assert all(cause.is_measured and not cause.not_measured for cause in point.causes)
+    assert point.cause("throttling").seconds.value == pytest.approx(0.009)
 
 
 def test_throttled_clocks_are_taken_out_of_the_computing(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dlbench.views.steps.views import VIEWS as STEP_VIEWS
 
 from dlbench.reading.run_table import tabulate
 from dlbench.records.scan import scan
@@ -20,17 +21,21 @@ from dlbench.report.formats import html
 from dlbench.report.view import Sheet, View
 from dlbench.specs.fault import FaultSpec
 from dlbench.views.assemble import assemble
-from dlbench.views.causes import diagnosis_assemble
-from dlbench.views.causes.diagnosis_model import NextExperiment, Straggler
-from dlbench.views.causes.model import CauseAccount
-from dlbench.views.causes.views import VIEWS
-from dlbench.views.steps.view import VIEWS as STEP_VIEWS
+from dlbench.views.causes import view as causes_view
+from dlbench.views.causes.diagnosis import NextExperiment
+from dlbench.views.causes.numbers import CauseAccount, causes
+from dlbench.views.diagnosis import document
+from dlbench.views.slow_nodes import view as slow_nodes_view
+from dlbench.views.stragglers import view as stragglers_view
+from dlbench.views.stragglers.numbers import Straggler
 from dlbench.views.stragglers.tables import MAX_LISTED, MAX_SHOWN
+from dlbench.views.waterfall import view as waterfall_view
 from dlbench.views.waterfall.numbers import FACTORS
 from tests.run_factory import Story, constant, plans, write_run, write_scaling
 from tests.test_causes import simulate
 from tests.test_report import Outline
 
+VIEWS = (waterfall_view.VIEW, causes_view.VIEW, stragglers_view.VIEW, slow_nodes_view.VIEW)
 VIEW = {view.id: view for view in VIEWS}
 
 
@@ -81,7 +86,7 @@ def cells(sheet: Sheet) -> set[str]:
 
 
 def test_report_and_diagnose_say_the_same(folder: Path, made: model.Report) -> None:
-    diagnosis = diagnosis_assemble.assemble(scan(folder))
+    diagnosis = document.assemble(scan(folder))
     assert tuple(account(group).diagnosed for group in made.groups) == diagnosis.groups
     assert [account(group).nodes for group in made.groups] == [diagnosis.nodes]
     words = " ".join(VIEW["causes"].words(made.groups[0]))
@@ -323,7 +328,6 @@ def test_runs_with_something_taken_away_have_no_account(tmp_path: Path) -> None:
 
 def test_without_causes_there_is_no_account(folder: Path) -> None:
     from dlbench.reading.scaling import groups
-    from dlbench.views.causes.assemble import causes
 
     table = tabulate(scan(folder))
     assert [causes(group, table) for group in groups(table)] == [None]

@@ -369,7 +369,7 @@ def test_variants_are_never_averaged_with_plain_runs(tmp_path: Path) -> None:
         frozenset({"synthetic-input"}): [1, 2],
         frozenset({"no-exchange"}): [2],
     }
-    assert sweeps(table) == []
+    assert sweeps(table) == ()
     apart = next(run for run in found.runs if run.plan.series.variant == "no-exchange")
     assert describe(apart)["exchange"] == "exchange=none"
 

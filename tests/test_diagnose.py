@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from dlbench.views.diagnosis.text import show, to_text
 from rich.console import Console
 
 from dlbench.cli import cli
@@ -27,9 +28,8 @@ from dlbench.specs.collectives.network import Level, NetworkModel, Piece
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
-from dlbench.views.causes.diagnosis_assemble import assemble
-from dlbench.views.causes.diagnosis_text import show, to_text
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast, upper_bound
+from dlbench.views.diagnosis.document import assemble
 from tests.run_factory import NOW, Story, constant, edit_json, exchange_result, plans, write_run, write_unfinished
 from tests.watch_factory import watch_result, write_samples
 

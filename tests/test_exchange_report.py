@@ -16,16 +16,20 @@ from dlbench.reading.run_table import tabulate
 from dlbench.reading.scaling import groups
 from dlbench.records.exchange import Message
 from dlbench.records.scan import scan
-from dlbench.report import model, wording
+from dlbench.report import wording
+from dlbench.report.document import Document
 from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
+from dlbench.report.table import Sheet
 from dlbench.specs.collectives.network import LineCost
 from dlbench.specs.plan import RunPlan
+from dlbench.views import model
 from dlbench.views.assemble import assemble
+from dlbench.views.document import document_of
 from dlbench.views.exchange import tables as exchange_tables
 from dlbench.views.exchange.charts import exchange_charts
-from dlbench.views.exchange.numbers import exchange_points, fitted_line
+from dlbench.views.exchange.numbers import ExchangePoint, exchange_points, fitted_line
 from tests.run_factory import Story, autotune_result, constant, exchange_result, plans, write_run, write_scaling
 
 GRADIENTS = (
@@ -66,10 +70,20 @@ def point_of(out: Path) -> Any:
     return point
 
 
-def report_of(out: Path) -> tuple[model.Report, model.Group]:
+def report_of(out: Path) -> tuple[Document, model.Group]:
     report = assemble(scan(out))
     (group,) = report.groups
-    return report, group
+    return document_of(report), group
+
+
+def points_of(group: model.Group) -> tuple[ExchangePoint, ...]:
+    return group.all_of(ExchangePoint)
+
+
+def rows_of(sheet: Sheet[Any]) -> list[dict[str, str]]:
+    """What people see, by column title."""
+    table = sheet.people()
+    return [dict(zip(table.header, map(str, row.cells), strict=True)) for row in table.rows]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +100,7 @@ def made(runs: Path) -> model.Report:
 
 @pytest.fixture(scope="module")
 def page(made: model.Report) -> str:
-    return html.to_html(made).replace("\N{NO-BREAK SPACE}", " ")
+    return html.to_html(document_of(made)).replace("\N{NO-BREAK SPACE}", " ")
 
 
 # Numbers
@@ -121,17 +135,17 @@ def test_least_exposed_is_the_best_of_all_mergings(runs: Path) -> None:
     best = min(exposed_of(merging, line) for merging in all_mergings())
     found = point.prediction
     assert found.is_fitted
-    assert (found.line.startup_s, found.line.per_byte_s) == pytest.approx((ALPHA, BETA), rel=1e-6)
-    assert found.best_exposed_s.value == pytest.approx(best, rel=1e-6)
+    assert (found.startup_s, found.per_byte_s) == pytest.approx((ALPHA, BETA), rel=1e-6)
+    assert found.best_exposed.value == pytest.approx(best, rel=1e-6)
     assert exposed_of([1] * len(GRADIENTS), line) > best
     # The factory sends as the model does, so the model must find what was measured.
-    assert found.as_ran_s.value == pytest.approx(point.exposed_s.value, rel=1e-6)
+    assert found.as_ran.value == pytest.approx(point.exposed.value, rel=1e-6)
     assert found.num_messages.value in {len(m) for m in all_mergings() if exposed_of(m, line) <= best + 1e-12}
 
 
 def test_attainable_efficiency_is_the_baseline_and_the_least_exposed(runs: Path) -> None:
     point = point_of(runs)
-    best = point.prediction.best_exposed_s.value
+    best = point.prediction.best_exposed.value
     assert point.prediction.compute_s == pytest.approx(sum(STEP_MS) / 1e3)
     assert point.prediction.efficiency.value == pytest.approx(0.09 / (0.09 + best))
     assert point.efficiency.value == pytest.approx(0.09 / 0.11)
@@ -144,7 +158,7 @@ def test_several_ranks_as_baseline_lose_their_own_exposed_exchange(tmp_path: Pat
     assert point.ranks == 4
     assert point.prediction is not None
     assert point.prediction.compute_s == pytest.approx(0.09)
-    best = point.prediction.best_exposed_s.value
+    best = point.prediction.best_exposed.value
     assert point.prediction.efficiency.value == pytest.approx(0.11 / (0.09 + best))
 
 
@@ -157,18 +171,18 @@ def test_measured_line_goes_before_a_fitted_one(tmp_path: Path) -> None:
     write_exchange(tmp_path, lambda plan: {"costs": lines})
     found = point_of(tmp_path).prediction
     assert not found.is_fitted
-    assert found.line.name == "flat"
+    assert found.line.startswith("flat: ")
     line = LineCost(name="flat", startup_s=1e-4, per_byte_s=1e-10, ranks=2)
-    assert found.best_exposed_s.value == pytest.approx(min(exposed_of(merging, line) for merging in all_mergings()))
+    assert found.best_exposed.value == pytest.approx(min(exposed_of(merging, line) for merging in all_mergings()))
 
 
 def test_medians_over_runs_with_their_intervals(tmp_path: Path) -> None:
     exposed = (0.010, 0.014, 0.011, 0.013, 0.012)
     write_exchange(tmp_path, lambda plan: {"exposed_s": exposed[plan.series.repeat], "communication_s": 0.03})
     point = point_of(tmp_path)
-    assert point.exposed_s.value == 0.012
-    assert (point.exposed_s.low, point.exposed_s.high, point.exposed_s.n) == (0.010, 0.014, 5)
-    assert point.exposed_s.kind == "bootstrap 95 %"
+    assert point.exposed.value == 0.012
+    assert (point.exposed.low, point.exposed.high, point.exposed.n) == (0.010, 0.014, 5)
+    assert point.exposed.kind == "bootstrap 95 %"
 
 
 def timed(sizes: Sequence[int], slow: float = 1.0) -> list[Message]:
@@ -196,31 +210,37 @@ def test_unknown_is_said_with_the_reason(tmp_path: Path) -> None:
     write_exchange(tmp_path / "times", lambda plan: {"communication_s": None, "exposed_s": None, "hidden_s": None})
     for name, reason in (("when", "when each gradient was ready"), ("cost", "fit no line")):
         report, group = report_of(tmp_path / name)
-        assert group.exchange[0].prediction is None
-        row = exchange_tables.predicted(group)[1]
-        assert row[-1].startswith("not measured: ")
-        assert reason in row[-1]
+        assert points_of(group)[0].prediction is None
+        row = rows_of(exchange_tables.predicted(points_of(group)))[0]
+        assert row["Cost line"].startswith("not measured: ")
+        assert reason in row["Cost line"]
         assert reason in " ".join(terminal.to_text(report).split())
         assert reason in html.to_html(report)
     _, group = report_of(tmp_path / "times")
-    assert exchange_tables.times(group)[1][1:4] == ("not measured",) * 3
+    row = rows_of(exchange_tables.times(points_of(group)))[0]
+    assert [row[title] for title in ("Communication", "Hidden", "Exposed")] == ["not measured"] * 3
     assert "Communication takes" not in group.verdict
 
 
 def test_runs_without_an_exchange_show_no_view(tmp_path: Path) -> None:
     write_scaling(tmp_path)
     report, group = report_of(tmp_path)
-    assert group.exchange == ()
-    assert exchange_charts(group) == []
+    assert group.views["exchange"] == ()
+    assert exchange_charts(group, ()) == []
     assert '<section id="exchange-' not in html.to_html(report)
-    assert "not recorded" in {one.view: one.text for one in group.untold}["exchange"]
-    assert "dlbench comm run" in {one.view: one.text for one in report.missing}["collectives"]
+    assert "not recorded" in {one.view: one.text for one in group.missing}["exchange"]
+    assert (
+        "dlbench comm run"
+        in {one.view: one.text for section in report.sections for one in section.missing}["collectives"]
+    )
 
 
 def test_a_way_that_differs_between_repeats_is_shown(tmp_path: Path) -> None:
     write_exchange(tmp_path, lambda plan: {"exchange": "leader" if plan.series.repeat == 1 else "flat"})
     _, group = report_of(tmp_path)
-    assert [row[3] for row in exchange_tables.what_ran(group)[1:]] == ["flat", "leader"]
+    sheet = exchange_tables.what_ran(points_of(group))
+    assert [row["Exchange"] for row in rows_of(sheet)] == ["flat", "leader"]
+    assert [row["exchange"] for row in sheet.records()] == ["flat | leader"]
 
 
 # The report
@@ -228,27 +248,27 @@ def test_a_way_that_differs_between_repeats_is_shown(tmp_path: Path) -> None:
 
 def test_figures_stand_in_every_format(made: model.Report, page: str) -> None:
     (group,) = made.groups
-    (point,) = group.exchange
+    (point,) = points_of(group)
     assert point.prediction is not None
     figures = (point.communication, point.exposed, point.hidden, point.prediction.best_exposed)
     texts = [wording.value_text(figure) for figure in figures if figure is not None]
     assert len(texts) == 4
-    written = markdown.to_markdown(made)
-    plain = " ".join(terminal.to_text(made).split())
+    written = markdown.to_markdown(document_of(made))
+    plain = " ".join(terminal.to_text(document_of(made)).split())
     for text in texts:
         assert text in page
         assert text in written
     assert texts[0] in plain
     assert texts[3] in plain
     assert "grouped by dlbench (fusion none)" in plain
-    content = json.loads(json_tables.to_json(made))["groups"][0]["exchange"][0]
+    content = json.loads(json_tables.to_json(document_of(made)))["groups"][0]["exchange"][0]
     assert content["exposed"]["value"] == point.exposed.value if point.exposed else False
     assert len(content["timeline"]) == len(GRADIENTS)
 
 
 def test_verdict_names_the_exposed_communication(made: model.Report) -> None:
     (group,) = made.groups
-    (point,) = group.exchange
+    (point,) = points_of(group)
     assert point.communication is not None
     assert point.exposed is not None
     assert point.prediction is not None
@@ -262,11 +282,11 @@ def test_verdict_names_the_exposed_communication(made: model.Report) -> None:
 
 def test_timeline_holds_every_message(made: model.Report) -> None:
     (group,) = made.groups
-    (chart,) = exchange_charts(group)
+    (chart,) = exchange_charts(group, points_of(group))
     rows = [row for rows in chart.spec["datasets"].values() for row in rows if "kind" in row]
     under_way = [row for row in rows if row["kind"] == "under way"]
     assert len(under_way) == len(GRADIENTS)
-    for message, row in zip(group.exchange[0].timeline, under_way, strict=True):
+    for message, row in zip(points_of(group)[0].timeline, under_way, strict=True):
         assert message.start_s is not None
         assert message.exchange_s is not None
         assert (row["from"], row["to"]) == (message.start_s, message.start_s + message.exchange_s)
@@ -280,12 +300,12 @@ def test_many_messages_are_cut_to_the_exposed_end(tmp_path: Path) -> None:
     many = [(1000 * (i + 1), 0.0002 * i) for i in range(200)]
     write_exchange(tmp_path, gradients=many, repeats=1)
     report, group = report_of(tmp_path)
-    (point,) = group.exchange
-    table = exchange_tables.messages(point)
-    assert len(table) == exchange_tables.MAX_MESSAGES + 2
-    assert table[1][:2] == ("1 to 140", "140")
-    assert [row[0] for row in table[2:]] == [str(number) for number in range(141, 201)]
-    (chart,) = exchange_charts(group)
+    (point,) = points_of(group)
+    first, *others = rows_of(exchange_tables.messages(point))
+    assert (first["Message"], first["Gradients"]) == ("1 to 140", "140")
+    assert len(others) == exchange_tables.MAX_MESSAGES
+    assert [row["Message"] for row in others] == [str(number) for number in range(141, 201)]
+    (chart,) = exchange_charts(group, points_of(group))
     names = {row["name"] for rows in chart.spec["datasets"].values() for row in rows if "name" in row}
     assert names == {"backward", *(f"message {number}" for number in range(141, 201))}
     assert len(html.to_html(report).encode()) < 1_500_000
@@ -322,8 +342,7 @@ def test_overflow_density_and_unfinished_search_are_told(tmp_path: Path) -> None
     assert "1 message" in codes["wire-overflow"].text
     assert codes["wire"].severity == "note"
     assert codes["autotune-unfinished"].severity == "serious"
-    table = exchange_tables.what_ran(group)
-    row = dict(zip(table[0], table[1], strict=True))
+    (row,) = rows_of(exchange_tables.what_ran(points_of(group)))
     assert (row["Wire"], row["Sent dense"], row["Overflows"]) == ("topk", "15", "1")
     assert row["Density of sums"].startswith("2.0 %")
     assert "Density of sums" in html.to_html(report)
@@ -339,8 +358,8 @@ def test_foreign_text_of_an_exchange_stays_text(tmp_path: Path) -> None:
 
 
 def test_table_for_programs_holds_every_point(made: model.Report) -> None:
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(made, "exchange"))))
-    points = [(group.id, point) for group in made.groups for point in group.exchange]
+    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), "exchange"))))
+    points = [(group.id, point) for group in made.groups for point in points_of(group)]
     assert [(row["group"], int(row["ranks"])) for row in rows] == [(group, point.ranks) for group, point in points]
     for row, (_, point) in zip(rows, points, strict=True):
         assert point.exposed is not None

@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 from dlbench.reading import scaling
 from dlbench.reading.run_table import RunTable, tabulate
 from dlbench.records.scan import Run, scan
-from dlbench.report import model
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown
+from dlbench.views import model
 from dlbench.views.assemble import assemble
+from dlbench.views.document import document_of
 from dlbench.views.forecast import anchors, laws
+from dlbench.views.forecast.charts import CURVE, forecast_charts
 from dlbench.views.forecast.laws import efficiency_at, fraction_of
+from dlbench.views.forecast.numbers import Forecast
+from dlbench.views.forecast.view import ForecastView
 from tests.run_factory import Story, constant, plans, write_run
 
 NAMES: tuple[laws.LawName, ...] = ("Amdahl", "Gustafson")
@@ -45,6 +49,14 @@ def write_law(
         write_run(out, plan, constant([0, 0, 0, step, 0, 0]), story)
 
 
+@pytest.fixture(scope="module")
+def weak(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weak scaling that loses a tenth, 1 to 8 ranks, five repeats."""
+    out = tmp_path_factory.mktemp("weak")
+    write_law(out, 0.1)
+    return out
+
+
 def only_group(out: Path) -> tuple[scaling.Group, RunTable]:
     table = tabulate(scan(out))
     (group,) = scaling.groups(table)
@@ -58,10 +70,15 @@ def law_of(out: Path) -> laws.Law:
     return found
 
 
-def outlook_of(out: Path) -> tuple[model.Group, Any]:
+def forecast_of(out: Path) -> tuple[model.Group, Any]:
     (group,) = assemble(scan(out)).groups
-    assert group.outlook is not None
-    return group, group.outlook
+    found = group.of(Forecast)
+    assert found is not None
+    return group, found
+
+
+def markdown_of(out: Path) -> str:
+    return to_markdown(document_of(assemble(scan(out))))
 
 
 # The fit
@@ -120,9 +137,9 @@ def test_runs_that_follow_a_law_give_it_back(tmp_path: Path, scaling_kind: str) 
     assert law.fraction.high is not None
     assert law.fraction.low <= law.fraction.value <= law.fraction.high
     assert law.worst_residual < 1e-3
-    assert law.hindcast is not None
-    assert law.hindcast.ranks == 8
-    assert abs(law.hindcast.error) < 1e-3
+    assert law.hindcast_ranks == 8
+    assert law.hindcast_error is not None
+    assert abs(law.hindcast_error) < 1e-3
 
 
 def test_intervals_say_what_they_are(tmp_path: Path) -> None:
@@ -157,9 +174,10 @@ def test_more_than_the_ideal_fits_no_law(tmp_path: Path, speedups: dict[int, flo
     assert law.fraction.value < 0
     assert [point.fitted for point in law.points] == [1.0] * len(speedups)
     assert law.worst_residual == pytest.approx(1.0)
-    assert law.hindcast is None or law.hindcast.fitted == 1.0
-    assert (law.hindcast is None) == (len(speedups) == 2)
-    text = to_markdown(assemble(scan(tmp_path)))
+    last = law.points[-1].measured.value
+    assert law.hindcast_error is None or last - law.hindcast_error == 1.0
+    assert (law.hindcast_error is None) == (len(speedups) == 2)
+    text = markdown_of(tmp_path)
     words = text.partition("### Laws")[2]
     assert " does not fit: least squares gives f = -" in words
     assert "misses a measured point by 100.0 points of efficiency." in words
@@ -168,19 +186,17 @@ def test_more_than_the_ideal_fits_no_law(tmp_path: Path, speedups: dict[int, flo
 
 def test_points_that_bend_away_do_not_fit(tmp_path: Path) -> None:
     write_law(tmp_path, 0.1, bend=8.0, repeats=1)
-    text = to_markdown(assemble(scan(tmp_path)))
+    text = markdown_of(tmp_path)
     assert " does not fit: least squares gives f = " in text
     assert " fits with f" not in text
 
 
 def test_the_drawn_law_does_not_exceed_the_ideal(tmp_path: Path) -> None:
-    from dlbench.views.forecast.charts import CURVE, outlook_charts
-
     # f = -0.25: the pole is at 5 times the ranks.
     write_speedups(tmp_path, {2: 4.0, 4: 16.0, 8: 16.0}, "strong")
-    group, found = outlook_of(tmp_path)
+    group, found = forecast_of(tmp_path)
     assert found.law.fraction.value < 0
-    (chart,) = outlook_charts(group)
+    (chart,) = forecast_charts(group, found)
     (curve,) = [rows for rows in chart.spec["datasets"].values() if len(rows) == CURVE]
     assert {row["value"] for row in curve} == {1.0}
 
@@ -188,9 +204,8 @@ def test_the_drawn_law_does_not_exceed_the_ideal(tmp_path: Path) -> None:
 # Forecasts
 
 
-def test_forecast_is_the_law_at_more_ranks(tmp_path: Path) -> None:
-    write_law(tmp_path, 0.1)
-    group, found = outlook_of(tmp_path)
+def test_forecast_is_the_law_at_more_ranks(weak: Path) -> None:
+    group, found = forecast_of(weak)
     assert [one.ranks for one in found.forecasts] == [16, 32]
     for one in found.forecasts:
         ratio = one.ranks
@@ -202,7 +217,7 @@ def test_forecast_is_the_law_at_more_ranks(tmp_path: Path) -> None:
 def test_forecast_holds_what_came_true(tmp_path: Path) -> None:
     """Points bent away from the law: the interval of the forecast holds what the bent machine would really do."""
     write_law(tmp_path, 0.05, points=(1, 2, 4, 8), bend=0.3)
-    _, found = outlook_of(tmp_path)
+    _, found = forecast_of(tmp_path)
     assert found.law.worst_residual > 0.001
     coming = found.forecasts[0]
     truth = 100 / (100 / (1 - 0.05 * (1 - 1 / 16)) + 0.3 * 15)
@@ -224,23 +239,23 @@ def test_nothing_is_forecast_from_what_tells_nothing(
 ) -> None:
     fraction = more.pop("fraction", 0.1)
     write_law(tmp_path, fraction, points, **more)
-    _, found = outlook_of(tmp_path)
+    _, found = forecast_of(tmp_path)
     assert found.forecasts == ()
     assert told in f"{found.why_no_law} {found.why_no_forecast}"
-    assert "Forecast, not measured" not in to_markdown(assemble(scan(tmp_path)))
+    assert "Forecast, not measured" not in markdown_of(tmp_path)
 
 
-def test_forecasts_share_no_column_and_no_headline_with_measurements(tmp_path: Path) -> None:
-    write_law(tmp_path, 0.1)
-    report = assemble(scan(tmp_path))
-    points = to_csv(report, "points").splitlines()
+def test_forecasts_share_no_column_and_no_headline_with_measurements(weak: Path) -> None:
+    report = assemble(scan(weak))
+    document = document_of(report)
+    points = to_csv(document, "points").splitlines()
     assert len(points) == 5
     assert "forecast" not in points[0]
-    header = to_csv(report, "forecast").splitlines()[0].split(",")
+    header = to_csv(document, "forecast").splitlines()[0].split(",")
     assert all(name.startswith("forecast_") for name in header if "efficiency" in name or "throughput" in name)
     (group,) = report.groups
     assert "forecast" not in group.verdict
-    text = to_markdown(report)
+    text = to_markdown(document)
     table = text.partition("#### Forecast, not measured")[2].partition("####")[0]
     assert "16 ranks" in table
     assert "16 ranks" not in text.partition("#### Forecast, not measured")[0].partition("### Laws")[0]
@@ -248,7 +263,7 @@ def test_forecasts_share_no_column_and_no_headline_with_measurements(tmp_path: P
 
 def test_a_growing_serial_fraction_is_said(tmp_path: Path) -> None:
     write_law(tmp_path, 0.02, scaling="strong", overrides={"train.batch_per_rank": 8}, bend=0.1)
-    _, found = outlook_of(tmp_path)
+    _, found = forecast_of(tmp_path)
     assert found.forecasts
     assert any("promises too much" in note for note in found.notes)
     assert any("one node" in note for note in found.notes)
@@ -309,18 +324,16 @@ def test_every_published_figure_names_its_source() -> None:
         assert one.work.preset == "full"
 
 
-def test_small_presets_say_why_there_is_no_reference_line(tmp_path: Path) -> None:
-    write_law(tmp_path, 0.1)
-    group, found = outlook_of(tmp_path)
-    assert all(not anchor.is_same_work for anchor in found.anchors)
+def test_small_presets_say_why_there_is_no_reference_line(weak: Path) -> None:
+    group, found = forecast_of(weak)
+    assert found.same_work == ()
     assert "none is of the same work" in found.why_no_anchor
     assert "preset" in found.why_no_anchor
     other = replace(found, anchors=(replace(found.anchors[0], differences=()),), why_no_anchor="")
-    from dlbench.views.forecast.charts import outlook_charts
-    from dlbench.views.forecast.tables import outlook_sheets
-
-    (chart,) = outlook_charts(replace(group, outlook=other))
-    (plain,) = outlook_charts(group)
+    (chart,) = forecast_charts(group, other)
+    (plain,) = forecast_charts(group, found)
     assert "published" in str(chart.spec)
     assert "published" not in str(plain.spec)
-    assert [sheet.name for sheet in outlook_sheets(replace(group, outlook=other))][-1] == "anchors"
+    section = ForecastView().section(replace(group, views={"forecast": other}))
+    assert section is not None
+    assert [sheet.name for sheet in section.sheets][-1] == "anchors"

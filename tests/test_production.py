@@ -23,7 +23,6 @@ from dlbench.datasets.making.manifest import (
     read_files,
     read_manifest,
     verify_manifest,
-    write_manifest,
 )
 from dlbench.datasets.making.production import produce
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
@@ -299,24 +298,3 @@ def test_an_altered_list_of_files_is_told(tmp_path: Path) -> None:
     (tmp_path / FILES_NAME).write_text("".join(text.splitlines(keepends=True)[:-1]), encoding="ascii")
     with pytest.raises(UserError, match=r"manifest.files.jsonl: altered"):
         verify_manifest(tmp_path)
-
-
-def test_manifests_of_form_1_are_read(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(b"abc")
-    sha = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
-    old = {
-        "format": "dlbench.dataset",
-        "version": 1,
-        "kind": "demo-text",
-        "made_with": {"version": 1},
-        "counts": {"topics": 1},
-        "files": {"a.bin": {"sha256": sha, "bytes": 3}},
-    }
-    (tmp_path / NAME).write_text(json.dumps(old), encoding="ascii")
-    manifest = read_manifest(tmp_path)
-    assert manifest is not None
-    assert (manifest.kind, manifest.num_files, manifest.num_bytes) == ("demo-text", 1, 3)
-    assert verify_manifest(tmp_path) == []
-    new = write_manifest(tmp_path, kind="demo-text", made_with={"version": 1}, counts={"topics": 1})
-    assert [e.sha256 for e in read_files(tmp_path)] == [sha]
-    assert new.files_sha256 == manifest.files_sha256

@@ -16,16 +16,18 @@ from dlbench.reading.comparability import group_id
 from dlbench.reading.run_table import RunTable, tabulate
 from dlbench.reading.scaling import Group, groups
 from dlbench.records.scan import read_run, scan
-from dlbench.report import model
 from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import geometric_ratio_estimate
+from dlbench.views import model
 from dlbench.views.assemble import assemble
+from dlbench.views.document import document_of
 from dlbench.views.doubts import group_doubts
-from dlbench.views.noise.numbers import advice, doubled_batch
-from dlbench.views.quality.numbers import GroupQuality, group_quality
+from dlbench.views.layers.numbers import LayerTable
+from dlbench.views.noise.numbers import NoisePoint, advice, doubled_batch
+from dlbench.views.quality.numbers import Quality, group_quality
 from dlbench.views.utilisation.numbers import peak_of, recipe, training_time, utilisation
 from tests.browser_fixtures import Visit
 from tests.run_factory import QUALITY_WORKLOAD, Story, Training, constant, edit_json, plans, quality_plans, write_run
@@ -56,12 +58,20 @@ def write_pair(out: Path, *, repeats: int = 5, fails: Sequence[int] = (), state:
         write_run(out, plan, step((110 if two else 100) * (1 + 0.01 * plan.series.repeat)), story)
 
 
-def read(out: Path) -> tuple[Group, RunTable, GroupQuality]:
+def read(out: Path) -> tuple[Group, RunTable, Quality]:
     table = tabulate(scan(out))
     (group,) = groups(table)
     quality = group_quality(group, table)
     assert quality is not None
     return group, table, quality
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of `write_pair`, all of which reach the target."""
+    out = tmp_path_factory.mktemp("pair")
+    write_pair(out)
+    return out
 
 
 def codes(out: Path) -> set[str]:
@@ -74,6 +84,10 @@ def one_group(out: Path) -> model.Group:
     return group
 
 
+def markdown_of(out: Path) -> str:
+    return markdown.to_markdown(document_of(assemble(scan(out)))).replace("\\", "")
+
+
 def geometric(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
@@ -81,43 +95,40 @@ def geometric(values: Sequence[float]) -> float:
 # Figures
 
 
-def test_time_samples_and_epochs_to_quality_are_those_of_the_runs(tmp_path: Path) -> None:
-    write_pair(tmp_path)
-    _, _, found = read(tmp_path)
+def test_time_samples_and_epochs_to_quality_are_those_of_the_runs(pair: Path) -> None:
+    _, _, found = read(pair)
     one, two = found.points
     assert [(point.ranks, point.num_reached, point.num_runs) for point in found.points] == [(1, 5, 5), (2, 5, 5)]
     # The median repeat is slowed by 2 %: 5 x 20 steps of 102 ms, or 6 x 10 of 112.2 ms.
-    assert one.time_s is not None
-    assert two.time_s is not None
-    assert one.time_s.value == pytest.approx(5 * (20 * 0.102 + 0.75))
-    assert two.time_s.value == pytest.approx(6 * (10 * 0.1122 + 0.75))
+    assert one.time is not None
+    assert two.time is not None
+    assert one.time.value == pytest.approx(5 * (20 * 0.102 + 0.75))
+    assert two.time.value == pytest.approx(6 * (10 * 0.1122 + 0.75))
     assert one.samples is not None
     assert one.samples.value == 400
     assert two.epochs is not None
     assert two.epochs.value == 480 / 160
-    assert one.resolution_s is not None
-    assert one.resolution_s.value == pytest.approx(20 * 0.102 + 0.75)
+    assert one.resolution is not None
+    assert one.resolution.value == pytest.approx(20 * 0.102 + 0.75)
     assert one.best is not None
     assert one.best.value == 0.55
     assert [batch.global_batch for batch in found.batches] == [4, 8]
     assert found.batches[1].against_smallest == pytest.approx(1.2)
 
 
-def test_the_account_of_the_time_sums(tmp_path: Path) -> None:
-    write_pair(tmp_path)
-    for point in read(tmp_path)[2].points:
-        parts = (point.training_s, point.evaluation_s, point.other_s)
-        assert point.whole_s is not None
-        assert sum(part.value for part in parts if part) == pytest.approx(point.whole_s.value)
-        assert point.evaluation_s is not None
-        assert point.evaluation_s.value == pytest.approx(0.5 * (5 if point.ranks == 1 else 6))
-        assert point.other_s is not None
-        assert point.other_s.value == pytest.approx(0.25 * (5 if point.ranks == 1 else 6))
+def test_the_account_of_the_time_sums(pair: Path) -> None:
+    for point in read(pair)[2].points:
+        parts = (point.training, point.evaluation, point.other)
+        assert point.whole is not None
+        assert sum(part.value for part in parts if part) == pytest.approx(point.whole.value)
+        assert point.evaluation is not None
+        assert point.evaluation.value == pytest.approx(0.5 * (5 if point.ranks == 1 else 6))
+        assert point.other is not None
+        assert point.other.value == pytest.approx(0.25 * (5 if point.ranks == 1 else 6))
 
 
-def test_three_factors_have_their_closed_forms_and_multiply_exactly(tmp_path: Path) -> None:
-    write_pair(tmp_path)
-    factors = read(tmp_path)[2].points[1].factors
+def test_three_factors_have_their_closed_forms_and_multiply_exactly(pair: Path) -> None:
+    factors = read(pair)[2].points[1].factors
     assert factors is not None
     assert factors.throughput.value == pytest.approx(2 * 100 / 110)
     assert factors.samples.value == pytest.approx(400 / 480)
@@ -170,8 +181,8 @@ def test_a_run_that_did_not_reach_the_target_is_counted_and_forbids_a_speed_up(
     _, _, found = read(tmp_path)
     point = found.points[1]
     assert (point.num_reached, point.num_runs, point.num_invalid) == (5 - len(fails), 5, invalid)
-    assert point.time_s is not None
-    assert point.time_s.n == 5 - len(fails)
+    assert point.time is not None
+    assert point.time.n == 5 - len(fails)
     assert point.factors is None
     assert found.batches[1].against_smallest is None
     assert "target-not-reached" in codes(tmp_path)
@@ -179,8 +190,7 @@ def test_a_run_that_did_not_reach_the_target_is_counted_and_forbids_a_speed_up(
     assert f"{10 - len(fails)} of 10 runs came to top-1 accuracy of 50.0 %" in group.verdict
     assert "there is no speed-up of the time to quality at 2 ranks" in group.verdict
     assert "sooner" not in group.verdict
-    assert group.quality is not None
-    assert group.quality.headline[0] == f"{10 - len(fails)} of 10"
+    assert found.headline[0] == f"{10 - len(fails)} of 10"
 
 
 def test_runs_that_end_without_a_record_raise_doubt(tmp_path: Path) -> None:
@@ -196,11 +206,12 @@ def test_no_run_reached_it(tmp_path: Path) -> None:
     for plan in quality_plans(points=(1, 2), repeats=1):
         write_run(tmp_path, plan, step(100), Story(training=Training(values=(0.2, 0.3, 0.25))))
     _, _, found = read(tmp_path)
-    assert [point.time_s for point in found.points] == [None, None]
+    assert [point.time for point in found.points] == [None, None]
     assert found.points[0].best is not None
     assert (found.points[0].best.value, found.points[0].final and found.points[0].final.value) == (0.3, 0.25)
     assert "None of 2 runs came to top-1 accuracy of 50.0 % within 20 epochs" in one_group(tmp_path).verdict
-    for text in (html.to_html(assemble(scan(tmp_path))), markdown.to_markdown(assemble(scan(tmp_path)))):
+    document = document_of(assemble(scan(tmp_path)))
+    for text in (html.to_html(document), markdown.to_markdown(document)):
         assert "0 of 1 run" in text.replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -229,9 +240,8 @@ def test_an_error_is_to_fall_below_its_target(tmp_path: Path) -> None:
 # Steps, and what may be compared
 
 
-def test_runs_to_a_quality_may_differ_in_their_number_of_steps(tmp_path: Path) -> None:
-    write_pair(tmp_path)
-    group, table, _ = read(tmp_path)
+def test_runs_to_a_quality_may_differ_in_their_number_of_steps(pair: Path) -> None:
+    group, table, _ = read(pair)
     assert [len(point.run_ids) for point in group.points] == [5, 5]
     assert set(table.figures["steps"]) == {100 - 3, 60 - 3}
     assert group.points[1].efficiency.value == pytest.approx(100 / 110)
@@ -286,7 +296,7 @@ def test_speed_and_quality_are_never_one_group(tmp_path: Path) -> None:
     write_run(tmp_path, quality, step(100), Story(training=Training(values=rising(5))))
     write_run(tmp_path, speed, step(100))
     found = assemble(scan(tmp_path))
-    assert sorted(group.quality is None for group in found.groups) == [False, True]
+    assert sorted(group.of(Quality) is None for group in found.groups) == [False, True]
     conditions = {c.value for group in found.groups for c in group.conditions if c.name == "goal"}
     assert conditions == {"speed", "quality 0.5"}
 
@@ -328,7 +338,7 @@ def test_doubts_of_training_are_told(
     else:
         write_one(tmp_path, Story(training=training, record=record), overrides=overrides)
     assert code in codes(tmp_path)
-    assert "<html" in html.to_html(assemble(scan(tmp_path)))
+    assert "<html" in html.to_html(document_of(assemble(scan(tmp_path))))
 
 
 def test_a_sound_training_raises_no_doubt_but_of_its_number(tmp_path: Path) -> None:
@@ -341,7 +351,7 @@ def test_contradicting_numbers_are_not_printed_together(tmp_path: Path) -> None:
     write_one(tmp_path, Story(training=Training(values=rising(4), train_samples=100)))
     (point,) = read(tmp_path)[2].points
     assert point.trained_epochs is None
-    assert "they contradict each other" in markdown.to_markdown(assemble(scan(tmp_path)))
+    assert "they contradict each other" in markdown_of(tmp_path)
 
 
 # Hardware
@@ -359,13 +369,15 @@ def test_mfu_is_flops_times_throughput_over_the_peak_of_all_cores(tmp_path: Path
         plan = with_system(plan, cores=3, peak_tflops={"fp32": 0.1}, peak_source="a benchmark")
         write_run(tmp_path, plan, step(100), Story(record={"training_flops_per_sample": 10**9}))
     (group,) = groups(tabulate(scan(tmp_path)))
-    for point in group.points:
-        found = utilisation(group, point)
-        assert found is not None
-        assert found.mfu is not None
-        assert found.mfu.value == pytest.approx(40e9 / 0.3e12)
-        assert found.achieved_per_rank.value == pytest.approx(40e9)
-    text = markdown.to_markdown(assemble(scan(tmp_path))).replace("\\", "")
+    found = utilisation(group)
+    assert found is not None
+    assert len(found.points) == 2
+    for point in found.points:
+        assert point.mfu is not None
+        assert point.mfu.value == pytest.approx(40e9 / 0.3e12)
+        assert point.achieved is not None
+        assert point.achieved.value == pytest.approx(0.04)
+    text = markdown_of(tmp_path)
     assert "| 2 ranks | 80.00 [80.00, 80.00] | 0.04000 [0.04000, 0.04000] | 0.3000 | 13.3 % [13.3, 13.3] |" in text
     assert "0.1000 TFLOP/s a core at fp32, 3 cores a rank (a benchmark)" in text
 
@@ -394,7 +406,7 @@ def test_the_peak_is_that_of_the_device_in_use(
 def test_without_a_peak_the_report_says_how_to_declare_one(tmp_path: Path) -> None:
     story = Story(record={"training_flops_per_sample": 10**9})
     write_run(tmp_path, plans(points=(1,), repeats=1)[0], step(100), story)
-    text = markdown.to_markdown(assemble(scan(tmp_path))).replace("\\", "")
+    text = markdown_of(tmp_path)
     assert "node.peak_tflops ({fp32: TFLOP/s of one core})" in text
     assert "MFU |" not in text
 
@@ -411,10 +423,13 @@ def test_layers_are_listed_once_a_network_and_sum(tmp_path: Path) -> None:
         for plan in plans(points=(1,), repeats=1, series=series, engine=engine):
             write_run(tmp_path, plan, step(100), Story(record={"layers": layers}))
     found = assemble(scan(tmp_path))
-    assert len(found.layers) == 1
-    text = markdown.to_markdown(found)
+    assert len(found.all_of(LayerTable)) == 1
+    text = markdown_of(tmp_path)
     assert "| conv13 | conv2d | 13.00 kMAC | 14.3 % |" in text
+    assert "| 3 others |  | 6.000 kMAC | 6.6 % |" in text
     assert "| sum: 13 layers |  | 91.00 kMAC | 100.0 % |" in text
+    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(found), "layers"))))
+    assert [row["macs_per_sample"] for row in rows] == [str(1000 * k) for k in range(13, 0, -1)]
 
 
 # Time to train
@@ -428,7 +443,7 @@ def test_time_to_train_is_samples_of_the_recipe_over_throughput(tmp_path: Path) 
     assert amount is not None
     assert (amount.epochs, amount.epoch_samples, amount.key) == (10.0, 160, "train.schedule.total_epochs")
     assert training_time(group.points[0], amount).value == pytest.approx(1600 / 80)
-    text = markdown.to_markdown(assemble(scan(tmp_path)))
+    text = markdown_of(tmp_path)
     assert "no claim that it converges" in text
     assert "synthetic data: reading and decoding come on top" in text
 
@@ -472,7 +487,7 @@ def test_noise_scale_stands_beside_the_batch_with_advice(tmp_path: Path) -> None
         value = None if plan.series.repeat == 2 else 32.0
         write_run(tmp_path, plan, step(100), Story(training=Training(values=rising(4)), record=noise(value)))
     group = one_group(tmp_path)
-    (point,) = group.noise
+    (point,) = group.all_of(NoisePoint)
     assert point.share == 8 / 32
     assert "0.25 of the noise scale: larger batches still pay" in point.advice
     assert "40 % fewer steps, 20 % more samples" in point.advice
@@ -482,7 +497,7 @@ def test_noise_scale_stands_beside_the_batch_with_advice(tmp_path: Path) -> None
 
 def test_unknown_noise_scale_says_why(tmp_path: Path) -> None:
     write_one(tmp_path, Story(training=Training(values=rising(4)), record=noise(None)))
-    assert one_group(tmp_path).noise[0].advice.startswith("unknown: no estimate")
+    assert one_group(tmp_path).all_of(NoisePoint)[0].advice.startswith("unknown: no estimate")
 
 
 def test_advice_follows_mccandlish() -> None:
@@ -503,31 +518,32 @@ def test_advice_follows_mccandlish() -> None:
 # Formats
 
 
-def test_all_formats_say_it(tmp_path: Path) -> None:
-    write_pair(tmp_path)
-    report = assemble(scan(tmp_path))
+def test_all_formats_say_it(pair: Path) -> None:
+    report = assemble(scan(pair))
+    document = document_of(report)
     (group,) = report.groups
-    assert group.quality is not None
-    factors = group.quality.points[1].factors
+    quality = group.of(Quality)
+    assert quality is not None
+    factors = quality.points[1].factors
     assert factors is not None
     shown = f"{factors.speedup.value:.2f}x"
-    page, text = html.to_html(report).replace("\N{NO-BREAK SPACE}", " "), terminal.to_text(report)
-    for content in (page, markdown.to_markdown(report), text):
+    page, text = html.to_html(document).replace("\N{NO-BREAK SPACE}", " "), terminal.to_text(document)
+    for content in (page, markdown.to_markdown(document), text):
         assert shown in content
         assert "1.20x" in content
         assert "5 of 5 runs" in content
     assert f"2 ranks get there {shown} [" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
-    content = json.loads(json_tables.to_json(report))["groups"][0]["quality"]
+    content = json.loads(json_tables.to_json(document))["groups"][0]["quality"]
     assert content["points"][1]["factors"]["samples"]["value"] == pytest.approx(400 / 480)
     assert len(content["curves"][0]["evaluations"]) == 5
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(report, "quality"))))
+    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document, "quality"))))
     assert [row["reached"] for row in rows] == ["5", "5"]
     assert float(rows[1]["speedup"]) == factors.speedup.value
-    looks = list(csv.DictReader(io.StringIO(delimited.to_csv(report, "evaluations"))))
+    looks = list(csv.DictReader(io.StringIO(delimited.to_csv(document, "evaluations"))))
     assert len(looks) == 5 * 5 + 5 * 6
     assert (looks[0]["samples"], looks[0]["epoch"]) == ("80", "0.5")
-    runs = list(csv.DictReader(io.StringIO(delimited.to_csv(report, "runs"))))
+    runs = list(csv.DictReader(io.StringIO(delimited.to_csv(document, "runs"))))
     assert {row["samples_to_quality"] for row in runs} == {"400", "480"}
 
 
@@ -535,8 +551,8 @@ def test_runs_of_speed_are_told_how_to_train_to_a_quality(tmp_path: Path) -> Non
     write_run(tmp_path, plans(points=(1,), repeats=1)[0], step(100))
     report = assemble(scan(tmp_path))
     (group,) = report.groups
-    assert "--to-quality" in {one.view: one.text for one in group.untold}["quality"]
-    assert '<section id="quality-' not in html.to_html(report)
+    assert "--to-quality" in {one.view: one.text for one in group.missing}["quality"]
+    assert '<section id="quality-' not in html.to_html(document_of(report))
 
 
 def test_foreign_text_about_training_stays_text(tmp_path: Path) -> None:
@@ -547,12 +563,12 @@ def test_foreign_text_about_training_stays_text(tmp_path: Path) -> None:
     folder = write_run(tmp_path, plan, step(100), Story(training=Training(values=rising(4)), record=record))
     quality = json.loads(folder.record.read_text())["quality"]
     edit_json(folder.record, quality={**quality, "predictor": MARKUP + "\x1b[2J"})
-    report = assemble(scan(tmp_path))
-    text = terminal.to_text(report)
+    document = document_of(assemble(scan(tmp_path)))
+    text = terminal.to_text(document)
     assert text.count("onerror") == 3
     assert "\x1b" not in text
-    assert "<script>window.pwned" not in html.to_html(report)
-    assert "<script>window.pwned" not in markdown.to_markdown(report)
+    assert "<script>window.pwned" not in html.to_html(document)
+    assert "<script>window.pwned" not in markdown.to_markdown(document)
 
 
 @pytest.mark.browser
@@ -560,7 +576,7 @@ def test_foreign_text_about_training_stays_text(tmp_path: Path) -> None:
 def test_the_view_draws_its_curves_and_needs_no_sideways_scrolling(browser: Any, tmp_path: Path, width: int) -> None:
     write_pair(tmp_path / "runs", fails=(1,))
     path = tmp_path / "report.html"
-    path.write_text(html.to_html(assemble(scan(tmp_path / "runs"))), encoding="utf-8")
+    path.write_text(html.to_html(document_of(assemble(scan(tmp_path / "runs")))), encoding="utf-8")
     with Visit(browser, path, viewport={"width": width, "height": 800}) as visit:
         visit.see_all_charts()
         for name in ("samples", "time"):

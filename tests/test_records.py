@@ -1,4 +1,4 @@
-"""Run folders: files are whole or absent, step times survive a torn tail, damage is named, old formats still read."""
+"""Run folders: files are whole or absent, step times survive a torn tail, damage is named, saved formats still read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.registry import KEYS, describe, differences
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, STAGE, SpanReader
-from dlbench.records.rows.steps import FIELDS, PHASES, STEPS_VERSION, StepReader, StepWriter, read_steps, step_dtype
+from dlbench.records.rows.steps import FIELDS, PHASES, StepReader, StepWriter, read_steps, step_dtype
 from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.status import read_statuses, write_status
 from dlbench.records.watch import WatchOverhead
@@ -229,12 +229,6 @@ STEP = st.tuples(
 )
 
 
-def version_1(records: list[tuple[float, ...]], **header: Any) -> bytes:
-    """A file of step times as dlbench wrote them first: the rows as they are."""
-    content = {"format": "dlbench.steps", "version": 1, "fields": [list(f) for f in FIELDS], **header}
-    return json.dumps(content, sort_keys=True).encode() + b"\n" + np.array(records, dtype=step_dtype()).tobytes()
-
-
 def rows(path: Path) -> list[tuple[float, ...]]:
     """All records, by the reader that streams; the one that reads all at once must say the same."""
     reader = StepReader(path)
@@ -282,34 +276,14 @@ def test_a_torn_tail_costs_only_the_torn_block(
         assert rows(path) == records
 
 
-@given(records=st.lists(STEP, max_size=12), share=st.floats(0, 1))
-@settings(deadline=None, max_examples=40)
-def test_version_1_is_read_and_bears_a_torn_tail(records: list[tuple[float, ...]], share: float) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rank-0000.steps"
-        content = version_1(records, rank=7)
-        path.write_bytes(content)
-        assert rows(path) == records
-        assert read_steps(path).header["rank"] == 7
-        head = content.index(b"\n") + 1
-        cut = head + round(share * (len(content) - head))
-        path.write_bytes(content[:cut])
-        size = step_dtype().itemsize
-        assert rows(path) == records[: (cut - head) // size]
-        assert read_steps(path).torn_bytes == (cut - head) % size
-
-
-@pytest.mark.parametrize("count", [4095, 4096, 4097, 9000])
-def test_long_files_of_both_versions_are_read_in_parts(tmp_path: Path, count: int) -> None:
-    records = [step_record(number) for number in range(count)]
-    old, new = tmp_path / "old.steps", tmp_path / "new.steps"
-    old.write_bytes(version_1(records))
-    with StepWriter(new, {}) as writer:
+def test_long_files_are_read_in_parts(tmp_path: Path) -> None:
+    records = [step_record(number) for number in range(9000)]
+    path = tmp_path / "rank-0000.steps"
+    with StepWriter(path, {}) as writer:
         for record in records:
             writer.append(record)
-    assert rows(old) == rows(new) == records
-    assert max(len(block) for block in StepReader(old).blocks()) <= 4096
-    assert max(len(block) for block in StepReader(new).blocks()) == 64
+    assert rows(path) == records
+    assert max(len(block) for block in StepReader(path).blocks()) == 64
 
 
 def noisy_steps(count: int, seed: int) -> list[tuple[float, ...]]:
@@ -334,7 +308,7 @@ def test_a_step_takes_a_third_of_the_bytes_that_it_took(tmp_path: Path) -> None:
             writer.append(record)
     assert rows(path) == records
     assert 20 < path.stat().st_size / len(records) < 29
-    assert len(version_1(records)) / len(records) > 80
+    assert step_dtype().itemsize == 80
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf"), 1e300, -1e300, 3.5e38])
@@ -389,16 +363,16 @@ def test_a_steps_file_is_not_overwritten(tmp_path: Path) -> None:
     [
         ({"format": "other"}, "not a file of step times"),
         ({"format": None}, "not a file of step times"),
-        ({"version": 3}, "unknown version (3)"),
+        ({"version": 2}, "unknown version (2)"),
         ({"version": None}, "unknown version (None)"),
         ({"fields": []}, "unknown version"),
         ({"fields": [["step", "<i8"]]}, "unknown version"),
+        ({"delta": None}, "the header's `fields` or `delta` are damaged"),
     ],
 )
-@pytest.mark.parametrize("version", [1, STEPS_VERSION])
-def test_another_header_is_refused(tmp_path: Path, version: int, change: dict[str, Any], words: str) -> None:
+def test_another_header_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     path = tmp_path / "x.steps"
-    header = {"format": "dlbench.steps", "version": version, "fields": [list(f) for f in FIELDS], "delta": []}
+    header = {"format": "dlbench.steps", "version": 1, "fields": [list(f) for f in FIELDS], "delta": []}
     path.write_bytes(json.dumps(header).encode() + b"\n")
     assert len(read_steps(path).steps) == 0
     path.write_bytes(json.dumps({**header, **change}).encode() + b"\n")
@@ -725,7 +699,7 @@ def test_a_gpu_is_told_from_a_cpu(tmp_path: Path) -> None:
     assert line.startswith("Device: ")
 
 
-# Old formats
+# Saved formats
 
 SAVED = {
     "plan.json": "dlbench.plan",
@@ -739,7 +713,7 @@ SAVED = {
 
 
 def test_a_sample_of_every_format_is_kept() -> None:
-    """Every version that was ever written; a new version gets a folder of its own beside the old ones."""
+    """Every released version; a new version gets a folder of its own beside those before."""
     for name, saved in SAVED.items():
         found = sorted((FORMATS / "v1").glob(f"*/{name}"))
         assert found, name
@@ -777,6 +751,18 @@ def test_samples_of_version_1_still_read() -> None:
     assert submission.job_id == "4711"
     assert submission.command[0] == "sbatch"
     assert read_submission(valid.folder) is None
+
+
+def test_a_record_without_the_keys_that_have_defaults_is_read(tmp_path: Path) -> None:
+    (source,) = (FORMATS / "v1").glob("valid-*")
+    shutil.copytree(source, tmp_path / source.name)
+    folder = RunFolder(tmp_path / source.name)
+    whole = read_run(folder.path).record
+    assert whole is not None
+    bare = whole.model_dump(mode="json", exclude_defaults=True)
+    assert not {"quality", "events", "exchange", "watch", "first_step"} & bare.keys()
+    write_json(folder.record, {"format": whole.format, "version": whole.version, **bare})
+    assert read_run(folder.path).record == whole
 
 
 def write_watched_run(out: Path) -> RunFolder:
@@ -818,7 +804,7 @@ SAVED_ROWS = [(10**9 * n, 250.5 + n, 1e6 + 2.0**-10 * n, float("nan") if n % 10 
 
 
 def test_a_saved_watched_run_still_reads(tmp_path: Path) -> None:
-    """Steps of version 2, spans, samples: as they were written then, and as they are written now."""
+    """Steps, spans, samples: as they were written then, and as they are written now."""
     (saved,) = (RunFolder(path) for path in (FORMATS / "watched" / "v1").iterdir())
     for folder in (saved, write_watched_run(tmp_path)):
         run = read_run(folder.path)
@@ -828,7 +814,7 @@ def test_a_saved_watched_run_still_reads(tmp_path: Path) -> None:
         assert run.record.watch.nodes[0].clock.wall_offset_ns == 1_772_366_400 * 10**9
         for rank in range(2):
             head = json.loads(folder.steps(rank).read_bytes().partition(b"\n")[0])
-            assert (head["format"], head["version"], head["rank"]) == ("dlbench.steps", 2, rank)
+            assert (head["format"], head["version"], head["rank"]) == ("dlbench.steps", 1, rank)
             steps = read_steps(folder.steps(rank))
             assert list(steps.steps["step"]) == list(range(15))
             assert list(steps.steps["warmup"]) == [1] * 3 + [0] * 12

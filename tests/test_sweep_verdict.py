@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,18 @@ from hypothesis import strategies as st
 
 from dlbench.reading.run_table import tabulate
 from dlbench.records.scan import scan
-from dlbench.report import model
 from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, student_p
+from dlbench.views import model
 from dlbench.views.assemble import assemble
-from dlbench.views.sweep import words as sweep_words
-from dlbench.views.sweep.cells import Cell, Setting
-from dlbench.views.sweep.charts import sweep_charts
-from dlbench.views.sweep.numbers import Sweep, sweeps
+from dlbench.views.document import document_of
+from dlbench.views.sweep.axes import Measured, interaction, levels_of
+from dlbench.views.sweep.charts import settings_chart
+from dlbench.views.sweep.numbers import Sweep, SweepCell, sweeps
+from dlbench.views.sweep.settings import Setting
 from tests.run_factory import Story, autotune_result, exchange_result, write_sweep, write_unfinished
 
 GRADIENTS = ((40_000, 0.004), (2_000_000, 0.012), (400_000, 0.02), (8_000_000, 0.045))
@@ -44,18 +46,16 @@ def found_in(out: Path) -> Sweep:
     return sweep
 
 
-def swept(out: Path, speed: Callable[[RunPlan], float], **request: Any) -> Cell:
+def swept(out: Path, speed: Callable[[RunPlan], float], **request: Any) -> SweepCell:
     """The only cell of a sweep."""
     write_sweep(out, speed, **request)
     (cell,) = found_in(out).cells
     return cell
 
 
-def setting(cell: Cell, **values: Any) -> Setting:
+def setting(cell: SweepCell, **values: Any) -> Setting:
     """The setting whose keys end like this."""
-    (found,) = [
-        s for s in cell.settings if all(s.values[k] == v for n, v in values.items() for k in s.values if k.endswith(n))
-    ]
+    (found,) = [s for s in cell.settings if all(v == values[n] for k, v in s.values for n in values if k.endswith(n))]
     return found
 
 
@@ -101,19 +101,19 @@ def test_axes_are_told_apart(planted_runs: Path) -> None:
     effects = {axis.key: axis.levels[1].effect for axis in cell.axes}
     assert effects["sync.fusion"] is not None
     assert effects["sync.fusion"].value == pytest.approx(1.1, rel=1e-6)
-    assert cell.axes[0].widest is not None
-    assert cell.axes[0].widest[:2] == ("single", "none")
-    assert cell.interaction is not None
-    assert not cell.interaction.is_claimed
+    assert cell.axes[0].words.startswith("matters: single over none is 1.10x")
+    assert cell.interaction.startswith("The axes add up")
 
 
 def test_best_setting_keeps_the_arithmetic_unless_said(planted_runs: Path) -> None:
     cell = found_in(planted_runs).cells[0]
-    assert cell.best is not None
-    assert cell.best is cell.best_exact
-    assert (cell.best.values["sync.fusion"], cell.best.values["sync.wire"]) == ("single", "fp32")
-    assert cell.best.ratio is not None
-    assert cell.best.ratio.value == pytest.approx(1.1, rel=1e-6)
+    best = cell.best_setting
+    assert best is not None
+    values = dict(best.values)
+    assert (values["sync.fusion"], values["sync.wire"]) == ("single", "fp32")
+    assert "changes the arithmetic" not in cell.verdict
+    assert best.ratio is not None
+    assert best.ratio.value == pytest.approx(1.1, rel=1e-6)
     half = setting(cell, fusion="none", inside="engine", wire="fp16")
     assert half.changes == ("wire fp16",)
     assert half.verdict == "undecided"
@@ -121,16 +121,18 @@ def test_best_setting_keeps_the_arithmetic_unless_said(planted_runs: Path) -> No
     assert half.losses.own is not None
     assert half.losses.difference is not None
     assert half.losses.difference.value == pytest.approx(0.05)
-    assert half.losses.reference_values["sync.wire"] == "fp32"
+    assert half.losses.reference_label == "none, engine, fp32"
     assert setting(cell, fusion="single", inside="engine", wire="fp32").losses is None
 
 
 def test_one_rank_is_scatter_not_effect(planted_runs: Path) -> None:
     sweep = found_in(planted_runs)
     assert [cell.ranks for cell in sweep.cells] == [2]
-    ((ranks, nodes, spread),) = sweep.idle
-    assert (ranks, nodes) == (1, 1)
-    assert spread > 0.1  # the factory slows one rank as well
+    (text,) = sweep.idle
+    assert text.startswith("At 1 rank no swept key acts")
+    spread = re.search(r"differ by up to ([0-9.]+) %", text)
+    assert spread is not None
+    assert float(spread[1]) > 10  # the factory slows one rank as well
 
 
 def test_drift_of_the_machine_cancels(tmp_path: Path) -> None:
@@ -152,11 +154,23 @@ def test_interaction_is_named(tmp_path: Path) -> None:
 
     sweep = {"sync.fusion": ("none", "single"), "sync.inside": ("engine", "shared-memory")}
     cell = swept(tmp_path, speed, engine="ddp", sweep=sweep)
-    assert cell.interaction is not None
-    assert cell.interaction.is_claimed
-    # Half of log 1.3 is left when each axis has taken a half, in each of four combinations a quarter.
-    assert abs(math.log(cell.interaction.deviation.value)) == pytest.approx(math.log(1.3) / 4, rel=1e-4)
-    assert "look at settings, not at axes" in sweep_words.interaction_words(cell.interaction)
+    assert "look at settings, not at axes" in cell.interaction
+
+
+def test_interaction_is_what_the_axes_leave() -> None:
+    """Half of log 1.3 is left when each axis has taken a half, in each of four combinations a quarter."""
+    measured = [
+        Measured(
+            values={"fusion": fusion, "inside": inside},
+            acting=frozenset({"fusion", "inside"}),
+            throughput=dict.fromkeys(range(5), 130.0 if (fusion, inside) == ("single", "memory") else 100.0),
+        )
+        for fusion, inside in itertools.product(("none", "single"), ("engine", "memory"))
+    ]
+    found = interaction(measured, levels_of(measured, measured[0].values))
+    assert found is not None
+    assert found.is_claimed
+    assert abs(math.log(found.deviation.value)) == pytest.approx(math.log(1.3) / 4, rel=1e-9)
 
 
 def test_an_axis_counts_only_where_it_acts(tmp_path: Path) -> None:
@@ -172,11 +186,11 @@ def test_an_axis_counts_only_where_it_acts(tmp_path: Path) -> None:
     cycle = next(axis for axis in cell.axes if axis.key == "engine.horovod.cycle_time_ms")
     assert cycle.levels[1].effect is not None
     assert cycle.levels[1].effect.value == pytest.approx(0.8, rel=1e-6)
-    assert cell.interaction is None
+    assert cell.interaction == ""
     assert cell.has_default
-    assert cell.best is not None
-    assert sweep_words.options(cell.best) == "--set engine.name=ddp"
-    assert sweep_words.advice(cell) == "Run with --set engine.name=ddp."
+    assert cell.best_setting is not None
+    assert cell.best_setting.options == "--set engine.name=ddp"
+    assert cell.advice == "Run with --set engine.name=ddp."
 
 
 # What it is measured against
@@ -186,16 +200,17 @@ def test_default_is_found_wherever_it_stands(tmp_path: Path) -> None:
     sweep = {"sync.fusion": ("none", "auto"), "sync.wire": ("fp16", "fp32")}
     cell = swept(tmp_path, lambda plan: 1.0, engine="ddp", sweep=sweep)
     assert cell.has_default
-    assert dict(cell.baseline.values) == {"sync.fusion": "auto", "sync.wire": "fp32"}
-    assert "the default (auto, fp32)" in sweep_words.verdict(cell)
+    (baseline,) = [one for one in cell.settings if one.is_baseline]
+    assert dict(baseline.values) == {"sync.fusion": "auto", "sync.wire": "fp32"}
+    assert "the default (auto, fp32)" in cell.verdict
 
 
 def test_without_the_default_the_first_setting_is_named(tmp_path: Path) -> None:
     cell = swept(tmp_path, lambda plan: 1.0, engine="ddp", sweep={"sync.fusion": ("single", "none")})
     assert not cell.has_default
-    assert cell.baseline.values["sync.fusion"] == "single"
-    assert "the default is not in the sweep" in sweep_words.baseline(cell)
-    assert sweep_words.advice(cell) == "Keep --set sync.fusion=single: nothing that was swept is worth setting."
+    assert setting(cell, fusion="single").is_baseline
+    assert cell.baseline == "single, the first setting with figures: the default is not in the sweep, or has none"
+    assert cell.advice == "Keep --set sync.fusion=single: nothing that was swept is worth setting."
 
 
 def test_settings_without_figures_are_shown_with_the_reason(tmp_path: Path) -> None:
@@ -207,7 +222,7 @@ def test_settings_without_figures_are_shown_with_the_reason(tmp_path: Path) -> N
     lost = setting(cell, fusion="single")
     assert (lost.verdict, lost.throughput, lost.num_planned) == ("no figure", None, 5)
     assert "no memory left" in lost.why
-    assert "nothing to compare" in sweep_words.verdict(cell)
+    assert "nothing to compare" in cell.verdict
 
 
 def test_missing_repeats_leave_the_others_paired(tmp_path: Path) -> None:
@@ -240,10 +255,10 @@ def test_few_repeats_decide_nothing(tmp_path: Path, repeats: int) -> None:
     assert fast.verdict == "insufficient"
     assert fast.ratio is not None
     assert fast.ratio.kind == ("single run" if repeats == 1 else "range")
-    assert cell.best is None
+    assert cell.best == ""
     assert cell.axes[0].verdict == "insufficient"
-    assert "insufficient" in sweep_words.verdict(cell)
-    assert "more repeats needed" in sweep_words.advice(cell)
+    assert "insufficient" in cell.verdict
+    assert "more repeats needed" in cell.advice
 
 
 def test_noise_is_undecided_and_the_repeats_are_counted(tmp_path: Path) -> None:
@@ -254,15 +269,15 @@ def test_noise_is_undecided_and_the_repeats_are_counted(tmp_path: Path) -> None:
     scatter = math.sqrt(sum((value - mean) ** 2 for value in logs) / 4)
     # 1.96 and 0.8416 are the normal quantiles of 97.5 % and 80 %.
     assert cell.needed_repeats == math.ceil(((1.959964 + 0.841621) * scatter / math.log(1.02)) ** 2)
-    assert f"about {cell.needed_repeats} runs" in sweep_words.advice(cell)
-    assert "distinguishable" in sweep_words.advice(cell)
+    assert f"about {cell.needed_repeats} runs" in cell.advice
+    assert "distinguishable" in cell.advice
 
 
 def test_equal_settings_keep_the_default(tmp_path: Path) -> None:
     cell = swept(tmp_path, lambda plan: 1.005 if plan.sync.fusion == "single" else 1.0, **SINGLE)
     assert setting(cell, fusion="single").verdict == "equal"
-    assert cell.best is None
-    assert sweep_words.advice(cell) == "Keep the default: nothing that was swept is worth setting."
+    assert cell.best == ""
+    assert cell.advice == "Keep the default: nothing that was swept is worth setting."
 
 
 def test_what_had_no_effect_is_never_the_best(tmp_path: Path) -> None:
@@ -274,16 +289,16 @@ def test_what_had_no_effect_is_never_the_best(tmp_path: Path) -> None:
         **SINGLE,
     )
     assert setting(cell, fusion="single").inert == (inert,)
-    assert cell.best is None
+    assert cell.best == ""
     assert cell.axes == ()
     assert any("left out of the axes" in note for note in cell.notes)
-    assert "faster but not what was asked for" in sweep_words.verdict(cell)
+    assert "faster but not what was asked for" in cell.verdict
 
 
 def test_plain_series_are_no_sweeps(tmp_path: Path) -> None:
     write_sweep(tmp_path, lambda plan: 1.0, points=(1, 2), sweep={})
-    assert sweeps(tabulate(scan(tmp_path))) == []
-    assert assemble(scan(tmp_path)).sweeps == ()
+    assert sweeps(tabulate(scan(tmp_path))) == ()
+    assert assemble(scan(tmp_path)).views["sweeps"] == ()
 
 
 # Horovod's autotuner
@@ -301,7 +316,7 @@ def tuned_story(plan: RunPlan, **changes: Any) -> Story:
     return Story(exchange=exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-3, beta_s_per_byte=2e-9, **told))
 
 
-def tuned(out: Path, speed: float, **changes: Any) -> Cell:
+def tuned(out: Path, speed: float, **changes: Any) -> SweepCell:
     return swept(
         out,
         lambda plan: speed if plan.engine.horovod.autotune else 1.0,
@@ -314,48 +329,47 @@ def tuned(out: Path, speed: float, **changes: Any) -> Cell:
 
 def test_autotuner_is_paid_back_after_cost_over_gain(tmp_path: Path) -> None:
     cell = tuned(tmp_path, 1.25)
-    found = setting(cell, autotune=True).autotune
+    found = setting(cell, autotune="on").autotune
     assert found is not None
     assert found.gain_s == pytest.approx(0.1 - 0.08, rel=1e-6)
     assert found.break_even_steps == pytest.approx(60 / 0.02, rel=1e-6)
-    words = sweep_words.autotune_words(found, is_faster=True)
-    assert "paid back after 3,000 steps" in words
-    assert "chose 16 MiB and 2.5 ms" in words
-    assert "settled at step 1,230" in words
-    assert setting(cell, autotune=False).autotune is None
+    assert "paid back after 3,000 steps (20 ms a step)" in found.words
+    assert "chose 16 MiB and 2.5 ms" in found.words
+    assert "settled at step 1,230" in found.words
+    assert setting(cell, autotune="off").autotune is None
 
 
 def test_slower_autotuner_is_never_paid_back(tmp_path: Path) -> None:
-    found = setting(tuned(tmp_path, 0.9, finished=False, settled_step=None), autotune=True).autotune
+    found = setting(tuned(tmp_path, 0.9, finished=False, settled_step=None), autotune="on").autotune
     assert found is not None
     assert found.break_even_steps is None
-    words = sweep_words.autotune_words(found, is_faster=False)
-    assert "never paid back" in words
-    assert "had not settled before the measured steps in 5 of 5 runs" in words
+    assert "never paid back" in found.words
+    assert "had not settled before the measured steps in 5 of 5 runs" in found.words
 
 
 # The report
 
 
 def test_every_format_tells_the_verdict(planted_report: model.Report) -> None:
-    (sweep,) = planted_report.sweeps
+    (sweep,) = planted_report.all_of(Sweep)
     (cell,) = sweep.cells
+    document = document_of(planted_report)
     assert "the best of 8 settings" in sweep.verdict
-    plain = " ".join(terminal.to_text(planted_report).split())
+    plain = " ".join(terminal.to_text(document).split())
     assert sweep.verdict in plain
     assert cell.advice in plain
     assert "At 1 rank no swept key acts" in plain
-    assert max(map(len, terminal.to_text(planted_report).splitlines())) <= 80
-    written = markdown.to_markdown(planted_report)
+    assert max(map(len, terminal.to_text(document).splitlines())) <= 80
+    written = markdown.to_markdown(document)
     assert markdown.escape(sweep.verdict) in written
     assert markdown.escape("no effect: all values within 2 %") in written
-    content = json.loads(json_tables.to_json(planted_report))["sweeps"][0]["cells"][0]
+    content = json.loads(json_tables.to_json(document))["sweeps"][0]["cells"][0]
     assert [axis["verdict"] for axis in content["axes"]] == ["matters", "no effect", "undecided"]
 
 
 def test_page_shows_settings_axes_and_losses(planted_report: model.Report) -> None:
-    page = html.to_html(planted_report).replace("\N{NO-BREAK SPACE}", " ")
-    view = page.partition('<section id="sweep"')[2].partition("</section>")[0]
+    page = html.to_html(document_of(planted_report)).replace("\N{NO-BREAK SPACE}", " ")
+    view = page.partition('<section id="sweep-1"')[2].partition('<section id="group-')[0]
     for wanted in (
         "the best of 8 settings",
         "changes the arithmetic (wire fp16)",
@@ -367,8 +381,9 @@ def test_page_shows_settings_axes_and_losses(planted_report: model.Report) -> No
 
 
 def test_chart_holds_ratios_with_their_intervals(planted_report: model.Report) -> None:
-    (chart,) = sweep_charts(planted_report)
-    (cell,) = planted_report.sweeps[0].cells
+    (sweep,) = planted_report.all_of(Sweep)
+    (cell,) = sweep.cells
+    (chart,) = settings_chart(sweep, cell)
     rows = {row["setting"]: row for rows in chart.spec["datasets"].values() for row in rows if "setting" in row}
     assert len(rows) == 8
     for one in cell.settings:
@@ -422,8 +437,8 @@ def test_more_comparisons_and_more_scatter_need_more_repeats() -> None:
 
 
 def test_table_for_programs_holds_every_setting(planted_report: model.Report) -> None:
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(planted_report, "sweep"))))
-    settings = [one for sweep in planted_report.sweeps for cell in sweep.cells for one in cell.settings]
+    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(planted_report), "sweep"))))
+    settings = [one for sweep in planted_report.all_of(Sweep) for cell in sweep.cells for one in cell.settings]
     assert [row["setting"] for row in rows] == [one.label for one in settings]
     assert [row["verdict"] for row in rows] == [one.verdict for one in settings]
     assert [row["ratio"] for row in rows] == ["" if one.ratio is None else repr(one.ratio.value) for one in settings]

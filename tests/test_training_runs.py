@@ -12,7 +12,7 @@ import pytest
 from dlbench.datasets.text.vocabulary import load_vocabulary
 from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import Run, read_run, scan
+from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
 
 h5py = pytest.importorskip("h5py")
@@ -284,15 +284,6 @@ def test_fp16_learns_like_fp32_and_counts_its_overflows(
     assert record_of(fp32).overflow_steps is None
     # The first step has the same weights: what differs is rounding.
     assert curve(fp16)[0] == pytest.approx(curve(fp32)[0], rel=2e-2)
-
-
-def test_a_read_back_record_is_the_written_one(tmp_path: Path) -> None:
-    """Old records, without what was added since, stay readable."""
-    old = Path(__file__).parent / "data" / "formats" / "v1"
-    for path in sorted(old.glob("valid-*")):
-        run = read_run(path)
-        assert run.record is not None
-        assert (run.record.quality, run.record.events, run.record.steps) == (None, (), None)
 
 
 @pytest.mark.slow

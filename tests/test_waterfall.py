@@ -21,7 +21,7 @@ from dlbench.reading.scaling import Group, Point, groups
 from dlbench.records.scan import scan
 from dlbench.stats.estimates import RunKey
 from dlbench.views.steps.slow_periods import MIN_EXCESS, find_slow_period
-from dlbench.views.waterfall.numbers import FACTORS, Waterfall, factorise, waterfalls
+from dlbench.views.waterfall.numbers import FACTORS, FactoredPoint, factorise, waterfall
 from tests.run_factory import Story, constant, plans, write_run, write_scaling
 from tests.test_causes import random_work, simulate
 
@@ -164,10 +164,10 @@ def test_a_step_that_computes_nothing_has_no_factors(point: Point) -> None:
 # Of runs
 
 
-def only_group(folder: Path) -> tuple[Group, tuple[Waterfall, ...]]:
+def only_group(folder: Path) -> tuple[Group, tuple[FactoredPoint, ...]]:
     table = tabulate(scan(folder), with_causes=True)
     (group,) = groups(table)
-    return group, waterfalls(group, table)
+    return group, waterfall(group, table)
 
 
 def test_a_late_rank_is_lost_load_balance(tmp_path: Path) -> None:

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from dlbench.cli.options import write_output
-from dlbench.cli.report import check_writable, format_by_suffix, require_modules
+from dlbench.cli.report import check_writable, emit, format_by_suffix, require_modules
 from dlbench.errors import ExitCode
 
 if TYPE_CHECKING:
-    from dlbench.records.scan import Run, Scan
-    from dlbench.views.causes.diagnosis_model import Diagnosis
-    from dlbench.views.energy.of_runs import EnergyPoint
+    from dlbench.records.scan import Scan
 
 FormatName = Literal["text", "json"]
 
@@ -67,17 +64,17 @@ def diagnose(
     require_modules("diagnose", "numpy", "pandas")
     from dlbench.records.network import read_network
     from dlbench.records.scan import scan
-    from dlbench.views.causes.diagnosis_assemble import assemble
+    from dlbench.views.diagnosis.document import diagnosis
 
     costs = None if network is None else read_network(network)
     scanned = scan(runs)
-    found = assemble(scanned, costs)
-    damaged = _emit(found, scanned, chosen, output, _asked_of_slurm(scanned) if slurm else None)
-    for line in damaged:
+    found, document = diagnosis(scanned, costs, _asked_of_slurm(scanned) if slurm else None)
+    emit(document, chosen, output, full=True)
+    for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
-    if not found.has_figures:
+    if not found.groups:
         click.echo(f"dlbench: {runs}: no run has figures; the diagnosis says why", err=True)
-    if damaged or not found.has_figures:
+    if found.damaged or not found.groups:
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
@@ -94,77 +91,3 @@ def _asked_of_slurm(scanned: Scan) -> dict[str, float]:
     if not told and not why:
         click.echo("dlbench: --slurm: none of these runs was submitted to Slurm", err=True)
     return told
-
-
-def _with_figures(found: Diagnosis, scanned: Scan) -> list[Run]:
-    """The runs that the diagnosis took: valid ones whose files are not damaged, each once."""
-    from dlbench.report.wording import clean
-
-    runs: dict[str, Run] = {}
-    for run in scanned.runs:
-        path = clean(str(run.folder.path))
-        # Every line names its file or folder first; a file stands below the folder.
-        if run.state == "valid" and not any(line.startswith((f"{path}:", f"{path}/")) for line in found.damaged):
-            runs.setdefault(run.plan.run_id, run)
-    return list(runs.values())
-
-
-def _emit(
-    found: Diagnosis, scanned: Scan, chosen: FormatName, output: Path | None, slurm: dict[str, float] | None
-) -> list[str]:
-    """Writes the diagnosis where it belongs.
-
-    Returns:
-        Damaged files, one line each: samples are read here only.
-    """
-    from dlbench.report.wording import clean
-    from dlbench.views.energy.of_runs import energy_points
-
-    runs = _with_figures(found, scanned)
-    # Telemetry reads the same files as energy.
-    energy = energy_points(runs)
-    _write(found, scanned, runs, energy, chosen, output, slurm)
-    return list(dict.fromkeys([*found.damaged, *(clean(line) for point in energy for line in point.damaged)]))
-
-
-def _write(
-    found: Diagnosis,
-    scanned: Scan,
-    runs: list[Run],
-    energy: list[EnergyPoint],
-    chosen: FormatName,
-    output: Path | None,
-    slurm: dict[str, float] | None,
-) -> None:
-    if chosen == "json":
-        from dlbench.report.formats.json import as_plain
-        from dlbench.views.causes.diagnosis_json import to_json
-        from dlbench.views.decomposition.numbers import decompositions
-        from dlbench.views.energy.text import energy_json
-        from dlbench.views.telemetry.text import telemetry_json
-
-        further = {
-            "telemetry": telemetry_json(runs),
-            "energy": energy_json(energy, slurm),
-            "decomposition": as_plain(decompositions(scanned.runs)),
-        }
-        write_output(to_json(found, further).encode("utf-8"), output)
-        return
-    from dlbench.report.wording import clean
-    from dlbench.views.causes.diagnosis_text import show, to_text
-    from dlbench.views.decomposition.numbers import decompositions
-    from dlbench.views.decomposition.view import decomposition_lines
-    from dlbench.views.energy.text import energy_lines
-    from dlbench.views.telemetry.text import telemetry_lines
-
-    lines = (
-        ("Telemetry: means over the measured steps", telemetry_lines(runs)),
-        ("Energy", energy_lines(energy, slurm)),
-        ("Decomposition", [clean(line) for line in decomposition_lines(decompositions(scanned.runs))]),
-    )
-    if output is None and sys.stdout.isatty():
-        from rich.console import Console
-
-        show(found, Console(), lines)
-        return
-    write_output(to_text(found, lines).encode("utf-8"), output)

@@ -21,7 +21,7 @@ from pathlib import Path
 from dlbench.errors import DlbenchError, UserError
 from dlbench.history.entry import HistoryEntry
 
-INDEX_VERSION = 2
+INDEX_VERSION = 1
 """Of the tables; what entries mean is told by the version that their maker gives."""
 
 APPLICATION_ID = 0x646C6268

@@ -20,7 +20,7 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run, Scan, read_run
 
-ENTRIES_VERSION = 2
+ENTRIES_VERSION = 1
 """To be counted up when entries of the same folders come out differently: an index of before is made anew then."""
 
 

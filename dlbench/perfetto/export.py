@@ -11,16 +11,17 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from dlbench import pool
 from dlbench.errors import UserError
 from dlbench.perfetto.events import dumped, note_event, process_events, thread_events
 from dlbench.perfetto.notes import Notes
 from dlbench.perfetto.parts import Part, TextSink, node_pid, write_part
 from dlbench.perfetto.run import TraceRun
 from dlbench.perfetto.spans import COMPUTE_THREAD, thread_id
-from dlbench.perfetto.workers import write_parts
 from dlbench.records.files import TEMPORARY_SUFFIX
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output
 
     Raises:
         UserError: it cannot be written.
-        RunError: a process that wrote a part died.
+        RunError: a process that made a part died.
     """
     compress = output.suffix.lower() == ".gz"
     with temporary_beside(output) as temporary:
@@ -86,16 +87,30 @@ def _write(
         for part in parts:
             write_part(run, part, file, notes, compress=compress)
     else:
-        for path, told in write_parts(run, parts, temporary, workers, compress=compress):
-            with path.open("rb") as made:
-                shutil.copyfileobj(made, file, 1 << 20)
-            path.unlink()
-            notes.add(told)
+        make = partial(_make_part, run, compress=compress)
+        items = [(part, temporary / f"part-{number}") for number, part in enumerate(parts)]
+        with pool.run(
+            make, items, workers, name=lambda item: f"the trace of {item[0]}", verb="made", ahead=2
+        ) as results:
+            for (_, path), met in zip(items, pool.in_order(results), strict=True):
+                with path.open("rb") as written:
+                    shutil.copyfileobj(written, file, 1 << 20)
+                path.unlink()
+                notes.add(met)
     sink = TextSink(file, compress=compress)
     content = {**facts, "events": notes.num_events, "notes": notes.sentences, "problems": list(notes.problems)}
     sink.write(_about(run, content))
     sink.write(f'],"otherData":{dumped(content)}}}\n')
     sink.close()
+
+
+def _make_part(run: TraceRun, item: tuple[Part, Path], *, compress: bool) -> Notes:
+    """Writes one part to a file of its own; returns what was met."""
+    part, path = item
+    notes = Notes()
+    with path.open("xb") as file:
+        write_part(run, part, file, notes, compress=compress)
+    return notes
 
 
 def _parts(run: TraceRun) -> list[Part]:

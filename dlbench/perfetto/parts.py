@@ -73,6 +73,10 @@ class Part:
     ranks: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
 
+    def __str__(self) -> str:
+        members = (("ranks", self.ranks), ("nodes", self.nodes))
+        return " and ".join(f"{what} {', '.join(map(str, numbers))}" for what, numbers in members if numbers)
+
 
 def write_part(run: TraceRun, part: Part, file: BinaryIO, notes: Notes, *, compress: bool) -> None:
     """The events of some ranks and nodes, each with a comma behind it.

@@ -211,7 +211,7 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
     is_measured = steps["warmup"] == 0
     count = is_measured.shape[1]
     begin = count - int(np.count_nonzero(is_measured[0]))
-    if begin == count or run.record.steps not in (None, count):
+    if begin == count or run.record.steps != count:
         return None
     if is_measured[:, :begin].any() or not is_measured[:, begin:].all():
         return None
@@ -236,7 +236,7 @@ def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, T
         raise IncompleteDataError(f"{path}: {foreign}")
     # How many steps a run to a quality takes is not planned: the record tells it.
     count = len(steps["step"])
-    if run.record.steps is not None and count != run.record.steps:
+    if count != run.record.steps:
         raise IncompleteDataError(f"{path}: {count} steps, record.json says {run.record.steps}; no figure is made")
     is_measured = steps["warmup"] == 0
     found: dict[str, Times] = {name: values[is_measured] for name, values in steps.items()}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
+from functools import partial
 
+from dlbench import pool
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.run_loading import LoadedRun, Wanted, load_or_say
-from dlbench.reading.run_workers import load_in_processes
 from dlbench.records.scan import Run
 
 MAX_PROCESSES = 6
@@ -31,15 +33,19 @@ def load_runs(
 
     Raises:
         RunError: a process was killed.
+        RuntimeError: a defect, with its traceback.
     """
     weights = [_weight(run) for run in runs]
     if processes is None:
         cores = len(os.sched_getaffinity(0))
         processes = min(cores, MAX_PROCESSES, sum(weights) // WORTH_A_PROCESS)
-    processes = min(processes, len(runs))
-    if processes <= 1:
-        return [load_or_say(run, wanted) for run in runs]
-    return load_in_processes(runs, weights, wanted, processes)
+    # The largest first, so that none of them is left for the end.
+    order = sorted(range(len(runs)), key=lambda number: -weights[number])
+    items = [dataclasses.replace(runs[number], statuses=[]) for number in order]
+    work = partial(load_or_say, wanted=wanted)
+    with pool.run(work, items, processes, name=lambda run: str(run.folder.path), verb="read") as results:
+        found = {order[place]: result for place, result in results}
+    return [found[number] for number in range(len(runs))]
 
 
 def _weight(run: Run) -> int:

@@ -12,6 +12,7 @@ from dlbench.reading.measures import PARTS
 from dlbench.reading.run_loading import LoadedRun, Wanted
 from dlbench.reading.run_reading import load_runs
 from dlbench.records.scan import Run, Scan
+from dlbench.stats.estimates import RunKey
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +45,12 @@ class RunTable:
     """Of the runs with figures, by run id; empty unless they were asked for."""
     digests: dict[str, StepDigest] = field(default_factory=dict)
     """Of the runs with figures, by run id; empty unless they were asked for."""
+
+    @property
+    def keys(self) -> dict[str, RunKey]:
+        """Block and repeat of the runs with figures, by run id."""
+        rows = zip(self.figures["run_id"], self.figures["block"], self.figures["repeat"], strict=True)
+        return {str(run_id): (str(block), int(repeat)) for run_id, block, repeat in rows}
 
 
 def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = False) -> RunTable:

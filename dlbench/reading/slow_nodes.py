@@ -15,7 +15,7 @@ import re
 import statistics
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,17 +38,12 @@ class HostHistory:
 
     host: str
     ratio: Estimate
-    """Own work of its slowest rank relative to that of the other hosts' slowest ranks (1); median over runs."""
+    """Own work of its slowest rank relative to that of the other hosts' slowest ranks; median over runs."""
     last_share: float
-    """Share of the steps of these runs in which one of its ranks came last and others waited (1)."""
+    """Fraction of the steps of these runs in which one of its ranks came last and others waited."""
     fair_share: float
-    """The share it would have if every rank came last equally often (1)."""
+    """The fraction it would have if every rank came last equally often."""
     verdict: Verdict
-
-    @property
-    def is_safe(self) -> bool:
-        """Whether its name may stand in an option of Slurm."""
-        return SAFE_HOST.fullmatch(self.host) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +52,14 @@ class SlowNodes:
 
     hosts: tuple[HostHistory, ...]
     """Slowest first; empty where no run had ranks on two hosts or more."""
+    exclude: tuple[str, ...]
+    """Slow hosts for Slurm's `--exclude`, by name."""
+    unsafe: tuple[str, ...]
+    """Slow hosts whose names may not stand in an option, by name."""
+    option: str
+    """`--exclude=...` for sbatch; empty where no host is slow."""
+    threshold: float
+    """`SLOW`."""
     num_runs: int
     """Runs on two hosts or more that were counted."""
     num_single_host: int
@@ -64,39 +67,49 @@ class SlowNodes:
     num_faulty: int
     """Runs left out because a fault was planted in them, which would accuse a host of it."""
 
-    @property
-    def exclude(self) -> tuple[str, ...]:
-        """Slow hosts for Slurm's `--exclude`, by name."""
-        return tuple(sorted(one.host for one in self.hosts if one.verdict == "slow" and one.is_safe))
-
-    @property
-    def unsafe(self) -> tuple[str, ...]:
-        """Slow hosts whose names cannot stand in an option."""
-        return tuple(sorted(one.host for one in self.hosts if one.verdict == "slow" and not one.is_safe))
-
 
 def slow_nodes(table: RunTable) -> SlowNodes:
     """All hosts of all runs with figures; `table` was made `with_causes`."""
     faulty = {run_id for run_id, run in table.runs.items() if run.plan.fault is not None}
     counted = [causes for run_id, causes in table.causes.items() if run_id not in faulty]
     several = [causes for causes in counted if len(set(causes.hosts)) > 1]
-    ratios: dict[str, list[float]] = {}
-    last: dict[str, list[tuple[int, float, int]]] = {}
-    for causes in several:
-        on_host = Counter(causes.hosts)
-        times: Counter[str] = Counter()
-        for one in causes.waiting.ranks:
-            times[causes.hosts[one.rank]] += one.steps_last
-        for host, ratio in host_ratios(causes).items():
-            ratios.setdefault(host, []).append(ratio)
-            last.setdefault(host, []).append((times[host], on_host[host] / causes.ranks, causes.steps))
-    hosts = [_history(host, values, last[host]) for host, values in ratios.items()]
+    hosts = sorted(_histories(several), key=lambda one: (-one.ratio.value, one.host))
+    slow = sorted(one.host for one in hosts if one.verdict == "slow")
+    exclude = tuple(host for host in slow if SAFE_HOST.fullmatch(host))
     return SlowNodes(
-        hosts=tuple(sorted(hosts, key=lambda one: (-one.ratio.value, one.host))),
+        hosts=tuple(hosts),
+        exclude=exclude,
+        unsafe=tuple(host for host in slow if host not in exclude),
+        option=f"--exclude={','.join(exclude)}" if exclude else "",
+        threshold=SLOW,
         num_runs=len(several),
         num_single_host=len(counted) - len(several),
         num_faulty=len(faulty),
     )
+
+
+def _histories(runs: Sequence[Causes]) -> Iterator[HostHistory]:
+    """Every host of these runs, each of which had ranks on two hosts or more."""
+    ratios: dict[str, list[float]] = {}
+    last: dict[str, list[tuple[int, float, int]]] = {}
+    for causes in runs:
+        on_host = Counter(causes.hosts)
+        came_last: Counter[str] = Counter()
+        for one in causes.waiting.ranks:
+            came_last[causes.hosts[one.rank]] += one.steps_last
+        for host, ratio in host_ratios(causes).items():
+            ratios.setdefault(host, []).append(ratio)
+            last.setdefault(host, []).append((came_last[host], on_host[host] / causes.ranks, causes.steps))
+    for host, values in ratios.items():
+        steps = sum(count for *_, count in last[host])
+        ratio_of_host = median_estimate(values, "ratio")
+        yield HostHistory(
+            host=host,
+            ratio=ratio_of_host,
+            last_share=sum(times for times, *_ in last[host]) / steps,
+            fair_share=sum(share * count for _, share, count in last[host]) / steps,
+            verdict=verdict_of(ratio_of_host),
+        )
 
 
 def host_ratios(causes: Causes) -> Mapping[str, float]:
@@ -113,18 +126,6 @@ def _median_without(ordered: list[int], one: int) -> float:
     place, middle = bisect_left(ordered, one), (len(ordered) - 2) // 2
     near = [ordered[at + (at >= place)] for at in range(middle, len(ordered) - 1 - middle)]
     return statistics.median(near)
-
-
-def _history(host: str, ratios: list[float], last: list[tuple[int, float, int]]) -> HostHistory:
-    ratio = median_estimate(ratios)
-    steps = sum(count for *_, count in last)
-    return HostHistory(
-        host=host,
-        ratio=ratio,
-        last_share=sum(times for times, *_ in last) / steps,
-        fair_share=sum(share * count for _, share, count in last) / steps,
-        verdict=verdict_of(ratio),
-    )
 
 
 def verdict_of(ratio: Estimate) -> Verdict:

@@ -31,8 +31,7 @@ about half of the ranks are late then, now these, now those. On a GPU x is time 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -201,74 +200,3 @@ def _by_rank(*, last: Times, waited: Times, moved: Mapping[str, Times], late: Ti
         for rank in np.flatnonzero(late.max(axis=1)).tolist()
     ]
     return tuple(sorted(found, key=lambda one: (-one.waited_ns, one.rank)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Late:
-    """A rank, or all ranks of a host, over the runs of one point; means over the runs, seconds a step."""
-
-    rank: int | None
-    """None for a host."""
-    host: str
-    last_share: float
-    """Share of the steps in which it came last (1)."""
-    waited_s: float
-    """Waiting that it owes, mean over all ranks."""
-    waited_share: float
-    """The same as a share of all waiting (1)."""
-    late_s: dict[str, float]
-    """Its own time beyond the mean of the ranks in time where it was late, by `WORK`, spread over all steps; of a host
-    the mean over its ranks."""
-
-    @property
-    def main_cause(self) -> str | None:
-        """In what it was late most; None where nothing of its own explains it."""
-        name = max(self.late_s, key=lambda key: self.late_s[key])
-        return name if self.late_s[name] > 0 else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Waited:
-    """One run of a point, as `ranking` takes it."""
-
-    waiting: Waiting
-    hosts: tuple[str, ...]
-    """By rank."""
-    steps: int
-
-
-def ranking(runs: Sequence[Waited]) -> tuple[tuple[Late, ...], tuple[Late, ...]]:
-    """Ranks, and hosts, for which the others waited in the runs of one point, longest first.
-
-    A rank that ran on different hosts stands there once for each.
-    """
-    total = sum(run.waiting.waited_ns for run in runs)
-    steps = sum(run.steps for run in runs)
-    by_rank: dict[tuple[int | None, str], list[_Part]] = {}
-    by_host: dict[tuple[int | None, str], list[_Part]] = {}
-    for run in runs:
-        on_host = Counter(run.hosts)
-        for one in run.waiting.ranks:
-            host = run.hosts[one.rank]
-            by_rank.setdefault((one.rank, host), []).append((one, len(run.hosts), 1))
-            by_host.setdefault((None, host), []).append((one, len(run.hosts), on_host[host]))
-    return _ranked(by_rank, total, steps), _ranked(by_host, total, steps)
-
-
-_Part = tuple[LateRank, int, int]
-"""A late rank of one run, ranks of that run, and over how many of them its own time is a mean."""
-
-
-def _ranked(found: Mapping[tuple[int | None, str], Sequence[_Part]], total_ns: int, steps: int) -> tuple[Late, ...]:
-    made = [
-        Late(
-            rank=rank,
-            host=host,
-            last_share=sum(one.steps_last for one, *_ in ones) / steps,
-            waited_s=sum(one.waited_ns / ranks for one, ranks, _ in ones) / steps / 1e9,
-            waited_share=sum(one.waited_ns for one, *_ in ones) / total_ns,
-            late_s={name: sum(one.late_ns[name] / over for one, _, over in ones) / steps / 1e9 for name in WORK},
-        )
-        for (rank, host), ones in found.items()
-    ]
-    return tuple(sorted(made, key=lambda late: (-late.waited_s, late.host, -1 if late.rank is None else late.rank)))

@@ -53,7 +53,7 @@ class RankResult(Spec):
     final_parameters_sha256: str = Field(description="Digest of all parameters after the last step.")
     peak_memory_bytes: CountOrZero = Field(description="Peak resident memory (CPU) or peak allocated (GPU), bytes.")
     peak_resident_bytes: CountOrZero | None = Field(
-        None, description="Peak resident memory of the rank's process, GPU or not, bytes; null in old records."
+        None, description="Peak resident memory of the rank's process, GPU or not, bytes; null where not known."
     )
     startup_s: NonNegative = Field(description="Start of the process to the first step, seconds.")
     planted_s: NonNegative = Field(
@@ -159,11 +159,11 @@ class Record(Spec):
     settings: tuple[Setting, ...] = Field((), description="Settings of the engine, as asked for and as in force.")
     warnings: tuple[str, ...] = Field((), description="Reasons for doubt, each a sentence.")
     data: dict[str, Any] = Field(description="What the data source says of itself.")
-    steps: Count | None = Field(None, description="Steps of this run, warm-up included; null in old records.")
+    steps: Count = Field(description="Steps of this run, warm-up included.")
     first_step: CountOrZero = Field(0, description="Optimiser steps done before this run, by what it resumes.")
     resumed_from: str | None = Field(None, description="The checkpoint it went on from.")
     checkpoints: tuple[str, ...] = Field((), description="Checkpoints in the run's folder when it ended.")
-    precision: str | None = Field(None, description="The precision in force, in words; null in old records.")
+    precision: str | None = Field(None, description="The precision in force, in words; null where not known.")
     overflow_steps: CountOrZero | None = Field(
         None, description="Measured and warm-up steps left out because a gradient overflowed; fp16 only."
     )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from typing import TYPE_CHECKING
 
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes, format_number, format_seconds
+
+if TYPE_CHECKING:
+    pass
 
 DASH = "–"
 
@@ -21,12 +25,6 @@ PART_TITLES = {
     "imbalance": "imbalance of ranks",
 }
 """What the parts of a step are called, in order."""
-
-METRIC_TITLES = {
-    "top1": "top-1 accuracy",
-    "masked_lm_accuracy": "masked-LM accuracy",
-    "mae": "mean absolute error",
-}
 
 ENGINE_TITLES = {"horovod": "Horovod", "ddp": "PyTorch DDP", "single": "no exchange (single)"}
 

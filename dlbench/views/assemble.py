@@ -16,12 +16,13 @@ from dlbench.records.scan import Run, Scan
 from dlbench.report.wording import ENGINE_TITLES, clean, ranks_text
 from dlbench.units import whole_seconds
 from dlbench.views import doubts, model, registry
-from dlbench.views.causes.model import CauseAccount
+from dlbench.views.causes.numbers import LostPercent
+from dlbench.views.exchange.numbers import ExchangePoint
 from dlbench.views.methods import METHODS, not_shown
-from dlbench.views.quality.model import Quality
-from dlbench.views.quality.verdict import quality_verdict
+from dlbench.views.quality.numbers import Quality
+from dlbench.views.quality.words import quality_verdict
 from dlbench.views.scaling.verdict import next_step, verdict
-from dlbench.views.view import GroupSource, ReportSource
+from dlbench.views.view import GroupSource, ReportSource, Views
 
 TITLE = "dlbench scaling report"
 
@@ -34,19 +35,23 @@ _DATA_TITLES = {
 }
 
 
-def assemble(scan: Scan, history: TrendsReport | None = None) -> model.Report:
+def assemble(
+    scan: Scan, history: TrendsReport | None = None, views: Views = registry.SCALING, *, with_digests: bool = True
+) -> model.Report:
     """The report of everything found under one folder; equal folders give equal reports.
 
     Args:
         scan: the runs.
         history: what changed over months, shown beside them; None: no such view.
+        views: what it is made of.
+        with_digests: whether a view asks for single steps.
     """
-    table = tabulate(scan, with_causes=True, with_digests=True)
+    table = tabulate(scan, with_causes=True, with_digests=with_digests)
     measured = list(table.runs.values())
     found = scaling.groups(table)
-    groups = tuple(_group(group, table) for group in found)
+    groups = tuple(_group(group, table, views) for group in found)
     groups = tuple(
-        dataclasses.replace(group, label=label, next_step=next_step(group), missing=registry.missing_of_group(group))
+        dataclasses.replace(group, label=label, next_step=next_step(group), missing=views.missing_of_group(group))
         for group, label in zip(groups, unique_labels(groups), strict=True)
     )
     source = ReportSource(scan=scan, table=table, groups=found, history=history)
@@ -56,23 +61,23 @@ def assemble(scan: Scan, history: TrendsReport | None = None) -> model.Report:
         dlbench_version=dlbench.__version__,
         notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
         groups=groups,
-        views={view.key: view.numbers(source) for view in registry.REPORT_VIEWS if view.key},
+        views={view.key: view.numbers(source) for view in views.report if view.key},
         runs=_run_rows(scan, table),
         damaged=tuple(table.damaged),
         environment=_environment(measured),
         methods=METHODS,
         missing=not_shown(groups),
     )
-    return dataclasses.replace(report, missing=(*report.missing, *registry.missing_of_report(report)))
+    return dataclasses.replace(report, missing=(*report.missing, *views.missing_of_report(report)))
 
 
-def _group(group: scaling.Group, table: RunTable) -> model.Group:
+def _group(group: scaling.Group, table: RunTable, views: Views) -> model.Group:
     plan = group.sample.plan
     unit = clean(plan.workload.sample_unit, 40)
     settings = tuple(chosen_settings(group.sample).items())
     found = tuple(doubts.group_doubts(group, table))
     source = GroupSource(group=group, table=table, doubts=found, views={})
-    for view in registry.GROUP_VIEWS:
+    for view in views.group:
         if view.key:
             source = dataclasses.replace(source, views={**source.views, view.key: view.numbers(source)})
     return model.Group(
@@ -105,8 +110,8 @@ def _verdict(source: GroupSource, unit: str) -> str:
         source.group.points,
         is_sufficient=source.group.is_sufficient,
         is_crowded=source.is_crowded,
-        exchange=source.views.get("exchange") or (),  # type: ignore[arg-type]
-        causes=source.of(CauseAccount),
+        exchange=source.all_of(ExchangePoint),
+        causes=source.of(LostPercent),
     )
     return " ".join([*([quality_verdict(subject, quality)] if quality else []), speed])
 

@@ -12,15 +12,16 @@ from dlbench.views.model import Group, Report
 from dlbench.views.parts.tables import parts_sheet
 from dlbench.views.runs.view import runs_sheet
 from dlbench.views.scaling.view import points_sheet
+from dlbench.views.view import Views
 
 GROUP_COLUMNS = ("group", "label")
 """In front of every row of a group's tables."""
 
 
-def document_of(report: Report) -> Document:
-    """The report, ready for every format."""
-    opening = [section for view in registry.OPENING for section in view.sections(report)]
-    closing = [section for view in registry.CLOSING for section in view.sections(report)]
+def document_of(report: Report, views: Views = registry.SCALING) -> Document:
+    """The report, ready for every format; `views` are those it was assembled with."""
+    opening = [section for view in views.opening for section in view.sections(report)]
+    closing = [section for view in views.closing for section in view.sections(report)]
     without = len(report.without_figures)
     empty = (points_sheet(()), parts_sheet(()))
     return Document(
@@ -29,7 +30,13 @@ def document_of(report: Report) -> Document:
         as_of=report.as_of,
         meta=(f"{runs_text(len(report.runs))}, {without} without figures.",),
         notices=report.notices,
-        sections=(*opening, *map(_group, report.groups), *closing, _methods(report), *_missing(report)),
+        sections=(
+            *opening,
+            *(_group(group, views) for group in report.groups),
+            *closing,
+            *_methods(report),
+            *_missing(report),
+        ),
         data=report,
         always=(
             *(NamedTable(name=one.name, title=one.title, columns=(*GROUP_COLUMNS, *one.names)) for one in empty),
@@ -38,10 +45,10 @@ def document_of(report: Report) -> Document:
     )
 
 
-def _group(group: Group) -> Section:
+def _group(group: Group, views: Views) -> Section:
     last = group.largest
     base = group.baseline
-    found = [section for view in registry.GROUP_VIEWS if (section := view.section(group)) is not None]
+    found = [section for view in views.group if (section := view.section(group)) is not None]
     return Section(
         id=f"group-{group.id}",
         title=group.label,
@@ -71,8 +78,11 @@ def _group(group: Group) -> Section:
     )
 
 
-def _methods(report: Report) -> Section:
-    return Section(id="methods", title="How the numbers are made", facts=report.methods, are_methods=True, brief=())
+def _methods(report: Report) -> tuple[Section, ...]:
+    if not report.methods:
+        return ()
+    title = "How the numbers are made"
+    return (Section(id="methods", title=title, facts=report.methods, are_methods=True, brief=()),)
 
 
 def _missing(report: Report) -> tuple[Section, ...]:

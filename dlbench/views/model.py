@@ -72,38 +72,6 @@ class Group:
         """The point with most ranks."""
         return self.points[-1]
 
-    # Transitional, until every view asks for its own numbers.
-
-    @property
-    def quality(self) -> Any:
-        """Transitional."""
-        return self.views.get("quality")
-
-    @property
-    def noise(self) -> Any:
-        """Transitional."""
-        return self.views.get("noise")
-
-    @property
-    def utilisation(self) -> Any:
-        """Transitional."""
-        return self.views.get("utilisation")
-
-    @property
-    def exchange(self) -> Any:
-        """Transitional."""
-        return self.views.get("exchange")
-
-    @property
-    def causes(self) -> Any:
-        """Transitional."""
-        return self.views.get("causes")
-
-    @property
-    def outlook(self) -> Any:
-        """Transitional."""
-        return self.views.get("outlook")
-
     def of(self, kind: type[N]) -> N | None:
         """The numbers of one view, by their type; None where it has nothing to say."""
         return next((found for found in self.views.values() if isinstance(found, kind)), None)
@@ -208,19 +176,13 @@ class Report:
         return all_of(self.views, kind)
 
     @property
-    def sweeps(self) -> Any:
-        """Transitional."""
-        return self.views.get("sweeps")
-
-    @property
-    def layers(self) -> Any:
-        """Transitional."""
-        return self.views.get("layers")
-
-    @property
     def history(self) -> Any:
         """Transitional."""
         return self.views.get("history")
+
+    def of(self, kind: type[N]) -> N | None:
+        """The numbers of one view, by their type; None where it has nothing to say."""
+        return next((found for found in self.views.values() if isinstance(found, kind)), None)
 
     @property
     def without_figures(self) -> tuple[RunRow, ...]:

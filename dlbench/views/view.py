@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from dlbench.history.page.model import TrendsReport
 from dlbench.reading import scaling
 from dlbench.reading.doubts import Doubt
 from dlbench.reading.run_table import RunTable
 from dlbench.records.scan import Scan
-from dlbench.report.document import Section
-from dlbench.views.model import Group, Report
+from dlbench.report.document import Missing, Section
+from dlbench.report.table import Column
+from dlbench.report.wording import place_text
+from dlbench.views.model import Group, Report, all_of
 
 N = TypeVar("N")
 
@@ -36,6 +38,10 @@ class GroupSource:
         """The numbers of an earlier view, by their type; None where it has nothing to say."""
         return next((found for found in self.views.values() if isinstance(found, kind)), None)
 
+    def all_of(self, kind: type[N]) -> tuple[N, ...]:
+        """The same of an earlier view whose numbers are a tuple, by the type of its items."""
+        return all_of(self.views, kind)
+
     @property
     def is_crowded(self) -> bool:
         """Whether ranks shared cores, which makes figures of scaling meaningless."""
@@ -51,6 +57,20 @@ class ReportSource:
     groups: Sequence[scaling.Group]
     history: TrendsReport | None
     """What changed over months; None where the report is made without a history."""
+
+
+def place_of(row: Any) -> str:
+    """Of a row with `ranks` and `nodes`, e.g. ``4 ranks on 2 nodes``."""
+    return place_text(row.ranks, row.nodes)
+
+
+def place_columns() -> tuple[Column[Any], ...]:
+    """Of rows with `ranks` and `nodes`: two columns for programs, and one for people."""
+    return (
+        Column("ranks", "", lambda row: row.ranks),
+        Column("nodes", "", lambda row: row.nodes),
+        Column("", "At", place_of, is_brief=True),
+    )
 
 
 class GroupView:
@@ -94,3 +114,36 @@ class ReportView:
     def remedy(self, report: Report) -> str:
         """What would produce the data of a report without a section, in a sentence; empty: not worth a line."""
         return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """What a document about runs is made of, in the order of the page."""
+
+    opening: tuple[ReportView, ...] = ()
+    """Before the groups."""
+    group: tuple[GroupView, ...]
+    """Of each group."""
+    closing: tuple[ReportView, ...] = ()
+    """After the groups."""
+
+    @property
+    def report(self) -> tuple[ReportView, ...]:
+        """Of the whole report."""
+        return (*self.opening, *self.closing)
+
+    def missing_of_group(self, group: Group) -> tuple[Missing, ...]:
+        """Views without a section for a group, with what would produce it."""
+        return tuple(
+            Missing(view=view.id, title=view.title, text=text)
+            for view in self.group
+            if view.section(group) is None and (text := view.remedy(group))
+        )
+
+    def missing_of_report(self, report: Report) -> tuple[Missing, ...]:
+        """The same of the whole report."""
+        return tuple(
+            Missing(view=view.id, title=view.title, text=text)
+            for view in self.report
+            if not view.sections(report) and (text := view.remedy(report))
+        )

@@ -1,10 +1,9 @@
 """What a prepared data set consists of: `manifest.json`, and in `manifest.files.jsonl` the SHA-256 of every other file.
 
-Form 2: `{"format": "dlbench.dataset", "version": 2, "kind", "made_with": {...}, "counts": {...}, "distinct_bytes"
+The form: `{"format": "dlbench.dataset", "version": 1, "kind", "made_with": {...}, "counts": {...}, "distinct_bytes"
 (absent where unknown), "files": {"list": "manifest.files.jsonl", "sha256" of that list, "count", "bytes"}}`. The list
-has a line a file, `{"path", "sha256", "bytes"}`, so that a million of them need not be in memory at once. Form 1 held
-the files itself: `"files": {path: {"sha256", "bytes"}}`. Paths are relative and use `/`; bytes of a name that are not
-UTF-8 are kept as Python's surrogate escapes.
+has one line per file, `{"path", "sha256", "bytes"}`, so that a million of them need not be in memory at once. Paths are
+relative and use `/`; bytes of a name that are not UTF-8 are kept as Python's surrogate escapes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dlbench.errors import UserError
 NAME = "manifest.json"
 FILES_NAME = "manifest.files.jsonl"
 FORMAT = "dlbench.dataset"
-VERSION = 2
+VERSION = 1
 
 Value = str | int | float | bool
 
@@ -54,7 +53,7 @@ class Manifest:
     made_with: Mapping[str, Value]
     """What determines the content: generator, its version, seed, sources."""
     counts: Mapping[str, int]
-    """Samples of each split (form 1: of whatever was counted)."""
+    """Samples of each split."""
     num_files: int
     num_bytes: int
     """Of all files together."""
@@ -140,9 +139,6 @@ def read_files(folder: Path) -> Iterator[FileEntry]:
     if content is None:
         raise UserError(f"{str(folder)!r} has no {NAME}: it was not prepared by dlbench, nothing to verify against")
     try:
-        if content["version"] == 1:
-            yield from (FileEntry(name, e["sha256"], e["bytes"]) for name, e in content["files"].items())
-            return
         path, digest = folder / FILES_NAME, hashlib.sha256()
         with path.open("rb") as file:
             for line in file:
@@ -224,7 +220,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
         form = content["format"], content["version"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(folder, error) from None
-    if form not in ((FORMAT, 1), (FORMAT, VERSION)):
+    if form != (FORMAT, VERSION):
         raise UserError(f"{path}: format {form[0]!r}, version {form[1]!r}; expected {FORMAT!r}, version {VERSION}")
     assert isinstance(content, dict)
     return content
@@ -232,20 +228,14 @@ def _read(folder: Path) -> dict[str, Any] | None:
 
 def _parse(content: Mapping[str, Any]) -> Manifest:
     files = content["files"]
-    if content["version"] == 1:
-        lines = (FileEntry(name, e["sha256"], e["bytes"]).as_json() for name, e in files.items())
-        digest = hashlib.sha256("".join(json.dumps(line) + "\n" for line in lines).encode("ascii")).hexdigest()
-        count, total = len(files), sum(entry["bytes"] for entry in files.values())
-    else:
-        digest, count, total = files["sha256"], files["count"], files["bytes"]
     return Manifest(
         kind=content["kind"],
         made_with=dict(content["made_with"]),
         counts=dict(content["counts"]),
-        num_files=count,
-        num_bytes=total,
+        num_files=files["count"],
+        num_bytes=files["bytes"],
         distinct_bytes=content.get("distinct_bytes"),
-        files_sha256=digest,
+        files_sha256=files["sha256"],
     )
 
 

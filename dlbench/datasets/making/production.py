@@ -12,8 +12,10 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from dlbench import pool
 from dlbench.datasets.making.journal import PARTIAL, Journal
 from dlbench.datasets.making.manifest import (
     FILES_NAME,
@@ -24,9 +26,8 @@ from dlbench.datasets.making.manifest import (
     read_manifest,
     save_manifest,
 )
-from dlbench.datasets.making.part_workers import Done, write_parts
 from dlbench.datasets.making.recipe import Part, Recipe
-from dlbench.errors import UserError
+from dlbench.errors import DlbenchError, UserError
 from dlbench.units import format_bytes
 
 __all__ = ["Part", "Recipe", "produce", "require_ours"]
@@ -152,10 +153,13 @@ def _make(
         shutil.rmtree(folder / PARTIAL, ignore_errors=True)
         state.tell()
         try:
-            for done in write_parts(recipe, left, folder / PARTIAL, workers):
-                _put(done, folder)
-                journal.add(done.part, done.files)
-                state.add(done.part, done.files)
+            write = partial(_write, recipe, folder / PARTIAL)
+            with pool.run(write, left, workers, name=lambda part: part.name, verb="made", ahead=2) as results:
+                for number, files in results:
+                    part = left[number]
+                    _put(folder / PARTIAL / part.name, folder / part.name)
+                    journal.add(part, files)
+                    state.add(part, files)
         finally:
             shutil.rmtree(folder / PARTIAL, ignore_errors=True)
         return _complete(recipe, made_with, folder, parts, state)
@@ -216,14 +220,50 @@ def _require_space(needed: int, folder: Path) -> None:
         )
 
 
-def _put(done: Done, folder: Path) -> None:
+def _write(recipe: Recipe, temporary: Path, part: Part) -> list[FileEntry]:
+    """Writes and syncs one part below a temporary folder.
+
+    Returns:
+        Its files, relative to the data set.
+
+    Raises:
+        DlbenchError: as the recipe, with the part's name; UserError for a system error.
+    """
+    path = temporary / part.name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        recipe.write(part, path)
+        return [_synced(path, part.name, entry) for entry in describe_files(path)]
+    except DlbenchError as error:
+        raise type(error)(f"{part.name}: {error}") from None
+    except OSError as error:
+        of_this = error.filename is None or str(error.filename).startswith(str(path))
+        reason = error.strerror or str(error)
+        reason = reason if of_this else f"{error.filename}: {reason}"
+        raise UserError(f"{part.name}: cannot be made: {reason}") from None
+
+
+def _synced(path: Path, name: str, entry: FileEntry) -> FileEntry:
+    """Brings a file to the disk; returns its entry with the path from the data set's folder."""
+    inside = path.is_dir()
+    handle = os.open(path / entry.path if inside else path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return FileEntry(f"{name}/{entry.path}" if inside else name, entry.sha256, entry.num_bytes)
+
+
+def _put(path: Path, target: Path) -> None:
     """Renames a part to its place."""
-    target = folder / done.part.name
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
         # Left by a process that was killed between the rename and the journal's line; no folder replaces a full one.
         shutil.rmtree(target)
-    done.path.rename(target)
+    path.rename(target)
 
 
 def _complete(

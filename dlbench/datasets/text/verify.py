@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from dlbench import pool
 from dlbench.datasets.text.corpus import SAVED, open_corpus, read_documents, text_files
 from dlbench.datasets.text.pretraining_hdf5 import file_fault, sample_files
 from dlbench.datasets.text.vocabulary import UNKNOWN, load_vocabulary
@@ -63,15 +62,8 @@ def verify_text(
 
 def _each(check: Callable[[Path], _R], files: list[Path], say: Callable[[str], None], workers: int) -> list[_R]:
     results: list[_R] = []
-    if workers < 2 or len(files) < 2:
-        for number, path in enumerate(files, 1):
-            results.append(check(path))
-            say(f"{number} of {len(files)}: {path.name}")
-        return results
-    # Spawned, because a fork of a process with threads may hang.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(files)), mp_context=context) as pool:
-        for number, (path, result) in enumerate(zip(files, pool.map(check, files), strict=True), 1):
+    with pool.run(check, files, workers, name=str, verb="read", ahead=2) as found:
+        for number, (path, result) in enumerate(zip(files, pool.in_order(found), strict=True), 1):
             results.append(result)
             say(f"{number} of {len(files)}: {path.name}")
     return results

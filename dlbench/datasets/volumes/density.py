@@ -7,16 +7,15 @@ The container follows from the files' names: HDF5 (`density_hdf5`), TFRecord (`d
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from dlbench import pool
 from dlbench.datasets.volumes import hdf5 as density_hdf5
 from dlbench.datasets.volumes import npy as density_npy
 from dlbench.datasets.volumes import tfrecord as density_tfrecord
@@ -220,22 +219,14 @@ def verify_density(folder: Path, on_progress: Callable[[int, int], None] | None,
     check = partial(_checked, folder, container)
     bad: list[str] = []
     shapes: dict[str, FileShape] = {}
-
-    def take(results: Iterator[FileShape | str]) -> None:
-        for number, (name, result) in enumerate(zip(names, results, strict=True), 1):
+    with pool.run(check, names, workers, name=str, verb="read", ahead=2) as results:
+        for number, (name, result) in enumerate(zip(names, pool.in_order(results), strict=True), 1):
             if isinstance(result, str):
                 bad.append(f"{name}: {result}")
             else:
                 shapes[name] = result
             if on_progress is not None:
                 on_progress(number, len(names))
-
-    if workers <= 1:
-        take(map(check, names))
-    else:
-        # Forking a process that may have threads is not safe.
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-            take(pool.map(check, names, chunksize=max(1, min(64, len(names) // (4 * workers)))))
     first = next(iter(shapes.items()), None)
     if first is not None:
         bad += [f"{n}: {s}, but {first[0]!r} has {first[1]}" for n, s in shapes.items() if not s.fits(first[1])]

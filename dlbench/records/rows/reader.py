@@ -1,4 +1,4 @@
-"""Reads files of rows in compressed blocks (see `blocks`), block by block; damage is told, never read."""
+"""Reads files of rows in compressed blocks (see `dlbench.records.rows.format`); damage is told, never read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`node-NNNN.samples`: what the sampler of one node read; blocks of rows, see `blocks`.
+"""`node-NNNN.samples`: what the sampler of one node read; blocks of rows.
 
 The columns depend on the node and stand in the header: `time_ns` (CLOCK_MONOTONIC of the node, when the reading began),
 `late_ns` (behind its due time), then one column of 4- or 8-byte floats for each field that could be read. A field's

@@ -1,4 +1,4 @@
-"""`rank-NNNN.spans`: what one rank did when, beyond the phases of its steps; blocks of rows, see `blocks`.
+"""`rank-NNNN.spans`: what one rank did when, beyond the phases of its steps; blocks of rows.
 
 Lanes are the threads of a trace. Stages (starting, building, warm-up, measuring, evaluation, checkpoint, finishing)
 come from every rank; layers, messages and reading only from the window of watched steps. Nothing dlbench does today

@@ -1,8 +1,7 @@
 """`rank-NNNN.steps`: raw times of every step of one rank; appended while it runs, a torn tail is legal.
 
-Version 2, which is written, holds its rows in compressed blocks, see `blocks`: noisy times take about 27 bytes a step.
-Version 1, which is still read, is one line of JSON and then the rows as they are, 80 bytes a step. All times are
-nanoseconds.
+The rows lie in compressed blocks, see `dlbench.records.rows.format`: noisy times take about 27 bytes per step. All
+times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from dlbench.records.rows.reader import Rows, Values
 
-STEPS_FORMAT, STEPS_VERSION = "dlbench.steps", 2
+STEPS_FORMAT, STEPS_VERSION = "dlbench.steps", 1
 
 PHASES = ("input", "h2d", "forward", "backward", "exchange", "optimizer")
 """Phases of a step, in order; `exchange` is the exposed part of the gradient exchange."""
@@ -37,9 +36,6 @@ FIELDS: tuple[tuple[str, str], ...] = (
     ("samples", "<i4"),  # samples this rank processed in the step
     ("loss", "<f4"),  # this rank's loss, before averaging over ranks
 )
-
-# Rows of version 1 that are read at once.
-_ROWS_AT_ONCE = 4096
 
 
 def step_dtype() -> np.dtype[np.void]:
@@ -94,7 +90,7 @@ class StepFile:
     steps: npt.NDArray[np.void]
     """Structured array with the fields of `FIELDS`."""
     torn_bytes: int
-    """Bytes behind the last whole block (version 1: record): 0 unless the rank was killed while writing."""
+    """Bytes behind the last whole block: 0 unless the rank was killed while writing."""
 
     @property
     def measured(self) -> npt.NDArray[np.void]:
@@ -111,21 +107,17 @@ class StepReader:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self.file = BlockReader(path, STEPS_FORMAT, "step times")
         self.header = self.file.header
         """What the rank said of itself."""
         version = self.header.get("version")
-        if version not in (1, STEPS_VERSION) or self.header.get("fields") != [list(f) for f in FIELDS]:
+        if version != STEPS_VERSION or self.header.get("fields") != [list(f) for f in FIELDS]:
             raise IncompleteDataError(f"{path}: step times of an unknown version ({version!r})")
-        self.is_plain = version == 1
-        """Whether it holds its rows as they are."""
-        self._torn_bytes = 0
 
     @property
     def torn_bytes(self) -> int:
-        """Bytes behind the last whole block (version 1: record), known when all was read."""
-        return self._torn_bytes if self.is_plain else self.file.torn_bytes
+        """Bytes behind the last whole block, known when all was read."""
+        return self.file.torn_bytes
 
     def blocks(self) -> Iterator[Rows]:
         """Structured arrays with the fields of `FIELDS`, in the order in which they were written.
@@ -133,9 +125,6 @@ class StepReader:
         Raises:
             IncompleteDataError: a block within the file is damaged.
         """
-        if self.is_plain:
-            yield from self._plain_rows()
-            return
         for block in self.file.blocks():
             if not isinstance(block, dict):
                 yield block
@@ -146,24 +135,7 @@ class StepReader:
         Raises:
             IncompleteDataError: a block within the file is damaged.
         """
-        if self.is_plain:
-            rows = _joined([*self._plain_rows()])
-            return {name: rows[name] for name in names}
         return self.file.read(names)[0]
-
-    def _plain_rows(self) -> Iterator[Rows]:
-        import numpy as np
-
-        dtype = step_dtype()
-        self._torn_bytes = 0
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self.file.begin)
-                while content := file.read(_ROWS_AT_ONCE * dtype.itemsize):
-                    whole, self._torn_bytes = divmod(len(content), dtype.itemsize)
-                    yield np.frombuffer(content, dtype=dtype, count=whole)
-        except OSError as error:
-            raise IncompleteDataError(f"{self._path}: cannot be read: {error.strerror or error}") from None
 
 
 def read_alike_steps(readers: Sequence[StepReader], names: Collection[str]) -> dict[str, Values] | None:
@@ -172,8 +144,6 @@ def read_alike_steps(readers: Sequence[StepReader], names: Collection[str]) -> d
     Raises:
         IncompleteDataError: a block within a file is damaged.
     """
-    if any(reader.is_plain for reader in readers):
-        return None
     return read_alike([reader.file for reader in readers], names)
 
 

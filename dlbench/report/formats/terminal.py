@@ -61,7 +61,8 @@ def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
 
 def _section(section: Section, width: int, full: bool, *, is_outer: bool) -> Iterator[Block]:
     inner = [block for one in section.sections for block in _section(one, width, full, is_outer=False)]
-    own = [*_content(section, width, full), *inner, *(_mark(mark, width) for mark in section.marks)]
+    marks = [_mark(mark, width) for mark in section.marks]
+    own = [*_content(section, width, full), *inner, *([Block(("",))] if full and marks and inner else []), *marks]
     if full and section.missing:
         own.append(_listed((section.missing_title, *(f"{one.title}: {one.text}" for one in section.missing)), width))
     if not own:
@@ -79,14 +80,18 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
             table = sheet.people(brief=not full)
             if table.rows:
                 title = _wrapped(sheet.title, width) if len(section.sheets) > 1 else []
-                tables.append(Block(("", *title, *fitted(table, width, is_whole=full))))
+                lines = whole(table, width) if full else fitted(table, width)
+                about = _wrapped(sheet.caption, width) if full else []
+                tables.append(Block(("", *title, *lines, *about)))
     if full:
         yield from _sentences(section.about, width)
         if section.facts:
-            yield _facts(section.facts, width)
+            names, texts = zip(*section.facts, strict=True)
+            yield Block(tuple(_named(names, texts, width)))
         yield from _sentences(section.words, width)
         yield from tables
-        yield from _sentences(section.notes, width)
+        if section.notes:
+            yield Block(("", *(line for text in section.notes for line in _wrapped(f"- {text}", width))))
         return
     says = section.brief
     if says is None:
@@ -99,14 +104,14 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
         yield from _sentences(says, width)
 
 
-def _facts(facts: Sequence[tuple[str, str]], width: int) -> Block:
+def _named(names: Sequence[str], texts: Sequence[str], width: int) -> list[str]:
     """Names and values, a line each; further lines of a value stand under its begin."""
-    size = min(max(len(name) for name, _ in facts), width // 4)
+    size = min(max(map(len, names)), width // 4)
     lines = []
-    for name, text in facts:
+    for name, text in zip(names, texts, strict=True):
         head = f"  {name.ljust(size)}  "
         lines += textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * (size + 4)) or [head.rstrip()]
-    return Block(tuple(lines))
+    return lines
 
 
 def _sentences(texts: Sequence[str], width: int) -> Iterator[Block]:
@@ -133,26 +138,16 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def fitted(table: TextTable, width: int, *, is_whole: bool = False) -> list[str]:
-    """A table as lines, header first; intervals are left out, from the right, where the width does not hold them.
+def fitted(table: TextTable, width: int) -> list[str]:
+    """A table as lines, header first; where the width does not hold all, intervals are left out, from the right.
 
-    Where that is not enough a whole table goes on below with its first column again; otherwise cells are shortened, and
-    then columns on the right go: every other format prints them all.
+    Where that is not enough cells are shortened, and then columns on the right go: every other format prints them all.
     """
-    for kept in range(len(table.header), -1, -1):
-        rows = [
-            table.header,
-            *(
-                tuple(str(cell) if place < kept else cell.text for place, cell in enumerate(row.cells))
-                for row in table.rows
-            ),
-        ]
+    short = rows = _texts(table, len(table.header))
+    for kept in reversed(range(len(table.header))):
         if _width(rows) <= width:
             return aligned(rows)
-    if is_whole:
-        # Two of the longest cells fit beside each other.
-        return _in_blocks([tuple(shorten(cell, width // 2 - 1) for cell in row) for row in rows], width)
-    short = rows
+        rows = _texts(table, kept)
     for longest in (width, 20, 12):
         short = [tuple(shorten(cell, longest) for cell in row) for row in rows]
         if _width(short) <= width:
@@ -162,17 +157,36 @@ def fitted(table: TextTable, width: int, *, is_whole: bool = False) -> list[str]
     return aligned(short)
 
 
-def _in_blocks(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """As many columns at a time as fit beside the first one, an empty line between."""
+def _texts(table: TextTable, kept: int) -> list[tuple[str, ...]]:
+    """Header and cells, the first `kept` columns with their intervals."""
+    return [
+        table.header,
+        *(
+            tuple(str(cell) if place < kept else cell.text for place, cell in enumerate(row.cells))
+            for row in table.rows
+        ),
+    ]
+
+
+def whole(table: TextTable, width: int) -> list[str]:
+    """A table as lines of which nothing is left out.
+
+    One that is too wide becomes several below each other, each with the first column; where that is not enough, each
+    row becomes names and values.
+    """
+    count = len(table.header)
+    rows = _texts(table, count)
+    if max([_width([(row[0], row[place]) for row in rows]) for place in range(1, count)], default=0) > width:
+        return [line for row in rows[1:] for line in (*_named(table.header, row, width), "")][:-1]
     lines: list[str] = []
-    begin = 1
-    while begin < len(rows[0]):
-        end = begin + 1
-        while end < len(rows[0]) and _width([(row[0], *row[begin : end + 1]) for row in rows]) <= width:
+    start = 1
+    while start < count or not lines:
+        end = start + 1
+        while end < count and _width([(row[0], *row[start : end + 1]) for row in rows]) <= width:
             end += 1
-        lines += ["", *aligned([(row[0], *row[begin:end]) for row in rows])]
-        begin = end
-    return lines[1:]
+        lines += [*([""] if lines else []), *aligned([(row[0], *row[start:end]) for row in rows])]
+        start = end
+    return lines
 
 
 def _width(rows: Sequence[Sequence[str]]) -> int:

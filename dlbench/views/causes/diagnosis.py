@@ -7,92 +7,99 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.reading.attribution import Part
-from dlbench.records.scan import Run
+from dlbench.report.wording import figure_text, percent, runs_text
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.stats.estimates import MIN_RUNS
-from dlbench.views.causes.exchange_forecast import Forecast, forecast, upper_bound
+from dlbench.views.causes.exchange_forecast import forecast, upper_bound
 from dlbench.views.causes.experiments import RULES, Case, Experiment, Rule
-from dlbench.views.causes.numbers import CausePoint
 
 WORTH_EXPLAINING = 0.01
-"""Share of the ideal below which a loss is not explained."""
+"""Fraction of the ideal below which a loss is not explained."""
 
 Finding = Literal["baseline", "no loss", "small loss", "above ideal", "too few runs", "within noise", "found"]
 
+_LATE_TITLES = {
+    "input": "late by {} input",
+    "compute": "late by {} computing",
+    "host": "late between {} steps",
+    "unexplained": "late by nothing of {} own",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
-    """One experiment."""
+class NextExperiment:
+    """Something to try."""
 
     text: str
-    forecast: Forecast | None
-    why_not: str
-    """Why there is no forecast; empty where there is one, or where none was asked for."""
+    forecast_gain: float | None
+    """Forecast growth of the throughput, a fraction."""
+    basis: str
+    """What the forecast was computed from, or why there is none; empty where none was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """What is wrong at one scaling point."""
+class Verdict:
+    """The diagnosis of a point."""
 
+    line: str
+    """In one sentence, without the place."""
     finding: Finding
     """`found`: the largest cause stands out of the noise of enough runs. Otherwise why nothing does."""
-    largest: Part | None
+    name: str
+    """network-bound, straggler-bound, input-bound, ...; empty where nothing stands out."""
+    cause: str
     """The cause that costs most of the ideal, found or not; at the baseline, that takes most of the step beside
-    computing. None where none costs anything."""
-    rule: Rule | None
-    """What that cause is called and what helps."""
-    told: str
-    """Where the time goes, after `is lost in`; empty without a rule."""
+    computing. Empty where none costs anything worth explaining."""
     bound: float | None
-    """Growth of the throughput if what is lost to that cause took no time (1)."""
-    advice: tuple[Advice, ...]
-    """Experiments in order; empty unless found."""
+    """Growth of the throughput if what is lost to that cause took no time, a fraction: a limit, no forecast."""
+    experiments: tuple[NextExperiment, ...]
+    """In order; empty unless found."""
 
 
-def diagnose(
-    point: CausePoint, runs: Sequence[Run], *, exclude: tuple[str, ...], network: NetworkModel | None
-) -> Diagnosis:
+def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
     """The diagnosis of a point.
 
     Args:
-        point: with its causes.
-        runs: its runs.
-        exclude: hosts that the history shows to be slow.
+        case: the point with its causes.
         network: fitted costs, for forecasts; None: only bounds.
     """
-    largest = _largest(point)
-    finding = _finding(point, largest)
+    largest = _largest(case)
+    finding = _finding(case, largest)
     if largest is None or finding in ("no loss", "small loss", "above ideal"):
-        return Diagnosis(finding=finding, largest=None, rule=None, told="", bound=None, advice=())
+        line = _line_without_cause(case, finding)
+        return Verdict(line=line, finding=finding, name="", cause="", bound=None, experiments=())
     rule = RULES[largest.name]
-    share = largest.seconds.value / point.whole.seconds.value if point.is_baseline else largest.lost.value
-    advice: tuple[Advice, ...] = ()
+    share = largest.seconds.value / case.whole.seconds.value if case.is_baseline else largest.lost.value
+    bound = upper_bound(share) if 0 < share < 1 else None
+    experiments: tuple[NextExperiment, ...] = ()
     if finding == "found":
-        case = Case(run=_telling(runs), point=point, exclude=exclude)
-        advice = tuple(_advice(one, case, network) for one in rule.experiments if one.when(case))
-    return Diagnosis(
+        experiments = _by_gain([_next(one, case, network) for one in rule.experiments if one.when(case)])
+        line = _found_line(case, largest, rule, experiments, bound)
+    else:
+        line = _line(case, finding, largest, rule)
+    return Verdict(
+        line=line,
         finding=finding,
-        largest=largest,
-        rule=rule,
-        told=rule.told_of(runs[0]),
-        bound=_bound(share),
-        advice=_by_gain(advice),
+        name=rule.name if finding == "found" else "",
+        cause=largest.name,
+        bound=bound,
+        experiments=experiments,
     )
 
 
-def _largest(point: CausePoint) -> Part | None:
-    if point.is_baseline:
-        beside = [part for part in point.parts if part.name != "compute"]
+def _largest(case: Case) -> Part | None:
+    if case.is_baseline:
+        beside = [part for part in case.parts if part.name != "compute"]
         found = max(beside, key=lambda part: part.seconds.value)
         return found if found.seconds.value > 0 else None
-    found = max(point.parts, key=lambda part: part.lost.value)
+    found = max(case.parts, key=lambda part: part.lost.value)
     return found if found.lost.value > 0 else None
 
 
-def _finding(point: CausePoint, largest: Part | None) -> Finding:
-    if point.is_baseline:
+def _finding(case: Case, largest: Part | None) -> Finding:
+    if case.is_baseline:
         return "baseline"
-    lost = point.whole.lost.value
+    lost = case.whole.lost.value
     if lost <= -WORTH_EXPLAINING:
         return "above ideal"
     if lost <= 0 or largest is None:
@@ -104,38 +111,96 @@ def _finding(point: CausePoint, largest: Part | None) -> Finding:
     return "found" if largest.lost.low is not None and largest.lost.low > 0 else "within noise"
 
 
-def _bound(share: float) -> float | None:
-    return upper_bound(share) if 0 < share < 1 else None
+# Experiments
 
 
-def _telling(runs: Sequence[Run]) -> Run:
-    """A run that tells of its exchange, if there is one."""
-    return next((run for run in runs if run.record is not None and run.record.exchange is not None), runs[0])
-
-
-def _advice(experiment: Experiment, case: Case, network: NetworkModel | None) -> Advice:
+def _next(experiment: Experiment, case: Case, network: NetworkModel | None) -> NextExperiment:
     text = experiment.text(case)
     if network is None or experiment.way is None:
-        return Advice(text=text, forecast=None, why_not="")
+        return NextExperiment(text=text, forecast_gain=None, basis="")
     if case.exchange is None:
-        return Advice(text=text, forecast=None, why_not="the runs do not tell of their messages")
+        return NextExperiment(text=text, forecast_gain=None, basis="the runs do not tell of their messages")
     found = forecast(
         network,
         case.exchange,
-        ranks=case.point.point.ranks,
+        ranks=case.point.ranks,
         new=experiment.way(case),
-        exchange_s=case.point.part("exchange").seconds.value,
-        step_s=case.point.whole.seconds.value,
+        exchange_s=case.part("exchange").seconds.value,
+        step_s=case.whole.seconds.value,
     )
     if isinstance(found, str):
-        return Advice(text=text, forecast=None, why_not=found)
-    return Advice(text=text, forecast=found, why_not="")
+        return NextExperiment(text=text, forecast_gain=None, basis=found)
+    return NextExperiment(text=text, forecast_gain=found.gain, basis=found.basis)
 
 
-def _by_gain(advice: Sequence[Advice]) -> tuple[Advice, ...]:
-    """In the order of the table, but what is forecast to gain comes first and what is forecast to lose last."""
+def _by_gain(experiments: Sequence[NextExperiment]) -> tuple[NextExperiment, ...]:
+    """In the order of the rule, but what is forecast to gain comes first and what is forecast to lose last."""
+    return tuple(sorted(experiments, key=lambda one: -(one.forecast_gain or 0.0)))
 
-    def key(one: Advice) -> float:
-        return 0.0 if one.forecast is None else -one.forecast.gain
 
-    return tuple(sorted(advice, key=key))
+# The line
+
+
+def _line_without_cause(case: Case, finding: Finding) -> str:
+    lost = case.whole.lost.value
+    if finding == "baseline":
+        return _baseline_line(case)
+    if finding == "above ideal":
+        return f"{percent(-lost)} above the ideal: the baseline ran with a handicap, or its runs drifted"
+    return f"no loss worth explaining ({percent(lost)})" if finding == "small loss" else "nothing is lost"
+
+
+def _baseline_line(case: Case) -> str:
+    share = case.part("compute").seconds.value / case.whole.seconds.value
+    return f"baseline: {percent(share)} of a step is compute"
+
+
+def _line(case: Case, finding: Finding, largest: Part, rule: Rule) -> str:
+    """Where nothing stands out of the noise, and at the baseline."""
+    where = rule.where(case)
+    if finding == "baseline":
+        share = largest.seconds.value / case.whole.seconds.value
+        return f"{_baseline_line(case)}, {percent(share)} {where}{_late(case, largest)}"
+    lost, in_runs = percent(case.whole.lost.value), runs_text(largest.lost.n)
+    most = f"the largest part is {where}"
+    if finding == "too few runs":
+        why = f"{in_runs}, fewer than {MIN_RUNS}, cannot tell the loss of {lost} from noise"
+        return f"nothing stands out: {why}; {most}{_late(case, largest)}; repeat with --repeats {MIN_RUNS}"
+    why = f"the loss of {lost} is within the noise of {in_runs}"
+    return f"nothing stands out: {why}; {most}; repeat with --repeats {2 * MIN_RUNS}"
+
+
+def _found_line(
+    case: Case, largest: Part, rule: Rule, experiments: Sequence[NextExperiment], bound: float | None
+) -> str:
+    where = rule.where(case)
+    text = f"{rule.name}: {figure_text(largest.lost)} of the ideal is lost in {where}{_late(case, largest)}"
+    advised = [one for one in experiments if one.forecast_gain is None or one.forecast_gain > 0]
+    if advised:
+        text += f"; try {advised[0].text}"
+        if advised[0].forecast_gain is not None:
+            return f"{text}, forecast {gain_text(advised[0].forecast_gain)}"
+    return text if bound is None else f"{text}; {bound_text(bound)}"
+
+
+def _late(case: Case, largest: Part) -> str:
+    """For whom ranks wait, where it is mostly one, or the ranks of one host."""
+    if largest.name != "straggler" or not case.hosts:
+        return ""
+    late = case.main_straggler
+    if late is None:
+        return ", now for one, now for another"
+    whose = "their" if late.rank is None else "its"
+    who = f"the ranks of {late.host}" if late.rank is None else f"rank {late.rank} on {late.host}"
+    why = _LATE_TITLES[late.late_by].format(whose)
+    return f": {percent(late.waited_share, 0)} of the wait is for {who}, {why}"
+
+
+def gain_text(gain: float) -> str:
+    """``+18 % throughput``; a loss with its sign."""
+    return f"{'+' if gain >= 0 else ''}{percent(gain, 0)} throughput"
+
+
+def bound_text(bound: float) -> str:
+    """What it would be if all of it were hidden: a limit, no forecast."""
+    return f"at most +{percent(bound, 0)} throughput (if all of it were hidden)"

@@ -5,22 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from dlbench.reading.attribution import Part
+from dlbench.reading.causes import CAUSES
+from dlbench.reading.scaling import Point
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.scan import Run
 from dlbench.specs.sync import MGWFBP_STEPS, layout_problem
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
-from dlbench.views.causes.numbers import CausePoint
+from dlbench.views.stragglers.numbers import Straggler
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a rule may look at."""
+    """What a diagnosis may look at: one scaling point with its causes."""
 
-    run: Run
-    """One run of the point."""
-    point: CausePoint
+    runs: tuple[Run, ...]
+    """Of the point."""
+    point: Point
+    is_baseline: bool
+    parts: tuple[Part, ...]
+    """By `dlbench.reading.causes.CAUSES`."""
+    whole: Part
+    """Their sum: the mean step."""
+    hosts: tuple[Straggler, ...]
+    """Hosts that were waited for, longest first."""
+    main_straggler: Straggler | None
+    """The rank, or else the host, for which most of the waiting was; None where they take turns."""
     exclude: tuple[str, ...]
     """Hosts that the history of all runs shows to be slow."""
+
+    def part(self, name: str) -> Part:
+        """One of the causes."""
+        return self.parts[CAUSES.index(name)]
+
+    @property
+    def run(self) -> Run:
+        """One run of the point: one that says what its exchange did, if there is one."""
+        known = (run for run in self.runs if run.record is not None and run.record.exchange is not None)
+        return next(known, self.runs[0])
 
     @property
     def exchange(self) -> ExchangeResult | None:
@@ -34,7 +56,7 @@ class Case:
 
     @property
     def batch(self) -> int:
-        """Samples a rank and step."""
+        """Samples per rank and step."""
         return self.run.plan.workload.train.batch_per_rank
 
 
@@ -56,15 +78,15 @@ class Rule:
 
     name: str
     """Of the diagnosis."""
-    told: str
+    lost_in: str
     """Where the time goes, after `is lost in`."""
     experiments: tuple[Experiment, ...]
-    told_strong: str = ""
+    lost_in_strong: str = ""
     """The same under strong scaling; empty where that does not differ."""
 
-    def told_of(self, run: Run) -> str:
-        """Where the time goes in runs like this one."""
-        return (self.told_strong if run.plan.series.scaling == "strong" else "") or self.told
+    def where(self, case: Case) -> str:
+        """Where the time goes at a point, after `is lost in`."""
+        return self.lost_in if _is_weak(case) else self.lost_in_strong or self.lost_in
 
 
 _PACKED_BY = {"jpeg-tree": "dlbench data pack: shards", "text": "dlbench data samples"}
@@ -93,7 +115,7 @@ def _way(case: Case, *, exchange: str | None = None, fusion: str = AS_IT_RAN, wi
 
 def _is_flat_over_nodes(case: Case) -> bool:
     flat = case.run.plan.sync.exchange == "flat" and case.run.plan.sync.inside == "engine"
-    return flat and case.point.point.nodes > 1 and _may(case, exchange="hierarchical")
+    return flat and case.point.nodes > 1 and _may(case, exchange="hierarchical")
 
 
 def _fusion(case: Case) -> str:
@@ -116,24 +138,18 @@ def _is_wide_wire(case: Case) -> bool:
 
 
 def _straggler_text(case: Case) -> str:
-    late = case.point.main_straggler or case.point.main_host
+    late = case.main_straggler
     if late is None:
         return "a look for jitter: ranks take turns at being last (other work on the cores, uneven samples)"
-    if late.rank is None:
-        where = {
-            "input": "its ranks' input (storage of that node, loader workers)",
-            "compute": "its ranks' computing (clocks, temperature, other work on its cores)",
-            "host": "the host between the steps (other processes, logging)",
-            None: "its network link, because nothing of its ranks' own work explains it",
-        }
-        return f"a look at {late.host}: {where[late.main_cause]}"
+    its = "its ranks'" if late.rank is None else "its"
     where = {
-        "input": "its input (storage of that node, loader workers)",
-        "compute": "its computing (clocks, temperature, other work on its cores)",
-        "host": "its host between the steps (other processes, logging)",
-        None: "its network link, because nothing of its own work explains it",
+        "input": f"{its} input (storage of that node, loader workers)",
+        "compute": f"{its} computing (clocks, temperature, other work on its cores)",
+        "host": f"{'the' if late.rank is None else its} host between the steps (other processes, logging)",
+        "unexplained": (f"its network link, because nothing of {its} own work explains it"),
     }
-    return f"a look at rank {late.rank} on {late.host}: {where[late.main_cause]}"
+    who = late.host if late.rank is None else f"rank {late.rank} on {late.host}"
+    return f"a look at {who}: {where[late.late_by]}"
 
 
 def _without(case: Case) -> str:
@@ -141,7 +157,7 @@ def _without(case: Case) -> str:
 
 
 def _is_waited_host_slow(case: Case) -> bool:
-    return any(late.host in case.exclude for late in case.point.hosts[:1])
+    return any(late.host in case.exclude for late in case.hosts[:1])
 
 
 def _few_workers(case: Case) -> bool:
@@ -178,21 +194,19 @@ _COMPUTE_PARTS = {"forward": "the forward pass", "backward": "the backward pass"
 
 def _less_fixed_work(case: Case) -> str:
     """Under strong scaling a rank's batch shrinks, and what does not depend on it (the optimiser) stays."""
-    at_smallest = round(2 * case.batch * case.point.point.ideal_speedup)
+    at_smallest = round(2 * case.batch * case.point.ideal_speedup)
     text = (
         f"a larger global batch (--set train.batch_per_rank={at_smallest}, that of the smallest rank count) or weak "
         "scaling (--scaling weak), in which work that does not shrink weighs less"
     )
-    largest = max(
-        (part for part in case.point.point.parts if part.name in _COMPUTE_PARTS), key=lambda part: part.lost.value
-    )
+    largest = max((part for part in case.point.parts if part.name in _COMPUTE_PARTS), key=lambda part: part.lost.value)
     return f"{text}: the largest part is {_COMPUTE_PARTS[largest.name]}" if largest.lost.value > 0 else text
 
 
 RULES: Mapping[str, Rule] = {
     "exchange": Rule(
         name="network-bound",
-        told="exposed exchange",
+        lost_in="exposed exchange",
         experiments=(
             Experiment(
                 text=lambda case: "hierarchical exchange (--set sync.exchange=hierarchical)",
@@ -219,12 +233,12 @@ RULES: Mapping[str, Rule] = {
     ),
     "straggler": Rule(
         name="straggler-bound",
-        told="waiting for late ranks",
+        lost_in="waiting for late ranks",
         experiments=(Experiment(text=_without, when=_is_waited_host_slow), Experiment(text=_straggler_text)),
     ),
     "input": Rule(
         name="input-bound",
-        told="waiting for input and the copy to the device",
+        lost_in="waiting for input and the copy to the device",
         experiments=(
             Experiment(text=_workers_text, when=_few_workers),
             Experiment(text=_packed_text, when=_can_be_packed),
@@ -240,23 +254,23 @@ RULES: Mapping[str, Rule] = {
     ),
     "host": Rule(
         name="host-bound",
-        told="the host between phases",
+        lost_in="the host between phases",
         experiments=(Experiment(text=_larger_batch, when=_is_weak),),
     ),
     "throttling": Rule(
         name="throttled",
-        told="lowered clocks",
+        lost_in="lowered clocks",
         experiments=(
             Experiment(
                 text=lambda case: "higher power and thermal limits (nvidia-smi -q -d POWER,TEMPERATURE tells them)"
             ),
         ),
     ),
-    "memory": Rule(name="memory-bound", told="recomputing and swapping", experiments=()),
+    "memory": Rule(name="memory-bound", lost_in="recomputing and swapping", experiments=()),
     "compute": Rule(
         name="compute-bound",
-        told="computing that takes longer than at the baseline",
-        told_strong="computing that does not shrink with the batch a rank",
+        lost_in="computing that takes longer than at the baseline",
+        lost_in_strong="computing that does not shrink with the batch a rank",
         experiments=(
             Experiment(text=_less_fixed_work, when=lambda case: not _is_weak(case)),
             Experiment(
@@ -272,7 +286,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "rest": Rule(
         name="unbalanced",
-        told="ranks that end at different times",
+        lost_in="ranks that end at different times",
         experiments=(
             Experiment(text=lambda case: "longer runs, in which ends weigh less (--set measure.measured_steps=...)"),
         ),

@@ -1,114 +1,276 @@
-"""The causes of every scaling point against its baseline: what is lost to which cause, and who was waited for."""
+"""The causes of every scaling point against its baseline: what is lost to which cause, who was waited for, what to try.
+
+The seconds of each run by cause are those of `dlbench.reading.causes`; means over the runs of a point and lost shares
+are made as in `dlbench.reading.attribution`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.reading.attribution import Part, attribute
 from dlbench.reading.causes import CAUSES, Causes
 from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group, Point
-from dlbench.reading.stragglers import Late, Waited, ranking
-from dlbench.stats.estimates import RunKey
+from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
+from dlbench.records.registry import describe
+from dlbench.records.scan import Run
+from dlbench.specs.collectives.network import NetworkModel
+from dlbench.stats.estimates import Estimate
+from dlbench.views.causes.diagnosis import Verdict, diagnose
+from dlbench.views.causes.experiments import Case
+from dlbench.views.stragglers.numbers import Straggler, main_host, main_straggler, ranking
+from dlbench.views.waterfall.numbers import FactoredPoint, waterfall
+
+
+@dataclass(frozen=True, kw_only=True)
+class CauseShare(Part):
+    """One cause at one scaling point; `step` for their sum."""
+
+    is_measured: bool
+    """Whether all runs of the point and of the baseline say something of it. If not, its time is part of `compute` in
+    all of them, because seconds that some report and others hide cannot be compared; its 0 s here mean nothing."""
+    not_measured: tuple[str, ...]
+    """Why some of these runs say nothing of it, each reason once."""
+    notes: tuple[str, ...]
+    """How runs know it, or why it is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CausePoint:
-    """One scaling point."""
+    """One rank count of a group."""
 
-    point: Point
+    ranks: int
+    nodes: int
     is_baseline: bool
-    parts: tuple[Part, ...]
+    run_ids: tuple[str, ...]
+    verdict: Verdict
+    efficiency: Estimate
+    """Of medians, a fraction, as in the view `scaling`."""
+    causes: tuple[CauseShare, ...]
     """By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency of means."""
-    whole: Part
-    not_measured: dict[str, tuple[str, ...]]
-    """Causes of which some of its runs or of the baseline's do not tell, with each reason once. In all these runs their
-    time is part of `compute`: seconds that some tell and others hide in `compute` can be compared by nobody."""
-    throttling_evidence: tuple[str, ...]
-    """How lowered clocks are known, each once."""
-    ranks: tuple[Late, ...]
+    whole: CauseShare
+    waiting_ranks: tuple[Straggler, ...]
     """Ranks that were waited for, longest first."""
-    hosts: tuple[Late, ...]
+    waiting_hosts: tuple[Straggler, ...]
     """The same by host."""
     num_hosts: int
     """Hosts of a run, the most of any."""
-    main_host: Late | None
-    """The host for whose ranks most of the waiting was, of several; None where hosts take turns.
+    planted: tuple[tuple[int, float], ...]
+    """Ranks slowed on purpose, and what that added, seconds per step, mean over runs."""
 
-    If s of the ranks are on it, it must hold a share of (1 + s) / 2 of the waiting: half-way from an even share to all.
-    """
-
-    def part(self, name: str) -> Part:
+    def cause(self, name: str) -> CauseShare:
         """One of `CAUSES`."""
-        return self.parts[CAUSES.index(name)]
-
-    @property
-    def main_straggler(self) -> Late | None:
-        """The rank for which most of the waiting was; None where ranks take turns.
-
-        With p ranks it must hold a share of (1 + 1/p) / 2 of it: half-way from an even share to all.
-        """
-        first = self.ranks[0] if self.ranks else None
-        return first if first is not None and first.waited_share >= (1 + 1 / self.point.ranks) / 2 else None
+        return self.causes[CAUSES.index(name)]
 
 
-def cause_points(group: Group, table: RunTable) -> tuple[CausePoint, ...]:
-    """The points of a group, baseline first.
+@dataclass(frozen=True, kw_only=True)
+class WatchCost:
+    """What watching cost in the runs of a group."""
+
+    value: float
+    """Fraction of the step time. Measured: of the newest series that was, at its largest rank count. Accounted: median
+    over runs."""
+    low: float
+    """Accounted: least low end of any run."""
+    high: float
+    """Accounted: largest high end of any run."""
+    method: str
+    """`measured` if that was done for any run, else `accounted`."""
+    ranks: int | None
+    """Where it was measured; None if accounted, over all rank counts."""
+    num_runs: int
+    """Runs behind it: pairs of watched and unwatched ones if measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosed:
+    """The causes of all rank counts of a group."""
+
+    watching: str
+    fault: str
+    """A fault planted on purpose; empty for none."""
+    watch_cost: WatchCost | None
+    limits: tuple[str, ...]
+    """What blurs the causes of these runs, each a sentence."""
+    points: tuple[CausePoint, ...]
+    """The baseline first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostPercent:
+    """Efficiency lost by factor and by cause at every rank count, and who was waited for."""
+
+    waterfall: tuple[FactoredPoint, ...]
+    """By rank count, the baseline first."""
+    diagnosed: Diagnosed
+    nodes: SlowNodes
+    """Of this group's hosts only, over all runs of the folder."""
+
+
+def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = None) -> LostPercent | None:
+    """Where the lost percent goes.
+
+    None where the table was made without causes, and for runs with something taken away on purpose: a run without
+    exchange has no exchange to blame, and is read beside the plain runs.
 
     Args:
         group: comparable runs.
         table: made `with_causes`, of the same runs.
+        network: fitted costs, for forecasts; None: only bounds.
     """
-    keys = _keys(table)
-    baseline = group.baseline
-    return tuple(_point(point, table.causes, keys, baseline, is_baseline=point is baseline) for point in group.points)
+    if not table.causes or group.sample.plan.series.variant != "plain":
+        return None
+    history = slow_nodes(table)
+    own = {host for run in group.runs for host in table.causes[run.plan.run_id].hosts}
+    described = describe(group.sample)
+    return LostPercent(
+        waterfall=waterfall(group, table),
+        diagnosed=Diagnosed(
+            watching=described["watching"],
+            fault=described["fault"],
+            watch_cost=_watch_cost(group.runs),
+            limits=_limits(table.runs[group.points[-1].run_ids[0]]),
+            points=tuple(_point(point, group, table, history.exclude, network) for point in group.points),
+        ),
+        nodes=dataclasses.replace(history, hosts=tuple(one for one in history.hosts if one.host in own)),
+    )
 
 
 def _point(
-    point: Point, causes: Mapping[str, Causes], keys: Mapping[str, RunKey], baseline: Point, *, is_baseline: bool
+    point: Point, group: Group, table: RunTable, exclude: tuple[str, ...], network: NetworkModel | None
 ) -> CausePoint:
-    own = [causes[run_id] for run_id in point.run_ids]
-    not_measured = _reasons([*own, *(causes[run_id] for run_id in baseline.run_ids)])
-    account = attribute(
-        {keys[run_id]: causes[run_id].seconds_without(not_measured) for run_id in point.run_ids},
-        {keys[run_id]: causes[run_id].seconds_without(not_measured) for run_id in baseline.run_ids},
+    own = [table.causes[run_id] for run_id in point.run_ids]
+    runs = tuple(table.runs[run_id] for run_id in point.run_ids)
+    parts, whole = _shares(point, group.baseline, table)
+    ranks, hosts = ranking(own)
+    case = Case(
+        runs=runs,
+        point=point,
+        is_baseline=point.is_baseline,
+        parts=parts,
+        whole=whole,
+        hosts=hosts,
+        main_straggler=main_straggler(ranks, point.ranks) or main_host(hosts, own),
+        exclude=exclude,
+    )
+    return CausePoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        is_baseline=point.is_baseline,
+        run_ids=point.run_ids,
+        verdict=diagnose(case, network),
+        efficiency=point.efficiency,
+        causes=parts,
+        whole=whole,
+        waiting_ranks=ranks,
+        waiting_hosts=hosts,
+        num_hosts=max(len(set(one.hosts)) for one in own),
+        planted=_planted(runs, own),
+    )
+
+
+def _shares(point: Point, baseline: Point, table: RunTable) -> tuple[tuple[CauseShare, ...], CauseShare]:
+    """The causes of a point, and their sum."""
+    keys = table.keys
+    own = [table.causes[run_id] for run_id in point.run_ids]
+    unknown = _reasons([*own, *(table.causes[run_id] for run_id in baseline.run_ids)])
+    attribution = attribute(
+        {keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in point.run_ids},
+        {keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in baseline.run_ids},
         work=point.batch_per_rank / baseline.batch_per_rank,
-        is_baseline=is_baseline,
+        is_baseline=point.is_baseline,
         names=CAUSES,
     )
-    ranks, hosts = ranking([Waited(waiting=one.waiting, hosts=one.hosts, steps=one.steps) for one in own])
-    return CausePoint(
-        point=point,
-        is_baseline=is_baseline,
-        parts=account.parts,
-        whole=account.whole,
-        not_measured=not_measured,
-        throttling_evidence=tuple(dict.fromkeys(one.throttling_evidence for one in own if one.throttling_evidence)),
-        ranks=ranks,
-        hosts=hosts,
-        num_hosts=max(len(set(one.hosts)) for one in own),
-        main_host=_main_host(hosts, own),
-    )
+
+    def share(part: Part) -> CauseShare:
+        return CauseShare(
+            name=part.name,
+            seconds=part.seconds,
+            ideal_seconds=part.ideal_seconds,
+            lost=part.lost,
+            is_measured=part.name not in unknown,
+            not_measured=unknown.get(part.name, ()),
+            notes=_notes(part.name, own),
+        )
+
+    return tuple(map(share, attribution.parts)), share(attribution.whole)
 
 
-def _main_host(hosts: Sequence[Late], runs: Sequence[Causes]) -> Late | None:
-    if not hosts or all(len(set(run.hosts)) == 1 for run in runs):
-        return None
-    first = hosts[0]
-    even = sum(run.hosts.count(first.host) / run.ranks for run in runs) / len(runs)
-    return first if first.waited_share >= (1 + even) / 2 else None
-
-
-def _keys(table: RunTable) -> dict[str, RunKey]:
-    """Block and repeat of each run, by run id."""
-    rows = zip(table.figures["run_id"], table.figures["block"], table.figures["repeat"], strict=True)
-    return {str(run_id): (str(block), int(repeat)) for run_id, block, repeat in rows}
-
-
-def _reasons(causes: Sequence[Causes]) -> dict[str, tuple[str, ...]]:
+def _reasons(runs: Sequence[Causes]) -> dict[str, tuple[str, ...]]:
+    """Causes of which some of these runs say nothing, and why, each reason once."""
     return {
         name: reasons
         for name in CAUSES
-        if (reasons := tuple(dict.fromkeys(one.not_measured[name] for one in causes if name in one.not_measured)))
+        if (reasons := tuple(dict.fromkeys(one.not_measured[name] for one in runs if name in one.not_measured)))
     }
+
+
+def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
+    """How the runs of a point know a cause, or why it is 0."""
+    if name == "memory":
+        return ("nothing recomputes or swaps in these runs",)
+    known = (one.throttling_evidence for one in runs if one.throttling_evidence)
+    return tuple(dict.fromkeys(known)) if name == "throttling" else ()
+
+
+def _planted(runs: Sequence[Run], causes: Sequence[Causes]) -> tuple[tuple[int, float], ...]:
+    """Ranks with a planted fault and seconds per step that it added, mean over the runs."""
+    added: dict[int, float] = {}
+    for run, found in zip(runs, causes, strict=True):
+        assert run.record is not None
+        for rank in run.record.ranks:
+            if rank.planted_s:
+                added[rank.rank] = added.get(rank.rank, 0.0) + rank.planted_s / found.steps / len(runs)
+    return tuple(sorted(added.items()))
+
+
+def _watch_cost(runs: Sequence[Run]) -> WatchCost | None:
+    """Measured, if that was done for any run; all runs of a series and rank count carry the same figure then."""
+    found = [(run.plan, run.watch_overhead) for run in runs]
+    measured = [(plan, one) for plan, one in found if one is not None and one.method == "measured"]
+    if measured:
+        plan, newest = max(measured, key=lambda pair: (pair[0].created, pair[0].layout.ranks, pair[0].series.position))
+        return WatchCost(
+            value=newest.value,
+            low=newest.low,
+            high=newest.high,
+            method="measured",
+            ranks=plan.layout.ranks,
+            num_runs=newest.num_pairs,
+        )
+    accounted = [one for _, one in found if one is not None]
+    if not accounted:
+        return None
+    return WatchCost(
+        value=statistics.median(one.value for one in accounted),
+        low=min(one.low for one in accounted),
+        high=max(one.high for one in accounted),
+        method="accounted",
+        ranks=None,
+        num_runs=len(accounted),
+    )
+
+
+def _limits(sample: Run) -> tuple[str, ...]:
+    """What blurs the causes of these runs, each a sentence."""
+    record = sample.record
+    found = []
+    result = None if record is None else record.exchange
+    how = sample.plan.sync.exchange if result is None else result.exchange
+    if how == "none":
+        found.append("Nothing is exchanged: ranks drift apart and nobody waits; what is late shows in the rest.")
+    elif how != "flat":
+        found.append(f"In exchange {how} ranks leave at different times: waiting for late ranks is blurred by that.")
+    if record is not None and record.clock == "cuda-events":
+        found.append("Phases are times of the training stream: what overlaps on other streams is not charged.")
+    elif record is not None and len(record.ranks) > 1:
+        found.append(
+            "On a CPU the exchange shares the ranks' cores: what it takes from the backward pass shows as compute."
+        )
+    if record is not None and record.phases == "synchronised":
+        found.append("Phases are synchronised: the device is waited for after each, so exchange hides less than usual.")
+    return tuple(found)

@@ -54,13 +54,13 @@ def _order(run: Run) -> str:
 
 def _coverage(run: Run) -> str:
     assert run.record is not None
-    data, steps = run.record.data, run.record.steps
-    seen = steps * run.plan.global_batch if steps else None
+    data = run.record.data
+    seen = run.record.steps * run.plan.global_batch
     size = data.get("num_samples")
     if run.plan.workload.data.is_synthetic:
         pool = f" of {size:,} samples" if isinstance(size, int) else ""
         return f"a pool{pool} a rank, used again and again"
-    if seen is None or not isinstance(size, int) or size <= 0:
+    if not isinstance(size, int) or size <= 0:
         return "not known: the record names no size of the data set"
     text = f"{seen:,} samples of a set of {size:,}: {number_text(seen / size, 'epochs')} epochs, warm-up steps counted"
     dropped = data.get("dropped_per_epoch")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from dlbench.records.exchange import Message
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE
-from dlbench.report.model import Group
 from dlbench.report.wording import figure_text, place_text
 from dlbench.units import format_bytes, format_seconds
-from dlbench.views.exchange import tables as exchange_tables
-from dlbench.views.exchange.model import ExchangePoint, Message
+from dlbench.views.exchange.numbers import ExchangePoint
+from dlbench.views.exchange.tables import MAX_MESSAGES, messages
+from dlbench.views.model import Group
 
 _ROW = 16
 _WAIT = "#9aa0a6"
@@ -18,9 +19,9 @@ _KINDS = ("backward pass", "ready, waits", "under way")
 _COLOURS = (PART_COLOURS["backward"], _WAIT, PART_COLOURS["exchange"])
 
 
-def exchange_charts(group: Group) -> list[Chart]:
+def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Chart]:
     """The timeline of the point with most ranks that has one."""
-    drawable = [point for point in group.exchange if point.timeline_backward_s and any(map(_is_timed, point.timeline))]
+    drawable = [point for point in points if point.timeline_backward_s and any(map(_is_timed, point.timeline))]
     return [_timeline(group, drawable[-1])] if drawable else []
 
 
@@ -31,7 +32,7 @@ def _is_timed(message: Message) -> bool:
 def _timeline(group: Group, point: ExchangePoint) -> Chart:
     import altair as alt
 
-    numbered = list(enumerate(point.timeline, start=1))[-exchange_tables.MAX_MESSAGES :]
+    numbered = list(enumerate(point.timeline, start=1))[-MAX_MESSAGES:]
     drawn = [(number, message) for number, message in numbered if _is_timed(message)]
     rows = _rows(point, drawn)
     place = place_text(point.ranks, point.nodes)
@@ -41,7 +42,7 @@ def _timeline(group: Group, point: ExchangePoint) -> Chart:
         name="timeline",
         title=f"A step's messages at {place}",
         alt=_words(point, len(drawn)),
-        table=exchange_tables.messages(point),
+        table=messages(point),
         size=(WIDE * 3 // 2, min(360, max(90, _ROW * (len(drawn) + 1)))),
     )
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from dlbench.costs import overlap
 from dlbench.costs.fit.least_errors import fit_line
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
+from dlbench.report.wording import ranks_text
 from dlbench.specs.collectives.network import LineCost
 from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.units import format_seconds
 
 MIN_SIZES = 3
 """Different sizes of messages that a line needs: two always lie on one."""
@@ -26,132 +29,157 @@ MIN_RATIO = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """What the overlap model says of a point; estimates over runs."""
+class Way:
+    """What ran: not what was asked for."""
 
-    line: LineCost
-    """The line of the run that stands for the point."""
+    carrier: str
+    by: Literal["engine", "dlbench"]
+    """Who grouped gradients into messages and chose the exchange."""
+    exchange: str
+    fusion: str
+    wire: str
+    groups: str
+    """In words: `2 groups of 4 ranks`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """How little communication could be exposed, by the overlap model; medians over runs."""
+
+    line: str
+    """The cost line of the run that stands for the point, in words."""
+    startup_s: float
+    per_byte_s: float
     is_fitted: bool
-    """Whether it was fitted to the run's own messages, instead of measured apart from them."""
-    best_exposed_s: Estimate
-    """The least exposed communication of any merging, seconds a step."""
+    """Whether the line was fitted to the run's own messages, instead of measured apart from them."""
+    best_exposed: Estimate
+    """The least exposed communication of any merging, seconds per step."""
     num_messages: Estimate
     """Messages of that merging."""
-    as_ran_s: Estimate | None
-    """What the model gives for the messages as they ran: its own test. None where their readiness was not measured."""
+    as_ran: Estimate | None
+    """Exposed communication by the model for the messages as they ran, to set beside the measured one, seconds per
+    step. None where their readiness was not measured."""
     compute_s: float
-    """Mean step of the baseline for the same samples a rank, without its exposed exchange if it has any, seconds."""
+    """Mean step of the baseline for the same samples per rank, without its exposed exchange if it has any, seconds."""
     efficiency: Estimate
-    """The share of the ideal that is attainable with the least exposed communication (1)."""
+    """The share of the ideal that is attainable with the least exposed communication (fraction)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangePoint:
-    """The exchange at one rank count; medians over the runs that tell of it."""
+    """The gradient exchange at one rank count; medians over the runs that record it."""
 
     ranks: int
     nodes: int
-    run_ids: tuple[str, ...]
-    sample: ExchangeResult
-    """Of the run whose communication time is the median: the timeline, and what ran."""
-    sample_id: str
-    ways: tuple[tuple[str, ...], ...]
-    """Carrier, who groups, exchange, fusion, wire, group size, groups: each combination that ran, once."""
+    ways: tuple[Way, ...]
+    """One, unless runs of equal settings ran differently."""
     num_messages: Estimate | None
-    """None where no message was seen."""
+    """Of a step; None where no message was seen."""
     message_bytes: Estimate | None
-    """Gradients of all messages of a step."""
+    """Gradients of all messages of a step, bytes."""
     bytes_inside: Estimate | None
+    """Sent per rank and step inside its group."""
     bytes_across: Estimate | None
-    communication_s: Estimate | None
-    exposed_s: Estimate | None
-    hidden_s: Estimate | None
-    backward_s: Estimate | None
+    """Sent per rank and step to other groups."""
+    communication: Estimate | None
+    """Seconds per step, as the following three."""
+    exposed: Estimate | None
+    hidden: Estimate | None
+    backward: Estimate | None
     wire_overflows: int
     """Of all runs."""
     density: Estimate | None
     dense_switches: int
     """Of all runs."""
-    window_steps: tuple[int, ...]
-    """Each number of watched steps, once."""
     evidence: tuple[str, ...]
-    """Each, once."""
+    """How all this is known, each way once."""
+    window: str
+    """Steps that were watched, in words."""
     efficiency: Estimate
     """Measured, of the scaling point."""
     prediction: Prediction | None
     why: str
     """Why there is no prediction; empty where there is one."""
+    timeline: tuple[Message, ...]
+    """Messages of the run whose communication time is the median."""
+    timeline_run: str
+    timeline_backward_s: float | None
+    run_ids: tuple[str, ...]
 
 
-def exchange_points(group: Group) -> list[ExchangePoint]:
-    """The exchange of every point with more than one rank whose runs tell of it."""
+def exchange_points(group: Group) -> tuple[ExchangePoint, ...]:
+    """The exchange of every point with more than one rank whose runs record it, by rank count."""
     runs = {run.plan.run_id: run for run in group.runs}
     found = []
     for point in group.points:
-        told = [(runs[run_id], result) for run_id in point.run_ids if (result := _exchange(runs[run_id])) is not None]
-        if point.ranks > 1 and told:
-            found.append(_point(point, group.baseline.ranks, told))
-    return found
+        recorded = [(runs[run_id], result) for run_id in point.run_ids if (result := _exchange(runs[run_id]))]
+        if point.ranks > 1 and recorded:
+            found.append(_point(point, group.baseline.ranks, recorded))
+    return tuple(found)
 
 
 def _exchange(run: Run) -> ExchangeResult | None:
     return None if run.record is None else run.record.exchange
 
 
-def _point(point: Point, baseline_ranks: int, told: Sequence[tuple[Run, ExchangeResult]]) -> ExchangePoint:
-    results = [result for _, result in told]
-    run, sample = _typical(told)
+def _point(point: Point, baseline_ranks: int, recorded: Sequence[tuple[Run, ExchangeResult]]) -> ExchangePoint:
+    results = [result for _, result in recorded]
+    run, sample = _typical(recorded)
     prediction, why = _predict(point, baseline_ranks, results, sample)
-    counts = [float(len(result.messages)) for result in results if result.messages]
-    sizes = [float(sum(m.num_bytes for m in result.messages)) for result in results if result.messages]
+    with_messages = [result for result in results if result.messages]
+    windows = sorted({result.window_steps for result in results})
     return ExchangePoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        run_ids=tuple(run.plan.run_id for run, _ in told),
-        sample=sample,
-        sample_id=run.plan.run_id,
         ways=tuple(dict.fromkeys(map(_way, results))),
-        num_messages=median_estimate(counts) if counts else None,
-        message_bytes=median_estimate(sizes) if sizes else None,
-        bytes_inside=_over(results, lambda result: result.bytes_inside),
-        bytes_across=_over(results, lambda result: result.bytes_across),
-        communication_s=_over(results, lambda result: result.communication_s),
-        exposed_s=_over(results, lambda result: result.exposed_s),
-        hidden_s=_over(results, lambda result: result.hidden_s),
-        backward_s=_over(results, lambda result: result.backward_s),
+        num_messages=_over(with_messages, lambda result: float(len(result.messages)), "messages"),
+        message_bytes=_over(with_messages, lambda result: float(sum(m.num_bytes for m in result.messages)), "bytes"),
+        bytes_inside=_over(results, lambda result: result.bytes_inside, "bytes"),
+        bytes_across=_over(results, lambda result: result.bytes_across, "bytes"),
+        communication=_over(results, lambda result: result.communication_s, "s"),
+        exposed=_over(results, lambda result: result.exposed_s, "s"),
+        hidden=_over(results, lambda result: result.hidden_s, "s"),
+        backward=_over(results, lambda result: result.backward_s, "s"),
         wire_overflows=sum(result.wire_overflows for result in results),
-        density=_over(results, lambda result: result.density),
+        density=_over(results, lambda result: result.density, "fraction"),
         dense_switches=sum(result.dense_switches for result in results),
-        window_steps=tuple(sorted({result.window_steps for result in results})),
         evidence=tuple(dict.fromkeys(result.evidence for result in results)),
+        window=f"{' to '.join(map(str, dict.fromkeys((windows[0], windows[-1]))))} steps of each run",
         efficiency=point.efficiency,
         prediction=prediction,
         why=why,
+        timeline=sample.messages,
+        timeline_run=run.plan.run_id,
+        timeline_backward_s=sample.backward_s,
+        run_ids=tuple(run.plan.run_id for run, _ in recorded),
     )
 
 
-def _typical(told: Sequence[tuple[Run, ExchangeResult]]) -> tuple[Run, ExchangeResult]:
+def _typical(recorded: Sequence[tuple[Run, ExchangeResult]]) -> tuple[Run, ExchangeResult]:
     """The run in the middle by communication time (the lower middle of an even number)."""
-    timed = [item for item in told if item[1].communication_s is not None and item[1].messages]
-    ordered = sorted(timed or told, key=lambda item: (item[1].communication_s or 0.0, item[0].plan.run_id))
+    timed = [item for item in recorded if item[1].communication_s is not None and item[1].messages]
+    ordered = sorted(timed or recorded, key=lambda item: (item[1].communication_s or 0.0, item[0].plan.run_id))
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _way(result: ExchangeResult) -> tuple[str, ...]:
-    return (
-        result.carrier,
-        result.by,
-        result.exchange,
-        result.fusion,
-        result.wire,
-        str(result.group_size),
-        str(result.num_groups),
+def _way(result: ExchangeResult) -> Way:
+    groups = "1 group" if result.num_groups == 1 else f"{result.num_groups} groups"
+    return Way(
+        carrier=result.carrier,
+        by=result.by,
+        exchange=result.exchange,
+        fusion=result.fusion,
+        wire=result.wire,
+        groups=f"{groups} of {ranks_text(result.group_size)}",
     )
 
 
-def _over(results: Sequence[ExchangeResult], pick: Callable[[ExchangeResult], float | None]) -> Estimate | None:
+def _over(
+    results: Sequence[ExchangeResult], pick: Callable[[ExchangeResult], float | None], unit: str
+) -> Estimate | None:
+    """The median over the results that have this value."""
     values = [value for result in results if (value := pick(result)) is not None]
-    return median_estimate(values) if values else None
+    return median_estimate(values, unit) if values else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,16 +210,23 @@ def _predict(
     as_ran = [one.as_ran_s for one in found if one.as_ran_s is not None]
     return (
         Prediction(
-            line=typical.line,
+            line=_line_text(typical.line),
+            startup_s=typical.line.startup_s,
+            per_byte_s=typical.line.per_byte_s,
             is_fitted=typical.is_fitted,
-            best_exposed_s=median_estimate([one.best_s for one in found]),
-            num_messages=median_estimate([float(one.num_messages) for one in found]),
-            as_ran_s=median_estimate(as_ran) if len(as_ran) == len(found) else None,
+            best_exposed=median_estimate([one.best_s for one in found], "s"),
+            num_messages=median_estimate([float(one.num_messages) for one in found], "messages"),
+            as_ran=median_estimate(as_ran, "s") if len(as_ran) == len(found) else None,
             compute_s=compute,
-            efficiency=median_estimate([_share(ideal, compute, one.best_s) for one in found]),
+            efficiency=median_estimate([_share(ideal, compute, one.best_s) for one in found], "fraction"),
         ),
         "",
     )
+
+
+def _line_text(line: LineCost) -> str:
+    start = format_seconds(line.startup_s) if line.startup_s else "0 s"
+    return f"{line.name}: {start} a message and {format_seconds(line.per_byte_s * 2**20)} a MiB"
 
 
 def _share(ideal_s: float, compute_s: float, exposed_s: float) -> float:

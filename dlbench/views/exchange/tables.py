@@ -1,19 +1,27 @@
-"""Tables on the gradient exchange as rows of text, header first; see `tabular`."""
+"""Tables of the gradient exchange: what ran, what it took, how little of it could be exposed, and a step's messages."""
 
 from __future__ import annotations
 
-from dlbench.report.model import Group
-from dlbench.report.tabular import Table
-from dlbench.report.wording import DASH, basis_text, figure_text, optional_figure, place_text, value_text
+from dataclasses import dataclass
+from typing import Literal
+
+from dlbench.records.exchange import Message
+from dlbench.report.table import Cell, Column, Sheet, Value
+from dlbench.report.wording import basis_text, value_text
 from dlbench.stats.estimates import Estimate
-from dlbench.units import format_bytes, format_seconds
-from dlbench.views.exchange.model import ExchangePoint, Message
+from dlbench.views.exchange.numbers import ExchangePoint, Way
+from dlbench.views.view import place_columns, place_of
 
 NOT_MEASURED = "not measured"
+NOT_KNOWN = "not known"
 
 MAX_MESSAGES = 60
 """Messages that are listed and drawn, the last ones, which are exposed; those before are counted."""
 
+WHAT_RAN_CAPTION = (
+    "What ran, not what was asked for: counted by the exchange itself, or read from Horovod's timeline. Bytes sent per "
+    "rank follow from the algorithm that ran."
+)
 PREDICTION_CAPTION = (
     "Least exposed communication: gradients and their measured times of readiness, and the cost line, in the overlap "
     "model; one message at a time, neighbours merged in the best way. Attainable: the baseline's step against that "
@@ -21,111 +29,207 @@ PREDICTION_CAPTION = (
 )
 
 
-def what_ran(group: Group) -> Table:
-    """Which exchange carried what; a line for each way that runs of equal settings went."""
-    points = group.exchange
+@dataclass(frozen=True)
+class _Row:
+    """One way in which the exchange of a point ran."""
+
+    point: ExchangePoint
+    way: Way
+
+    @property
+    def ranks(self) -> int:
+        """Of the point."""
+        return self.point.ranks
+
+    @property
+    def nodes(self) -> int:
+        """Of the point."""
+        return self.point.nodes
+
+
+def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
+    """For people a line for each way that runs of equal settings went; for programs all figures, a row for a point."""
     is_sparse = any(point.density or point.dense_switches for point in points)
     overflowed = any(point.wire_overflows for point in points)
-    header = ["At", "Carried by", "Grouped by", "Exchange", "Fusion", "Wire", "Groups", "Messages a step"]
-    header += ["Gradients a step", "A rank sends inside", "A rank sends across"]
-    header += ["Density of sums", "Sent dense"] * is_sparse + ["Overflows"] * overflowed
-    rows: Table = [tuple(header)]
-    for point in points:
-        for way in point.ways:
-            cells = [place_text(point.ranks, point.nodes), way.carrier, way.by, way.exchange, way.fusion, way.wire]
-            cells.append(way.groups)
-            cells += map(_count, (point.num_messages, point.message_bytes, point.bytes_inside, point.bytes_across))
-            cells += [optional_figure(point.density), f"{point.dense_switches:,}"] if is_sparse else []
-            cells += [f"{point.wire_overflows:,}"] if overflowed else []
-            rows.append(tuple(cells))
-    return rows
 
-
-def times(group: Group) -> Table:
-    """Communication a step, its exposed and its hidden part, and how that is known."""
-    rows: Table = [("At", "Communication", "Hidden", "Exposed", "Backward", "Interval", "Watched", "Known from")]
-    rows += [
-        (
-            place_text(point.ranks, point.nodes),
-            *map(_measured, (point.communication, point.hidden, point.exposed, point.backward)),
-            DASH if point.communication is None else basis_text(point.communication),
-            point.window,
-            "; ".join(point.evidence),
+    def both(name: str, title: str) -> Column[_Row]:
+        """Of each way; programs find all ways of the point."""
+        return Column(
+            name,
+            title,
+            lambda row: " | ".join(dict.fromkeys(getattr(way, name) for way in row.point.ways)),
+            lambda row: str(getattr(row.way, name)),
         )
-        for point in group.exchange
-    ]
-    return rows
 
-
-def predicted(group: Group) -> Table:
-    """The least exposed communication and the attainable efficiency beside the measured ones."""
-    rows: Table = [
-        (
-            *("At", "Exposed, measured", "By the model, as it ran", "Least possible", "Messages of that"),
-            *("Efficiency, measured", "Attainable", "Cost line"),
-        )
-    ]
-    for point in group.exchange:
-        found = point.prediction
-        start = (place_text(point.ranks, point.nodes), _measured(point.exposed))
-        if found is None:
-            rows.append((*start, DASH, DASH, DASH, figure_text(point.efficiency), DASH, point.why))
-            continue
-        rows.append(
-            (
-                *start,
-                optional_figure(found.as_ran),
-                figure_text(found.best_exposed),
-                _count(found.num_messages),
-                figure_text(point.efficiency),
-                figure_text(found.efficiency),
-                f"{'fitted to its own messages' if found.is_fitted else 'measured or given'}: {found.line}",
-            )
-        )
-    return rows
-
-
-def short(group: Group) -> Table:
-    """What a terminal has room for."""
-    rows: Table = [("at", "communication", "exposed", "least possible", "attainable")]
-    for point in group.exchange:
-        found = point.prediction
-        rows.append(
-            (
-                place_text(point.ranks, point.nodes),
-                _measured(point.communication),
-                _measured(point.exposed),
-                "not known" if found is None else figure_text(found.best_exposed),
-                "not known" if found is None else figure_text(found.efficiency),
-            )
-        )
-    return rows
-
-
-def messages(point: ExchangePoint) -> Table:
-    """Messages of a step of the run in the middle, in the order of sending."""
-    rows: Table = [("Message", "Gradients", "Bytes", "Went", "Ready", "Began", "Took")]
-    before = point.timeline[:-MAX_MESSAGES]
-    if before:
-        tensors, size = sum(m.num_tensors for m in before), sum(m.num_bytes for m in before)
-        rows.append((f"1 to {len(before)}", str(tensors), format_bytes(size), DASH, DASH, DASH, DASH))
-    shown = enumerate(point.timeline[-MAX_MESSAGES:], start=len(before) + 1)
-    return [*rows, *(_message(number, message) for number, message in shown)]
-
-
-def _message(number: int, message: Message) -> tuple[str, ...]:
-    moments = (message.ready_s, message.start_s, message.exchange_s)
-    return (
-        str(number),
-        str(message.num_tensors),
-        format_bytes(message.num_bytes),
-        message.method,
-        *(NOT_MEASURED if moment is None else _moment(moment) for moment in moments),
+    columns: tuple[Column[_Row], ...] = (
+        *place_columns(),
+        both("carrier", "Carried by"),
+        both("by", "Grouped by"),
+        both("exchange", "Exchange"),
+        both("fusion", "Fusion"),
+        both("wire", "Wire"),
+        Column("", "Groups", lambda row: row.way.groups),
+        _count("messages", "Messages per step", "num_messages"),
+        _count("gradient_bytes", "Gradients per step", "message_bytes"),
+        _count("bytes_inside", "Sent per rank, inside", "bytes_inside"),
+        _count("bytes_across", "Sent per rank, across", "bytes_across"),
+        Column("communication_s", "", lambda row: row.point.communication, has_interval=True),
+        Column("exposed_s", "", lambda row: row.point.exposed, has_interval=True),
+        Column("hidden_s", "", lambda row: row.point.hidden, has_interval=True),
+        Column("backward_s", "", lambda row: row.point.backward, has_interval=True),
+        Column("density", "Density of sums" * is_sparse, lambda row: row.point.density, has_interval=True),
+        Column("efficiency", "", lambda row: row.point.efficiency, has_interval=True),
+        _predicted("best_exposed_s", "best_exposed"),
+        _predicted("best_messages", "num_messages"),
+        _predicted("modelled_exposed_s", "as_ran"),
+        _predicted("attainable_efficiency", "efficiency"),
+        Column("wire_overflows", "Overflows" * overflowed, lambda row: row.point.wire_overflows),
+        Column("dense_switches", "Sent dense" * is_sparse, lambda row: row.point.dense_switches),
+        Column("startup_s", "", lambda row: row.point.prediction.startup_s if row.point.prediction else None),
+        Column("per_byte_s", "", lambda row: row.point.prediction.per_byte_s if row.point.prediction else None),
+        Column("why_not_predicted", "", lambda row: row.point.why),
+        Column("runs", "", lambda row: len(row.point.run_ids)),
+    )
+    return Sheet(
+        name="exchange",
+        title="What ran",
+        columns=columns,
+        rows=[_Row(point, way) for point in points for way in point.ways],
+        is_data=lambda row: row.way is row.point.ways[0],
+        caption=WHAT_RAN_CAPTION,
     )
 
 
-def _moment(seconds: float) -> str:
-    return format_seconds(seconds) if seconds else "0 s"
+def _count(name: str, title: str, field: str) -> Column[_Row]:
+    """A count; its interval only where runs differ."""
+    return Column(
+        name,
+        title,
+        lambda row: getattr(row.point, field),
+        lambda row: count_cell(getattr(row.point, field)),
+        has_interval=True,
+    )
+
+
+def count_cell(count: Estimate | None) -> Value | Cell:
+    """A count; its interval only where runs differ."""
+    if count is not None and count.low == count.high:
+        return Cell(value_text(count), number=count.value)
+    return count or NOT_MEASURED
+
+
+def _predicted(name: str, field: str) -> Column[_Row]:
+    return Column(
+        name,
+        "",
+        lambda row: getattr(row.point.prediction, field) if row.point.prediction else None,
+        has_interval=True,
+    )
+
+
+TIME_COLUMNS: tuple[Column[ExchangePoint], ...] = (
+    Column("", "At", place_of),
+    Column("", "Communication", lambda point: point.communication or NOT_MEASURED),
+    Column("", "Hidden", lambda point: point.hidden or NOT_MEASURED),
+    Column("", "Exposed", lambda point: point.exposed or NOT_MEASURED),
+    Column("", "Backward", lambda point: point.backward or NOT_MEASURED),
+    Column("", "Interval", lambda point: basis_text(point.communication) if point.communication else None),
+    Column("", "Watched", lambda point: point.window),
+    Column("", "Known from", lambda point: "; ".join(point.evidence)),
+)
+
+
+def times(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
+    """Communication per step, its exposed and its hidden part, and how that is known."""
+    return Sheet(name="exchange-times", title="Communication of a step", columns=TIME_COLUMNS, rows=points)
+
+
+PREDICTED_COLUMNS: tuple[Column[ExchangePoint], ...] = (
+    Column("", "At", place_of, is_brief=True),
+    Column("", "Communication", lambda point: point.communication or NOT_MEASURED, is_brief=True),
+    Column("", "Exposed, measured", lambda point: point.exposed or NOT_MEASURED, is_brief=True),
+    Column("", "By the model, as it ran", lambda point: point.prediction.as_ran if point.prediction else None),
+    Column(
+        "",
+        "Least possible",
+        lambda point: point.prediction.best_exposed if point.prediction else NOT_KNOWN,
+        is_brief=True,
+    ),
+    Column(
+        "",
+        "Messages of that",
+        lambda point: point.prediction.num_messages if point.prediction else None,
+        lambda point: count_cell(point.prediction.num_messages) if point.prediction else None,
+    ),
+    Column("", "Efficiency, measured", lambda point: point.efficiency),
+    Column(
+        "",
+        "Attainable",
+        lambda point: point.prediction.efficiency if point.prediction else NOT_KNOWN,
+        is_brief=True,
+    ),
+    Column("", "Cost line", lambda point: _line(point)),
+)
+
+
+def _line(point: ExchangePoint) -> str:
+    found = point.prediction
+    if found is None:
+        return point.why
+    return f"{'fitted to its own messages' if found.is_fitted else 'measured or given'}: {found.line}"
+
+
+def predicted(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
+    """The least exposed communication and the attainable efficiency beside the measured ones."""
+    return Sheet(
+        name="exchange-least",
+        title="Exposed communication, and the least possible",
+        columns=PREDICTED_COLUMNS,
+        rows=points,
+        caption=PREDICTION_CAPTION,
+        in_terminal=True,
+    )
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A message of a step, or the first ones together."""
+
+    name: str
+    num_tensors: int
+    num_bytes: int
+    message: Message | None
+
+
+MESSAGE_COLUMNS: tuple[Column[_Line], ...] = (
+    Column("", "Message", lambda line: line.name),
+    Column("", "Gradients", lambda line: line.num_tensors),
+    Column("", "Bytes", lambda line: line.num_bytes, unit="bytes"),
+    Column("", "Went", lambda line: line.message.method if line.message else None, limit=80),
+    Column("", "Ready", lambda line: _time(line, "ready_s"), unit="s"),
+    Column("", "Began", lambda line: _time(line, "start_s"), unit="s"),
+    Column("", "Took", lambda line: _time(line, "exchange_s"), unit="s"),
+)
+
+
+def _time(line: _Line, name: Literal["ready_s", "start_s", "exchange_s"]) -> float | str | None:
+    if line.message is None:
+        return None
+    seconds: float | None = getattr(line.message, name)
+    return NOT_MEASURED if seconds is None else seconds
+
+
+def messages(point: ExchangePoint) -> Sheet[_Line]:
+    """Messages of a step of the run in the middle, in the order of sending."""
+    before = point.timeline[:-MAX_MESSAGES]
+    rows = [
+        _Line(str(number), message.num_tensors, message.num_bytes, message)
+        for number, message in enumerate(point.timeline, start=1)
+    ][len(before) :]
+    if before:
+        tensors, size = sum(m.num_tensors for m in before), sum(m.num_bytes for m in before)
+        rows.insert(0, _Line(f"1 to {len(before)}", tensors, size, None))
+    return Sheet(name="exchange-messages", title="Messages of a step", columns=MESSAGE_COLUMNS, rows=rows)
 
 
 def ways_text(point: ExchangePoint) -> str:
@@ -135,12 +239,3 @@ def ways_text(point: ExchangePoint) -> str:
         f"{way.groups}"
         for way in point.ways
     )
-
-
-def _count(figure: Estimate | None) -> str:
-    """A count; its interval only where runs differ."""
-    return value_text(figure) if figure and figure.low == figure.high else _measured(figure)
-
-
-def _measured(figure: Estimate | None) -> str:
-    return NOT_MEASURED if figure is None else figure_text(figure)

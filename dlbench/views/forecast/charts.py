@@ -2,41 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from dlbench.reading.scaling import Point
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import FORECAST, HEIGHT, MEASURED, MUTED, PUBLISHED, WIDE
-from dlbench.report.model import Group
-from dlbench.report.tabular import Table
+from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, place_text
-from dlbench.views.forecast.model import Law, Outlook
+from dlbench.views.forecast.laws import ForecastPoint, Law, efficiency_at
+from dlbench.views.forecast.numbers import Forecast
+from dlbench.views.forecast.tables import efficiency_cell
+from dlbench.views.model import Group
 
 CURVE = 33
 """Points of the law's line."""
 
 
-def outlook_charts(group: Group) -> list[Chart]:
+@dataclass(frozen=True)
+class _Drawn:
+    """A measured point, or a forecast one."""
+
+    point: Point | None
+    coming: ForecastPoint | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it is."""
+        if self.point is None:
+            return f"{self.coming.ranks} ranks" if self.coming else ""
+        return place_text(self.point.ranks, self.point.nodes)
+
+
+COLUMNS: tuple[Column[_Drawn], ...] = (
+    Column("", "At", lambda row: row.place),
+    Column("", "Efficiency, measured", lambda row: row.point.efficiency if row.point else ""),
+    Column("", "Efficiency, forecast", lambda row: "", lambda row: efficiency_cell(row.coming) if row.coming else ""),
+    Column("", "Interval", lambda row: basis_text(row.point.efficiency) if row.point else "forecast, not measured"),
+)
+
+
+def forecast_charts(group: Group, found: Forecast) -> list[Chart]:
     """Efficiency as measured, by the law, and as forecast; none without a law."""
     import altair as alt
 
-    found = group.outlook
-    if found is None or found.law is None:
+    if found.law is None:
         return []
-    rows = _measured(group)
-    coming = _forecast(found)
-    anchors = [anchor for anchor in found.anchors if anchor.is_same_work]
-    told = "; ".join(f"{row['place']}: {row['shown']}" for row in rows)
+    rows, coming = _measured(group), _forecast(found)
+    measured = "; ".join(f"{row['place']}: {row['shown']}" for row in rows)
     then = "; ".join(f"{row['place']}: {row['shown']}" for row in coming) or found.why_no_forecast
-    published = "; ".join(f"{anchor.title}: {percent(anchor.efficiency)}" for anchor in anchors)
+    published = "; ".join(f"{anchor.title}: {percent(anchor.efficiency)}" for anchor in found.same_work)
     return [
         finish(
             alt.layer(*_layers(alt, group, found, found.law)),
             group,
-            name="outlook",
+            name="forecast",
             title="Efficiency: measured, and by the law" if coming else "Efficiency: measured, against the law",
-            alt=f"Measured efficiency over ranks (filled, solid): {told}. Not measured but by {found.law.name}'s law "
-            f"(hollow, dotted): {then}." + (f" Published for the same work: {published}." if published else ""),
-            table=_table(group, found),
+            alt=f"Measured efficiency over ranks (filled, solid): {measured}. Not measured but by {found.law.name}'s "
+            f"law (hollow, dotted): {then}." + (f" Published for the same work: {published}." if published else ""),
+            table=Sheet(
+                name="forecast-chart",
+                title="Efficiency",
+                columns=COLUMNS,
+                rows=[*map(_Drawn, group.points), *(_Drawn(None, one) for one in found.forecasts)],
+            ),
             size=(WIDE, HEIGHT),
         )
     ]
@@ -57,7 +86,7 @@ def _measured(group: Group) -> Rows:
     ]
 
 
-def _forecast(found: Outlook) -> Rows:
+def _forecast(found: Forecast) -> Rows:
     return [
         {
             "ranks": one.ranks,
@@ -80,14 +109,12 @@ def _curve(group: Group, law: Law, last: int) -> Rows:
     found = []
     for ranks in steps:
         ratio = ranks / base
-        value = 1 / (fraction * ratio + 1 - fraction) if law.name == "Amdahl" else 1 - fraction * (1 - 1 / ratio)
-        found.append({"ranks": round(ranks, 4), "value": round(value, 6)})
+        found.append({"ranks": round(ranks, 4), "value": round(efficiency_at(law.name, fraction, ratio), 6)})
     return found
 
 
-def _layers(alt: Any, group: Group, found: Outlook, law: Law) -> list[Any]:
+def _layers(alt: Any, group: Group, found: Forecast, law: Law) -> list[Any]:
     rows, coming = _measured(group), _forecast(found)
-    anchors = [anchor for anchor in found.anchors if anchor.is_same_work]
     counts = sorted({row["ranks"] for row in (*rows, *coming)})
     ends = [counts[0] / 1.2, counts[-1] * max(2.0, counts[-1] / counts[0]) ** 0.2]
     scale = alt.Scale(type="log", base=2, domain=ends, nice=False)
@@ -118,7 +145,7 @@ def _layers(alt: Any, group: Group, found: Outlook, law: Law) -> list[Any]:
             .mark_text(color=MUTED, align="right", dx=8, dy=-16, fontSize=12, text="forecast")
             .encode(x=alt.X("ranks:Q"), y=alt.Y("high:Q")),
         ]
-    for anchor in anchors:
+    for anchor in found.same_work:
         line = alt.Chart(alt.InlineData(values=[{"value": anchor.efficiency, "title": f"{anchor.title}, published"}]))
         layers += [
             line.mark_rule(color=PUBLISHED, strokeDash=[8, 3, 2, 3], strokeWidth=1.5).encode(y=alt.Y("value:Q")),
@@ -127,12 +154,3 @@ def _layers(alt: Any, group: Group, found: Outlook, law: Law) -> list[Any]:
             ),
         ]
     return layers
-
-
-def _table(group: Group, found: Outlook) -> Table:
-    rows: Table = [("At", "Efficiency, measured", "Efficiency, forecast", "Interval")]
-    for row in _measured(group):
-        rows.append((row["place"], row["shown"], "", row["basis"]))
-    for row in _forecast(found):
-        rows.append((row["place"], "", row["shown"], row["basis"]))
-    return rows

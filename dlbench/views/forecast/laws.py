@@ -35,65 +35,61 @@ FACTORS = (2, 4)
 """Forecasts are made for so many times the largest measured rank count."""
 
 
+FORMULAS: dict[LawName, str] = {
+    "Amdahl": "S = 1 / (f + (1 - f) / k)",
+    "Gustafson": "S = k - f (k - 1)",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
-class FittedPoint:
+class LawPoint:
     """A measured point and what the law says of it."""
 
     ranks: int
     nodes: int
-    efficiency: Estimate
-    """Measured (1)."""
+    measured: Estimate
+    """Efficiency."""
     fitted: float
-    """By the law (1); the ideal for a fraction below 0, of which the law knows nothing."""
-
-    @property
-    def residual(self) -> float:
-        """Measured less fitted efficiency (1)."""
-        return self.efficiency.value - self.fitted
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hindcast:
-    """What the law, fitted without the largest point, would have said of it."""
-
-    ranks: int
-    fitted: float
-    """Efficiency (1)."""
-    error: float
-    """Measured less that (1)."""
+    """Efficiency by the law (fraction); the ideal for a fraction below 0, of which the law knows nothing."""
+    residual: float
+    """Measured less fitted (fraction)."""
+    serial_fraction: Estimate | None
+    """Karp and Flatt's, of this point alone; None under weak scaling."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """A fitted law."""
+    """A scaling law fitted to the measured points."""
 
     name: LawName
+    formula: str
     fraction: Estimate
-    """The part that does not scale (1)."""
-    points: tuple[FittedPoint, ...]
+    """The part that does not scale, by the fit."""
+    worst_residual: float
+    """Largest residual without its sign (fraction)."""
+    hindcast_ranks: int | None
+    """Ranks of the largest point; None where what is left without it would not determine a law."""
+    hindcast_error: float | None
+    """Measured less what the law, fitted without the largest point, would have said of it (fraction)."""
+    doubt: str
+    """Why nothing may be extrapolated from the law, in a sentence; empty where it may."""
+    points: tuple[LawPoint, ...]
     """Without the baseline, where every law holds."""
-    hindcast: Hindcast | None
-    """None for fewer points than `MIN_POINTS` + 1: what is left would not determine a law."""
-
-    @property
-    def worst_residual(self) -> float:
-        """The largest residual, without its sign (1)."""
-        return max(abs(point.residual) for point in self.points)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class ForecastPoint:
     """What a law says of a rank count that was not measured."""
 
     ranks: int
     efficiency: float
-    """Share of the ideal (1)."""
+    """Share of the ideal (fraction)."""
     low: float
     high: float
     """Ends for the ends of the fraction's interval, widened by how far the law missed what was measured, as many times
     as there are more ranks than measured."""
     throughput: float
-    """Samples a second; `low` and `high` scale alike."""
+    """Samples per second; `low` and `high` scale alike."""
     throughput_low: float
     throughput_high: float
 
@@ -143,18 +139,32 @@ def law_of(group: Group, table: RunTable) -> Law | None:
         return None
     name: LawName = "Amdahl" if group.scaling == "strong" else "Gustafson"
     others = group.points[1:]
-    ratios = np.array([point.ideal_speedup for point in others])
-    fraction = _fraction(name, group, table, ratios)
-    points = tuple(
-        FittedPoint(
-            ranks=point.ranks,
-            nodes=point.nodes,
-            efficiency=point.efficiency,
-            fitted=_known_efficiency(name, fraction.value, point.ideal_speedup),
-        )
-        for point in others
+    fraction = _fraction(name, group, table, np.array([point.ideal_speedup for point in others]))
+    points = tuple(_law_point(name, fraction.value, point) for point in others)
+    worst = max(abs(point.residual) for point in points)
+    hindcast = _hindcast(name, group.points)
+    return Law(
+        name=name,
+        formula=FORMULAS[name],
+        fraction=fraction,
+        worst_residual=worst,
+        hindcast_ranks=None if hindcast is None else hindcast[0],
+        hindcast_error=None if hindcast is None else hindcast[1],
+        doubt=_doubt(fraction.value, worst),
+        points=points,
     )
-    return Law(name=name, fraction=fraction, points=points, hindcast=_hindcast(name, group.points))
+
+
+def _law_point(name: LawName, fraction: float, point: Point) -> LawPoint:
+    fitted = _known_efficiency(name, fraction, point.ideal_speedup)
+    return LawPoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        measured=point.efficiency,
+        fitted=fitted,
+        residual=point.efficiency.value - fitted,
+        serial_fraction=point.serial_fraction,
+    )
 
 
 def _fraction(name: LawName, group: Group, table: RunTable, ratios: Array) -> Estimate:
@@ -170,13 +180,13 @@ def _fraction(name: LawName, group: Group, table: RunTable, ratios: Array) -> Es
     lows = [low for low, _ in ends if low is not None]
     highs = [high for _, high in ends if high is not None]
     if len(lows) < len(ends) or len(highs) < len(ends):
-        return Estimate(value, None, None, 1, "single run")
+        return Estimate(value, None, None, 1, "single run", "fraction")
     if group.fewest_runs < MIN_RUNS:
         # It falls with every speed-up, so the ends change places.
-        return interval(value, fitted(highs), fitted(lows), group.fewest_runs, "range")
+        return interval(value, fitted(highs), fitted(lows), group.fewest_runs, "range", "fraction")
     drawn = _resampled_speedups(group, table)
     low, high = np.percentile(fraction_of(name, ratios, drawn), [2.5, 97.5])
-    return interval(value, low, high, group.fewest_runs, "bootstrap 95 %")
+    return interval(value, low, high, group.fewest_runs, "bootstrap 95 %", "fraction")
 
 
 def _resampled_speedups(group: Group, table: RunTable) -> Array:
@@ -196,7 +206,8 @@ def _resampled_speedups(group: Group, table: RunTable) -> Array:
     return found
 
 
-def _hindcast(name: LawName, points: tuple[Point, ...]) -> Hindcast | None:
+def _hindcast(name: LawName, points: tuple[Point, ...]) -> tuple[int, float] | None:
+    """Ranks of the largest point, and its efficiency less that of the law fitted without it (fraction)."""
     import numpy as np
 
     *earlier, last = points
@@ -205,27 +216,27 @@ def _hindcast(name: LawName, points: tuple[Point, ...]) -> Hindcast | None:
     ratios = np.array([point.ideal_speedup for point in earlier[1:]])
     fraction = float(fraction_of(name, ratios, np.array([point.speedup.value for point in earlier[1:]])))
     fitted = _known_efficiency(name, fraction, last.ideal_speedup)
-    return Hindcast(ranks=last.ranks, fitted=fitted, error=last.efficiency.value - fitted)
+    return last.ranks, last.efficiency.value - fitted
 
 
-def doubts_of(law: Law) -> str:
+def _doubt(fraction: float, worst_residual: float) -> str:
     """Why nothing may be extrapolated from a law, in a sentence; empty where it may."""
-    if law.fraction.value < 0:
+    if fraction < 0:
         return "the measured points exceed the ideal, which the law does not know"
-    if law.worst_residual > MAX_RESIDUAL:
+    if worst_residual > MAX_RESIDUAL:
         return (
-            f"the law misses a measured point by {law.worst_residual * 100:.1f} points of efficiency, more than "
+            f"the law misses a measured point by {worst_residual * 100:.1f} points of efficiency, more than "
             f"{MAX_RESIDUAL * 100:.0f}: these points follow another law"
         )
     return ""
 
 
-def forecasts(group: Group, law: Law) -> tuple[Forecast, ...]:
-    """What the law says of `FACTORS` times the largest rank count of its group; empty where `doubts_of` objects."""
-    if doubts_of(law):
+def forecasts(group: Group, law: Law) -> tuple[ForecastPoint, ...]:
+    """What the law says of `FACTORS` times the largest rank count of its group; empty where there is a doubt."""
+    if law.doubt:
         return ()
     base = group.baseline
-    missed = law.worst_residual + (abs(law.hindcast.error) if law.hindcast else 0.0)
+    missed = law.worst_residual + (abs(law.hindcast_error) if law.hindcast_error is not None else 0.0)
     found = []
     for factor in FACTORS:
         ranks = group.points[-1].ranks * factor
@@ -240,7 +251,7 @@ def forecasts(group: Group, law: Law) -> tuple[Forecast, ...]:
         low, high = max(0.0, min(ends) - factor * missed), max(ends) + factor * missed
         scale = ratio * base.throughput.value
         found.append(
-            Forecast(
+            ForecastPoint(
                 ranks=ranks,
                 efficiency=value,
                 low=low,

@@ -16,6 +16,7 @@ from typing import Literal
 from dlbench.reading.scaling import Group, Point
 from dlbench.records.record import NoiseScale
 from dlbench.records.scan import Run
+from dlbench.report.wording import percent, runs_text
 from dlbench.stats.estimates import Estimate, median_estimate
 
 Advice = Literal["pays", "balanced", "wasteful", "unknown"]
@@ -37,15 +38,10 @@ class NoisePoint:
     """Samples, median over the runs that found one."""
     share: float | None
     """Global batch over noise scale (1)."""
-    advice: Advice
-    num_runs: int
-    """Runs that looked for it."""
-    num_unknown: int
-    """Runs of these that found none."""
-    small_batch: int
-    large_batch: int
-    steps: int
-    """Fewest steps that a run's estimate is made of."""
+    advice: str
+    """What that means for a larger batch, or why it is not known, in words."""
+    basis: str
+    """Batch sizes behind the estimate, and the fewest steps behind that of a run, in words."""
 
 
 def noise_points(group: Group) -> tuple[NoisePoint, ...]:
@@ -64,20 +60,37 @@ def _measured(runs: Sequence[Run]) -> list[NoiseScale]:
 
 def _point(point: Point, measured: Sequence[NoiseScale], batch: int) -> NoisePoint:
     known = [found.noise_scale for found in measured if found.noise_scale]
-    scale = median_estimate(known) if known else None
+    scale = median_estimate(known, "samples") if known else None
     share = batch / scale.value if scale else None
+    first, steps = measured[0], min(found.steps for found in measured)
     return NoisePoint(
         ranks=point.ranks,
         nodes=point.nodes,
         global_batch=batch,
         noise_scale=scale,
         share=share,
-        advice=advice(share),
-        num_runs=len(measured),
-        num_unknown=len(measured) - len(known),
-        small_batch=measured[0].small_batch,
-        large_batch=measured[0].large_batch,
-        steps=min(found.steps for found in measured),
+        advice=_advice_text(share, len(measured), len(measured) - len(known)),
+        basis=f"batches of {first.small_batch:,} and {first.large_batch:,} samples, {steps:,} steps a run",
+    )
+
+
+def _advice_text(share: float | None, num_runs: int, num_unknown: int) -> str:
+    """Args: the share, the runs that looked for the noise scale, and how many of them found none."""
+    if share is None:
+        return (
+            f"unknown: no estimate of the squared gradient or of its variance is positive in {runs_text(num_runs)}; "
+            "more steps, or batches further apart, may tell"
+        )
+    steps, samples = doubled_batch(share)
+    word = {
+        "pays": "larger batches still pay",
+        "balanced": "a larger batch trades samples for steps about evenly",
+        "wasteful": "larger batches mostly cost samples",
+    }[advice(share)]
+    unknown = f"; {num_unknown} of {num_runs} runs found none" if num_unknown else ""
+    return (
+        f"the global batch is {share:.2g} of the noise scale: {word} (twice the batch: "
+        f"{percent(1 - steps, 0)} fewer steps, {percent(samples - 1, 0)} more samples to the same quality){unknown}"
     )
 
 

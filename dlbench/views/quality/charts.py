@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
-from dlbench.report.model import Group
+from dlbench.report.table import Sheet
 from dlbench.report.wording import number_text, place_text, reached_text, value_text
-from dlbench.views.quality import tables as training_tables
-from dlbench.views.quality.model import Quality
+from dlbench.views.model import Group
+from dlbench.views.quality.numbers import Quality, QualityPoint
 
 MAX_RUNS = 8
 """Runs drawn at each rank count."""
@@ -19,19 +19,18 @@ MAX_MARKS = 60
 Axis = Literal["samples", "wall_s"]
 
 
-def quality_charts(group: Group) -> list[Chart]:
-    """The metric over samples (statistical efficiency) and over time (both); none for runs of speed."""
-    found = group.quality
-    if found is None or not any(one.value is not None for curve in found.curves for one in curve.evaluations):
+def quality_charts(group: Group, found: Quality, table: Sheet[QualityPoint]) -> list[Chart]:
+    """The metric over samples (statistical efficiency) and over time (both); `table`: what was reached."""
+    if not any(one.value is not None for curve in found.curves for one in curve.evaluations):
         return []
     name = found.metric_title[0].upper() + found.metric_title[1:]
     return [
-        _chart(group, found, "samples", f"{name} over samples", f"{group.sample_unit} trained"),
-        _chart(group, found, "wall_s", f"{name} over time", "time since the start of training, s"),
+        _chart(group, found, table, "samples", f"{name} over samples", f"{group.sample_unit} trained"),
+        _chart(group, found, table, "wall_s", f"{name} over time", "time since the start of training, s"),
     ]
 
 
-def _chart(group: Group, found: Quality, axis: Axis, title: str, axis_title: str) -> Chart:
+def _chart(group: Group, found: Quality, table: Sheet[QualityPoint], axis: Axis, title: str, axis_title: str) -> Chart:
     import altair as alt
 
     rows = _rows(found)
@@ -41,7 +40,7 @@ def _chart(group: Group, found: Quality, axis: Axis, title: str, axis_title: str
         name=f"quality-{'samples' if axis == 'samples' else 'time'}",
         title=title,
         alt=_words(found, axis),
-        table=training_tables.quality(found),
+        table=table,
         size=(WIDE, HEIGHT),
     )
 

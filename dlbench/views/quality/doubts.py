@@ -9,8 +9,9 @@ from dlbench.reading.doubts import Severity
 from dlbench.reading.scaling import Group
 from dlbench.records.record import QualityResult, Record
 from dlbench.records.scan import Run
+from dlbench.report.wording import ranks_text
 from dlbench.units import format_seconds
-from dlbench.views.quality.numbers import GroupQuality, QualityPoint
+from dlbench.views.quality.numbers import Quality, QualityPoint
 from dlbench.views.quality.outcome import fit, meets_target, until_target
 from dlbench.views.utilisation.numbers import utilisation
 
@@ -30,11 +31,10 @@ def run_doubts(run: Run, record: Record, throughput: float) -> Iterator[Found]:
             "step times include reading every gradient for the noise scale (measure.noise_scale): no speed to compare",
         )
     if record.overflow_steps:
-        steps = record.steps or run.plan.measure.warmup_steps + run.plan.measure.measured_steps
         yield (
             "overflow-steps",
-            "serious" if record.overflow_steps > MANY_OVERFLOWS * steps else "note",
-            f"{record.overflow_steps} of {steps} steps were left out because a gradient overflowed",
+            "serious" if record.overflow_steps > MANY_OVERFLOWS * record.steps else "note",
+            f"{record.overflow_steps} of {record.steps} steps were left out because a gradient overflowed",
         )
     if record.first_step:
         of_what = f"checkpoint {record.resumed_from}" if record.resumed_from else "a checkpoint"
@@ -109,15 +109,16 @@ def _contradictions(run: Run, result: QualityResult, throughput: float) -> Itera
         )
 
 
-def group_doubts(group: Group, quality: GroupQuality | None) -> Iterator[Found]:
+def group_doubts(group: Group, quality: Quality | None) -> Iterator[Found]:
     """What the runs of a group together give reason to doubt."""
-    for point in group.points:
-        found = utilisation(group, point)
-        if found and found.mfu and found.mfu.value > 1:
+    used = utilisation(group)
+    for point in used.points if used else ():
+        if point.mfu and point.mfu.value > 1:
             yield (
                 "impossible-utilisation",
                 "serious",
-                f"MFU above 100 % at {_ranks(point.ranks)}: the peak (node.peak_tflops) or the count of FLOPs is wrong",
+                f"MFU above 100 % at {ranks_text(point.ranks)}: the peak (node.peak_tflops) or the count of FLOPs is "
+                "wrong",
             )
     if quality is None:
         return
@@ -127,19 +128,19 @@ def group_doubts(group: Group, quality: GroupQuality | None) -> Iterator[Found]:
             yield (
                 "runs-lost",
                 "serious",
-                f"{at.num_lost} further {'run' if at.num_lost == 1 else 'runs'} at {_ranks(at.ranks)} ended without a "
-                "record: the share that reached the target may be lower",
+                f"{at.num_lost} further run{'s' * (at.num_lost > 1)} at {ranks_text(at.ranks)} ended without "
+                "a record: the share that reached the target may be lower",
             )
         if at.best is not None and not _better(quality, at.best.value):
             yield (
                 "no-skill",
                 "serious",
-                f"at {_ranks(at.ranks)} the best value is no better than {quality.predictor} "
+                f"at {ranks_text(at.ranks)} the best value is no better than {quality.predictor} "
                 f"({quality.predictor_value:.4g})",
             )
 
 
-def _better(quality: GroupQuality, value: float) -> bool:
+def _better(quality: Quality, value: float) -> bool:
     return value > quality.predictor_value if quality.higher_is_better else value < quality.predictor_value
 
 
@@ -147,7 +148,8 @@ def _not_reached(points: Sequence[QualityPoint]) -> Iterator[Found]:
     missing = [point for point in points if not point.all_reached]
     if missing:
         counts = ", ".join(
-            f"{point.num_runs - point.num_reached} of {point.num_runs} at {_ranks(point.ranks)}" for point in missing
+            f"{point.num_runs - point.num_reached} of {point.num_runs} at {ranks_text(point.ranks)}"
+            for point in missing
         )
         yield (
             "target-not-reached",
@@ -155,7 +157,3 @@ def _not_reached(points: Sequence[QualityPoint]) -> Iterator[Found]:
             f"runs did not reach the target ({counts}): the times to quality there are those of the others alone, and "
             "yield no speed-up",
         )
-
-
-def _ranks(ranks: int) -> str:
-    return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"

@@ -15,12 +15,13 @@ is not known, and to leave it out would favour the side that fails more often.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from dlbench.reading.comparability import planned_id
 from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group
 from dlbench.records.scan import Run
+from dlbench.report.wording import DASH, basis_text, number_text, place_text, value_text
 from dlbench.stats.estimates import (
     Estimate,
     RunKey,
@@ -31,10 +32,17 @@ from dlbench.stats.estimates import (
 )
 from dlbench.views.quality.outcome import account, fit, quality_of, resolution
 
+METRIC_TITLES = {
+    "top1": "top-1 accuracy",
+    "masked_lm_accuracy": "masked-LM accuracy",
+    "mae": "mean absolute error",
+}
+"""What the metrics of `dlbench.records.record.QualityResult` are called."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Factors:
-    """Why the baseline's time to quality is `speedup` times as long: the other three multiply to it exactly (1)."""
+    """Why the baseline's time to quality is `speedup` times as long: the other three multiply to it exactly."""
 
     speedup: Estimate
     throughput: Estimate
@@ -47,13 +55,13 @@ class Factors:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityPoint:
-    """All comparable runs to one quality with one rank and node count."""
+    """All comparable runs to one quality with one rank and node count; medians over the runs that reached it, unless
+    said otherwise.
+    """
 
     ranks: int
     nodes: int
     global_batch: int
-    run_ids: tuple[str, ...]
-    """Runs with figures."""
     num_runs: int
     """Runs that ended: those with figures, and those whose sanity checks failed."""
     num_reached: int
@@ -62,32 +70,33 @@ class QualityPoint:
     """Runs whose sanity checks failed, e.g. by a loss that is not finite; they did not meet the target."""
     num_lost: int
     """Further runs that were killed or failed; nobody knows what they would have reached."""
-    time_s: Estimate | None
-    """Seconds to quality, median over the runs that reached it."""
-    samples: Estimate | None
-    """Samples to quality, likewise."""
+    time: Estimate | None
+    """Seconds to quality."""
+    resolution: Estimate | None
+    """Seconds between the evaluation that met the target and the one before (or the start): by so much the time to
+    quality may be too long."""
     epochs: Estimate | None
-    """Epochs to quality, likewise."""
-    resolution_s: Estimate | None
-    """Seconds between the evaluation that met the target and the one before (or the start), likewise: by so much the
-    time to quality may be too long."""
+    samples: Estimate | None
     best: Estimate | None
-    """Best value of each run, median over runs with figures."""
+    """Best value of each run, median over runs with figures; as `final`, `trained_epochs` and `trained`."""
     final: Estimate | None
-    """Last value of each run, median over runs with figures."""
-    whole_s: Estimate | None
-    """Seconds to the target, or to the end of a run that did not meet it; mean, so that its parts sum to it."""
-    training_s: Estimate | None
-    evaluation_s: Estimate | None
-    other_s: Estimate | None
-    """Checkpoints and waits."""
+    """Last value of each run."""
     trained_epochs: Estimate | None
-    """Epochs until the last evaluation, median over runs with figures; None unless each run's throughput, epochs and
-    time fit each other (`dlbench.views.quality.outcome.fit`)."""
-    trained_s: Estimate | None
+    """Epochs until the last evaluation; None unless each run's throughput, epochs and time fit each other
+    (`dlbench.views.quality.outcome.fit`)."""
+    trained: Estimate | None
     """Seconds in training steps until then, likewise."""
+    whole: Estimate | None
+    """Seconds to the target, or to the end of a run that did not meet it; mean over runs with figures, so that the
+    following three sum to it."""
+    training: Estimate | None
+    evaluation: Estimate | None
+    other: Estimate | None
+    """Checkpoints and waits."""
     factors: Factors | None
     """None where some run on either side did not reach the target, and for a group of one point."""
+    run_ids: tuple[str, ...]
+    """Runs with figures."""
 
     @property
     def all_reached(self) -> bool:
@@ -97,7 +106,7 @@ class QualityPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPoint:
-    """What a global batch needs: statistical efficiency, whatever the machine."""
+    """What a global batch needs to reach the quality, whatever the machine: statistical efficiency."""
 
     global_batch: int
     num_runs: int
@@ -105,28 +114,56 @@ class BatchPoint:
     epochs: Estimate | None
     samples: Estimate | None
     against_smallest: float | None
-    """Median samples to quality over those of the smallest batch (1); None unless all runs of both reached it."""
+    """Median samples to quality over those of the smallest batch (ratio); None unless all runs of both reached it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupQuality:
-    """What the runs of a group say of training to a quality."""
+class Evaluation:
+    """One evaluation of the quality; times in seconds since the start of training."""
+
+    samples: int
+    epoch: float
+    wall_s: float
+    train_s: float
+    eval_s: float
+    value: float | None
+    loss: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """All evaluations of one run."""
+
+    run_id: str
+    ranks: int
+    nodes: int
+    reached: bool
+    evaluations: tuple[Evaluation, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """Training to a quality."""
 
     metric: str
+    metric_title: str
+    unit: str
+    """Unit of the metric's figures: `fraction` or `error`."""
     higher_is_better: bool
     target: float
+    limit: str
+    """When a run gives up, in words."""
     predictor: str
+    """What a predictor without skill does, in words."""
     predictor_value: float
+    headline: tuple[str, str]
+    """The card's number and what it means."""
     points: tuple[QualityPoint, ...]
     batches: tuple[BatchPoint, ...]
-
-    @property
-    def all_reached(self) -> bool:
-        """Whether every run met the target."""
-        return all(point.all_reached for point in self.points)
+    curves: tuple[Curve, ...]
 
 
-def group_quality(group: Group, table: RunTable) -> GroupQuality | None:
+def group_quality(group: Group, table: RunTable) -> Quality | None:
     """Quality of a group's runs; None if they measure speed, or no record tells of quality."""
     result = next((run.record.quality for run in group.runs if run.record and run.record.quality), None)
     if group.sample.plan.measure.until != "quality" or result is None:
@@ -135,21 +172,67 @@ def group_quality(group: Group, table: RunTable) -> GroupQuality | None:
     rows = table.figures[table.figures["group"] == group.id]
     keys = {str(r): (str(b), int(k)) for r, b, k in zip(rows["run_id"], rows["block"], rows["repeat"], strict=True)}
     rates = dict(zip(rows["run_id"].astype(str), rows["throughput"].astype(float), strict=True))
+    unit = "error" if result.metric == "mae" else "fraction"
     points: list[QualityPoint] = []
     for place in sorted(cells):
         cell = cells[place]
         factors = None
         if len(cells) > 1:
             factors = _factors(cell, cells[min(cells)], keys, rates, is_baseline=place == min(cells))
-        points.append(_point(place, cell, factors, rates))
-    return GroupQuality(
+        points.append(_point(place, cell, factors, rates, unit))
+    title = METRIC_TITLES[result.metric]
+    return Quality(
         metric=result.metric,
+        metric_title=title,
+        unit=unit,
         higher_is_better=result.higher_is_better,
         target=result.target,
+        limit=_limit(group),
         predictor=result.predictor,
         predictor_value=result.predictor_value,
+        headline=_headline(points, f"{title} of {number_text(result.target, unit)}"),
         points=tuple(points),
         batches=_batches(list(cells.values())),
+        curves=_curves(group),
+    )
+
+
+def _limit(group: Group) -> str:
+    wanted = group.sample.plan.workload.quality
+    assert wanted is not None
+    return f"{wanted.max_epochs:g} epochs" if wanted.max_epochs else f"{wanted.max_samples:,} samples"
+
+
+def _headline(points: Sequence[QualityPoint], goal: str) -> tuple[str, str]:
+    """The number of the summary's card and what it means; a failure goes before every speed-up."""
+    base, last = points[0], points[-1]
+    reached, runs = sum(point.num_reached for point in points), sum(point.num_runs for point in points)
+    if reached < runs:
+        return f"{reached} of {runs}", f"runs reached {goal}: no speed-up of the time to quality"
+    place = place_text(last.ranks, last.nodes)
+    if last.factors is None or len(points) == 1:
+        return (DASH if last.time is None else value_text(last.time)), f"to {goal} at {place}"
+    factor = last.factors.speedup
+    return (
+        f"{factor.value:.2f}x",
+        f"as soon at {goal} with {place} as with {place_text(base.ranks, base.nodes)}; {basis_text(factor)}",
+    )
+
+
+def _curves(group: Group) -> tuple[Curve, ...]:
+    names = [field.name for field in fields(Evaluation)]
+    return tuple(
+        Curve(
+            run_id=run.plan.run_id,
+            ranks=run.plan.layout.ranks,
+            nodes=run.plan.layout.nodes,
+            reached=run.record.quality.reached,
+            evaluations=tuple(
+                Evaluation(**{name: getattr(one, name) for name in names}) for one in run.record.quality.evaluations
+            ),
+        )
+        for run in group.runs
+        if run.record and run.record.quality
     )
 
 
@@ -190,7 +273,10 @@ def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], _Cell]:
     return {place: cell for place, cell in cells.items() if cell.num_runs}
 
 
-def _point(place: tuple[int, int], cell: _Cell, factors: Factors | None, rates: Mapping[str, float]) -> QualityPoint:
+def _point(
+    place: tuple[int, int], cell: _Cell, factors: Factors | None, rates: Mapping[str, float], unit: str
+) -> QualityPoint:
+    """`unit`: of the metric."""
     results = [quality_of(run) for run in cell.valid]
     reached = [quality_of(run) for run in cell.reached]
     whole, training, evaluation = zip(*map(account, results), strict=True) if results else ((), (), ())
@@ -204,30 +290,30 @@ def _point(place: tuple[int, int], cell: _Cell, factors: Factors | None, rates: 
         ranks=place[0],
         nodes=place[1],
         global_batch=plan.global_batch,
-        run_ids=tuple(run.plan.run_id for run in cell.valid),
         num_runs=cell.num_runs,
         num_reached=len(reached),
         num_invalid=len(cell.invalid),
         num_lost=len(cell.lost),
-        time_s=_median([result.time_to_quality_s for result in reached]),
-        samples=_median([result.samples_to_quality for result in reached]),
-        epochs=_median([result.epochs_to_quality for result in reached]),
-        resolution_s=_median([resolution(result) for result in reached]),
-        best=_median([(max if result.higher_is_better else min)(found) for result, found in known]),
-        final=_median([found[-1] for _, found in known]),
-        whole_s=mean_estimate(whole) if whole else None,
-        training_s=mean_estimate(training) if training else None,
-        evaluation_s=mean_estimate(evaluation) if evaluation else None,
-        other_s=mean_estimate(other) if other else None,
-        trained_epochs=_median([evaluation.epoch for evaluation in last]),
-        trained_s=_median([evaluation.train_s for evaluation in last]),
+        time=_median([result.time_to_quality_s for result in reached], "s"),
+        resolution=_median([resolution(result) for result in reached], "s"),
+        epochs=_median([result.epochs_to_quality for result in reached], "epochs"),
+        samples=_median([result.samples_to_quality for result in reached], "samples"),
+        best=_median([(max if result.higher_is_better else min)(found) for result, found in known], unit),
+        final=_median([found[-1] for _, found in known], unit),
+        trained_epochs=_median([evaluation.epoch for evaluation in last], "epochs"),
+        trained=_median([evaluation.train_s for evaluation in last], "s"),
+        whole=mean_estimate(whole, "s") if whole else None,
+        training=mean_estimate(training, "s") if training else None,
+        evaluation=mean_estimate(evaluation, "s") if evaluation else None,
+        other=mean_estimate(other, "s") if other else None,
         factors=factors,
+        run_ids=tuple(run.plan.run_id for run in cell.valid),
     )
 
 
-def _median(values: Sequence[float | None]) -> Estimate | None:
+def _median(values: Sequence[float | None], unit: str) -> Estimate | None:
     known = [float(value) for value in values if value is not None]
-    return median_estimate(known) if known else None
+    return median_estimate(known, unit) if known else None
 
 
 def _factors(
@@ -276,7 +362,7 @@ def _batches(cells: Sequence[_Cell]) -> tuple[BatchPoint, ...]:
         own = by_batch[batch]
         reached = [quality_of(run) for cell in own for run in cell.reached]
         count = sum(cell.num_runs for cell in own)
-        samples = _median([result.samples_to_quality for result in reached])
+        samples = _median([result.samples_to_quality for result in reached], "samples")
         complete = samples if len(reached) == count else None
         if not made:
             smallest = complete
@@ -285,7 +371,7 @@ def _batches(cells: Sequence[_Cell]) -> tuple[BatchPoint, ...]:
                 global_batch=batch,
                 num_runs=count,
                 num_reached=len(reached),
-                epochs=_median([result.epochs_to_quality for result in reached]),
+                epochs=_median([result.epochs_to_quality for result in reached], "epochs"),
                 samples=samples,
                 against_smallest=complete.value / smallest.value if complete and smallest else None,
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dlbench.costs.training_time import Verdict, consistency
 from dlbench.records.record import Evaluation, QualityResult, meets
 from dlbench.records.scan import Run
-from dlbench.views.utilisation.numbers import epoch_samples_of
+from dlbench.views.utilisation.numbers import epoch_samples
 
 
 def quality_of(run: Run) -> QualityResult:
@@ -53,7 +53,7 @@ def fit(run: Run, throughput: float) -> Verdict | None:
         run: a run with a record that tells of quality.
         throughput: samples a second of its measured steps, all ranks together.
     """
-    result, epoch = quality_of(run), epoch_samples_of(run)
+    result, epoch = quality_of(run), epoch_samples(run)
     last = result.evaluations[-1] if result.evaluations else None
     if last is None or not (epoch and last.epoch and last.train_s):
         return None

@@ -6,9 +6,9 @@ from dlbench.reading.attribution import Part
 from dlbench.reading.scaling import Point
 from dlbench.report.wording import PART_TITLES, basis_text, figure_text, place_text, points, value_text
 from dlbench.stats.estimates import MIN_RUNS
-from dlbench.views.causes.diagnosis_words import CAUSE_TITLES
-from dlbench.views.causes.model import CauseAccount
-from dlbench.views.exchange.model import ExchangePoint
+from dlbench.views.causes.numbers import LostPercent
+from dlbench.views.causes.words import CAUSE_TITLES
+from dlbench.views.exchange.numbers import ExchangePoint
 from dlbench.views.model import Group
 
 WORTH_EXPLAINING = 0.01
@@ -23,7 +23,7 @@ def verdict(
     is_sufficient: bool,
     is_crowded: bool,
     exchange: tuple[ExchangePoint, ...] = (),
-    causes: CauseAccount | None = None,
+    causes: LostPercent | None = None,
 ) -> str:
     """What the largest scaling point says, in plain words, with its interval and its validity.
 
@@ -67,7 +67,7 @@ def _communication(point: Point, told: ExchangePoint | None) -> str:
     return f"{text}; at best {value_text(best)} would be, for {value_text(attainable)} of the ideal."
 
 
-def _explanation(point: Point, causes: CauseAccount | None) -> str:
+def _explanation(point: Point, causes: LostPercent | None) -> str:
     loss = 1 - point.efficiency.value
     figure = point.efficiency
     if loss <= -WORTH_EXPLAINING:
@@ -90,7 +90,7 @@ def _part_title(part: Part) -> str:
     return f"{PART_TITLES[part.name]}{', waiting for late ranks included' if part.name == 'exchange' else ''}"
 
 
-def _largest_cause(point: Point, causes: CauseAccount | None) -> tuple[str, float] | None:
+def _largest_cause(point: Point, causes: LostPercent | None) -> tuple[str, float] | None:
     """The cause that costs this point most, and its share of the ideal; None where causes are not known."""
     for one in causes.diagnosed.points if causes else ():
         if (one.ranks, one.nodes) == (point.ranks, point.nodes):
@@ -114,9 +114,10 @@ def next_step(group: Group) -> str:
     if not group.is_sufficient:
         return f"Repeat every point at least {MIN_RUNS} times (--repeats {MIN_RUNS}), so that noise can be told apart."
     last = group.largest
-    if group.causes is None or 1 - last.efficiency.value < WORTH_EXPLAINING:
+    found = group.of(LostPercent)
+    if found is None or 1 - last.efficiency.value < WORTH_EXPLAINING:
         return ""
-    for point in group.causes.diagnosed.points:
+    for point in found.diagnosed.points:
         if (point.ranks, point.nodes) == (last.ranks, last.nodes) and point.verdict.experiments:
             return sentence(point.verdict.experiments[0].text)
     return ""

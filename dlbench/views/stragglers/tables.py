@@ -1,17 +1,14 @@
-"""Tables on who is waited for: late ranks and hosts, slow nodes; see `view.Sheet`."""
+"""Tables of who is waited for: ranks, and hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from dlbench.report.model import Group
-from dlbench.report.view import Sheet
-from dlbench.report.wording import runs_text
-from dlbench.stats.figure import Cell, figure_columns
-from dlbench.views.causes import diagnosis_tables
-from dlbench.views.causes.diagnosis_model import NodeHistory, Straggler
-from dlbench.views.causes.diagnosis_tables import place
-from dlbench.views.causes.tables import WHERE, account_of, where
+from dlbench.report.table import Column, Sheet
+from dlbench.report.wording import number_text, percent, place_text, runs_text
+from dlbench.views.causes.numbers import CausePoint
+from dlbench.views.stragglers.numbers import Straggler
 
 MAX_SHOWN = 10
 """Late ranks, or hosts, in a table for people and in a chart."""
@@ -19,100 +16,95 @@ MAX_LISTED = 64
 """The same in a table for programs, at each rank count."""
 
 
-def straggler_sheets(group: Group) -> list[Sheet]:
-    """Ranks, and hosts where there are several, that the others waited for; the largest rank count for people."""
-    points = account_of(group).diagnosed.points
+@dataclass(frozen=True)
+class _Row:
+    """A late rank or host at one rank count."""
+
+    point: CausePoint
+    position: int
+    """From 1, longest waited for first."""
+    late: Straggler
+    is_largest: bool
+    """Whether the point is the one with most ranks."""
+
+
+def rank_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
+    """Ranks that the others waited for; the largest rank count for people."""
     largest = points[-1]
-    if not any(point.waiting_ranks for point in points):
-        return []
-    caption = (
-        f"{group.parts_caption}. Means over {runs_text(len(largest.run_ids))} at {place(largest)}. Last in: share of "
-        "the steps in which it came last. Waited a step: waiting that it owes, mean over all ranks. Late by: its own "
-        "time beyond that of the ranks in time, a step"
-    )
     left = len(largest.waiting_ranks) - MAX_SHOWN
     more = f" {left} more ranks were late at times." if left > 0 else ""
-    made = [
-        Sheet(
-            name="stragglers",
-            title=f"Ranks that were waited for, at {place(largest)}",
-            text=diagnosis_tables.late_ranks(largest.waiting_ranks[:MAX_SHOWN]),
-            caption=f"{caption}.{more}",
-            columns=_STRAGGLER_COLUMNS,
-            rows=tuple(_straggler_rows(group, hosts=False)),
-        )
-    ]
-    if any(point.num_hosts > 1 for point in points):
-        made.append(
-            Sheet(
-                name="straggler-hosts",
-                title=f"The same by host, at {place(largest)}",
-                text=diagnosis_tables.late_hosts(largest.waiting_hosts[:MAX_SHOWN]),
-                caption=f"{caption}, mean over the ranks of a host.",
-                columns=tuple(name for name in _STRAGGLER_COLUMNS if name != "rank"),
-                rows=tuple(_straggler_rows(group, hosts=True)),
-            )
-        )
-    return made
-
-
-_STRAGGLER_COLUMNS = (
-    *(*WHERE, "position", "rank", "host", "last_share_fraction", "waited_s_per_step", "waited_share_fraction"),
-    *("late_input_s_per_step", "late_compute_s_per_step", "late_host_s_per_step", "late_by", "runs"),
-)
-
-
-def _straggler_rows(group: Group, *, hosts: bool) -> Iterator[Mapping[str, Cell]]:
-    for point in account_of(group).diagnosed.points:
-        found = point.waiting_hosts if hosts else point.waiting_ranks
-        for position, late in enumerate(found[:MAX_LISTED], start=1):
-            yield {**where(group, point), "position": position, **_late_columns(late), "runs": len(point.run_ids)}
-
-
-def _late_columns(late: Straggler) -> dict[str, Cell]:
-    return {
-        "rank": late.rank,
-        "host": late.host,
-        "last_share_fraction": late.last_share,
-        "waited_s_per_step": late.waited_s,
-        "waited_share_fraction": late.waited_share,
-        "late_input_s_per_step": late.input_s,
-        "late_compute_s_per_step": late.compute_s,
-        "late_host_s_per_step": late.host_s,
-        "late_by": late.late_by,
-    }
-
-
-def slow_node_sheet(found: NodeHistory) -> Sheet:
-    """Hosts over all runs of the folder."""
-    slow = [one for number, one in enumerate(found.hosts) if number < MAX_SHOWN or one.verdict == "slow"]
     return Sheet(
-        name="slow-nodes",
-        title="Hosts, over all runs of the folder",
-        text=diagnosis_tables.slow_hosts(slow),
-        caption=(
-            "Medians over runs; in brackets their 95 % bootstrap interval, or the range below five runs. Fair share: "
-            "steps in which one of its ranks would come last if all ranks did equally often."
-            + (
-                f" The {len(found.hosts) - len(slow)} fastest hosts are left out."
-                if len(slow) < len(found.hosts)
-                else ""
-            )
-        ),
-        columns=(
-            *("host", "own_work_ratio", "own_work_ratio_low", "own_work_ratio_high", "runs", "interval"),
-            *("last_share_fraction", "fair_share_fraction", "verdict"),
-        ),
-        rows=tuple(
-            {
-                "host": one.host,
-                **figure_columns("own_work_ratio", one.ratio),
-                "runs": one.ratio.n,
-                "interval": one.ratio.kind,
-                "last_share_fraction": one.last_share,
-                "fair_share_fraction": one.fair_share,
-                "verdict": one.verdict,
-            }
-            for one in found.hosts
-        ),
+        name="stragglers",
+        title=f"Ranks that were waited for, at {place_text(largest.ranks, largest.nodes)}",
+        columns=_columns(has_rank=True),
+        rows=_rows(points, hosts=False),
+        is_shown=_is_shown,
+        caption=f"{_caption(largest)}.{more}",
     )
+
+
+def host_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
+    """The same by host."""
+    largest = points[-1]
+    return Sheet(
+        name="straggler-hosts",
+        title=f"The same by host, at {place_text(largest.ranks, largest.nodes)}",
+        columns=_columns(has_rank=False),
+        rows=_rows(points, hosts=True),
+        is_shown=_is_shown,
+        caption=f"{_caption(largest)}, mean over the ranks of a host.",
+    )
+
+
+def _caption(largest: CausePoint) -> str:
+    return (
+        f"Means over {runs_text(len(largest.run_ids))}. Last in: share of the steps in which it came last. Waited per "
+        "step: waiting that it owes, mean over all ranks. Late by: its own time beyond that of the ranks in time, per "
+        "step"
+    )
+
+
+def _columns(*, has_rank: bool) -> tuple[Column[_Row], ...]:
+    rank: Column[_Row] = Column("rank", "Rank", lambda row: row.late.rank)
+    return (
+        Column("ranks", "", lambda row: row.point.ranks),
+        Column("nodes", "", lambda row: row.point.nodes),
+        Column("is_baseline", "", lambda row: row.point.is_baseline),
+        Column("position", "", lambda row: row.position),
+        *((rank,) if has_rank else ()),
+        Column("host", "Host", lambda row: row.late.host, limit=64),
+        Column("last_share_fraction", "Last in", lambda row: row.late.last_share, _last_in),
+        Column("waited_s_per_step", "Waited per step", lambda row: row.late.waited_s, unit="s"),
+        Column("waited_share_fraction", "Of all waiting", lambda row: row.late.waited_share, _of_all),
+        Column("late_input_s_per_step", "", lambda row: row.late.input_s),
+        Column("late_compute_s_per_step", "", lambda row: row.late.compute_s),
+        Column("late_host_s_per_step", "", lambda row: row.late.host_s),
+        Column("late_by", "Late by", lambda row: row.late.late_by, _late_by),
+        Column("runs", "", lambda row: len(row.point.run_ids)),
+    )
+
+
+def _rows(points: Sequence[CausePoint], *, hosts: bool) -> list[_Row]:
+    return [
+        _Row(point, position, late, point is points[-1])
+        for point in points
+        for position, late in enumerate((point.waiting_hosts if hosts else point.waiting_ranks)[:MAX_LISTED], start=1)
+    ]
+
+
+def _is_shown(row: _Row) -> bool:
+    return row.is_largest and row.position <= MAX_SHOWN
+
+
+def _last_in(row: _Row) -> str:
+    return percent(row.late.last_share, 0)
+
+
+def _of_all(row: _Row) -> str:
+    return percent(row.late.waited_share, 0)
+
+
+def _late_by(row: _Row) -> str:
+    late = row.late
+    times = {"input": late.input_s, "compute": late.compute_s, "host": late.host_s}
+    return f"{late.late_by} {number_text(times[late.late_by], 's')}" if late.late_by in times else late.late_by

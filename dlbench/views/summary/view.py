@@ -5,9 +5,9 @@ from __future__ import annotations
 from dlbench.report.document import Card, Section
 from dlbench.report.wording import basis_text, interval_text, place_text, value_text
 from dlbench.stats.estimates import Estimate
-from dlbench.views.forecast.model import Outlook
+from dlbench.views.forecast.numbers import Forecast
 from dlbench.views.model import Group, Report
-from dlbench.views.quality.model import Quality
+from dlbench.views.quality.numbers import Quality
 from dlbench.views.view import ReportView
 
 _CHIPS = ("preset", "engine", "precision", "data", "batch_per_rank", "global_batch")
@@ -39,14 +39,14 @@ class SummaryView(ReportView):
 def _card(group: Group) -> Card:
     big, small = _headline(group)
     serious = tuple(doubt.text for doubt in group.doubts if doubt.severity == "serious")
-    outlook = group.of(Outlook)
+    forecast = group.of(Forecast)
     chips = [
         (f"{one.title.lower()}: {one.value}", one.name == "data" and one.value == "synthetic")
         for one in group.conditions
         if one.name in _CHIPS
     ]
-    if outlook and outlook.forecasts:
-        chips.append((f"forecast to {outlook.forecasts[-1].ranks} ranks, not measured", False))
+    if forecast and forecast.forecasts:
+        chips.append((f"forecast to {forecast.forecasts[-1].ranks} ranks, not measured", False))
     return Card(
         title=group.label,
         link=f"group-{group.id}",

@@ -14,12 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dlbench.report.wording import figure_text, times_text
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, median_estimate
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p
+from dlbench.views.sweep.settings import label, value_text
 
 MARGIN = 0.02
 """Differences that lie within this share, interval and all, are no reason to choose one setting over another."""
+MARGIN_TEXT = f"{MARGIN * 100:g} %"
 
 AxisVerdict = Literal["matters", "no effect", "undecided", "insufficient"]
 
@@ -40,9 +43,10 @@ class Measured:
 class Level:
     """One value of an axis."""
 
-    value: AxisValue
+    value: str
     effect: Estimate | None
-    """Throughput over that of the axis' first value, all else equal (1); None where no combination ran with both."""
+    """Throughput over that of the axis' first value, all else equal (ratio); None where no combination ran with
+    both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +57,8 @@ class Axis:
     levels: tuple[Level, ...]
     """The first is the one that the others are measured against."""
     verdict: AxisVerdict
-    widest: tuple[AxisValue, AxisValue, Estimate] | None
-    """The two values that are furthest apart, the faster one first, and their ratio; None where none could be taken."""
+    words: str
+    """The verdict in a sentence, with the two values that are furthest apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +68,22 @@ class Interaction:
     values: Mapping[str, AxisValue]
     """The combination."""
     deviation: Estimate
-    """Its throughput over that of the additive model on the logarithm (1)."""
+    """Its throughput over that of the additive model on the logarithm (ratio)."""
     is_claimed: bool
     """Whether it stands after counting all combinations and leaves the margin."""
+
+    @property
+    def words(self) -> str:
+        """The check of additivity in a sentence."""
+        if not self.is_claimed:
+            return (
+                "The axes add up: no combination deviates for certain from what their effects alone would give "
+                f"(largest: {label(self.values)}, {figure_text(self.deviation)})."
+            )
+        return (
+            f"The axes interact: {label(self.values)} has {figure_text(self.deviation)} times the throughput that "
+            "their effects alone would give, so look at settings, not at axes."
+        )
 
 
 def is_within_margin(ratio: Estimate) -> bool:
@@ -79,27 +96,33 @@ def excludes_one(ratio: Estimate) -> bool:
     return ratio.low is not None and ratio.high is not None and (ratio.low > 1 or ratio.high < 1)
 
 
-def axes(settings: Sequence[Measured], references: Mapping[str, AxisValue]) -> list[Axis]:
-    """The effect of every axis that acts anywhere and has two values or more.
+def levels_of(settings: Sequence[Measured], references: Mapping[str, AxisValue]) -> dict[str, list[AxisValue]]:
+    """Values of every axis that acts anywhere and has two of them or more, the reference first.
 
     Args:
         settings: all that were measured.
         references: the value of each axis that its others are compared with.
     """
-    pairs: dict[tuple[str, AxisValue, AxisValue], list[float]] = {}
-    levels: dict[str, list[AxisValue]] = {}
+    found: dict[str, list[AxisValue]] = {}
     for key, reference in references.items():
         seen = _distinct([s.values[key] for s in settings if key in s.acting])
-        if len(seen) < 2:
-            continue
-        levels[key] = sorted(seen, key=lambda value: not same(value, reference))
-        for a, b in itertools.combinations(levels[key], 2):
-            pairs[key, a, b] = list(_contrast(settings, key, b, a).values())
+        if len(seen) > 1:
+            found[key] = sorted(seen, key=lambda value: not same(value, reference))
+    return found
+
+
+def axes(settings: Sequence[Measured], levels: Mapping[str, Sequence[AxisValue]]) -> tuple[Axis, ...]:
+    """The effect of every axis; `levels` as `levels_of` gives them."""
+    pairs = {
+        (key, a, b): list(_contrast(settings, key, b, a).values())
+        for key, values in levels.items()
+        for a, b in itertools.combinations(values, 2)
+    }
     adjusted = dict(zip(pairs, holm([paired_p(logs) for logs in pairs.values()]), strict=True))
-    return [
+    return tuple(
         _axis(key, found, {(a, b): (pairs[k, a, b], adjusted[k, a, b]) for k, a, b in pairs if k == key})
         for key, found in levels.items()
-    ]
+    )
 
 
 def _axis(
@@ -122,19 +145,28 @@ def _axis(
     widest = max(known, key=lambda pair: abs(math.log(known[pair].value)), default=None)
     return Axis(
         key=key,
-        levels=tuple(Level(value=value, effect=effect) for value, effect in zip(found, effects, strict=True)),
+        levels=tuple(
+            Level(value=value_text(key, value), effect=effect) for value, effect in zip(found, effects, strict=True)
+        ),
         verdict=verdict,
-        widest=None if widest is None else _faster_first(*widest, known[widest]),
+        words=_words(key, verdict, widest, widest and known[widest]),
     )
 
 
-def _faster_first(a: AxisValue, b: AxisValue, ratio: Estimate) -> tuple[AxisValue, AxisValue, Estimate]:
-    """`ratio` is that of b over a."""
-    if ratio.value >= 1:
-        return b, a, ratio
-    low = None if ratio.high is None else 1 / ratio.high
-    high = None if ratio.low is None else 1 / ratio.low
-    return a, b, Estimate(1 / ratio.value, low, high, ratio.n, ratio.kind)
+def _words(key: str, verdict: AxisVerdict, widest: tuple[AxisValue, AxisValue] | None, ratio: Estimate | None) -> str:
+    """The verdict on an axis; `ratio` is that of the second of the `widest` values over the first."""
+    if widest is None or ratio is None:
+        return "insufficient: no two of its values ran with the same values of the others"
+    slow, fast = (value_text(key, value) for value in widest)
+    if ratio.value < 1:
+        slow, fast, ratio = fast, slow, ratio.inverted("ratio")
+    text = f"{fast} over {slow} is {times_text(ratio)}, all else equal"
+    return {
+        "matters": f"matters: {text}",
+        "no effect": f"no effect: all values within {MARGIN_TEXT} ({text}); it may stay as it is",
+        "undecided": f"undecided: {text}; neither a difference for certain, nor within {MARGIN_TEXT}",
+        "insufficient": f"insufficient: fewer than {MIN_RUNS} repeats ({text})",
+    }[verdict]
 
 
 def _contrast(settings: Sequence[Measured], key: str, top: AxisValue, bottom: AxisValue) -> dict[int, float]:
@@ -154,19 +186,19 @@ def _contrast(settings: Sequence[Measured], key: str, top: AxisValue, bottom: Ax
 
 
 def _estimate(logs: Sequence[float]) -> Estimate | None:
-    return median_estimate([math.exp(value) for value in logs]) if logs else None
+    return median_estimate([math.exp(value) for value in logs], "ratio") if logs else None
 
 
-def interaction(settings: Sequence[Measured], found: Sequence[Axis]) -> Interaction | None:
+def interaction(settings: Sequence[Measured], levels: Mapping[str, Sequence[AxisValue]]) -> Interaction | None:
     """The largest deviation from additivity; None where it cannot be told.
 
     It can where two axes or more act in every combination of their values, and all of these ran in at
-    least one common repeat.
+    least one common repeat. `levels` as `levels_of` gives them.
     """
     import numpy as np
 
-    keys = [axis.key for axis in found]
-    grid = list(itertools.product(*([level.value for level in axis.levels] for axis in found)))
+    keys = list(levels)
+    grid = list(itertools.product(*levels.values()))
     by_values = {tuple(repr(s.values[key]) for key in keys): s for s in settings}
     cells = [by_values.get(tuple(map(repr, values))) for values in grid]
     whole = [cell for cell in cells if cell is not None and cell.acting >= set(keys)]
@@ -176,7 +208,7 @@ def interaction(settings: Sequence[Measured], found: Sequence[Axis]) -> Interact
     if not repeats:
         return None
     logs = np.log([[cell.throughput[repeat] for repeat in repeats] for cell in whole])
-    cube = logs.reshape(*(len(axis.levels) for axis in found), len(repeats))
+    cube = logs.reshape(*map(len, levels.values()), len(repeats))
     places = tuple(range(len(keys)))
     mean = cube.mean(axis=places, keepdims=True)
     fitted = mean + sum(
@@ -184,7 +216,7 @@ def interaction(settings: Sequence[Measured], found: Sequence[Axis]) -> Interact
     )
     rest = (cube - fitted).reshape(len(grid), len(repeats))
     adjusted = holm([paired_p([float(value) for value in row]) for row in rest])
-    estimates = [median_estimate([float(value) for value in np.exp(row)]) for row in rest]
+    estimates = [median_estimate([float(value) for value in np.exp(row)], "ratio") for row in rest]
     worst = max(range(len(grid)), key=lambda i: abs(math.log(estimates[i].value)))
     claimed = adjusted[worst] < LEVEL and excludes_one(estimates[worst]) and not is_within_margin(estimates[worst])
     return Interaction(

@@ -1,4 +1,4 @@
-"""Settings of a sweep as ratios to the baseline, each a dot with its interval, at the largest rank count."""
+"""Settings of a sweep as ratios to the baseline, each a dot with its interval."""
 
 from __future__ import annotations
 
@@ -6,60 +6,60 @@ from typing import Any
 
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import IDEAL, INK, MEASURED, MUTED, WIDE
-from dlbench.report.model import Report
 from dlbench.report.wording import place_text, times_text
-from dlbench.views.exchange.model import Sweep, SweepCell
-from dlbench.views.sweep import tables as sweep_tables
 from dlbench.views.sweep.axes import MARGIN
+from dlbench.views.sweep.numbers import Sweep, SweepCell
+from dlbench.views.sweep.settings import Setting
+from dlbench.views.sweep.tables import VERDICT_TITLES, settings_sheet
 from dlbench.views.sweep.words import short_keys
 
 MAX_SETTINGS = 40
 """Settings drawn, fastest first; the table has all."""
 
+MARKS = "In the chart: * changes the arithmetic; ! a requested value had no effect; shaded: within 2 % of the baseline."
+
 _VERDICTS = {"faster": "#009e73", "slower": "#d55e00", "baseline": INK}
 _OTHER = IDEAL
 
 
-def sweep_charts(report: Report) -> list[Chart]:
-    """A chart for every rank count of every sweep with two settings or more."""
-    return [
-        _chart(sweep, cell)
-        for sweep in report.sweeps
-        for cell in sweep.cells
-        if sum(setting.ratio is not None for setting in cell.settings) > 1
-    ]
-
-
-def _chart(sweep: Sweep, cell: SweepCell) -> Chart:
+def settings_chart(sweep: Sweep, cell: SweepCell) -> list[Chart]:
+    """The chart of a rank count; none with fewer than two settings."""
     import altair as alt
 
     rows = _rows(cell)[:MAX_SETTINGS]
-    place = place_text(cell.ranks, cell.nodes)
+    if len(rows) < 2:
+        return []
     words = "; ".join(f"{row['setting']}: {row['shown']}, {row['verdict']}" for row in rows[:8])
-    return finish(
-        alt.layer(*_layers(alt, sweep, rows)),
-        sweep,
-        name=sweep_tables.chart_name(sweep, cell),
-        title=f"Throughput over the baseline at {place}",
-        alt=f"Ratios of throughput to the baseline ({cell.baseline}) with their intervals, fastest first. {words}.",
-        table=sweep_tables.short(sweep, cell),
-        size=(WIDE, max(70, 24 * len(rows))),
-    )
+    return [
+        finish(
+            alt.layer(*_layers(alt, sweep, rows)),
+            sweep,
+            name=f"{sweep.cells.index(cell) + 1}-n{cell.ranks}",
+            title=f"Throughput over the baseline at {place_text(cell.ranks, cell.nodes)}",
+            alt=f"Ratios of throughput to the baseline ({cell.baseline}) with their intervals, fastest first. {words}.",
+            table=settings_sheet(sweep, cell),
+            size=(WIDE, max(70, 24 * len(rows))),
+        )
+    ]
+
+
+def marked(setting: Setting) -> str:
+    """Its label, with the marks that `MARKS` explains."""
+    return setting.label + (" *" if setting.changes else "") + (" !" if setting.inert else "")
 
 
 def _rows(cell: SweepCell) -> Rows:
-    known = [setting for setting in cell.settings if setting.ratio is not None]
     rows: Rows = [
         {
-            "setting": sweep_tables.marked(setting),
+            "setting": marked(setting),
             "ratio": setting.ratio.value,
             "low": setting.ratio.low,
             "high": setting.ratio.high,
             "shown": times_text(setting.ratio),
-            "verdict": sweep_tables.VERDICT_TITLES[setting.verdict],
+            "verdict": VERDICT_TITLES[setting.verdict],
             "colour": _OTHER if setting.inert else _VERDICTS.get(setting.verdict, _OTHER),
         }
-        for setting in known
+        for setting in cell.settings
         if setting.ratio is not None
     ]
     return sorted(rows, key=lambda row: -row["ratio"])

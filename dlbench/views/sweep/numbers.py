@@ -1,4 +1,4 @@
-"""A series with swept keys becomes a verdict at each rank count.
+"""A series with swept keys becomes a verdict at each rank count: each setting against the default, in pairs of repeats.
 
 Runs of a group may be averaged; settings of a sweep are in different groups, and are compared on purpose. What makes
 that fair is the series: one request, so that all but the swept keys is equal, and repeats interleaved over the
@@ -7,65 +7,157 @@ settings, so that a drift of the machine falls on all alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev
 
+from dlbench.reading.environments import compare
 from dlbench.reading.run_table import RunTable
+from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
-from dlbench.views.sweep.cells import Cell, by_setting, cell_of, place_of, rates_of
-from dlbench.views.sweep.settings import acting_keys
+from dlbench.report.wording import DASH, percent, place_text
+from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, median_estimate, ratio_estimate
+from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for
+from dlbench.views.sweep import words
+from dlbench.views.sweep.axes import (
+    MARGIN,
+    Axis,
+    Measured,
+    axes,
+    excludes_one,
+    interaction,
+    is_within_margin,
+    levels_of,
+)
+from dlbench.views.sweep.settings import (
+    Setting,
+    SettingVerdict,
+    acting_keys,
+    autotuned,
+    changed_arithmetic,
+    is_default,
+    label,
+    losses,
+    options,
+    value_text,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepCell:
+    """All settings at one rank count, with equal preset, precision and data."""
+
+    ranks: int
+    nodes: int
+    conditions: str
+    """Preset, precision and data in words."""
+    baseline: str
+    """What the settings are measured against, in words."""
+    has_default: bool
+    """Whether the baseline is the default setting; otherwise it is the first of the sweep."""
+    settings: tuple[Setting, ...]
+    """In the order of the sweep."""
+    axes: tuple[Axis, ...]
+    interaction: str
+    """The check of additivity in a sentence; empty where it could not be made."""
+    best: str
+    """Label of the fastest of those that are faster than the baseline for certain and are what their name says; empty
+    where there is none."""
+    verdict: str
+    """The finding in a few sentences."""
+    advice: str
+    """What to do next, in one sentence."""
+    needed_repeats: int | None
+    """Repeats that would show a difference of the margin at the scatter found; None where it is not known."""
+    notes: tuple[str, ...]
+    """What else differs between the runs, in sentences."""
+
+    @property
+    def best_setting(self) -> Setting | None:
+        """The setting that `best` names."""
+        return next((setting for setting in self.settings if self.best and setting.label == self.best), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
     """One swept series."""
 
+    id: str
+    """In the page: `sweep-1`."""
+    label: str
     series: str
-    created: str
     keys: tuple[str, ...]
-    sample: Run
-    cells: tuple[Cell, ...]
+    sample_unit: str
+    headline: tuple[str, str]
+    """The card's number and what it means, at the largest rank count."""
+    verdict: str
+    """Of the largest rank count."""
+    cells: tuple[SweepCell, ...]
     """By rank count; only where a swept key acts."""
-    idle: tuple[tuple[int, int, float], ...]
-    """Ranks, nodes and largest relative difference between settings where no swept key acts: scatter, not effect."""
+    idle: tuple[str, ...]
+    """Rank counts at which no swept key acts, each a sentence with the largest relative difference between settings:
+    scatter, not effect."""
+    caption: str
+    """The conditions in one line."""
 
 
-def sweeps(table: RunTable) -> list[Sweep]:
-    """All series with swept keys that hold figures, in the order of the runs."""
+def sweeps(table: RunTable) -> tuple[Sweep, ...]:
+    """All series with swept keys that hold figures, in the order of their creation."""
     planned = [*table.runs.values(), *(item.run for item in table.without if item.run.plan.run_id not in table.runs)]
     series: dict[tuple[str, str], list[Run]] = {}
     for run in planned:
         if run.plan.series.axes:
             series.setdefault((run.plan.created, run.plan.series.id), []).append(run)
-    made = [_sweep(runs, table) for _, runs in sorted(series.items())]
-    return [sweep for sweep in made if sweep.cells or sweep.idle]
+    made: list[Sweep] = []
+    for _, runs in sorted(series.items()):
+        if (sweep := _sweep(runs, table, f"sweep-{len(made) + 1}")) is not None:
+            made.append(sweep)
+    return tuple(made)
 
 
-def _sweep(runs: Sequence[Run], table: RunTable) -> Sweep:
-    cells: list[Cell] = []
-    idle: list[tuple[int, int, float]] = []
+def _sweep(runs: Sequence[Run], table: RunTable, sweep_id: str) -> Sweep | None:
+    """None where no rank count has two settings and a run with figures."""
+    cells: list[SweepCell] = []
+    idle: list[str] = []
     by_place: dict[tuple[int, int, str, str, str], list[Run]] = {}
     for run in sorted(runs, key=_order):
-        by_place.setdefault(place_of(run), []).append(run)
+        by_place.setdefault(_place(run), []).append(run)
     for (ranks, nodes, *_), group in sorted(by_place.items()):
         figures = [run for run in group if run.plan.run_id in table.runs]
-        if len({*by_setting(group)}) < 2 or not figures:
+        if len(_by_setting(group)) < 2 or not figures:
             continue
         if any(acting_keys(run.plan) for run in group):
             cells.append(cell_of(group, table))
         else:
-            rates = [fmean(rates_of(found, table).values()) for found in by_setting(figures).values()]
-            idle.append((ranks, nodes, max(rates) / min(rates) - 1))
-    plan = runs[0].plan
+            rates = [fmean(_rates(found, table).values()) for found in _by_setting(figures)]
+            idle.append(
+                f"At {place_text(ranks, nodes)} no swept key acts; settings differ by up to "
+                f"{percent(max(rates) / min(rates) - 1)} there, which is the scatter of the machine."
+            )
+    if not cells and not idle:
+        return None
+    plan = next((run for run in runs if run.plan.run_id in table.runs), runs[0]).plan
     keys = tuple(sorted({key for run in runs for key in run.plan.series.axes}))
+    unit = plan.workload.sample_unit
+    batch = f"{plan.workload.train.batch_per_rank} {unit} a rank"
+    if plan.series.scaling == "strong":
+        batch = f"{plan.global_batch} {unit} in all"
+    last = cells[-1] if cells else None
     return Sweep(
+        id=sweep_id,
+        label=f"{plan.workload.name}: {' x '.join(keys)} (series {plan.series.id})",
         series=plan.series.id,
-        created=plan.created,
         keys=keys,
-        sample=next((run for run in runs if run.plan.run_id in table.runs), runs[0]),
+        sample_unit=unit,
+        headline=words.headline(last.best_setting, place_text(last.ranks, last.nodes), has_default=last.has_default)
+        if last
+        else (DASH, "no swept key acts"),
+        verdict=last.verdict if last else "The swept keys act at no rank count that was run.",
         cells=tuple(cells),
         idle=tuple(idle),
+        caption=f"{plan.workload.name}, {batch}, {plan.series.scaling} scaling on {plan.system.name}; medians over "
+        f"runs; ratios in pairs of interleaved repeats; {plan.workload.notice}",
     )
 
 
@@ -73,3 +165,204 @@ def _order(run: Run) -> tuple[int, int]:
     """The order of the request: every second repeat runs it backwards."""
     place = run.plan.series
     return place.repeat, place.position if place.repeat % 2 == 0 else -place.position
+
+
+def _place(run: Run) -> tuple[int, int, str, str, str]:
+    """Ranks, nodes, preset, precision, data: what settings must share to be compared."""
+    plan = run.plan
+    return (
+        plan.layout.ranks,
+        plan.layout.nodes,
+        plan.workload.preset,
+        plan.workload.train.precision,
+        data_source(run),
+    )
+
+
+def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs of equal swept values together, in the order given."""
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        values = tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.axes.items()))
+        found.setdefault(values, []).append(run)
+    return list(found.values())
+
+
+def _rates(runs: Sequence[Run], table: RunTable) -> dict[int, float]:
+    """Throughput by repeat, samples per second, of the runs with figures."""
+    rates = table.figures.set_index("run_id")["throughput"]
+    return {run.plan.series.repeat: float(rates[run.plan.run_id]) for run in runs if run.plan.run_id in table.runs}
+
+
+def cell_of(runs: Sequence[Run], table: RunTable) -> SweepCell:
+    """The comparison of all settings of one rank count.
+
+    Args:
+        runs: every run of the series there, in the order of the request, those without figures too.
+        table: figures, and why there are none; some run must have some.
+    """
+    groups = _by_setting(runs)
+    rates = [_rates(group, table) for group in groups]
+    firsts = groups[0][0].plan.series.axes
+    defaults = [i for i, group in enumerate(groups) if rates[i] and is_default(group[0].plan, firsts)]
+    base = defaults[0] if defaults else next(i for i, found in enumerate(rates) if found)
+    logs = [_logs(found, rates[base]) for found in rates]
+    settings = _settings(groups, rates, logs, base, table)
+    measured = [
+        Measured(
+            values=dict(sorted(group[0].plan.series.axes.items())), acting=acting_keys(group[0].plan), throughput=found
+        )
+        for group, found, setting in zip(groups, rates, settings, strict=True)
+        # What had no effect would make its axis look as if it had none.
+        if found and not setting.inert
+    ]
+    levels = levels_of(measured, dict(sorted(groups[base][0].plan.series.axes.items())))
+    effects, additivity = axes(measured, levels), interaction(measured, levels)
+    sure = [setting for setting in settings if setting.verdict == "faster" and not setting.inert]
+    best = max(sure, key=_gain, default=None)
+    choice = words.Choice(
+        settings=settings,
+        baseline=settings[base],
+        has_default=bool(defaults),
+        best=best,
+        best_exact=max((setting for setting in sure if not setting.changes), key=_gain, default=None),
+        ties=_ties(settings, rates, best),
+        needed_repeats=_needed(logs, settings),
+    )
+    ranks, nodes, preset, precision, data = _place(runs[0])
+    return SweepCell(
+        ranks=ranks,
+        nodes=nodes,
+        conditions=f"{preset} preset, {precision}, {'synthetic data' if data == 'synthetic' else data}",
+        baseline=words.baseline_words(choice),
+        has_default=choice.has_default,
+        settings=settings,
+        axes=effects,
+        interaction=additivity.words if additivity else "",
+        best=best.label if best else "",
+        verdict=words.verdict(choice, effects, place_text(ranks, nodes)),
+        advice=words.advice(choice),
+        needed_repeats=choice.needed_repeats,
+        notes=tuple(_notes(runs, settings, table)),
+    )
+
+
+def _gain(setting: Setting) -> float:
+    assert setting.ratio is not None
+    return setting.ratio.value
+
+
+def _settings(
+    groups: Sequence[Sequence[Run]],
+    rates: Sequence[Mapping[int, float]],
+    logs: Sequence[Sequence[float]],
+    base: int,
+    table: RunTable,
+) -> tuple[Setting, ...]:
+    """Every setting with its verdict: a difference must leave 1 out, stand after Holm, and leave the margin.
+
+    Args:
+        groups: runs of each setting, those without figures too.
+        rates: throughput of each setting by repeat, samples per second.
+        logs: `_logs` of each setting against the baseline.
+        base: the baseline among them.
+        table: figures, and why there are none.
+    """
+    without = {item.run.plan.run_id: f"{item.state}: {item.why}" for item in table.without}
+    measured = [[run for run in group if run.plan.run_id in table.runs] for group in groups]
+    rate_base = median_estimate(list(rates[base].values())).value
+    ratios = [
+        by_definition(1.0, len(rates[base])) if i == base else _ratio(r, rates[base]) for i, r in enumerate(rates)
+    ]
+    compared = [i for i, ratio in enumerate(ratios) if ratio is not None and i != base]
+    adjusted = dict(zip(compared, holm([paired_p(logs[i]) for i in compared]), strict=True))
+    made = []
+    for i, group in enumerate(groups):
+        plan, ratio = group[0].plan, ratios[i]
+        verdict: SettingVerdict = "baseline" if i == base else _verdict(ratio, adjusted.get(i, 1.0))
+        missing = [run.plan.run_id for run in group if run.plan.run_id not in table.runs]
+        made.append(
+            Setting(
+                values=tuple((key, value_text(key, value)) for key, value in sorted(plan.series.axes.items())),
+                label=label(plan.series.axes),
+                is_baseline=i == base,
+                throughput=median_estimate(list(rates[i].values()), f"{plan.workload.sample_unit}/s")
+                if rates[i]
+                else None,
+                ratio=ratio,
+                adjusted_p=adjusted.get(i),
+                verdict=verdict,
+                num_runs=len(measured[i]),
+                num_planned=max(len(group), plan.series.repeats),
+                why=without[missing[0]] if missing else "",
+                changes=changed_arithmetic(plan),
+                inert=tuple(sorted({text for run in measured[i] if run.record for text in run.record.inert})),
+                autotune=autotuned(measured[i], ratio, rate_base, is_faster=verdict == "faster"),
+                losses=losses(measured[i], measured),
+                options=options(plan),
+                run_ids=tuple(run.plan.run_id for run in measured[i]),
+            )
+        )
+    return tuple(made)
+
+
+def _ratio(top: Mapping[int, float], bottom: Mapping[int, float]) -> Estimate | None:
+    """The ratio of two settings over the repeats that both have, resampled in pairs; None without any."""
+    both = sorted(top.keys() & bottom.keys())
+    if not both:
+        return None
+    return ratio_estimate({("", k): top[k] for k in both}, {("", k): bottom[k] for k in both})
+
+
+def _logs(top: Mapping[int, float], bottom: Mapping[int, float]) -> list[float]:
+    return [math.log(top[repeat] / bottom[repeat]) for repeat in sorted(top.keys() & bottom.keys())]
+
+
+def _verdict(ratio: Estimate | None, adjusted_p: float) -> SettingVerdict:
+    if ratio is None:
+        return "no figure"
+    if ratio.n < MIN_RUNS:
+        return "insufficient"
+    if is_within_margin(ratio):
+        return "equal"
+    if adjusted_p < LEVEL and excludes_one(ratio):
+        return "faster" if ratio.value > 1 else "slower"
+    return "undecided"
+
+
+def _ties(
+    settings: Sequence[Setting], rates: Sequence[Mapping[int, float]], best: Setting | None
+) -> tuple[Setting, ...]:
+    if best is None:
+        return ()
+    top = rates[settings.index(best)]
+    others = [(s, _ratio(top, rates[i])) for i, s in enumerate(settings) if s is not best and not s.inert]
+    return tuple(s for s, ratio in others if ratio is not None and (not excludes_one(ratio) or is_within_margin(ratio)))
+
+
+def _needed(logs: Sequence[Sequence[float]], settings: Sequence[Setting]) -> int | None:
+    """Repeats for the margin at the pooled scatter of what is not decided yet."""
+    undecided = [logs[i] for i, s in enumerate(settings) if s.verdict in ("undecided", "insufficient")]
+    scatters = [stdev(found) for found in undecided if len(found) > 1]
+    if not scatters:
+        return None
+    pooled = math.sqrt(fmean(scatter**2 for scatter in scatters))
+    return max(MIN_RUNS, repeats_for(pooled, MARGIN, len(settings) - 1))
+
+
+def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) -> Iterator[str]:
+    """What is left out, and differences that no swept key explains: the ratios hold them too."""
+    inert = sum(bool(setting.inert) for setting in settings)
+    if inert:
+        yield (
+            f"In {inert} of {len(settings)} settings a requested value had no effect; they are marked, cannot be the "
+            "best, and are left out of the axes."
+        )
+    measured = [run for run in runs if run.plan.run_id in table.runs]
+    devices = sorted({rank.device.split(":")[0] for run in measured if run.record for rank in run.record.ranks})
+    if len(devices) > 1:
+        yield f"Runs were on different devices ({', '.join(devices)}): the ratios hold that difference too."
+    keys = [item.key for item in compare(measured).differences if not item.expected]
+    if keys:
+        shown = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
+        yield f"Runs differ in their environment ({shown}): unless the swept keys set that, the ratios hold it too."

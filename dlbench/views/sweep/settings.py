@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from dlbench.records.exchange import AutotuneResult
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
+from dlbench.report.wording import figure_text
 from dlbench.specs.inert import INERT
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.sync import SyncSpec
 from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.units import format_bytes, format_number, format_seconds
 
 _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.")
 """Keys whose default is dlbench's own. Those of a workload or system are in files that a plan no longer names."""
@@ -23,26 +26,32 @@ _WIRE = frozenset({"sync.wire", "engine.horovod.compression"})
 """Keys that change the format on the wire; where all settings share one, nothing changes."""
 
 
+SettingVerdict = Literal["baseline", "faster", "slower", "equal", "undecided", "insufficient", "no figure"]
+"""Against the baseline. equal: within the margin, interval and all. undecided: neither that nor a difference."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Autotuned:
+class Autotune:
     """Horovod's autotuner as one contestant: what its search cost, and when that is paid back."""
 
     num_runs: int
+    num_finished: int
+    """Runs in which it had settled before the measured steps."""
     planned_steps: int
     settled_step: float | None
     """Median over runs; None where it settled in none."""
-    num_finished: int
-    """Runs in which it had settled before the measured steps."""
     evaluations: float
     """Settings it tried; median over runs."""
-    cost_s: Estimate | None
-    """Time that the search cost beyond as many steps afterwards, seconds; None where no run tells."""
-    chosen: tuple[tuple[float | None, float | None], ...]
-    """Fusion threshold (bytes) and cycle time (ms) that it chose, each pair once."""
+    cost: Estimate | None
+    """Time that the search cost beyond as many steps afterwards, seconds; None where no run records it."""
+    chosen: tuple[str, ...]
+    """Fusion threshold and cycle time that it chose, in words, each pair once."""
     gain_s: float | None
-    """Seconds a step that the tuned setting is faster than the baseline; negative where it is slower."""
+    """Seconds per step that the tuned setting is faster than the baseline; negative where it is slower."""
     break_even_steps: float | None
     """Steps after which the search is paid back; None: never, or not known."""
+    words: str
+    """All that in one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +62,79 @@ class Losses:
     """None where it is not finite in some run."""
     reference: Estimate | None
     """Of the same setting with fp32 on the wire, or else of the baseline; None where there is none to compare with."""
-    reference_values: Mapping[str, AxisValue]
+    reference_label: str
     """Which setting that is."""
     difference: Estimate | None
     """Own - reference, by repeat."""
     why: str
     """Why there is nothing to compare with; empty where there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One combination of the swept keys at one rank count."""
+
+    values: tuple[tuple[str, str], ...]
+    """Key and value, by key."""
+    label: str
+    """The values alone, in the order of the keys."""
+    is_baseline: bool
+    throughput: Estimate | None
+    """Samples per second, median over runs."""
+    ratio: Estimate | None
+    """To the baseline's, over the repeats that both have."""
+    adjusted_p: float | None
+    """Of that ratio, after Holm over all settings of the cell; None at the baseline."""
+    verdict: SettingVerdict
+    num_runs: int
+    """Runs with figures."""
+    num_planned: int
+    """Runs of the series that were to measure it."""
+    why: str
+    """Why the first of the others has no figure; empty where all have."""
+    changes: tuple[str, ...]
+    """What is computed otherwise than at the baseline, in words."""
+    inert: tuple[str, ...]
+    """Settings of its runs that had no effect: it is not what its name says."""
+    autotune: Autotune | None
+    losses: Losses | None
+    """The loss after equal steps beside that of fp32 on the wire; None where the wire is that."""
+    options: str
+    """The options of `dlbench run` that ask for it; keys that act in no run of it are left out."""
+    run_ids: tuple[str, ...]
+    """Runs with figures."""
+
+
+def value_text(key: str, value: AxisValue) -> str:
+    """A swept value for readers, e.g. ``64 MiB``, ``on``, ``none``."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "none"
+    if key.endswith("_bytes") and isinstance(value, int):
+        return format_bytes(value)
+    return str(value)
+
+
+def label(values: Mapping[str, AxisValue]) -> str:
+    """A setting by its values, in the order of the keys."""
+    return ", ".join(value_text(key, value) for key, value in sorted(values.items()))
+
+
+def options(plan: RunPlan) -> str:
+    """The options of `dlbench run` that ask for a plan's setting; keys that do not act in it are left out."""
+    acting = acting_keys(plan)
+    return " ".join(
+        f"--set {shlex.quote(f'{key}={_yaml(value)}')}"
+        for key, value in sorted(plan.series.axes.items())
+        if key in acting
+    )
+
+
+def _yaml(value: AxisValue) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value)
 
 
 def acting_keys(plan: RunPlan) -> frozenset[str]:
@@ -115,7 +191,7 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]]) -> Losses | N
     own = {run.plan.series.repeat: _loss(run) for run in runs}
     reference = _plain_twin(runs, all_runs)
     nothing = Losses(
-        own=_median(own.values()), reference=None, reference_values={}, difference=None, why="no run with fp32"
+        own=_median(own.values()), reference=None, reference_label="", difference=None, why="no run with fp32"
     )
     if reference is None:
         return nothing
@@ -123,14 +199,12 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]]) -> Losses | N
     steps = {run.record.steps for run in (*runs, *reference) if run.record is not None}
     if len(steps) > 1:
         counts = ", ".join(sorted(str(count) for count in steps))
-        return Losses(
-            own=nothing.own, reference=None, reference_values={}, difference=None, why=f"unequal steps: {counts}"
-        )
+        return replace(nothing, why=f"unequal steps: {counts}")
     gaps = [_gap(own[repeat], others[repeat]) for repeat in sorted(own.keys() & others.keys())]
     return Losses(
         own=nothing.own,
         reference=_median(others.values()),
-        reference_values=dict(sorted(reference[0].plan.series.axes.items())),
+        reference_label=label(reference[0].plan.series.axes),
         difference=_median(gaps),
         why="",
     )
@@ -162,37 +236,71 @@ def _gap(one: float | None, other: float | None) -> float | None:
 def _median(values: Iterable[float | None]) -> Estimate | None:
     found = list(values)
     finite = [value for value in found if value is not None]
-    return median_estimate(finite) if finite and len(finite) == len(found) else None
+    return median_estimate(finite, "loss") if finite and len(finite) == len(found) else None
 
 
-def autotuned(runs: Sequence[Run], ratio: Estimate | None, rate_base: float) -> Autotuned | None:
-    """What Horovod's autotuner did in the runs of a setting; None where it was off or nothing is told.
+def autotuned(runs: Sequence[Run], ratio: Estimate | None, rate_base: float, *, is_faster: bool) -> Autotune | None:
+    """What Horovod's autotuner did in the runs of a setting; None where it was off or nothing is recorded.
 
     Args:
         runs: the setting's runs with figures.
         ratio: its throughput over the baseline's.
-        rate_base: the baseline's throughput, samples a second.
+        rate_base: the baseline's throughput, samples per second.
+        is_faster: whether the setting is faster than the baseline for certain.
     """
     results = [result for run in runs if (result := _autotune_of(run.record)) is not None]
     if not results:
         return None
     costs = [result.cost_s for result in results if result.cost_s is not None]
     settled = [float(result.settled_step) for result in results if result.settled_step is not None]
-    cost = median_estimate(costs) if costs else None
+    cost = median_estimate(costs, "s") if costs else None
     gain = None
     if ratio is not None:
         step_s = runs[0].plan.global_batch / rate_base
         gain = step_s * (1 - 1 / ratio.value)
-    return Autotuned(
+    found = Autotune(
         num_runs=len(results),
+        num_finished=sum(result.finished for result in results),
         planned_steps=results[0].planned_steps,
         settled_step=median_estimate(settled).value if settled else None,
-        num_finished=sum(result.finished for result in results),
         evaluations=median_estimate([float(result.evaluations) for result in results]).value,
-        cost_s=cost,
-        chosen=tuple(dict.fromkeys((result.fusion_threshold_bytes, result.cycle_time_ms) for result in results)),
+        cost=cost,
+        chosen=tuple(dict.fromkeys(map(_chosen_text, results))),
         gain_s=gain,
         break_even_steps=cost.value / gain if cost is not None and gain is not None and gain > 0 else None,
+        words="",
+    )
+    return replace(found, words=_autotune_words(found, is_faster=is_faster))
+
+
+def _chosen_text(result: AutotuneResult) -> str:
+    """Fusion threshold and cycle time that the search chose."""
+    threshold, cycle = result.fusion_threshold_bytes, result.cycle_time_ms
+    return (
+        f"{'an unknown threshold' if threshold is None else format_bytes(threshold)} and "
+        f"{'an unknown cycle' if cycle is None else f'{cycle:.3g} ms'}"
+    )
+
+
+def _autotune_words(found: Autotune, *, is_faster: bool) -> str:
+    """What it chose, at what cost, and when that is paid back."""
+    steps = f"{found.planned_steps:,} steps planned"
+    if found.settled_step is not None:
+        steps = f"settled at step {found.settled_step:,.0f} ({steps})"
+    parts = [f"tried {found.evaluations:g} settings, {steps}"]
+    if found.num_finished < found.num_runs:
+        late = found.num_runs - found.num_finished
+        parts.append(f"had not settled before the measured steps in {late} of {found.num_runs} runs")
+    parts.append(f"chose {' or '.join(found.chosen)}")
+    if found.cost is None:
+        return "; ".join([*parts, "what the search cost is not known"])
+    parts.append(f"the search cost {figure_text(found.cost)}")
+    if found.break_even_steps is None:
+        return "; ".join([*parts, "never paid back: a step is no faster than at the baseline"])
+    gain = format_seconds(found.gain_s or 0.0)
+    sure = "" if is_faster else ", a gain that is not certain"
+    return "; ".join(
+        [*parts, f"paid back after {format_number(found.break_even_steps, 3)} steps ({gain} a step{sure})"]
     )
 
 

@@ -1,13 +1,16 @@
-"""Tables of a sweep as rows of text, header first; see `tabular`."""
+"""Tables of a sweep at one rank count: its settings, its axes, and the losses where the arithmetic changes."""
 
 from __future__ import annotations
 
-from dlbench.report.tabular import Table
-from dlbench.report.wording import DASH, basis_text, optional_figure, times_text
-from dlbench.views.exchange.model import Sweep, SweepCell, SweepSetting
-from dlbench.views.sweep.words import short_keys
+from dataclasses import dataclass
 
-MARKS = "* changes the arithmetic; ! a requested value had no effect."
+from dlbench.report.table import Cell, Column, Sheet, times_cell
+from dlbench.report.wording import basis_text
+from dlbench.stats.estimates import Estimate
+from dlbench.views.sweep.axes import Axis, Level
+from dlbench.views.sweep.numbers import Sweep, SweepCell
+from dlbench.views.sweep.settings import Losses, Setting
+from dlbench.views.sweep.words import short_keys
 
 MAX_LABELS = 3
 """Settings named beside a remark; the others are counted."""
@@ -22,26 +25,57 @@ VERDICT_TITLES = {
     "no figure": "no figure",
 }
 
+AXES_CAPTION = (
+    "Ratios of throughput between values of one key, paired by repeat and by the values of all other keys. Matters: "
+    "the interval leaves 1 out, also after Holm over all pairs. No effect: all within 2 %."
+)
+LOSSES_CAPTION = "Last loss of a run, mean over ranks; medians over runs; the difference in pairs of repeats."
 
-def settings(sweep: Sweep, cell: SweepCell) -> Table:
+
+def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
     """Every setting with its throughput, its ratio to the baseline, and what must be said of it."""
-    header = (*short_keys(sweep.keys), f"Throughput, {sweep.sample_unit}/s", "Over the baseline", "Verdict", "Interval")
-    rows: Table = [(*header, "Remarks")]
-    rows += [
-        (
-            *(value for _, value in setting.values),
-            optional_figure(setting.throughput),
-            DASH if setting.ratio is None else times_text(setting.ratio),
-            VERDICT_TITLES[setting.verdict] + (", best" if setting.label == cell.best else ""),
-            DASH if setting.ratio is None else basis_text(setting.ratio),
-            "; ".join(remarks(setting)),
-        )
-        for setting in cell.settings
-    ]
-    return rows
+    columns: tuple[Column[Setting], ...] = (
+        Column("setting", "", lambda one: one.label),
+        *(_value_column(place, title) for place, title in enumerate(short_keys(sweep.keys))),
+        Column("options", "", lambda one: one.options),
+        Column("is_baseline", "", lambda one: one.is_baseline),
+        Column("throughput_per_s", f"Throughput, {sweep.sample_unit}/s", lambda one: one.throughput, has_interval=True),
+        Column("ratio", "Over the baseline", lambda one: one.ratio, _ratio, has_interval=True, is_brief=True),
+        Column(
+            "verdict",
+            "Verdict",
+            lambda one: one.verdict,
+            lambda one: VERDICT_TITLES[one.verdict] + (", best" if one.label == cell.best else ""),
+            is_brief=True,
+        ),
+        Column("adjusted_p", "", lambda one: one.adjusted_p),
+        Column("", "Interval", lambda one: one.ratio and basis_text(one.ratio)),
+        Column("runs", "Runs", lambda one: one.num_runs, is_brief=True),
+        Column("planned_runs", "", lambda one: one.num_planned),
+        Column("inert", "", lambda one: " | ".join(one.inert)),
+        Column("changes", "", lambda one: " | ".join(one.changes)),
+        Column("why", "", lambda one: one.why),
+        Column("", "Remarks", lambda one: "; ".join(_remarks(one))),
+    )
+    return Sheet(
+        name="sweep",
+        title="Settings",
+        columns=columns,
+        rows=cell.settings,
+        in_terminal=True,
+    )
 
 
-def remarks(setting: SweepSetting) -> list[str]:
+def _value_column(place: int, title: str) -> Column[Setting]:
+    """The value of one swept key."""
+    return Column("", title, lambda one: one.values[place][1], is_brief=True, limit=80)
+
+
+def _ratio(one: Setting) -> Cell | None:
+    return times_cell(one.ratio) if one.ratio else None
+
+
+def _remarks(setting: Setting) -> list[str]:
     """What must be said of a setting beside its speed."""
     found = [f"a setting had no effect: {text}" for text in setting.inert]
     if setting.changes:
@@ -54,56 +88,11 @@ def remarks(setting: SweepSetting) -> list[str]:
     return found
 
 
-def axes(cell: SweepCell) -> Table:
-    """The effect of every value of every axis, and the verdict."""
-    rows: Table = [("Axis", "Value", "Effect on throughput", "Verdict")]
-    for axis in cell.axes:
-        for number, level in enumerate(axis.levels):
-            effect = "compared with" if number == 0 else DASH if level.effect is None else times_text(level.effect)
-            rows.append((axis.key, level.value, effect, axis.words if number == 0 else ""))
-    return rows
-
-
-def losses(cell: SweepCell) -> Table:
-    """The loss of settings that change the arithmetic beside that with fp32 on the wire; only a header without any."""
-    rows: Table = [("Setting", "Loss after equal steps", "With fp32 on the wire", "That is", "Difference")]
-    for setting in cell.settings:
-        found = setting.losses
-        if found is None:
-            continue
-        own = "not finite" if found.own is None else optional_figure(found.own)
-        against = optional_figure(found.reference) if found.reference else f"not compared: {found.why}"
-        if not found.why and found.reference is None:
-            against = "not finite"
-        rows.append((setting.label, own, against, found.reference_label or DASH, optional_figure(found.difference)))
-    return rows
-
-
-def short(sweep: Sweep, cell: SweepCell) -> Table:
-    """What a terminal has room for."""
-    rows: Table = [(" / ".join(short_keys(sweep.keys)), "over the baseline", "verdict", "runs")]
-    rows += [
-        (
-            marked(setting),
-            DASH if setting.ratio is None else times_text(setting.ratio),
-            VERDICT_TITLES[setting.verdict] + (", best" if setting.label == cell.best else ""),
-            str(setting.num_runs),
-        )
-        for setting in cell.settings
-    ]
-    return rows
-
-
-def marked(setting: SweepSetting) -> str:
-    """Its label, with the marks that `MARKS` explains."""
-    return setting.label + (" *" if setting.changes else "") + (" !" if setting.inert else "")
-
-
 def remark_lines(cell: SweepCell) -> list[str]:
-    """The same for formats whose table has no room for them: equal remarks once, with their settings."""
+    """The same for a terminal, whose table has no room for them: equal remarks once, with their settings."""
     found: dict[str, list[str]] = {}
     for setting in cell.settings:
-        for text in remarks(setting):
+        for text in _remarks(setting):
             found.setdefault(text, []).append(setting.label)
     return [f"{_counted(labels)}: {text}." for text, labels in found.items()]
 
@@ -113,32 +102,75 @@ def _counted(labels: list[str]) -> str:
     return "; ".join(labels[:MAX_LABELS]) + more
 
 
-def chart_name(sweep: Sweep, cell: SweepCell) -> str:
-    """Tells a rank count's chart from the sweep's others."""
-    return f"{sweep.cells.index(cell) + 1}-n{cell.ranks}"
+@dataclass(frozen=True)
+class _AxisRow:
+    """A value of an axis."""
+
+    axis: Axis
+    level: Level
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the others are compared with it."""
+        return self.level is self.axis.levels[0]
 
 
-def chart_id(sweep: Sweep, cell: SweepCell) -> str:
-    """Where the page finds that chart."""
-    return f"chart-{sweep.id}-{chart_name(sweep, cell)}"
-
-
-Section = tuple[str, Table, str]
-"""Title, table, and a line on what it holds."""
-
-
-def sections(sweep: Sweep, cell: SweepCell) -> list[Section]:
-    """All tables of a rank count, for formats without views."""
-    found = [
-        ("Settings", settings(sweep, cell), f"Baseline: {cell.baseline}; {cell.conditions}; {sweep.caption}"),
-        ("Which axes matter", axes(cell), AXES_CAPTION),
-        ("What the changed arithmetic does to the loss", losses(cell), LOSSES_CAPTION),
-    ]
-    return [section for section in found if len(section[1]) > 1]
-
-
-AXES_CAPTION = (
-    "Ratios of throughput between values of one key, paired by repeat and by the values of all other keys. Matters: "
-    "the interval leaves 1 out, also after Holm over all pairs. No effect: all within 2 %."
+AXIS_COLUMNS: tuple[Column[_AxisRow], ...] = (
+    Column("axis", "Axis", lambda row: row.axis.key),
+    Column("value", "Value", lambda row: row.level.value, limit=80),
+    Column(
+        "effect",
+        "Effect on throughput",
+        lambda row: row.level.effect,
+        lambda row: "compared with" if row.is_first else times_cell(row.level.effect) if row.level.effect else None,
+        has_interval=True,
+    ),
+    Column("verdict", "Verdict", lambda row: row.axis.verdict, lambda row: row.axis.words if row.is_first else ""),
 )
-LOSSES_CAPTION = "Last loss of a run, mean over ranks; medians over runs; the difference in pairs of repeats."
+
+
+def axes_sheet(cell: SweepCell) -> Sheet[_AxisRow]:
+    """The effect of every value of every axis, and the verdict."""
+    return Sheet(
+        name="sweep-axes",
+        title="Which axes matter",
+        columns=AXIS_COLUMNS,
+        rows=[_AxisRow(axis, level) for axis in cell.axes for level in axis.levels],
+        caption=AXES_CAPTION,
+    )
+
+
+LOSS_COLUMNS: tuple[Column[tuple[Setting, Losses]], ...] = (
+    Column("setting", "Setting", lambda row: row[0].label),
+    Column(
+        "loss",
+        "Loss after equal steps",
+        lambda row: row[1].own,
+        lambda row: row[1].own or "not finite",
+        has_interval=True,
+    ),
+    Column(
+        "reference_loss",
+        "With fp32 on the wire",
+        lambda row: row[1].reference,
+        lambda row: _reference(row[1]),
+        has_interval=True,
+    ),
+    Column("reference", "That is", lambda row: row[1].reference_label or None),
+    Column("loss_difference", "Difference", lambda row: row[1].difference, has_interval=True),
+)
+
+
+def _reference(found: Losses) -> Estimate | str:
+    return found.reference or (f"not compared: {found.why}" if found.why else "not finite")
+
+
+def losses_sheet(cell: SweepCell) -> Sheet[tuple[Setting, Losses]]:
+    """The loss of settings that change the arithmetic beside that with fp32 on the wire."""
+    return Sheet(
+        name="sweep-losses",
+        title="What the changed arithmetic does to the loss",
+        columns=LOSS_COLUMNS,
+        rows=[(setting, setting.losses) for setting in cell.settings if setting.losses],
+        caption=LOSSES_CAPTION,
+    )

@@ -13,9 +13,9 @@ from typing import Literal
 from dlbench.costs.training_time import time_to_train, training_samples
 from dlbench.costs.utilisation import TERA, datasheet_peak, model_flops_utilisation
 from dlbench.reading.scaling import Group, Point
-from dlbench.records.record import LayerMacs
 from dlbench.records.scan import Run
 from dlbench.stats.estimates import Estimate
+from dlbench.units import format_number
 
 _GPU = re.compile(r"^cuda:\d+ \((.*)\)$")
 
@@ -37,17 +37,6 @@ class Peak:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Utilisation:
-    """The arithmetic of one scaling point."""
-
-    achieved_per_rank: Estimate
-    """Model FLOPs a second and rank."""
-    mfu: Estimate | None
-    """Model FLOPs utilisation (1); None without a peak."""
-    peak: Peak | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How much a full training is, by the plan."""
 
@@ -62,31 +51,107 @@ class Recipe:
     """Whether it is the most that would be trained, and not the length of the recipe."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class UtilisationPoint:
+    """Arithmetic and time to train at one rank count."""
+
+    ranks: int
+    nodes: int
+    throughput: Estimate
+    achieved: Estimate | None
+    """Model FLOPs per second and rank, `TFLOP/s/rank`; None where a sample's FLOPs are not known."""
+    peak_tflops: float | None
+    """Of one rank."""
+    mfu: Estimate | None
+    """Model FLOPs utilisation (fraction); None without a peak."""
+    training_time: Estimate | None
+    """An estimate: samples of the recipe over throughput."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utilisation:
+    """Use of the hardware, and what a full training would take at the measured rate."""
+
+    training_flops_per_sample: int | None
+    peak: str
+    """The peak with its source, or how to declare it."""
+    recipe: str
+    """The amount of training behind `training_time`, its source and caveats; empty if there is none."""
+    points: tuple[UtilisationPoint, ...]
+
+
+def utilisation(group: Group) -> Utilisation | None:
+    """MFU and time to train of every point; None where a record tells neither FLOPs nor the length of a training."""
+    flops, amount = training_flops(group), recipe(group)
+    if flops is None and amount is None:
+        return None
+    unit = group.sample.plan.workload.sample_unit
+    points: list[UtilisationPoint] = []
+    peaks: list[str] = []
+    for point in group.points:
+        peak = peak_of(next(run for run in group.runs if run.plan.run_id in point.run_ids)) if flops else None
+        factor = model_flops_utilisation(flops, 1.0, peak.flops_per_s, point.ranks) if flops and peak else None
+        if peak is not None:
+            peaks.append(_peak_text(peak, group))
+        achieved = point.throughput.scaled(flops / point.ranks).scaled(1 / TERA, "TFLOP/s/rank") if flops else None
+        points.append(
+            UtilisationPoint(
+                ranks=point.ranks,
+                nodes=point.nodes,
+                throughput=point.throughput,
+                achieved=achieved,
+                peak_tflops=peak.flops_per_s / TERA if peak else None,
+                mfu=point.throughput.scaled(factor, "fraction") if factor else None,
+                training_time=training_time(point, amount) if amount else None,
+            )
+        )
+    return Utilisation(
+        training_flops_per_sample=flops,
+        peak="; ".join(dict.fromkeys(peaks)) or (_no_peak(group) if flops else ""),
+        recipe=_recipe_text(group, amount, unit) if amount else "",
+        points=tuple(points),
+    )
+
+
+def _peak_text(peak: Peak, group: Group) -> str:
+    precision = group.sample.plan.workload.train.precision
+    one = f"{format_number(peak.unit_flops_per_s / TERA)} TFLOP/s a {peak.unit} at {precision}"
+    many = "" if peak.per_rank == 1 else f", {peak.per_rank:.3g} {peak.unit}s a rank"
+    how = "" if peak.is_declared else ", found by the GPU's name; node.peak_tflops of the system overrides it"
+    return f"{one}{many} ({peak.source}{how})"
+
+
+def _no_peak(group: Group) -> str:
+    plan = group.sample.plan
+    unit = "GPU" if plan.system.node.gpus else "core"
+    return (
+        f"not known: declare node.peak_tflops ({{{plan.workload.train.precision}: TFLOP/s of one {unit}}}) and "
+        f"node.peak_source in the YAML of the system ({plan.system.name}) to get the MFU"
+    )
+
+
+def _recipe_text(group: Group, amount: Recipe, unit: str) -> str:
+    plan = group.sample.plan
+    if amount.epochs is None:
+        much = f"{amount.samples:,.0f} {unit} ({amount.key})"
+    else:
+        much = f"{amount.epochs:g} epochs ({amount.key}) of {amount.epoch_samples:,} {unit}"
+    caveats = ["An estimate at this rate: steps only, without start, evaluation and checkpoints, and no claim that it"]
+    caveats[0] += " converges."
+    if amount.is_limit:
+        caveats.append("It is the most that would be trained, not the length of a recipe.")
+    if plan.workload.preset == "ci":
+        caveats.append("The ci preset is a miniature: its time says nothing about the published workload.")
+    if plan.workload.data.is_synthetic:
+        caveats.append("The rate is that of synthetic data: reading and decoding come on top.")
+    return f"{much}. {' '.join(caveats)}"
+
+
 def training_flops(group: Group) -> int | None:
     """Model FLOPs of training on one sample; None if no run tells, or runs disagree."""
     told = {run.record.training_flops_per_sample for run in group.runs if run.record}
     (found,) = told if len(told) == 1 else (None,)
     return found or None
-
-
-def layers(group: Group) -> tuple[LayerMacs, ...]:
-    """Forward multiply-accumulates of a sample by layer, of the first run that tells."""
-    return next((run.record.layers for run in group.runs if run.record and run.record.layers), ())
-
-
-def utilisation(group: Group, point: Point) -> Utilisation | None:
-    """Achieved rate and MFU of a point; None where the FLOPs of a sample are not known."""
-    flops = training_flops(group)
-    if flops is None:
-        return None
-    run = next(run for run in group.runs if run.plan.run_id in point.run_ids)
-    peak = peak_of(run)
-    factor = peak and model_flops_utilisation(flops, 1.0, peak.flops_per_s, point.ranks)
-    return Utilisation(
-        achieved_per_rank=point.throughput.scaled(flops / point.ranks),
-        mfu=point.throughput.scaled(factor) if factor else None,
-        peak=peak,
-    )
 
 
 def peak_of(run: Run) -> Peak | None:
@@ -120,7 +185,7 @@ def peak_of(run: Run) -> Peak | None:
 def recipe(group: Group) -> Recipe | None:
     """The length of a full training: the schedule's epochs, else the limit of the quality; None if neither is known."""
     workload = group.sample.plan.workload
-    epoch = epoch_samples(group)
+    epoch = epoch_samples(group.sample)
     schedule, quality = workload.train.schedule, workload.quality
     if schedule.total_epochs is not None and epoch:
         epochs, key, limit = schedule.total_epochs, "train.schedule.total_epochs", False
@@ -135,13 +200,8 @@ def recipe(group: Group) -> Recipe | None:
     return Recipe(epochs=epochs, epoch_samples=epoch, samples=samples, key=key, is_limit=limit)
 
 
-def epoch_samples(group: Group) -> int | None:
+def epoch_samples(run: Run) -> int | None:
     """Samples of an epoch: the schedule's, else those of the training data; None for synthetic data without either."""
-    return epoch_samples_of(group.sample)
-
-
-def epoch_samples_of(run: Run) -> int | None:
-    """The same for one run."""
     workload, record = run.plan.workload, run.record
     if workload.train.schedule.epoch_samples is not None:
         return workload.train.schedule.epoch_samples
@@ -155,4 +215,4 @@ def training_time(point: Point, amount: Recipe) -> Estimate:
     """Seconds of training steps for a recipe at the point's throughput; no claim that it converges."""
     rate = point.throughput
     low, high = (None if end is None else time_to_train(amount.samples, end) for end in (rate.high, rate.low))
-    return Estimate(time_to_train(amount.samples, rate.value), low, high, rate.n, rate.kind)
+    return Estimate(time_to_train(amount.samples, rate.value), low, high, rate.n, rate.kind, "s")

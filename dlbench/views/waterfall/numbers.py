@@ -13,7 +13,7 @@ alone (compute, throttling, memory). A point's own efficiencies, each between 0 
 
     communication = X1/X0, load balance = X2/X1, input = X3/X2, host = X4/X3,
 
-and their product is X4/X0. Against a baseline with X0', ..., X4' for the same samples a rank, each factor is the
+and their product is X4/X0. Against a baseline with X0', ..., X4' for the same samples per rank, each factor is the
 point's own efficiency over the baseline's, and the last one is computation scaling, X4'/X4. All terms but X0'/X0
 cancel:
 
@@ -27,7 +27,7 @@ where others grow; in exchange it is no share of the loss.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dlbench.reading.run_table import RunTable
@@ -66,42 +66,39 @@ class Factor:
     name: str
     """One of `FACTORS`."""
     own: Estimate | None
-    """The efficiency of this point by itself (1); None for `compute`, which is known against a baseline only."""
+    """The efficiency of this point by itself, a fraction; None for `compute`: that is known against a baseline only."""
     relative: Estimate
-    """Against the baseline (1): above 1 where this point does better."""
+    """Against the baseline, a fraction: above 1 where this point does better. They multiply to the efficiency."""
     level: float
-    """Product of this factor and those printed before it (1)."""
+    """Product of this factor and those printed before it."""
     step: float
-    """Level before it less its level: what a waterfall takes off here (1). Over the factors this sums to the loss."""
+    """Level before it less its level: what a waterfall takes off here. Over the factors this sums to the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waterfall:
+class FactoredPoint:
     """The factors of one scaling point."""
 
-    point: Point
+    ranks: int
+    nodes: int
     is_baseline: bool
     factors: tuple[Factor, ...]
     """By `FACTORS`; empty where this point or the baseline computes nothing, which leaves nothing to divide by."""
     parallel: Estimate | None
-    """The point's own load balance x communication (1), POP's parallel efficiency; None where there are no factors."""
+    """The point's own load balance x communication, a fraction: POP's parallel efficiency; None where there are no
+    factors."""
     efficiency: Estimate
-    """Of means, against the baseline (1): the product of the factors."""
+    """Of means, against the baseline, a fraction: the product of the factors."""
 
 
-def waterfalls(group: Group, table: RunTable) -> tuple[Waterfall, ...]:
+def waterfall(group: Group, table: RunTable) -> tuple[FactoredPoint, ...]:
     """The factors of each point of a group, baseline first.
 
     Args:
         group: comparable runs.
         table: made `with_causes`, of the same runs.
     """
-    keys = {
-        str(run_id): (str(block), int(repeat))
-        for run_id, block, repeat in zip(
-            table.figures["run_id"], table.figures["block"], table.figures["repeat"], strict=True
-        )
-    }
+    keys = table.keys
 
     def times(point: Point) -> dict[RunKey, Mapping[str, float]]:
         return {keys[run_id]: table.causes[run_id].seconds for run_id in point.run_ids}
@@ -126,7 +123,7 @@ def factorise(
     *,
     work: float,
     is_baseline: bool,
-) -> Waterfall:
+) -> FactoredPoint:
     """The factors of one point.
 
     Intervals as in `dlbench.reading.attribution`: bootstrap over runs, in pairs where the repeats are the same; the
@@ -134,35 +131,38 @@ def factorise(
 
     Args:
         point: the scaling point.
-        own: mean seconds a step of each cause of this point's runs.
+        own: mean seconds per step of each cause of this point's runs.
         baseline: those of the baseline's runs.
-        work: samples a rank and step of this point / of the baseline.
+        work: samples per rank and step of this point / of the baseline.
         is_baseline: every factor against itself is 1 by definition.
     """
     a, b = _levels(own), _levels(baseline) * work
     n = len(a) if is_baseline else min(len(a), len(b))
     top, bottom = a.mean(axis=0), b.mean(axis=0)
     if is_baseline:
-        efficiency = by_definition(1.0, n)
+        efficiency = by_definition(1.0, n, "fraction")
     else:
         tops, bottoms = _spread(a, b, are_paired(own, baseline))
         efficiency = _estimate(float(bottom[-1] / top[-1]), bottoms[:, -1] / tops[:, -1], n)
+    found = FactoredPoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        is_baseline=is_baseline,
+        factors=(),
+        parallel=None,
+        efficiency=efficiency,
+    )
     if (a <= 0).any() or (b <= 0).any():
-        return Waterfall(point=point, is_baseline=is_baseline, factors=(), parallel=None, efficiency=efficiency)
+        return found
     alone = a if len(a) < MIN_RUNS else resample_weights(len(a), stream=0) @ a
     owns = {name: _estimate(float(top[i] / top[j]), alone[:, i] / alone[:, j], len(a)) for name, (i, j) in _OWN.items()}
     if is_baseline:
-        relatives = dict.fromkeys(FACTORS, by_definition(1.0, n))
+        relatives = dict.fromkeys(FACTORS, by_definition(1.0, n, "fraction"))
     else:
         values, spread = _relative(top, bottom), _relative(tops, bottoms)
         relatives = {name: _estimate(float(values[name]), spread[name], n) for name in FACTORS}
-    return Waterfall(
-        point=point,
-        is_baseline=is_baseline,
-        factors=_stairs(owns, relatives),
-        parallel=_estimate(float(top[2] / top[4]), alone[:, 2] / alone[:, 4], len(a)),
-        efficiency=efficiency,
-    )
+    parallel = _estimate(float(top[2] / top[4]), alone[:, 2] / alone[:, 4], len(a))
+    return replace(found, factors=_stairs(owns, relatives), parallel=parallel)
 
 
 def _levels(times: Mapping[RunKey, Mapping[str, float]]) -> Array:
@@ -201,11 +201,11 @@ def _stairs(owns: Mapping[str, Estimate], relatives: Mapping[str, Estimate]) -> 
 
 
 def _estimate(value: float, spread: Sequence[float] | Array, n: int) -> Estimate:
-    """`spread` holds resamples, or values of single runs where they are few."""
+    """A fraction; `spread` holds resamples, or values of single runs where they are few."""
     import numpy as np
 
     if n == 1:
-        return Estimate(value, None, None, 1, "single run")
+        return Estimate(value, None, None, 1, "single run", "fraction")
     kind: Kind = "range" if n < MIN_RUNS else "bootstrap 95 %"
     low, high = np.percentile(np.asarray(spread), [0, 100] if kind == "range" else [2.5, 97.5])
-    return interval(value, float(low), float(high), n, kind)
+    return interval(value, float(low), float(high), n, kind, "fraction")

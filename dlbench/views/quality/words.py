@@ -10,10 +10,9 @@ from dlbench.report.wording import (
     reached_text,
     runs_text,
     times_text,
-    value_text,
 )
 from dlbench.stats.estimates import Estimate
-from dlbench.views.quality.model import Factors, Quality, QualityPoint
+from dlbench.views.quality.numbers import Factors, Quality, QualityPoint
 
 WORTH_SAYING = 0.01
 """Factors nearer to 1 are called none."""
@@ -38,23 +37,6 @@ def quality_verdict(subject: str, quality: Quality) -> str:
         f"{subject}: all {runs_text(runs)} reach {goal}. {place_text(last.ranks, last.nodes)} "
         f"{_needs(last)} {_sooner(last.factors.speedup)} {place_text(base.ranks, base.nodes)} "
         f"({_basis(last.factors.speedup)}): {_why(last.factors)}. Median time to quality: {_time_at(base)}, {sooner}."
-    )
-
-
-def headline(points: tuple[QualityPoint, ...], target: float, metric_title: str, unit: str) -> tuple[str, str]:
-    """The number of the summary's card and what it means; a failure goes before every speed-up."""
-    goal = f"{metric_title} of {number_text(target, unit)}"
-    base, last = points[0], points[-1]
-    reached, runs = sum(point.num_reached for point in points), sum(point.num_runs for point in points)
-    if reached < runs:
-        return f"{reached} of {runs}", f"runs reached {goal}: no speed-up of the time to quality"
-    place = place_text(last.ranks, last.nodes)
-    if last.factors is None or len(points) == 1:
-        return ("–" if last.time is None else value_text(last.time)), f"to {goal} at {place}"
-    factor = last.factors.speedup
-    return (
-        f"{factor.value:.2f}x",
-        f"as soon at {goal} with {place} as with {place_text(base.ranks, base.nodes)}; {_basis(factor)}",
     )
 
 

@@ -1,0 +1,125 @@
+"""What a group's measured points let expect of more ranks: laws, published figures, forecasts; none is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlbench.reading.run_table import RunTable
+from dlbench.reading.scaling import Group
+from dlbench.report.wording import ranks_text
+from dlbench.views.forecast import anchors
+from dlbench.views.forecast.laws import MIN_POINTS, ForecastPoint, Law, forecasts, law_of
+
+GROWING = 1.2
+"""The serial fraction of the largest point over that of the smallest, from which it is said to grow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchor:
+    """A published figure for the same kind of network."""
+
+    title: str
+    efficiency: float
+    """Share of the ideal (fraction)."""
+    ranks: int
+    baseline: str
+    hardware: str
+    recipe: str
+    source: str
+    address: str
+    differences: tuple[str, ...]
+    """What the runs do otherwise; empty: the same work, and only then is it drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The fit of a scaling law, published figures for the same work, and forecasts."""
+
+    law: Law | None
+    why_no_law: str
+    forecasts: tuple[ForecastPoint, ...]
+    why_no_forecast: str
+    anchors: tuple[Anchor, ...]
+    why_no_anchor: str
+    notes: tuple[str, ...]
+    """What limits the forecasts."""
+
+    @property
+    def same_work(self) -> tuple[Anchor, ...]:
+        """Published figures that may stand beside the measured ones."""
+        return tuple(anchor for anchor in self.anchors if not anchor.differences)
+
+
+def forecast(group: Group, table: RunTable, *, is_crowded: bool = False) -> Forecast | None:
+    """Fits, anchors and forecasts; None for a group of one point, which scales against nothing.
+
+    Args:
+        group: comparable runs.
+        table: all runs.
+        is_crowded: whether ranks shared cores: such points say nothing of a machine with more ranks.
+    """
+    if len(group.points) == 1:
+        return None
+    law = law_of(group, table)
+    found = () if law is None or is_crowded else forecasts(group, law)
+    known = anchors.beside(group.sample)
+    return Forecast(
+        law=law,
+        why_no_law="" if law else _why_no_law(group),
+        forecasts=found,
+        why_no_forecast="" if found else _why_no_forecast(law, is_crowded),
+        anchors=tuple(map(_anchor, known)),
+        why_no_anchor="" if any(not one.differences for one in known) else _why_no_anchor(known),
+        notes=_notes(group, law) if found else (),
+    )
+
+
+def _anchor(found: anchors.Beside) -> Anchor:
+    return Anchor(
+        **found.anchor.model_dump(exclude={"id", "work"}),
+        differences=tuple(f"{one.what} {one.theirs} there, {one.ours} here" for one in found.differences),
+    )
+
+
+def _why_no_law(group: Group) -> str:
+    counts = sorted({point.ranks for point in group.points})
+    more = ",".join(map(str, [*counts, counts[-1] * 2, counts[-1] * 4][: max(MIN_POINTS, len(counts) + 1)]))
+    return (
+        f"No law is fitted: {len(counts)} rank count{'s' * (len(counts) > 1)} measured, and a law needs "
+        f"{MIN_POINTS} before the points can contradict it; run the same workload with --ranks {more}."
+    )
+
+
+def _why_no_forecast(law: Law | None, is_crowded: bool) -> str:
+    if law is None:
+        return "Nothing is extrapolated without a law."
+    if is_crowded:
+        return "Nothing is extrapolated: ranks shared cores, which more ranks on more cores would not."
+    return f"Nothing is extrapolated: {law.doubt}."
+
+
+def _notes(group: Group, law: Law | None) -> tuple[str, ...]:
+    notes = []
+    if group.points[-1].nodes == 1:
+        notes.append("All points were measured on one node: what a network between nodes costs is not in the law.")
+    alone = [point.serial_fraction for point in group.points[1:]]
+    first, last = alone[0], alone[-1]
+    if first is not None and last is not None and first.value > 0 and last.value > GROWING * first.value:
+        notes.append(
+            "The serial fraction grows with the ranks: overhead grows too, and the law, which holds it constant, "
+            "promises too much."
+        )
+    if law is not None and law.fraction.kind == "single run":
+        notes.append("Single runs: the interval shows only how far the law missed the measured points.")
+    return tuple(notes)
+
+
+def _why_no_anchor(known: tuple[anchors.Beside, ...]) -> str:
+    if not known:
+        return "No published scaling efficiency of this kind of network is on file, so there is no reference line."
+    nearest = min(known, key=lambda one: len(one.differences))
+    what = ", ".join(difference.what for difference in nearest.differences)
+    return (
+        f"No published figure is drawn, because none is of the same work; the nearest is {nearest.anchor.title} "
+        f"({nearest.anchor.efficiency * 100:.1f} % at {ranks_text(nearest.anchor.ranks)}), which differs in {what}."
+    )

@@ -1,0 +1,1 @@
+"""Layers: a subject of the scaling report."""

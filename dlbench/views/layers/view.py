@@ -1,0 +1,90 @@
+"""The view `layers`: where the multiply-accumulates of each network are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlbench.report.document import Section
+from dlbench.report.table import Cell, Column, RowKind, Sheet
+from dlbench.units import format_number
+from dlbench.views.layers.numbers import LayerTable, layer_tables
+from dlbench.views.model import Report
+from dlbench.views.view import ReportSource, ReportView
+
+MAX_LAYERS = 10
+"""Layers with most multiply-accumulates that people see; the others are summed."""
+
+NOTE = (
+    "Multiply-accumulates of one sample's forward pass; training takes three times as many, and each is two FLOPs. "
+    "Products of tensors only."
+)
+
+
+class LayersView(ReportView):
+    """The layers of each network once."""
+
+    id = "layers"
+    title = "Layers"
+    key = "layers"
+
+    def numbers(self, source: ReportSource) -> tuple[LayerTable, ...]:
+        """The networks of all groups."""
+        return layer_tables(source.groups)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """One table for each network."""
+        found = report.all_of(LayerTable)
+        if not found:
+            return ()
+        return (Section(id=self.id, title=self.title, sheets=tuple(map(_sheet, found)), notes=(NOTE,)),)
+
+    def remedy(self, report: Report) -> str:
+        """They are recorded since dlbench counts them."""
+        return "not recorded by these runs; runs of this version of dlbench record them."
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A layer, or several together."""
+
+    name: str
+    kind: str
+    macs: int
+    is_layer: bool = True
+    is_shown: bool = True
+    role: RowKind = ""
+
+
+def _sheet(found: LayerTable) -> Sheet[_Row]:
+    """Layers with most multiply-accumulates first; people see the largest ones and the sum of the others."""
+    ordered = sorted(found.layers, key=lambda layer: -layer.macs)
+    rows = [
+        _Row(layer.name, layer.kind, layer.macs, is_shown=number < MAX_LAYERS) for number, layer in enumerate(ordered)
+    ]
+    others = ordered[MAX_LAYERS:]
+    if others:
+        rows.append(_Row(f"{len(others)} others", "", sum(layer.macs for layer in others), is_layer=False))
+    rows.append(_Row(f"sum: {len(ordered)} layers", "", found.macs, is_layer=False, role="sum"))
+    columns: tuple[Column[_Row], ...] = (
+        Column("network", "", lambda row: found.title),
+        Column("layer", "Layer", lambda row: row.name, limit=200),
+        Column("kind", "Kind", lambda row: row.kind, limit=80),
+        Column("macs_per_sample", "MACs of a sample, forward", lambda row: row.macs, _macs),
+        Column("share", "Share", lambda row: row.macs / found.macs if found.macs else 0.0, unit="fraction"),
+    )
+    return Sheet(
+        name="layers",
+        title=f"Layers of {found.title}",
+        columns=columns,
+        rows=rows,
+        is_data=lambda row: row.is_layer,
+        is_shown=lambda row: row.is_shown,
+        kind=lambda row: row.role,
+    )
+
+
+def _macs(row: _Row) -> Cell:
+    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if row.macs >= factor:
+            return Cell(f"{format_number(row.macs / factor)} {unit}MAC", number=row.macs)
+    return Cell(f"{row.macs} MAC", number=row.macs)

@@ -1,0 +1,1 @@
+"""Slow nodes: a subject of the scaling report."""

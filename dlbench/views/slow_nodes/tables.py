@@ -1,0 +1,56 @@
+"""The table of slow nodes, over all runs."""
+
+from __future__ import annotations
+
+from dlbench.reading.slow_nodes import HostHistory, SlowNodes
+from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.wording import percent, runs_text
+from dlbench.stats.estimates import Estimate
+
+MAX_SHOWN = 10
+"""Hosts in a table for people, which has all slow ones, and in a chart."""
+
+
+def host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
+    """Hosts over all runs of the folder."""
+    slowest = found.hosts[:MAX_SHOWN]
+    left = sum(one.verdict != "slow" for one in found.hosts[MAX_SHOWN:])
+    columns: tuple[Column[HostHistory], ...] = (
+        Column("host", "Host", lambda one: one.host, limit=64),
+        Column(
+            "own_work_ratio", "Own work", lambda one: one.ratio, lambda one: ratio_cell(one.ratio), has_interval=True
+        ),
+        Column("runs", "Runs", lambda one: one.ratio.n),
+        Column("interval", "", lambda one: one.ratio.kind),
+        Column("last_share_fraction", "Last in", lambda one: one.last_share, lambda one: percent(one.last_share, 0)),
+        Column("fair_share_fraction", "Fair share", lambda one: one.fair_share, lambda one: percent(one.fair_share, 0)),
+        Column("verdict", "Verdict", lambda one: one.verdict, verdict_text),
+    )
+    return Sheet(
+        name="slow-nodes",
+        title="Hosts, over all runs of the folder",
+        columns=columns,
+        rows=found.hosts,
+        is_shown=lambda one: one.verdict == "slow" or one in slowest,
+        caption=(
+            "Medians over runs; in brackets their 95 % bootstrap interval, or the range below five runs. Fair share: "
+            "steps in which one of its ranks would come last if all ranks did equally often."
+            + (f" The {left} fastest hosts are left out." if left else "")
+        ),
+    )
+
+
+def ratio_cell(ratio: Estimate) -> Cell:
+    """A ratio near 1 with its interval, to the thousandth."""
+    is_known = ratio.low is not None and ratio.high is not None
+    return Cell(f"{ratio.value:.3f}", f"[{ratio.low:.3f}, {ratio.high:.3f}]" if is_known else "", number=ratio.value)
+
+
+def ratio_text(ratio: Estimate) -> str:
+    """The same as text."""
+    return str(ratio_cell(ratio))
+
+
+def verdict_text(one: HostHistory) -> str:
+    """With fewer than five runs a host is suspected at most."""
+    return f"suspected ({runs_text(one.ratio.n)}: insufficient)" if one.verdict == "suspected" else one.verdict

@@ -1,0 +1,58 @@
+"""The view `slow-nodes`: hosts whose ranks take longer than those of other hosts, over all runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
+from dlbench.report.document import Section
+from dlbench.report.wording import runs_text
+from dlbench.views.model import Report
+from dlbench.views.slow_nodes.charts import slow_node_charts
+from dlbench.views.slow_nodes.tables import host_sheet
+from dlbench.views.view import ReportSource, ReportView
+
+
+class SlowNodesView(ReportView):
+    """Slow nodes, as an option for sbatch."""
+
+    id = "slow-nodes"
+    title = "Slow nodes"
+    key = "slow_nodes"
+
+    def numbers(self, source: ReportSource) -> SlowNodes:
+        """All hosts of all runs."""
+        return slow_nodes(source.table)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """The option, and every host."""
+        found = report.of(SlowNodes)
+        if found is None or not found.hosts:
+            return ()
+        section = Section(
+            id=self.id,
+            title=self.title,
+            words=tuple(_words(found)),
+            charts=lambda: slow_node_charts(found),
+            sheets=(host_sheet(found),),
+        )
+        return (section,)
+
+    def remedy(self, report: Report) -> str:
+        """Runs on two hosts."""
+        found = report.of(SlowNodes)
+        faulty = f" {runs_text(found.num_faulty)} with a planted fault left out." if found and found.num_faulty else ""
+        return f"not known: no counted run had ranks on two hosts or more.{faulty}"
+
+
+def _words(found: SlowNodes) -> Iterator[str]:
+    """The option for Slurm, or that there is none to give; then what the comparison is, and over which runs."""
+    yield found.option or "No host is shown to be slow."
+    yield from (f"Left out of the list, no name for an option: {host}" for host in found.unsafe)
+    if found.num_faulty:
+        yield f"{runs_text(found.num_faulty)} with a planted fault left out."
+    rest = f", {found.num_single_host} on one" if found.num_single_host else ""
+    yield (
+        "Own work (no exchange) of a host's slowest rank relative to the other hosts' in the same run; slow: interval "
+        f"above {found.threshold:g}. {len(found.hosts)} hosts, {runs_text(found.num_runs)} on several hosts{rest}."
+    )

@@ -1,0 +1,75 @@
+"""The view `sweep`: settings of a swept series against each other, at each rank count."""
+
+from __future__ import annotations
+
+from dlbench.report.document import Card, Mark, Section
+from dlbench.report.wording import place_text
+from dlbench.views.model import Report
+from dlbench.views.sweep.charts import MARKS, settings_chart
+from dlbench.views.sweep.numbers import Sweep, SweepCell, sweeps
+from dlbench.views.sweep.tables import axes_sheet, losses_sheet, remark_lines, settings_sheet
+from dlbench.views.view import ReportSource, ReportView
+
+
+class SweepView(ReportView):
+    """Settings compared."""
+
+    id = "sweep"
+    title = "Settings compared"
+    key = "sweeps"
+
+    def numbers(self, source: ReportSource) -> tuple[Sweep, ...]:
+        """All swept series with figures."""
+        return sweeps(source.table)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """A section for each series, with one for each rank count."""
+        return tuple(self._section(sweep) for sweep in report.all_of(Sweep))
+
+    def _section(self, sweep: Sweep) -> Section:
+        last = sweep.cells[-1] if sweep.cells else None
+        card = Card(
+            title=sweep.label,
+            big=sweep.headline[0],
+            small=(sweep.headline[1],),
+            words=(sweep.verdict,),
+            next_step=last.advice if last else "",
+        )
+        return Section(
+            id=sweep.id,
+            title=f"{self.title}: {sweep.label}",
+            cards=(card,),
+            sections=tuple(_cell(sweep, cell) for cell in sweep.cells),
+            notes=sweep.idle,
+            brief=sweep.idle,
+            where={"series": sweep.series},
+        )
+
+    def remedy(self, report: Report) -> str:
+        """An option."""
+        return "no series was swept: --sweep KEY=A,B with five repeats or more sets settings side by side."
+
+
+def _cell(sweep: Sweep, cell: SweepCell) -> Section:
+    place = place_text(cell.ranks, cell.nodes)
+    told = (cell.verdict, f"Next: {cell.advice}")
+    return Section(
+        id=f"{sweep.id}-{sweep.cells.index(cell) + 1}",
+        title=place,
+        marks=tuple(Mark(severity="note", text=text) for text in cell.notes),
+        caption=f"{cell.conditions}; {sweep.caption}. Baseline: {cell.baseline}. In brackets: the interval.",
+        # The card of the series says it of the largest rank count.
+        words=(*(told if cell is not sweep.cells[-1] else ()), cell.interaction),
+        charts=lambda: settings_chart(sweep, cell),
+        charts_per_row=1,
+        sheets=(settings_sheet(sweep, cell), axes_sheet(cell), losses_sheet(cell)),
+        notes=(MARKS,),
+        brief=(
+            f"Baseline: {cell.baseline}.",
+            cell.verdict,
+            cell.interaction,
+            *remark_lines(cell),
+            f"Next: {cell.advice}",
+        ),
+        where={"ranks": cell.ranks, "nodes": cell.nodes},
+    )
