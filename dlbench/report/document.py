@@ -158,6 +158,7 @@ class Document:
     """Writes the document; a page names it for tables that are too large for it."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "as_of", clean(self.as_of))
         for name in ("meta", "notices"):
             object.__setattr__(self, name, tuple(map(clean, getattr(self, name))))
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from typing import TYPE_CHECKING
 
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes, format_number, format_seconds
-
-if TYPE_CHECKING:
-    pass
 
 DASH = "–"
 

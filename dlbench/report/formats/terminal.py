@@ -75,11 +75,13 @@ def _section(section: Section, width: int, full: bool, *, is_outer: bool) -> Ite
 def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
     """Words and tables of a section by itself; in the summary the words stand under the tables."""
     tables = []
+    num_shown = sum(sheet.in_terminal for sheet in section.sheets)
     for sheet in section.sheets:
         if full or sheet.in_terminal:
             table = sheet.people(brief=not full)
             if table.rows:
-                title = _wrapped(sheet.title, width) if len(section.sheets) > 1 else []
+                is_titled = sheet.title != section.title if full else num_shown > 1
+                title = _wrapped(sheet.title, width) if is_titled else []
                 lines = whole(table, width) if full else fitted(table, width)
                 about = _wrapped(sheet.caption, width) if full else []
                 tables.append(Block(("", *title, *lines, *about)))
