@@ -85,7 +85,7 @@ def _sheet(found: Sequence[Decomposition]) -> Sheet[Row]:
 
 
 def _title(point: Decomposition) -> str:
-    step = "no run as asked for has figures"
+    step = "no plain run has figures"
     if point.step_s is not None:
         step = f"a step takes {figure_text(point.step_s)} (mean over ranks; {basis_text(point.step_s)})"
     return (
