@@ -319,7 +319,7 @@ def test_variants_without_a_plain_run_are_told_and_not_compared(tmp_path: Path) 
             write_unfinished(tmp_path, plan)
     point = only_point(tmp_path)
     assert (point.step_s, point.differences) == (None, ())
-    assert "no run as asked for has figures" in lines_of(tmp_path)[0]
+    assert "no plain run has figures" in lines_of(tmp_path)[0]
     assert as_plain(decompositions(scan(tmp_path).runs))[0]["step_s"] is None
 
 

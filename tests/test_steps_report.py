@@ -146,7 +146,7 @@ def test_words_name_runs_steps_and_what_is_left_out(group: model.Group) -> None:
         "4 ranks: 180 measured steps of 3 runs (15 warm-up steps are left out); half of them within "
     )
     assert second.startswith("2 ranks: 180 measured steps of 3 runs")
-    assert "rank 1 on n0, and most of the growth is in input wait." in longest
+    assert "rank 1 on n0 had the longest own work, and most of the growth is in input wait." in longest
 
 
 def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folder: Path, group: model.Group) -> None:
@@ -158,13 +158,13 @@ def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folde
             own.append(float((centred[1:] * centred[:-1]).sum() / (centred**2).sum()))
         assert point.autocorrelation is not None
         assert point.autocorrelation.value == pytest.approx(float(np.median(own)))
-        assert "alike" not in " ".join(section(group, "steps").words)
+        assert "correlated" not in " ".join(section(group, "steps").words)
     known = points[-1].autocorrelation
     assert known is not None
     alike = dataclasses.replace(points[-1], autocorrelation=dataclasses.replace(known, value=0.5, low=0.4, high=0.6))
     times = dataclasses.replace(steps_of(group), points=(points[0], alike))
     first = section(with_steps(group, times), "steps").words[0]
-    assert "Successive steps are alike (autocorrelation 0.50 [0.40, 0.60])" in first
+    assert "Successive steps are correlated (autocorrelation 0.50 [0.40, 0.60])" in first
 
 
 # Outliers
@@ -250,7 +250,7 @@ def test_the_slow_rank_is_named_with_its_steps(group: model.Group) -> None:
 @pytest.mark.parametrize(
     ("steps", "told"),
     [
-        (2, "Too few steps to tell."),
+        (2, "Too few steps to look for slow ranks."),
         (
             3,
             "No rank takes 5 % or more longer than the others, beyond noise, for 3 columns (3 steps) or longer; single "

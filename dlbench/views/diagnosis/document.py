@@ -10,6 +10,7 @@ from dlbench.report.document import Document
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.views.assemble import assemble
 from dlbench.views.causes.view import CausesView
+from dlbench.views.decomposition.view import DecompositionView
 from dlbench.views.document import document_of
 from dlbench.views.energy.numbers import DetailedEnergy
 from dlbench.views.energy.view import EnergyView
@@ -41,7 +42,7 @@ def diagnosis(
             TelemetryView(is_detailed=True),
             EnergyView(is_detailed=True, slurm=slurm),
         ),
-        closing=(SlowNodesView(), WithoutFiguresView()),
+        closing=(SlowNodesView(), DecompositionView(), WithoutFiguresView()),
     )
     report = assemble(scan, views=views, with_digests=False)
     # Samples of all runs are read here alone.
