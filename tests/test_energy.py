@@ -449,7 +449,7 @@ def test_without_spans_only_steps_are_told_apart(tmp_path: Path) -> None:
     folder = write_run(tmp_path, one_node(), step_times(), gpu_story())
     write_samples(folder, 0, ["gpu.0.energy_j"], rows_of(every(1.0), lambda t: 300 * t))
     energy = run_energy(read_run(folder.path))
-    assert any("no spans tell the stages" in text for text in energy.doubts)
+    assert any("no spans hold the stages" in text for text in energy.doubts)
     assert energy.stage("GPUs", "building") is None
     assert joules(energy) == pytest.approx(300 * 15)
 
@@ -549,7 +549,7 @@ def test_gpus_count_by_the_device_of_the_rank(tmp_path: Path) -> None:
 def test_gpus_that_cannot_be_told_apart_all_count_and_are_doubtful(tmp_path: Path) -> None:
     energy = four_gpus(tmp_path, **{"gpu.3": "NVIDIA T4"})
     assert watts(energy) == pytest.approx(1000.0)
-    assert any("cannot be told: all of them count" in text for text in energy.doubts)
+    assert any("is not known: all of them count" in text for text in energy.doubts)
 
 
 @pytest.mark.parametrize(

@@ -524,14 +524,14 @@ def test_waits_stalls_and_disks(tmp_path: Path) -> None:
     seen = (first + count) * plan.global_batch
     assert facts["Coverage"].startswith(f"{seen:,} samples of a set of 1,000")
     assert facts["Cold or warm"].startswith("cold at least in part")
-    assert facts["Readers"] == "3 reader processes a rank (data.loader_workers); decoder simplejpeg"
+    assert facts["Readers"] == "3 reader processes per rank (data.loader_workers); decoder simplejpeg"
     assert facts["Staging"] == "not known: no node's spans were read"
     assert of(group, DataPath).verdict == (
         f"On average over ranks, steps and runs ranks wait for input for {percent(point.wait_share.value)} of a step "
         f"({format_seconds(wait)}) at 2 ranks; the longest single wait looked at was 500 ms; up to "
         f"{percent(slow / (2 * count))} of the steps stall (run in the middle, at most 16 ranks)."
     )
-    assert "one permutation an epoch" in facts["Order"]
+    assert "one permutation per epoch" in facts["Order"]
     row = sheet(group, "data-path").records()[0]
     assert (row["input_wait_s"], row["stalled_share"]) == (point.wait.value, point.stalled)
 
@@ -653,7 +653,7 @@ def test_other_precisions_set_no_limit(tmp_path: Path) -> None:
 def test_the_limit_lies_above_what_fitted(tmp_path: Path) -> None:
     batches(tmp_path, [8], [4, 16, 32])
     limit = limit_of(tmp_path)
-    assert limit.startswith("8 samples a rank fitted in fp32 (500 MiB at the rank that held most); 4 samples ended ")
+    assert limit.startswith("8 samples per rank fitted in fp32 (500 MiB at the rank that held most); 4 samples ended ")
     assert limit.endswith(
         "; 4 samples ended without memory in 1 run, though more fitted in others; 16 samples ended without memory."
     )
