@@ -17,7 +17,7 @@ from dlbench.reading.scaling import Group, groups
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan
-from dlbench.views.causes.numbers import CausePoint, group_causes
+from dlbench.views.causes.numbers import CausePoint, lost_percent
 from dlbench.views.stragglers.numbers import Straggler, main_host, main_straggler, ranking
 from tests.run_factory import MS, StepTimes, Story, plans, write_run
 from tests.watch_factory import watch_result, write_samples
@@ -191,7 +191,9 @@ def only_group(folder: Path) -> tuple[Group, RunTable]:
 
 
 def points_of(folder: Path) -> tuple[CausePoint, ...]:
-    return group_causes(*only_group(folder), ()).points
+    found = lost_percent(*only_group(folder))
+    assert found is not None
+    return found.diagnosed.points
 
 
 def most_waited_for(folder: Path) -> tuple[Straggler | None, Straggler | None]:
@@ -205,8 +207,8 @@ def most_waited_for(folder: Path) -> tuple[Straggler | None, Straggler | None]:
 @pytest.mark.parametrize("repeats", [1, 3, 5])
 def test_lost_shares_sum_to_the_loss_and_lie_in_their_intervals(tmp_path: Path, repeats: int) -> None:
     write_series(tmp_path, 3, repeats=repeats)
-    group, table = only_group(tmp_path)
-    found = group_causes(group, table, ()).points
+    group, _ = only_group(tmp_path)
+    found = points_of(tmp_path)
     for point, scaled in zip(found, group.points, strict=True):
         assert [part.name for part in point.causes] == list(CAUSES)
         assert sum(part.seconds.value for part in point.causes) == pytest.approx(point.whole.seconds.value, rel=1e-12)

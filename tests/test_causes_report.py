@@ -1,4 +1,4 @@
-"""The report's views of the lost percent: what `dlbench diagnose` says, sums exact, forecasts apart, text clean."""
+"""The views of the lost percent: what `dlbench diagnose` says, sums exact, forecasts apart, text clean."""
 
 from __future__ import annotations
 
@@ -12,31 +12,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dlbench.views.steps.views import VIEWS as STEP_VIEWS
 
 from dlbench.reading.run_table import tabulate
+from dlbench.reading.scaling import groups
 from dlbench.records.scan import scan
-from dlbench.report import model, wording
+from dlbench.report import wording
+from dlbench.report.charts.chart import Chart
+from dlbench.report.document import Section
 from dlbench.report.formats import html
-from dlbench.report.view import Sheet, View
+from dlbench.report.formats.json import as_plain
+from dlbench.report.table import Sheet
 from dlbench.specs.fault import FaultSpec
+from dlbench.views import model
 from dlbench.views.assemble import assemble
-from dlbench.views.causes import view as causes_view
 from dlbench.views.causes.diagnosis import NextExperiment
-from dlbench.views.causes.numbers import CauseAccount, causes
-from dlbench.views.diagnosis import document
-from dlbench.views.slow_nodes import view as slow_nodes_view
-from dlbench.views.stragglers import view as stragglers_view
+from dlbench.views.causes.numbers import Diagnosed, LostPercent, lost_percent
+from dlbench.views.causes.view import CausesView
+from dlbench.views.diagnosis.document import diagnosis
+from dlbench.views.document import document_of
+from dlbench.views.slow_nodes.view import SlowNodesView
+from dlbench.views.steps.view import RanksView, StepsView
 from dlbench.views.stragglers.numbers import Straggler
 from dlbench.views.stragglers.tables import MAX_LISTED, MAX_SHOWN
-from dlbench.views.waterfall import view as waterfall_view
+from dlbench.views.stragglers.view import StragglersView
+from dlbench.views.view import GroupView
 from dlbench.views.waterfall.numbers import FACTORS
+from dlbench.views.waterfall.view import WaterfallView
 from tests.run_factory import Story, constant, plans, write_run, write_scaling
 from tests.test_causes import simulate
 from tests.test_report import Outline
 
-VIEWS = (waterfall_view.VIEW, causes_view.VIEW, stragglers_view.VIEW, slow_nodes_view.VIEW)
-VIEW = {view.id: view for view in VIEWS}
+VIEWS: dict[str, GroupView] = {view.id: view for view in (WaterfallView(), CausesView(), StragglersView())}
 
 
 def write_straggler(out: Path, repeats: int = 5, points: tuple[int, ...] = (2, 4, 8)) -> None:
@@ -69,28 +75,59 @@ def group(made: model.Report) -> model.Group:
     return made.groups[0]
 
 
-def account(group: model.Group) -> CauseAccount:
-    assert group.causes is not None
-    return group.causes
+def lost(group: model.Group) -> LostPercent:
+    found = group.of(LostPercent)
+    assert found is not None
+    return found
 
 
-def sheets(group: model.Group, *names: str) -> dict[str, Sheet]:
-    return {sheet.name: sheet for name in names for sheet in VIEW[name].sheets(group)}
+def with_diagnosed(group: model.Group, **changes: Any) -> model.Group:
+    """The group with another largest point."""
+    found = lost(group)
+    *before, last = found.diagnosed.points
+    points = (*before, dataclasses.replace(last, **changes))
+    diagnosed = dataclasses.replace(found.diagnosed, points=points)
+    return dataclasses.replace(group, views={"causes": dataclasses.replace(found, diagnosed=diagnosed)})
 
 
-def cells(sheet: Sheet) -> set[str]:
-    return {cell for row in sheet.text for cell in row}
+def section(group: model.Group, view: str) -> Section:
+    found = VIEWS[view].section(group)
+    assert found is not None
+    return found
+
+
+def sheets(group: model.Group, view: str) -> dict[str, Sheet[Any]]:
+    return {sheet.name: sheet for sheet in section(group, view).sheets}
+
+
+def charts(group: model.Group, view: str) -> list[Chart]:
+    return list(section(group, view).charts())
+
+
+def rows(sheet: Sheet[Any]) -> list[tuple[str, ...]]:
+    """Lines for people."""
+    return [tuple(map(str, row.cells)) for row in sheet.people().rows]
+
+
+def cells(sheet: Sheet[Any]) -> set[str]:
+    return {cell for row in rows(sheet) for cell in row}
 
 
 # Equal to the diagnosis
 
 
 def test_report_and_diagnose_say_the_same(folder: Path, made: model.Report) -> None:
-    diagnosis = document.assemble(scan(folder))
-    assert tuple(account(group).diagnosed for group in made.groups) == diagnosis.groups
-    assert [account(group).nodes for group in made.groups] == [diagnosis.nodes]
-    words = " ".join(VIEW["causes"].words(made.groups[0]))
-    for point in diagnosis.groups[0].points:
+    found, document = diagnosis(scan(folder))
+    assert [lost(group) for group in made.groups] == [lost(group) for group in found.groups]
+    assert made.views["slow_nodes"] == found.views["slow_nodes"]
+    own = {one.id: one for outer in document.sections for one in outer.sections}
+    for outer in document_of(made).sections:
+        for one in outer.sections:
+            if one.id.startswith(("causes-", "stragglers-")):
+                assert own[one.id].words == one.words
+                assert [sheet.people() for sheet in own[one.id].sheets] == [sheet.people() for sheet in one.sheets]
+    words = " ".join(section(made.groups[0], "causes").words)
+    for point in lost(found.groups[0]).diagnosed.points:
         assert point.verdict.line in words
 
 
@@ -98,11 +135,11 @@ def test_report_and_diagnose_say_the_same(folder: Path, made: model.Report) -> N
 
 
 def test_factors_multiply_and_stairs_sum_in_the_model_and_in_its_rows(group: model.Group) -> None:
-    rows = sheets(group, "waterfall")["waterfall"].rows
-    for point, scaled in zip(account(group).waterfall, group.points, strict=True):
+    records = sheets(group, "waterfall")["waterfall"].records()
+    for point, scaled in zip(lost(group).waterfall, group.points, strict=True):
         efficiency = 1 - scaled.whole.lost.value
         assert math.prod(factor.relative.value for factor in point.factors) == pytest.approx(efficiency, rel=1e-12)
-        own = [row for row in rows if row["ranks"] == point.ranks]
+        own = [row for row in records if row["ranks"] == point.ranks]
         assert [row["factor"] for row in own] == list(FACTORS)
         assert math.prod(float(row["relative_fraction"] or 0) for row in own) == pytest.approx(efficiency, rel=1e-12)
         assert math.fsum(float(row["step_fraction"] or 0) for row in own) == pytest.approx(1 - efficiency, abs=1e-12)
@@ -112,7 +149,7 @@ def test_factors_multiply_and_stairs_sum_in_the_model_and_in_its_rows(group: mod
 
 def test_factor_tables_hold_every_number(group: model.Group) -> None:
     found = sheets(group, "waterfall")
-    for point in account(group).waterfall:
+    for point in lost(group).waterfall:
         assert point.parallel is not None
         assert wording.figure_text(point.parallel) in cells(found["own-efficiencies"])
         for factor in point.factors:
@@ -132,11 +169,12 @@ def drawn_rows(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: model.Group) -> None:
-    (chart,) = VIEW["waterfall"].charts(group)
-    rows = {row["name"]: row for row in drawn_rows(chart.spec) if "name" in row}
-    bars = list(rows.values())
-    assert [bar["name"] for bar in bars] == ["ideal", *(row[0] for row in chart.table[1:-1]), "efficiency (of means)"]
-    largest = account(group).waterfall[-1]
+    (chart,) = charts(group, "waterfall")
+    drawn = {row["name"]: row for row in drawn_rows(chart.spec) if "name" in row}
+    bars = list(drawn.values())
+    table = [tuple(map(str, row.cells)) for row in chart.table.rows]
+    assert [bar["name"] for bar in bars] == ["ideal", *(row[0] for row in table[:-1]), "efficiency (of means)"]
+    largest = lost(group).waterfall[-1]
     level = 100.0
     for bar, factor in zip(bars[1:-1], largest.factors, strict=True):
         ends = (bar["from"], bar["to"])
@@ -146,12 +184,12 @@ def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: mod
     assert bars[-1]["to"] == pytest.approx(largest.efficiency.value * 100, abs=0.01)
     for factor in largest.factors:
         assert wording.figure_text(factor.relative) in chart.alt
-        assert wording.figure_text(factor.relative) in {cell for row in chart.table for cell in row}
+        assert wording.figure_text(factor.relative) in {cell for row in table for cell in row}
     assert wording.figure_text(largest.efficiency) in chart.alt
 
 
 def test_a_planted_straggler_is_the_smallest_factor(group: model.Group) -> None:
-    first = VIEW["waterfall"].words(group)[0]
+    first = section(group, "waterfall").words[0]
     assert first.startswith("8 ranks on 4 nodes: load balance ")
     assert first.endswith("the smallest factor is load balance.")
 
@@ -161,7 +199,7 @@ def test_a_planted_straggler_is_the_smallest_factor(group: model.Group) -> None:
 
 def test_cause_tables_hold_every_number_and_what_is_not_measured(group: model.Group) -> None:
     found = sheets(group, "causes")
-    for point in account(group).diagnosed.points:
+    for point in lost(group).diagnosed.points:
         for share in (*point.causes, point.whole):
             if not share.is_measured:
                 continue
@@ -170,33 +208,33 @@ def test_cause_tables_hold_every_number_and_what_is_not_measured(group: model.Gr
                 assert wording.lost_text(share.lost) in cells(found["causes"])
     for name in ("causes", "cause-seconds"):
         assert "not measured" in cells(found[name])
-    silent = [row for row in found["causes"].rows if not row["is_measured"]]
+    silent = [row for row in found["causes"].records() if not row["is_measured"]]
     assert {row["cause"] for row in silent} == {"throttling"}
     for row in silent:
         assert row["seconds"] is row["lost_fraction"] is None
         assert row["why_not_measured"]
-    assert any(text.startswith("clock throttling: not measured: ") for text in VIEW["causes"].words(group))
+    assert any(text.startswith("clock throttling: not measured: ") for text in section(group, "causes").notes)
 
 
 def test_rows_of_causes_sum_to_the_loss(group: model.Group) -> None:
-    rows = sheets(group, "causes")["causes"].rows
+    records = sheets(group, "causes")["causes"].records()
     for ranks in (4, 8):
-        own = {row["cause"]: float(row["lost_fraction"] or 0) for row in rows if row["ranks"] == ranks}
+        own = {row["cause"]: float(row["lost_fraction"] or 0) for row in records if row["ranks"] == ranks}
         whole = own.pop("step")
         assert math.fsum(own.values()) == pytest.approx(whole, abs=1e-12)
-        efficiency = next(p.efficiency.value for p in account(group).waterfall if p.ranks == ranks)
+        efficiency = next(p.efficiency.value for p in lost(group).waterfall if p.ranks == ranks)
         assert 1 - whole == pytest.approx(efficiency, rel=1e-12)
 
 
 def test_charts_of_causes_draw_what_is_told(group: model.Group) -> None:
-    stacked, largest = VIEW["causes"].charts(group)
-    point = account(group).diagnosed.points[-1]
+    stacked, largest = charts(group, "causes")
+    point = lost(group).diagnosed.points[-1]
     drawn = {row["cause"]: row for row in drawn_rows(largest.spec) if "cause" in row}
-    assert {row[1] for row in largest.table[1:-2]} == {
+    assert {str(row.cells[1]) for row in largest.table.rows[:-2]} == {
         wording.lost_text(share.lost) if share.is_measured else "not measured" for share in point.causes
     }
-    lost = {row["shown"] for row in drawn.values()}
-    assert lost == {wording.lost_text(share.lost) for share in point.causes if share.is_measured and share.lost.value}
+    lost_to = [share for share in point.causes if share.is_measured and share.lost.value]
+    assert {row["shown"] for row in drawn.values()} == {wording.lost_text(share.lost) for share in lost_to}
     places = {row["place"] for row in drawn_rows(stacked.spec) if "place" in row}
     assert places == {"4 ranks on 2 nodes", "8 ranks on 4 nodes"}
     assert wording.lost_text(point.whole.lost) in stacked.alt
@@ -204,23 +242,18 @@ def test_charts_of_causes_draw_what_is_told(group: model.Group) -> None:
 
 
 def test_a_forecast_has_a_column_of_its_own_and_is_called_one(group: model.Group) -> None:
-    assert "Forecast (nothing measured)" not in cells(sheets(group, "causes")["experiments"])
-    found = account(group)
-    told = NextExperiment(text="half of the bytes", forecast_gain=0.18, basis="messages of the runs")
-    *before, last = found.diagnosed.points
-    verdict = dataclasses.replace(last.verdict, experiments=(told,))
-    points = (*before, dataclasses.replace(last, verdict=verdict))
-    diagnosed = dataclasses.replace(found.diagnosed, points=points)
-    changed = dataclasses.replace(group, causes=dataclasses.replace(found, diagnosed=diagnosed))
-    sheet = sheets(changed, "causes")["experiments"]
-    column = sheet.text[0].index("Forecast (nothing measured)")
-    assert sheet.text[-1][column] == "forecast +18 % throughput"
-    assert sheet.text[-1][column + 1] == "messages of the runs"
-    assert sheet.rows[-1]["forecast_throughput_gain_fraction"] == 0.18
-    others = {cell for row in sheet.text for number, cell in enumerate(row) if number != column}
+    assert "Forecast (nothing measured)" not in sheets(group, "causes")["experiments"].people().header
+    one = NextExperiment(text="half of the bytes", forecast_gain=0.18, basis="messages of the runs")
+    verdict = dataclasses.replace(lost(group).diagnosed.points[-1].verdict, experiments=(one,))
+    sheet = sheets(with_diagnosed(group, verdict=verdict), "causes")["experiments"]
+    column = sheet.people().header.index("Forecast (nothing measured)")
+    assert rows(sheet)[-1][column] == "forecast +18 % throughput"
+    assert rows(sheet)[-1][column + 1] == "messages of the runs"
+    assert sheet.records()[-1]["forecast_throughput_gain_fraction"] == 0.18
+    others = {cell for row in rows(sheet) for number, cell in enumerate(row) if number != column}
     assert not any("18 %" in cell for cell in others)
     # Nothing that is measured stands in that table.
-    assert not {"seconds", "lost_fraction"} & set(sheet.columns)
+    assert not {"seconds", "lost_fraction"} & set(sheet.names)
 
 
 def test_a_planted_fault_is_told_first(tmp_path: Path) -> None:
@@ -228,61 +261,51 @@ def test_a_planted_fault_is_told_first(tmp_path: Path) -> None:
         fault = FaultSpec(ranks=(0,), input_delay_s=0.01)
         write_run(tmp_path, plan.model_copy(update={"fault": fault}), constant([5, 0, 30, 50, 9, 10]))
     (found,) = assemble(scan(tmp_path)).groups
-    assert VIEW["causes"].words(found)[0].startswith("A fault was planted on purpose: ")
+    assert section(found, "causes").words[0].startswith("A fault was planted on purpose: ")
 
 
 # Stragglers
 
 
 def test_stragglers_are_ranked_with_what_makes_them_late(group: model.Group) -> None:
-    first, *_ = VIEW["stragglers"].words(group)
+    first, *_ = section(group, "stragglers").words
     assert first.startswith("8 ranks on 4 nodes: ")
     assert "of all waiting is for rank 3 on n1 (an even share is 12.5 %)" in first
     assert first.endswith("late by compute.")
     found = sheets(group, "stragglers")
-    assert found["stragglers"].text[1][:2] == ("3", "n1")
-    assert found["straggler-hosts"].text[1][0] == "n1"
-    largest = account(group).diagnosed.points[-1]
-    rows = [row for row in found["stragglers"].rows if row["ranks"] == 8]
-    assert [(row["rank"], row["waited_s_per_step"]) for row in rows] == [
-        (late.rank, late.waited_s) for late in largest.waiting_ranks
+    assert rows(found["stragglers"])[0][:2] == ("3", "n1")
+    assert rows(found["straggler-hosts"])[0][0] == "n1"
+    largest = lost(group).diagnosed.points[-1]
+    late = [row for row in found["stragglers"].records() if row["ranks"] == 8]
+    assert [(row["rank"], row["waited_s_per_step"]) for row in late] == [
+        (one.rank, one.waited_s) for one in largest.waiting_ranks
     ]
-    assert math.fsum(float(row["waited_share_fraction"] or 0) for row in rows) == pytest.approx(1.0)
-    (chart,) = VIEW["stragglers"].charts(group)
+    assert math.fsum(float(row["waited_share_fraction"] or 0) for row in late) == pytest.approx(1.0)
+    (chart,) = charts(group, "stragglers")
     assert chart.alt.startswith("Waiting that single ranks owe the others, longest first. rank 3 on n1: ")
 
 
 def test_many_stragglers_are_cut_and_counted(group: model.Group) -> None:
-    found = account(group)
-    *before, last = found.diagnosed.points
-    late = last.waiting_ranks[0]
+    late = lost(group).diagnosed.points[-1].waiting_ranks[0]
     many = tuple(dataclasses.replace(late, rank=rank, waited_s=1.0 / (rank + 1)) for rank in range(100))
-    points = (*before, dataclasses.replace(last, waiting_ranks=many))
-    diagnosed = dataclasses.replace(found.diagnosed, points=points)
-    sheet = sheets(dataclasses.replace(group, causes=dataclasses.replace(found, diagnosed=diagnosed)), "stragglers")[
-        "stragglers"
-    ]
-    assert len(sheet.text) == MAX_SHOWN + 1
+    sheet = sheets(with_diagnosed(group, waiting_ranks=many), "stragglers")["stragglers"]
+    assert len(rows(sheet)) == MAX_SHOWN
     assert "90 more ranks were late at times" in sheet.caption
-    assert len([row for row in sheet.rows if row["ranks"] == 8]) == MAX_LISTED
+    assert len([row for row in sheet.records() if row["ranks"] == 8]) == MAX_LISTED
 
 
 def test_slow_nodes_are_told_once_and_with_the_option(made: model.Report) -> None:
-    view = VIEW["slow-nodes"]
-    assert view.is_shown(made)
-    assert view.report_words(made)[0] == "--exclude=n1"
-    (sheet,) = view.report_sheets(made)
-    slow = [row for row in sheet.rows if row["verdict"] == "slow"]
+    (found,) = SlowNodesView().sections(made)
+    assert found.words[0] == "--exclude=n1"
+    (sheet,) = found.sheets
+    slow = [row for row in sheet.records() if row["verdict"] == "slow"]
     assert [row["host"] for row in slow] == ["n1"]
     # 10 runs on several hosts, the largest with 4.
     assert [row["runs"] for row in slow] == [10]
-    assert {row["host"] for row in sheet.rows} == {"n0", "n1", "n2", "n3"}
-    (chart,) = view.report_charts(made)
+    assert {row["host"] for row in sheet.records()} == {"n0", "n1", "n2", "n3"}
+    (chart,) = found.charts()
     assert "n1" in chart.alt
-    assert any("--exclude=n1" in text for text in VIEW["stragglers"].words(made.groups[0]))
-    # Two groups of the same folder tell of one history, and each host stands there once.
-    twice = dataclasses.replace(made, groups=(*made.groups, *made.groups))
-    assert view.report_sheets(twice) == view.report_sheets(made)
+    assert any("--exclude=n1" in text for text in section(made.groups[0], "stragglers").words)
 
 
 # What is missing
@@ -291,73 +314,68 @@ def test_slow_nodes_are_told_once_and_with_the_option(made: model.Report) -> Non
 def test_one_rank_count_has_causes_but_no_waterfall(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), repeats=2)
     (found,) = assemble(scan(tmp_path)).groups
-    assert not VIEW["waterfall"].is_for(found)
-    assert "dlbench run sample --preset tiny --engine horovod --ranks 1,2 --repeats 5" in VIEW["waterfall"].remedy(
-        found
-    )
-    assert VIEW["causes"].is_for(found)
-    (sheet,) = VIEW["causes"].sheets(found)
-    assert {row["lost_fraction"] for row in sheet.rows if row["is_measured"]} == {0.0}
-    assert VIEW["causes"].charts(found) == []
-    assert not VIEW["stragglers"].is_for(found)
-    assert "--ranks 1,2" in VIEW["stragglers"].remedy(found)
+    assert VIEWS["waterfall"].section(found) is None
+    wanted = "dlbench run sample --preset tiny --engine horovod --ranks 1,2 --repeats 5"
+    assert wanted in VIEWS["waterfall"].remedy(found)
+    (sheet,) = section(found, "causes").sheets
+    assert {row["lost_fraction"] for row in sheet.records() if row["is_measured"]} == {0.0}
+    assert charts(found, "causes") == []
+    assert VIEWS["stragglers"].section(found) is None
+    assert "--ranks 1,2" in VIEWS["stragglers"].remedy(found)
 
 
 def test_nobody_waiting_is_said(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1, 2), repeats=1)
     made = assemble(scan(tmp_path))
     (found,) = made.groups
-    assert VIEW["stragglers"].words(found) == ("2 ranks: no rank waited for another one.",)
-    assert VIEW["stragglers"].sheets(found) == VIEW["stragglers"].charts(found) == []
-    assert not VIEW["slow-nodes"].is_shown(made)
-    assert VIEW["slow-nodes"].report_remedy(made)
+    assert section(found, "stragglers").words == ("2 ranks: no rank waited for another one.",)
+    assert section(found, "stragglers").sheets == ()
+    assert charts(found, "stragglers") == []
+    assert SlowNodesView().sections(made) == ()
+    assert SlowNodesView().remedy(made)
 
 
-def test_runs_with_something_taken_away_have_no_account(tmp_path: Path) -> None:
+def test_runs_with_something_taken_away_have_no_causes(tmp_path: Path) -> None:
     for plan in plans(points=(1, 2), repeats=1):
         series = plan.series.model_copy(update={"variant": "no-exchange"})
         write_run(tmp_path, plan.model_copy(update={"series": series}), constant([5, 0, 30, 50, 0, 10]))
     (found,) = assemble(scan(tmp_path)).groups
-    assert found.causes is None
-    for view in VIEWS:
-        if view.place == "group":
-            assert not view.is_for(found)
-            assert "taken away on purpose" in view.remedy(found)
-            assert view.charts(found) == []
+    assert found.views["causes"] is None
+    for view in VIEWS.values():
+        assert view.section(found) is None
+        assert "taken away on purpose" in view.remedy(found)
 
 
-def test_without_causes_there_is_no_account(folder: Path) -> None:
-    from dlbench.reading.scaling import groups
-
+def test_without_causes_nothing_is_lost_to_any(folder: Path) -> None:
     table = tabulate(scan(folder))
-    assert [causes(group, table) for group in groups(table)] == [None]
+    assert [lost_percent(group, table) for group in groups(table)] == [None]
 
 
 # Any format
 
 
-def all_text(view: View, group: model.Group) -> Iterator[str]:
-    yield from view.words(group)
-    yield view.remedy(group)
-    for chart in view.charts(group):
+def all_text(found: Section) -> Iterator[str]:
+    yield from (found.caption, *found.words, *found.notes)
+    for chart in found.charts():
         yield from (chart.title, chart.alt, json.dumps(chart.spec, ensure_ascii=False))
-        yield from (cell for row in chart.table for cell in row)
-    for sheet in view.sheets(group):
-        yield from (sheet.title, sheet.caption, *(cell for row in sheet.text for cell in row))
-        yield from (str(value) for row in sheet.rows for value in row.values())
+        yield from (str(cell) for row in chart.table.rows for cell in row.cells)
+    for sheet in found.sheets:
+        yield from (sheet.title, sheet.caption, *sheet.people().header, *cells(sheet))
+        yield from (str(value) for row in sheet.records() for value in row.values())
 
 
-def test_every_sheet_is_whole_and_says_where_it_is_from(group: model.Group) -> None:
+def test_every_sheet_is_whole_and_its_section_says_where_it_is_from(group: model.Group) -> None:
     names: list[str] = []
-    for view in (*VIEWS, *STEP_VIEWS):
-        for sheet in view.sheets(group) if view.place == "group" else []:
+    for name in VIEWS:
+        found = section(group, name)
+        for wanted in ("tiny preset", "Horovod", "4 images a rank", "synthetic data"):
+            assert wanted in found.caption
+        for sheet in found.sheets:
             assert re.fullmatch(r"[a-z-]+", sheet.name)
             names.append(sheet.name)
-            assert {len(row) for row in sheet.text} == {len(sheet.text[0])}
-            assert all(set(row) >= set(sheet.columns) and row["group"] == group.id for row in sheet.rows)
-            assert bool(sheet.columns) == bool(sheet.rows)
-            for wanted in ("tiny preset", "Horovod", "4 images a rank", "synthetic data"):
-                assert wanted in sheet.caption or sheet.name == "experiments"
+            assert {len(row) for row in rows(sheet)} == {len(sheet.people().header)}
+            assert all(tuple(row) == sheet.names for row in sheet.records())
+            assert sheet.caption
     assert len(set(names)) == len(names)
 
 
@@ -371,9 +389,8 @@ def test_foreign_text_is_one_harmless_line(tmp_path: Path) -> None:
         write_run(tmp_path, plan, simulate(plan, work), Story(host=lambda rank: f"{rank // 2}{hostile}"))
     made = assemble(scan(tmp_path))
     (found,) = made.groups
-    texts = [text for view in (*VIEWS, *STEP_VIEWS) if view.place == "group" for text in all_text(view, found)]
-    texts += [*VIEW["slow-nodes"].report_words(made)]
-    texts += [cell for sheet in VIEW["slow-nodes"].report_sheets(made) for row in sheet.text for cell in row]
+    sections = [view.section(found) for view in (*VIEWS.values(), StepsView(), RanksView())]
+    texts = [text for one in (*sections, *SlowNodesView().sections(made)) if one for text in all_text(one)]
     assert any("pwned" in text for text in texts)
     for text in texts:
         assert not [c for c in text if unicodedata.category(c) in ("Cc", "Cf")]
@@ -381,20 +398,23 @@ def test_foreign_text_is_one_harmless_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_page_is_well_formed_and_has_every_view(made: model.Report, group: model.Group) -> None:
-    page = html.to_html(made)
+    page = html.to_html(document_of(made))
     outline = Outline()
     outline.feed(page)
     outline.close()
     assert outline.stack == []
     assert len(set(outline.ids)) == len(outline.ids)
-    for view in (*VIEWS, *STEP_VIEWS):
-        drawn = view.report_charts(made) if view.place != "group" else view.charts(group)
-        assert (f"{view.id}-{group.id}" if view.place == "group" else view.id) in outline.ids
-        assert {chart.id for chart in drawn} <= set(outline.ids)
+    found = {f"{name}-{group.id}": section(group, name) for name in VIEWS}
+    found |= {one.id: one for one in SlowNodesView().sections(made)}
+    for anchor, one in found.items():
+        drawn = one.charts()
         assert drawn
+        assert anchor in outline.ids
+        assert {chart.id for chart in drawn} <= set(outline.ids)
 
 
-def test_a_straggler_is_plain_data(group: model.Group) -> None:
-    late = account(group).diagnosed.points[-1].waiting_ranks[0]
-    assert isinstance(late, Straggler)
-    assert json.loads(json.dumps(model.as_plain(account(group)), allow_nan=False))["waterfall"][-1]["ranks"] == 8
+def test_numbers_are_plain_data(group: model.Group) -> None:
+    found = lost(group)
+    assert isinstance(found.diagnosed, Diagnosed)
+    assert isinstance(found.diagnosed.points[-1].waiting_ranks[0], Straggler)
+    assert json.loads(json.dumps(as_plain(found), allow_nan=False))["waterfall"][-1]["ranks"] == 8

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from dlbench.views.diagnosis.text import show, to_text
 from rich.console import Console
 
 from dlbench.cli import cli
@@ -24,12 +23,13 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import write_watch_cost
+from dlbench.report.formats.terminal import show, to_text
 from dlbench.specs.collectives.network import Level, NetworkModel, Piece
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast, upper_bound
-from dlbench.views.diagnosis.document import assemble
+from dlbench.views.diagnosis.document import diagnosis
 from tests.run_factory import NOW, Story, constant, edit_json, exchange_result, plans, write_run, write_unfinished
 from tests.watch_factory import watch_result, write_samples
 
@@ -52,10 +52,17 @@ def as_json(folder: Path, *arguments: str | Path) -> dict[str, Any]:
     return found
 
 
+def diagnosed(group: dict[str, Any]) -> dict[str, Any]:
+    """The causes of a group, without the factors."""
+    found = group["causes"]["diagnosed"]
+    assert isinstance(found, dict)
+    return found
+
+
 def verdict(folder: Path, *arguments: str | Path) -> dict[str, Any]:
     """Of the last point of the only group."""
     (group,) = as_json(folder, *arguments)["groups"]
-    found = group["points"][-1]["verdict"]
+    found = diagnosed(group)["points"][-1]["verdict"]
     assert isinstance(found, dict)
     return found
 
@@ -139,10 +146,10 @@ def test_a_late_rank_is_named_with_what_holds_it_up(tmp_path: Path) -> None:
     text = diagnose(tmp_path)
     assert (
         "4 ranks: straggler-bound: 18.8 % [18.8, 18.8] of the ideal is lost in waiting\n"
-        "  for late ranks: 100 % of the wait is for rank 3 on n1, late by its input; try\n"
+        "for late ranks: 100 % of the wait is for rank 3 on n1, late by its input; try a\n"
     ) in text
     # 25 of 133 ms, and its row in the table: last in every step, 3/4 of 25 ms on average over the ranks.
-    assert "   3    n1    100 %        18.8 ms           100 %  input 25 ms\n" in text
+    assert "   3    n1    100 %          18.8 ms           100 %  input 25 ms\n" in text
     assert "--exclude=n1\n" in text
     assert "late ranks: 100 % of the wait" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
@@ -178,9 +185,9 @@ def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> No
     ]
     # Beside the ranks their host: half of them wait 25 ms, and each of its ranks is late by 25 ms.
     assert "The same by host" in text
-    assert "  n1    100 %        12.5 ms           100 %  compute 25 ms\n" in text
+    assert "  n1    100 %          12.5 ms           100 %  compute 25 ms\n" in text
     (group,) = as_json(tmp_path)["groups"]
-    assert [host["host"] for host in group["points"][-1]["waiting_hosts"]] == ["n1"]
+    assert [host["host"] for host in diagnosed(group)["points"][-1]["waiting_hosts"]] == ["n1"]
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -192,7 +199,7 @@ def test_one_host_has_no_table_of_hosts(tmp_path: Path) -> None:
 
         write_run(tmp_path, plan, times)
     text = diagnose(tmp_path)
-    assert "Waiting for whom, at 2 ranks" in text
+    assert "Who is waited for\n2 ranks: 100 % of all waiting is for rank 1" in text
     assert "by host" not in text
 
 
@@ -201,7 +208,7 @@ def test_text_and_json_hold_the_same_numbers(tmp_path: Path) -> None:
     found, text = as_json(tmp_path), diagnose(tmp_path)
     assert (found["format"], found["version"]) == ("dlbench.diagnosis", 1)
     (group,) = found["groups"]
-    point = group["points"][-1]
+    point = diagnosed(group)["points"][-1]
     shares = {one["name"]: one["lost"]["value"] for one in point["causes"]}
     assert sum(shares.values()) == pytest.approx(point["whole"]["lost"]["value"], abs=1e-12)
     assert shares["exchange"] == pytest.approx(0.2)
@@ -213,7 +220,7 @@ def test_text_and_json_hold_the_same_numbers(tmp_path: Path) -> None:
     assert "nothing recomputes or swaps in these runs" in text
     seconds = {one["name"]: one["seconds"]["value"] for one in point["causes"]}
     assert sum(seconds.values()) == pytest.approx(point["whole"]["seconds"]["value"])
-    assert set(found) >= {"groups", "nodes", "energy", "decomposition", "without_figures", "damaged"}
+    assert set(found) >= {"groups", "slow_nodes", "decomposition", "runs", "damaged"}
 
 
 def test_many_rank_counts_fit_eighty_columns(tmp_path: Path) -> None:
@@ -229,12 +236,11 @@ def test_every_kind_of_interval_is_named(tmp_path: Path) -> None:
             write_run(tmp_path, plan, constant([*BASE[:4], exchange, BASE[5]], other=5.0))
     words = " ".join(diagnose(tmp_path).split())
     assert (
-        "Mean step by cause; intervals: 95 % bootstrap, 6 runs (1 rank); 95 % bootstrap, 5 runs (2 ranks); "
-        "range of 3 runs (3 ranks, 4 ranks)."
+        "Intervals: 95 % bootstrap, 6 runs (1 rank); 95 % bootstrap, 5 runs (2 ranks); range of 3 runs (3 ranks, "
+        "4 ranks). The causes sum to the mean step."
     ) in words
     assert (
-        "Share of the ideal that is lost, by cause; intervals: 95 % bootstrap, 5 runs (2 ranks); range of 3 runs "
-        "(3 ranks, 4 ranks)."
+        "Intervals: 95 % bootstrap, 5 runs (2 ranks); range of 3 runs (3 ranks, 4 ranks). Causes sum to the loss"
     ) in words
 
 
@@ -249,15 +255,15 @@ def test_throttling_is_called_not_measured_where_some_run_does_not_tell(tmp_path
         "- clock throttling: not measured at 2 ranks: n0 has no samples: the file is gone; compute includes it."
         in words
     )
-    # The third rank count stands in a table of its own.
+    # Lost points of two rank counts, then seconds of all three, the third one in a table of its own.
     rows = [line.split(maxsplit=2)[2] for line in text.splitlines() if line.strip().startswith("clock throttling")]
     assert [row.split() for row in rows] == [
+        ["not", "measured", "0.0", "points"],
         ["0", "s", "not", "measured"],
         ["0", "s"],
-        ["not", "measured", "0.0", "points"],
     ]
     (group,) = as_json(tmp_path)["groups"]
-    assert [point["causes"][4]["is_measured"] for point in group["points"]] == [True, False, True]
+    assert [point["causes"][4]["is_measured"] for point in diagnosed(group)["points"]] == [True, False, True]
 
 
 # Doubt
@@ -309,10 +315,10 @@ def test_one_rank_count_has_causes_but_no_loss(tmp_path: Path) -> None:
     write_series(tmp_path, {}, points=(1,))
     text = diagnose(tmp_path)
     assert (
-        "1 rank: baseline: 90.0 % of a step is compute, 5.0 % waiting for input and the\n  copy to the device.\n"
+        "1 rank: baseline: 90.0 % of a step is compute, 5.0 % waiting for input and the\ncopy to the device.\n"
     ) in text
-    assert "Shares of the ideal need a second rank count." in text
-    assert "Share of the ideal that is lost" not in text
+    assert "Mean step by cause" in text
+    assert "Points of the ideal lost to each cause" not in text
 
 
 # The next experiment
@@ -518,7 +524,7 @@ def test_forecast_stands_in_the_line_and_is_called_so(tmp_path: Path) -> None:
     assert found["line"].endswith(f"forecast +{100 * first['forecast_gain']:.0f} % throughput")
     text = " ".join(diagnose(tmp_path / "runs", "--network", file).split())
     assert "on the fitted network of box over torch-gloo, priced for the run's 3 messages" in text
-    assert "A limit, no forecast: at most +" in text
+    assert "A limit at 4 ranks on 2 nodes, no forecast: at most +" in text
     # Without the file there is no forecast, only the limit.
     assert "orecast +" not in diagnose(tmp_path / "runs")
 
@@ -551,12 +557,12 @@ def test_planted_faults_and_the_cost_of_watching_are_told(tmp_path: Path) -> Non
         if len(ranks) > 1:
             edit_json(path, ranks=[{**rank, "planted_s": 0.3} for rank in ranks])
     text = diagnose(tmp_path)
-    assert "! A fault was planted on purpose: input_delay_s=0.025.\n" in text
-    assert "- Planted at 2 ranks: rank 0 25 ms, rank 1 25 ms a step.\n" in text
+    assert "\nA fault was planted on purpose: input_delay_s=0.025.\n" in text
+    assert "- Planted at 2 ranks, per step: rank 0 25 ms, rank 1 25 ms.\n" in text
     assert "- Watching (period_s=2.0) cost 0.40 % [0.10 %, 0.70 %] of a step (measured at 2 ranks)." in " ".join(
         text.split()
     )
-    assert "10 runs with a planted fault left out.\n" in text
+    assert "10 runs with a planted fault left out." in " ".join(text.split())
 
 
 def overhead(value: float, method: str, num_pairs: int = 0) -> dict[str, Any]:
@@ -579,7 +585,7 @@ def test_what_watching_cost_is_measured_before_accounted_and_the_newest(tmp_path
     words = " ".join(diagnose(tmp_path).split())
     assert "- Watching (default) cost 2.00 % [0.00 %, 5.00 %] of a step (measured at 2 ranks)." in words
     (group,) = as_json(tmp_path)["groups"]
-    assert (group["watch_cost"]["method"], group["watch_cost"]["num_runs"]) == ("measured", 2)
+    assert tuple(diagnosed(group)["watch_cost"][name] for name in ("method", "num_runs")) == ("measured", 2)
     for path in tmp_path.glob("*/watch-cost.json"):
         path.unlink()
     words = " ".join(diagnose(tmp_path).split())
@@ -591,7 +597,7 @@ def test_watched_and_unwatched_runs_are_groups_of_their_own(tmp_path: Path) -> N
         for plan in plans(points=(1,), repeats=1, series=f"w{watch is None}"):
             write_run(tmp_path, plan.model_copy(update={"watch": watch}), constant(BASE, 5.0))
     found = as_json(tmp_path)
-    assert sorted(group["watching"] for group in found["groups"]) == ["default", "none"]
+    assert sorted(diagnosed(group)["watching"] for group in found["groups"]) == ["default", "none"]
     assert len({group["label"] for group in found["groups"]}) == 2
 
 
@@ -600,9 +606,11 @@ def test_variants_of_a_decomposition_are_not_diagnosed_by_themselves(tmp_path: P
     for plan in plans(points=(2,), repeats=1, series="other", overrides={"sync.exchange": "none"}):
         series = plan.series.model_copy(update={"variant": "no-exchange"})
         write_run(tmp_path, plan.model_copy(update={"series": series}), constant(BASE, 5.0))
-    found = as_json(tmp_path)
-    assert len(found["groups"]) == 1
-    assert found["num_variants"] == 1
+    plain, variant = as_json(tmp_path)["groups"]
+    assert plain["causes"]["diagnosed"]["points"]
+    assert variant["causes"] is None
+    assert "no-exchange" in variant["label"]
+    assert "The lost percent, by cause: not shown: in these runs something was taken away" in diagnose(tmp_path)
 
 
 def test_twins_are_no_repeats_of_plain_runs_with_their_settings(tmp_path: Path) -> None:
@@ -613,15 +621,16 @@ def test_twins_are_no_repeats_of_plain_runs_with_their_settings(tmp_path: Path) 
     for plan in plans(points=(1, 2), repeats=2, series="later"):
         write_run(tmp_path, plan, constant(BASE, other=5.0))
     found = as_json(tmp_path)
-    told = {
+    plain = [group for group in found["groups"] if group["causes"] is not None]
+    stalls = {
         (len(point["run_ids"]), round(1e3 * point["causes"][2]["seconds"]["value"], 3))
-        for group in found["groups"]
-        for point in group["points"]
+        for group in plain
+        for point in diagnosed(group)["points"]
     }
     # Means of the input stall: no twin is among them.
-    assert len(found["groups"]) == 2
-    assert told == {(2, 9.0), (2, 5.0)}
-    assert found["num_variants"] == 2
+    assert len(plain) == 2
+    assert stalls == {(2, 9.0), (2, 5.0)}
+    assert len(found["groups"]) == 4
     assert [one["ranks"] for one in found["decomposition"]] == [1, 2]
 
 
@@ -651,15 +660,11 @@ def test_formats_and_files(tmp_path: Path) -> None:
 
 def test_a_terminal_gets_the_same_words(tmp_path: Path) -> None:
     write_series(tmp_path, {"exchange": 25.0}, repeats=2)
-    found = assemble(scan(tmp_path))
+    _, document = diagnosis(scan(tmp_path))
     console = Console(file=io.StringIO(), width=80, force_terminal=False)
-    show(found, console, [("Energy", ["  nothing [bold]measured"]), ("Decomposition", [])])
+    show(document, console, full=True)
     assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    plain = to_text(found, [("Energy", ["  nothing [bold]measured"]), ("Decomposition", [])])
-    assert shown.split() == plain.split()
-    assert "nothing [bold]measured" in shown
-    assert "Decomposition" not in shown
+    assert console.file.getvalue().split() == to_text(document, full=True).split()
 
 
 def test_damaged_and_empty_folders_end_with_four(tmp_path: Path) -> None:

@@ -18,7 +18,10 @@ from hypothesis import strategies as st
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.slurm import Submission
 from dlbench.jobs.slurm_energy import consumed_energy, job_energies
+from dlbench.reading import scaling
+from dlbench.reading.run_table import tabulate
 from dlbench.reading.samples.energy import RunEnergy, run_energy
+from dlbench.reading.samples.energy_sources import KINDS, Kind
 from dlbench.reading.samples.integral import Curve, counter_curve, rate_curve
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
@@ -26,9 +29,11 @@ from dlbench.records.rows.samples import sample_writer
 from dlbench.records.rows.spans import STAGE
 from dlbench.records.rows.steps import StepWriter
 from dlbench.records.scan import Run, read_run, scan
+from dlbench.report.formats.json import dumped
+from dlbench.report.formats.terminal import to_text
 from dlbench.specs.plan import RunPlan
-from dlbench.views.energy.of_runs import KINDS, check_slurm, energy_points
-from dlbench.views.energy.text import energy_json, energy_lines
+from dlbench.views.diagnosis.document import diagnosis
+from dlbench.views.energy.numbers import DetailedEnergy, KindEnergy, detailed_energy
 from tests.run_factory import Story, constant, plans, write_run
 from tests.watch_factory import node_watch, watch_result, write_samples, write_spans
 
@@ -106,6 +111,27 @@ def joules(energy: RunEnergy, *names: str, kind: Any = "GPUs") -> float:
     found = energy.stage(kind, *names)
     assert found is not None
     return found.joules
+
+
+def measured(out: Path, slurm: Mapping[str, float] | None = None) -> DetailedEnergy:
+    """Energy of all runs of the only group."""
+    table = tabulate(scan(out))
+    (group,) = scaling.groups(table)
+    return detailed_energy(group, table, slurm or {})
+
+
+def kind_of(found: DetailedEnergy, kind: Kind = "GPUs") -> KindEnergy:
+    (point,) = found.points
+    (chosen,) = [energy for energy in point.kinds if energy.kind == kind]
+    return chosen
+
+
+def text_of(out: Path, slurm: Mapping[str, float] | None = None) -> str:
+    """The section on energy as `dlbench diagnose` prints it, on one line."""
+    lines = to_text(diagnosis(scan(out), slurm=slurm)[1], full=True).splitlines()
+    assert max(map(len, lines)) <= 80
+    begin = lines.index("Energy")
+    return " ".join(" ".join(lines[begin:]).split())
 
 
 # Integrals
@@ -337,13 +363,10 @@ def test_too_little_sampled_makes_no_figure(tmp_path: Path) -> None:
     assert energy.energy_per_sample_j("GPUs") is None
     assert joules(energy, "measured") == pytest.approx(300 * 8)
     assert any("only 67% of the measured window was sampled" in text for text in energy.doubts)
-    (told,) = [point.kinds["GPUs"] for point in energy_points(scan(tmp_path).runs)]
+    told = kind_of(measured(tmp_path))
     assert told.energy_per_sample is None
     assert told.sampled_share == pytest.approx(8 / 12)
-    assert any(
-        "too little of the measured steps was sampled" in line
-        for line in energy_lines(energy_points(scan(tmp_path).runs))
-    )
+    assert "GPUs, 1 rank too little sampled" in text_of(tmp_path)
 
 
 def test_rapl_is_apart_and_told_as_the_whole_node(tmp_path: Path) -> None:
@@ -563,8 +586,7 @@ def write_series(out: Path, watts_of: Sequence[float], **story: Any) -> list[Run
 
 def test_runs_of_a_point_become_an_interval(tmp_path: Path) -> None:
     write_series(tmp_path, [300, 310, 320])
-    (point,) = energy_points(scan(tmp_path).runs)
-    told = point.kinds["GPUs"]
+    told = kind_of(measured(tmp_path))
     each, inverse = told.energy_per_sample, told.samples_per_joule
     assert each is not None
     assert inverse is not None
@@ -572,48 +594,49 @@ def test_runs_of_a_point_become_an_interval(tmp_path: Path) -> None:
     assert (inverse.value, inverse.low, inverse.high) == pytest.approx((4 / 310, 4 / 320, 4 / 300))
     assert told.mean_power is not None
     assert told.mean_power.value == pytest.approx(310)
-    assert told.whole_j.value == pytest.approx(310 * 20)
+    assert told.whole.value == pytest.approx(310 * 20)
 
 
 def test_five_runs_have_a_bootstrap_interval(tmp_path: Path) -> None:
     write_series(tmp_path, [300, 310, 320, 330, 340])
-    (point,) = energy_points(scan(tmp_path).runs)
-    each = point.kinds["GPUs"].energy_per_sample
+    each = kind_of(measured(tmp_path)).energy_per_sample
     assert each is not None
     assert each.kind == "bootstrap 95 %"
 
 
-def test_lines_say_figure_method_coverage_and_what_is_missing(tmp_path: Path) -> None:
+def test_lines_say_figure_method_share_and_what_is_missing(tmp_path: Path) -> None:
     plan, *_ = write_series(tmp_path, [300, 320])
-    lines = energy_lines(energy_points(scan(tmp_path).runs), {plan.run_id: 12_400.0})
-    text = " ".join(" ".join(lines).split())
-    assert max(map(len, lines)) <= 80
-    assert "77.50 [75.00, 80.00] J per sample" in text
-    assert "0.01290 [0.01250, 0.01333] samples per J (range of 2 runs)" in text
-    assert "mean power 310.0 W, 1 GPU; energy counter; 100 % of the time sampled" in text
-    assert "processors: not measured: this node did not sample it (n0)" in text
-    assert "measured 3,720" in text
-    assert "whole run 6,200" in text
+    text = text_of(tmp_path, {plan.run_id: 12_400.0})
+    assert "GPUs, 1 rank 77.50 [75.00, 80.00] 0.01290 [0.01250, 0.01333]" in text
+    assert "310.0 [300.0, 320.0] range of 2 runs 1 " in text
+    assert "GPUs, 1 rank energy counter 100.0 %" in text
+    assert "processors, 1 rank not measured" in text
+    assert "this node did not sample it (n0)" in text
+    assert "3,720 [3,600, 3,840]" in text
+    assert "6,200 [6,000, 6,400]" in text
     # 300 W for 20 s are 6,000 J.
-    assert f"{plan.run_id}: Slurm's ConsumedEnergy is 1.24e+04 J, 2.07 times what was sampled of GPUs" in text
+    assert f"{plan.run_id} 12,400 6,000 GPUs 2.067" in text
+    assert "It counts whole nodes" in text
 
 
 def test_json_is_finite_and_has_the_runs(tmp_path: Path) -> None:
     plan, *_ = write_series(tmp_path, [300, 320])
-    (entry,) = json.loads(
-        json.dumps(energy_json(energy_points(scan(tmp_path).runs), {plan.run_id: 6000.0}), allow_nan=False)
-    )
-    assert entry["GPUs"]["energy_per_sample_j"]["value"] == pytest.approx(77.5)
-    assert entry["processors"] is None
-    assert entry["why_not"] == {"processors": ["this node did not sample it (n0)"]}
-    source = entry["runs"][0]["sources"][0]
+    found = json.loads(dumped(measured(tmp_path, {plan.run_id: 6000.0})))
+    (point,) = found["points"]
+    (gpus,) = point["kinds"]
+    assert (gpus["kind"], gpus["energy_per_sample"]["unit"]) == ("GPUs", "J")
+    assert gpus["energy_per_sample"]["value"] == pytest.approx(77.5)
+    assert point["why"] == [["processors", "this node did not sample it (n0)"]]
+    assert [run["run_id"] for run in found["runs"]] == [one.run_id for one in plans(points=(1,), repeats=2)]
+    source = found["runs"][0]["sources"][0]
     assert source["method"] == "energy counter"
     assert source["counter_over_power"] == pytest.approx(1.0)
-    assert source["stages"]["measured"] == pytest.approx({"joules": 3600.0, "seconds": 12.0, "sampled_share": 1.0})
-    assert entry["slurm"][0]["ratio"] == pytest.approx(1.0)
+    stages = {one.pop("stage"): one for one in source["stages"]}
+    assert stages["measured"] == pytest.approx({"joules": 3600.0, "seconds": 12.0, "sampled_share": 1.0})
+    assert found["slurm"][0]["ratio"] == pytest.approx(1.0)
 
 
-def test_where_nothing_tells_one_sentence_says_why(tmp_path: Path) -> None:
+def test_where_nothing_was_measured_the_table_says_why(tmp_path: Path) -> None:
     reasons = {"gpu": "NVML Shared Library Not Found", "host.energy.package-0_j": "only root may read it"}
     make_run(
         tmp_path,
@@ -622,18 +645,16 @@ def test_where_nothing_tells_one_sentence_says_why(tmp_path: Path) -> None:
         unavailable=reasons,
         story=Story(record={"watch": watch_result(nodes=[node_watch(unavailable=reasons)])}),
     )
-    text = " ".join(energy_lines(energy_points(scan(tmp_path).runs)))
-    assert text.startswith("energy: not measured here: GPUs: no rank of the node computes on a GPU")
-    assert "processors: only root may read it" in text
+    text = text_of(tmp_path)
+    assert "GPUs, 1 rank not measured" in text
+    assert "no rank of the node computes on a GPU" in text
+    assert "processors, 1 rank not measured" in text
+    assert "only root may read it" in text
 
 
 def test_runs_without_a_sampler_say_so(tmp_path: Path) -> None:
     write_run(tmp_path, one_node(overrides={"watch.sampler": False}), step_times(), Story())
-    assert energy_lines(energy_points(scan(tmp_path).runs)) == [
-        "energy: not measured here: the run was not sampled (watch.sampler)"
-    ]
-    (tmp_path / "empty").mkdir()
-    assert energy_lines(energy_points(scan(tmp_path / "empty").runs)) == ["energy: no run has figures"]
+    assert "the run was not sampled (watch.sampler)" in text_of(tmp_path)
 
 
 def test_damaged_samples_are_named_and_hide_no_other_run(tmp_path: Path) -> None:
@@ -644,9 +665,11 @@ def test_damaged_samples_are_named_and_hide_no_other_run(tmp_path: Path) -> None
     path.write_bytes(bytes(content))
     with pytest.raises(IncompleteDataError, match="damaged"):
         run_energy(read_run(tmp_path / first.run_id))
-    (point,) = energy_points(scan(tmp_path).runs)
-    assert [energy.run_id for energy in point.runs] == [second.run_id]
-    assert any("damaged" in line for line in energy_lines(energy_points(scan(tmp_path).runs)))
+    found = measured(tmp_path)
+    assert [run.run_id for run in found.runs] == [second.run_id]
+    (line,) = found.damaged
+    assert line.startswith(f"{path}: ")
+    assert f"Damaged: {line}".replace(" ", "") in text_of(tmp_path).replace(" ", "")
 
 
 def test_samples_of_another_run_are_refused(tmp_path: Path) -> None:
@@ -747,11 +770,9 @@ def test_jobs_of_runs_are_found_by_their_submission(sacct: Callable[[str], Path]
     assert set(why) == {made[1].run_id, made[2].run_id}
     assert "submission.json: damaged" in why[made[2].run_id]
     assert len(calls.read_text(encoding="utf-8").splitlines()) == 1
-    (point,) = energy_points(found.runs)
-    (check,) = check_slurm(point.runs, told)
+    (check,) = measured(out, told).slurm
     assert (check.run_id, check.sampled_j, check.ratio) == (
         made[0].run_id,
         pytest.approx(6000.0),
         pytest.approx(2.0),
     )
-    assert "whole nodes" in check.text

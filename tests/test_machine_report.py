@@ -47,11 +47,11 @@ from dlbench.views.telemetry.charts import telemetry_charts
 from dlbench.views.telemetry.numbers import Telemetry, telemetry
 from dlbench.views.telemetry.series import MAX_POINTS, MAX_STRETCHES, series, thinned, throttled_stretches
 from dlbench.views.telemetry.view import TelemetryView
-from dlbench.views.view import GroupView
+from dlbench.views.view import GroupView, Views
 from tests.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_unfinished
 from tests.watch_factory import node_watch, watch_result, write_samples, write_spans
 
-VIEWS = (DataPathView(), MemoryView(), TelemetryView(), EnergyView())
+VIEWS = Views(group=(DataPathView(), MemoryView(), TelemetryView(), EnergyView()))
 
 N = TypeVar("N")
 
@@ -111,7 +111,7 @@ def nodes_plans(points: Sequence[int], repeats: int = 1) -> list[RunPlan]:
 
 
 def group_of(out: Path) -> Group:
-    (group,) = assemble(scan(out)).groups
+    (group,) = assemble(scan(out), views=VIEWS, with_digests=False).groups
     return group
 
 
@@ -131,7 +131,7 @@ def numbers(out: Path, make: Callable[[scaling.Group, RunTable], N | None]) -> N
 
 
 def view(name: str) -> GroupView:
-    return next(view for view in VIEWS if view.id == name)
+    return next(view for view in VIEWS.group if view.id == name)
 
 
 def section(group: Group, name: str) -> Section:
@@ -141,7 +141,7 @@ def section(group: Group, name: str) -> Section:
 
 
 def sheet(group: Group, name: str) -> Sheet[Any]:
-    sections = filter(None, (one.section(group) for one in VIEWS))
+    sections = filter(None, (one.section(group) for one in VIEWS.group))
     return next(sheet for found in sections for sheet in found.sheets if sheet.name == name)
 
 
@@ -724,7 +724,7 @@ def test_hostile_hosts_and_fields_stay_text(tmp_path: Path) -> None:
         facts={"gpu.0.name": PAYLOAD},
         story=Story(device="cuda:0 (NVIDIA A100)", host=lambda rank: PAYLOAD),
     )
-    page = html.to_html(document_of(assemble(scan(tmp_path))))
+    page = html.to_html(document_of(assemble(scan(tmp_path), views=VIEWS), VIEWS))
     assert "<script>window.pwned" not in page
     assert "<img src=x" not in page
     assert "<b>x" not in page
@@ -737,10 +737,10 @@ def test_hostile_hosts_and_fields_stay_text(tmp_path: Path) -> None:
 def test_all_views_of_a_sampled_run_are_in_the_page(tmp_path: Path) -> None:
     for plan in plans(points=(1,), repeats=2):
         one_run(tmp_path, plan)
-    report = assemble(scan(tmp_path))
+    report = assemble(scan(tmp_path), views=VIEWS)
     (group,) = report.groups
-    page = html.to_html(document_of(report))
-    for one in VIEWS:
+    page = html.to_html(document_of(report, VIEWS))
+    for one in VIEWS.group:
         assert f'id="{one.id}-{group.id}"' in page
         for chart in section(group, one.id).charts():
             assert f'id="{chart.id}"' in page

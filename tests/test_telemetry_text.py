@@ -92,6 +92,11 @@ def telemetry_lines(out: Path, code: int = 0) -> list[str]:
     return section(result.stdout, "Telemetry", "Energy")
 
 
+def runs_of(found: dict[str, Any], view: str = "telemetry") -> list[dict[str, Any]]:
+    """The runs of a section of the JSON, over all groups."""
+    return [run for group in found["groups"] for run in group[view]["runs"]]
+
+
 def joined(lines: Sequence[str]) -> str:
     return " ".join(" ".join(lines).split())
 
@@ -112,21 +117,19 @@ def as_json(out: Path, code: int = 0) -> dict[str, Any]:
 
 
 def test_what_a_node_did_is_told_in_words(tmp_path: Path) -> None:
-    folder = one_run(tmp_path)
+    one_run(tmp_path)
     text = joined(telemetry_lines(tmp_path))
-    assert text.startswith(f"{folder.path.name}: n0 (node 0, 12 samples in 12 s): GPU 0 power 250.0 W")
-    assert "GPU 0 SM clock 1,425 MHz" in text
-    assert "GPU 0 temperature 61.00 °C" in text
-    assert "CPU busy 50.0 %" in text
-    assert "host memory 2.794 GiB" in text
-    assert "eth0 receives 1.907 MiB/s" in text
+    assert "Most throttled: n0, GPU 0, sw_thermal_slowdown, at 1 rank, in 25.0 % of the measured window" in text
+    assert "a GPU's power 250 W; SM clock 1,425 MHz; CPU busy 50.0 %" in text
+    assert "At Power of its GPUs SM clock Hottest GPU Throttled CPU busy" in text
+    assert "1 rank, n0 250.0 W 1,425 MHz 61 °C 25.0 % 50.0 %" in text
+    assert "Host memory Received Samples Gaps Missing 1 rank, n0 2.794 GiB 1.907 MiB/s 12 0 0.0 %" in text
     assert "eth1" not in text
-    assert "gpu.0 held back by sw_thermal_slowdown in 25.0 % of the time" in text
 
 
 def test_json_has_every_field(tmp_path: Path) -> None:
     folder = one_run(tmp_path)
-    (told,) = as_json(tmp_path)["telemetry"]
+    (told,) = runs_of(as_json(tmp_path))
     assert (told["run_id"], told["not_measured"]) == (folder.path.name, {})
     (node,) = told["nodes"]
     assert set(COLUMNS) - {"gpu.0.clock_reasons"} <= set(node["fields"])
@@ -150,22 +153,22 @@ def test_fields_that_failed_or_hold_no_number_are_left_out(tmp_path: Path) -> No
 
     failure = {"failed": "gpu.0.power_w", "time_ns": 4 * S, "reason": f"GPU is lost{ESCAPE}"}
     one_run(tmp_path, rows=rows(failing), failures=[failure], unavailable={"gpu.0.fan": "not supported"})
-    (told,) = as_json(tmp_path)["telemetry"]
+    (told,) = runs_of(as_json(tmp_path))
     (node,) = told["nodes"]
     assert not {"gpu.0.power_w", "gpu.0.sm_clock_hz", "gpu.0.temperature_c"} & set(node["fields"])
     assert node["unavailable"] == {"gpu.0.fan": "not supported"}
     text = joined(telemetry_lines(tmp_path))
-    assert "GPU 0 power" not in text
+    assert "Power of its GPUs" not in text
     assert "SM clock" not in text
     assert "CPU busy 50.0 %" in text
-    assert "failed on the way: gpu.0.power_w: GPU is lost" in text
+    assert "failed on the way gpu.0.power_w: GPU is lost" in text
 
 
 def test_no_samples_in_the_window_are_words_too(tmp_path: Path) -> None:
     one_run(tmp_path, rows=rows()[:5])
     text = joined(telemetry_lines(tmp_path))
-    assert "(node 0, 0 samples in 12 s; 100.0 % of the time missing): nothing was read" in text
-    (told,) = as_json(tmp_path)["telemetry"]
+    assert "At Samples Gaps Missing 1 rank, n0 0 0 100.0 %" in text
+    (told,) = runs_of(as_json(tmp_path))
     (node,) = told["nodes"]
     assert (node["fields"], node["clock_reasons"], node["missing"]) == ({}, {}, 1.0)
 
@@ -174,51 +177,54 @@ def test_gaps_are_told_and_a_counter_is_not_guessed_inside(tmp_path: Path) -> No
     """Samples are missing from second 2 to 15: only the last second of the window is known."""
     one_run(tmp_path, rows=[row for row in rows() if not 2 * S < row[0] < 15 * S])
     text = joined(telemetry_lines(tmp_path))
-    assert "1 sample in 12 s; 1 gap, 95.8 % of the time missing" in text
-    (told,) = as_json(tmp_path)["telemetry"]
+    assert "Samples Gaps Missing 1 rank, n0 2.794 GiB 1.907 MiB/s 1 1 95.8 %" in text
+    (told,) = runs_of(as_json(tmp_path))
     received = told["nodes"][0]["fields"]["host.net.eth0.received_bytes"]
     assert (received["num_samples"], received["mean"]) == (1, pytest.approx(2e6))
 
 
-def test_of_many_nodes_eight_are_told_and_all_are_in_the_json(tmp_path: Path) -> None:
+def test_of_many_nodes_twelve_are_shown_and_all_are_in_the_json(tmp_path: Path) -> None:
     folder = write_run(
-        tmp_path, many_nodes(10), constant([100, 0, 300, 400, 100, 100]), Story(host=lambda rank: f"n{rank}")
+        tmp_path, many_nodes(14), constant([100, 0, 300, 400, 100, 100]), Story(host=lambda rank: f"n{rank}")
     )
-    for node in range(10):
+    for node in range(14):
         # Each rank of the factory starts a second later than the one before.
         moved = [(row[0] + node * S, *row[1:]) for row in rows()]
         write_samples(folder, node, COLUMNS, moved, host=f"n{node}")
     lines = telemetry_lines(tmp_path)
-    assert sum("(node " in line for line in lines) == 8
-    assert lines[-1].strip() == "and 2 nodes more: --format json"
-    (told,) = as_json(tmp_path)["telemetry"]
-    assert [node["host"] for node in told["nodes"]] == [f"n{node}" for node in range(10)]
+    assert {line.split()[5] for line in lines if line.strip().startswith("14 ranks on 14 nodes, n")} == {
+        f"n{node}" for node in range(12)
+    }
+    assert "At 14 ranks on 14 nodes: 12 of 14 nodes, the most throttled first." in joined(lines)
+    (told,) = runs_of(as_json(tmp_path))
+    assert [node["host"] for node in told["nodes"]] == [f"n{node}" for node in range(14)]
     assert all(node["num_samples"] == 12 for node in told["nodes"])
 
 
 def test_runs_that_were_not_sampled_say_why(tmp_path: Path) -> None:
     plan = plans(points=(1,), repeats=1, overrides={"watch.sampler": False})[0]
     write_run(tmp_path, plan, constant([100, 0, 300, 400, 100, 100]))
-    assert "node 0: not measured here: the run was not sampled (watch.sampler)" in joined(telemetry_lines(tmp_path))
-    (told,) = as_json(tmp_path)["telemetry"]
+    assert "all samples the run was not sampled (watch.sampler) 1" in joined(telemetry_lines(tmp_path))
+    (told,) = runs_of(as_json(tmp_path))
     assert told["nodes"] == []
     assert told["not_measured"] == {"node 0": "the run was not sampled (watch.sampler)"}
 
 
-def test_the_last_run_of_a_point_is_told(tmp_path: Path) -> None:
+def test_the_run_in_the_middle_of_a_point_is_shown(tmp_path: Path) -> None:
     made = plans(points=(1,), repeats=3)
     for number, plan in enumerate(made):
         one_run(tmp_path, plan, rows=rows(lambda t, power=200.0 + number: [power, *values(t)[1:]]))
     text = joined(telemetry_lines(tmp_path))
-    assert "GPU 0 power 202.0 W" in text
+    assert "1 rank, n0 201.0 W" in text
     assert "200.0 W" not in text
-    assert len(as_json(tmp_path)["telemetry"]) == 3
+    assert "202.0 W" not in text
+    assert len(runs_of(as_json(tmp_path))) == 3
 
 
 def test_names_from_samples_stay_on_their_line(tmp_path: Path) -> None:
     one_run(tmp_path, host=f"n{ESCAPE}0: [bold]")
     text = joined(telemetry_lines(tmp_path))
-    assert "n[31m 0: [bold] (node 0" in text
+    assert "1 rank, n[31m 0: [bold] 250.0 W" in text
 
 
 # Which runs count, and how it ends
@@ -241,22 +247,21 @@ def test_damaged_samples_end_with_four(tmp_path: Path, chosen: str) -> None:
     assert str(first.samples(0)) in named[0]
     if chosen == "json":
         found = json.loads(result.stdout, parse_constant=refuse)
-        (point,) = found["energy"]
-        assert [one["run_id"] for one in point["runs"]] == [second.path.name]
+        assert [one["run_id"] for one in runs_of(found, "energy")] == [second.path.name]
     else:
-        assert "GPU 0 power 250.0 W" in joined(telemetry_lines(tmp_path, code=4))
+        assert "1 rank, n0 250.0 W" in joined(telemetry_lines(tmp_path, code=4))
 
 
 def test_damaged_samples_of_the_run_that_is_told(tmp_path: Path) -> None:
     folder = one_run(tmp_path)
     damage(folder.samples(0))
-    assert "not told: " in joined(telemetry_lines(tmp_path, code=4))
+    assert "damaged: " in joined(telemetry_lines(tmp_path, code=4))
 
 
 def runs_told(found: dict[str, Any]) -> list[str]:
     """Runs with telemetry; those with energy are the same."""
-    told = [one["run_id"] for one in found["telemetry"]]
-    assert [one["run_id"] for point in found["energy"] for one in point["runs"]] == told
+    told = [one["run_id"] for one in runs_of(found)]
+    assert [one["run_id"] for one in runs_of(found, "energy")] == told
     return told
 
 
@@ -265,7 +270,7 @@ def test_a_copied_folder_counts_once(tmp_path: Path) -> None:
     shutil.copytree(folder.path, tmp_path / "copy")
     found = as_json(tmp_path, code=4)
     assert runs_told(found) == [folder.path.name]
-    assert found["energy"][0]["GPUs"]["mean_power_w"]["n"] == 1
+    assert found["groups"][0]["energy"]["points"][0]["kinds"][0]["mean_power"]["n"] == 1
 
 
 def test_of_a_damaged_run_and_its_whole_copy_the_copy_counts(tmp_path: Path) -> None:

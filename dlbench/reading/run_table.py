@@ -49,6 +49,8 @@ class RunTable:
     @property
     def keys(self) -> dict[str, RunKey]:
         """Block and repeat of the runs with figures, by run id."""
+        if self.figures.empty:
+            return {}
         rows = zip(self.figures["run_id"], self.figures["block"], self.figures["repeat"], strict=True)
         return {str(run_id): (str(block), int(repeat)) for run_id, block, repeat in rows}
 

@@ -3,8 +3,6 @@
 from dlbench.reading.attribution import Part as Part
 from dlbench.reading.scaling import Point as Point
 from dlbench.report.formats.json import as_plain as as_plain
-from dlbench.views.model import Condition as Condition
-from dlbench.views.model import Doubt as Doubt
 from dlbench.views.model import Environment as Environment
 from dlbench.views.model import EnvironmentDifference as EnvironmentDifference
 from dlbench.views.model import Group as Group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from dlbench.report.document import Document, Mark, Section
+from dlbench.report.document import Document, Section, remark
 from dlbench.report.table import NamedTable
 from dlbench.report.wording import basis_text, figure_text, place_text, runs_text
 from dlbench.views import registry
@@ -62,14 +62,7 @@ def _group(group: Group, views: Views) -> Section:
             *((condition.title, condition.value) for condition in group.conditions),
             *group.settings,
         ),
-        marks=tuple(
-            Mark(
-                severity=doubt.severity,
-                label="Warning" if doubt.severity == "serious" else "Note",
-                text=doubt.text + (f" ({runs_text(len(doubt.runs))})" if doubt.runs else ""),
-            )
-            for doubt in group.doubts
-        ),
+        marks=tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts),
         sections=tuple(dataclasses.replace(section, id=f"{section.id}-{group.id}") for section in found),
         missing=group.missing,
         brief=(group.verdict,),

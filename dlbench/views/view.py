@@ -12,13 +12,14 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from dlbench.history.page.model import TrendsReport
 from dlbench.reading import scaling
+from dlbench.reading.doubts import Doubt
 from dlbench.reading.run_table import RunTable
 from dlbench.records.scan import Scan
 from dlbench.report.document import Missing, Section
 from dlbench.report.formats.schema import schema_of
 from dlbench.report.table import Column
 from dlbench.report.wording import place_text
-from dlbench.views.model import Doubt, Group, Report, all_of
+from dlbench.views.model import Group, Report, all_of
 
 N = TypeVar("N")
 

@@ -7,19 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dlbench.collectives.page import tabular as comm_tabular
-from dlbench.collectives.page.model import CommGroup, SizeRow
-from dlbench.collectives.page.wording import (
-    basis_text,
-    rate_figure_text,
-    ratio_text,
-    seconds_text,
-    size_text,
-    time_text,
-)
+from dlbench.collectives.page.report import GroupReport
+from dlbench.collectives.page.tables import Point, points_of
+from dlbench.collectives.results.measurements import Measurement
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import IDEAL, MUTED, RANK_COLOURS, WIDE
-from dlbench.report.tabular import Table
+from dlbench.report.table import Cell, Pivot, Sheet, cell_of
+from dlbench.report.wording import basis_text, optional
+from dlbench.stats.estimates import Estimate
+from dlbench.units import format_bytes
 
 HEIGHT = 260
 
@@ -49,102 +45,110 @@ class _Quantity:
     name: str
     title: str
     axis: str
-    value: Callable[[SizeRow], tuple[float, float | None, float | None] | None]
-    """Value and interval of a row; None where it has none."""
-    shown: Callable[[SizeRow], str]
-    table: Callable[[CommGroup], Table]
-    logarithmic: bool
+    value: Callable[[Measurement], Estimate | float | None]
+    """None where a measurement has none."""
+    cell: Callable[[Measurement], Estimate | Cell | None]
+    unit: str = ""
+    """Behind the value where there is no table's header."""
+    logarithmic: bool = True
 
 
-def comm_charts(group: CommGroup) -> list[Chart]:
-    """The charts of a group; none with a single size, and no predictions where there are none."""
-    if len(group.sizes) < 2:
-        return []
-    quantities = (
-        _Quantity(
-            name="busbw",
-            title="Bus bandwidth over size",
-            axis="busbw, GB/s",
-            value=lambda row: None if row.busbw is None else (row.busbw.value, row.busbw.low, row.busbw.high),
-            shown=lambda row: f"{rate_figure_text(row.busbw)} GB/s",
-            table=comm_tabular.bus_rates,
-            logarithmic=False,
-        ),
-        _Quantity(
-            name="time",
-            title="Time over size",
-            axis="time",
-            value=lambda row: (row.time.value, row.time.low, row.time.high),
-            shown=lambda row: time_text(row.time),
-            table=comm_tabular.times,
-            logarithmic=True,
-        ),
-        _Quantity(
-            name="prediction",
-            title="Predicted over measured time",
-            axis="predicted / measured",
-            value=lambda row: (
-                None if row.predicted_over_measured is None else (row.predicted_over_measured, None, None)
-            ),
-            shown=lambda row: f"{ratio_text(row.predicted_over_measured)} ({seconds_text(row.predicted_s)} predicted)",
-            table=comm_tabular.predictions,
-            logarithmic=True,
-        ),
-    )
-    charts = [_chart(group, quantity) for quantity in quantities]
+_QUANTITIES = (
+    _Quantity(
+        name="busbw",
+        title="Bus bandwidth over size",
+        axis="busbw, GB/s",
+        value=lambda row: row.busbw,
+        cell=lambda row: row.busbw,
+        unit=" GB/s",
+        logarithmic=False,
+    ),
+    _Quantity(name="time", title="Time over size", axis="time", value=lambda row: row.time, cell=lambda row: row.time),
+    _Quantity(
+        name="prediction",
+        title="Predicted over measured time",
+        axis="predicted / measured",
+        value=lambda row: row.predicted_over_measured,
+        cell=lambda row: Cell(f"{row.predicted_over_measured:.2f} ({optional(row.predicted_s, 's')} predicted)"),
+    ),
+)
+
+
+def group_charts(group: GroupReport) -> list[Chart]:
+    """The charts of a group of two sizes or more; none of predictions where there are none."""
+    charts = (_chart(group, quantity) for quantity in _QUANTITIES)
     return [chart for chart in charts if chart is not None]
 
 
-def _chart(group: CommGroup, quantity: _Quantity) -> Chart | None:
+def _chart(group: GroupReport, quantity: _Quantity) -> Chart | None:
     import altair as alt
 
-    rows = _rows(group, quantity)
-    if not rows:
+    points = [point for series in group.series for point in points_of(series) if quantity.value(point.at) is not None]
+    if not points:
         return None
+    rows = _rows(group, quantity, points)
     return finish(
         alt.layer(*_layers(alt, group, rows, quantity)),
         group,
         name=quantity.name,
         title=quantity.title,
         alt=_words(group, rows, quantity),
-        table=quantity.table(group),
+        table=_sheet(quantity, points),
         size=(WIDE, HEIGHT),
     )
 
 
-def _rows(group: CommGroup, quantity: _Quantity) -> Rows:
+def _sheet(quantity: _Quantity, points: list[Point]) -> Sheet[Point]:
+    """A line for each size, a column for each series."""
+    return Sheet(
+        name=quantity.name,
+        title=quantity.axis,
+        columns=(),
+        rows=points,
+        pivot=Pivot(
+            corner="Size",
+            down=lambda point: format_bytes(point.at.num_bytes),
+            across=lambda point: point.series.title,
+            cell=lambda point: quantity.cell(point.at),
+        ),
+        order=lambda point: point.at.num_bytes,
+    )
+
+
+def _rows(group: GroupReport, quantity: _Quantity, points: list[Point]) -> Rows:
+    titles = _short_titles(group)
     rows: Rows = []
-    for title, found in zip(_short_titles(group), group.series, strict=True):
-        for row in found.rows:
-            known = quantity.value(row)
-            if known is None:
-                continue
-            rows.append(
-                {
-                    "series": title,
-                    "kind": "library" if found.is_library else "dlbench",
-                    "bytes": row.num_bytes,
-                    "size": size_text(row.num_bytes),
-                    "value": known[0],
-                    "low": known[1],
-                    "high": known[2],
-                    "shown": quantity.shown(row),
-                    "basis": basis_text(row.time),
-                }
-            )
+    for series, row in ((point.series, point.at) for point in points):
+        value = quantity.value(row)
+        rows.append(
+            {
+                "series": titles[series.title],
+                "kind": "library" if series.is_library else "dlbench",
+                "bytes": row.num_bytes,
+                "size": format_bytes(row.num_bytes),
+                "value": value.value if isinstance(value, Estimate) else value,
+                "low": value.low if isinstance(value, Estimate) else None,
+                "high": value.high if isinstance(value, Estimate) else None,
+                "shown": f"{cell_of(quantity.cell(row))}{quantity.unit}",
+                "basis": basis_text(row.time),
+            }
+        )
     return rows
 
 
-def _short_titles(group: CommGroup) -> list[str]:
-    """Titles of the series; algorithms without their carrier where all have the same, which the label names."""
-    carriers = {found.carrier for found in group.series if not found.is_library}
-    return [found.algorithm if len(carriers) == 1 and not found.is_library else found.title for found in group.series]
+def _short_titles(group: GroupReport) -> dict[str, str]:
+    """What the legend calls each series; algorithms without their carrier where all have the same."""
+    carriers = {series.carrier for series in group.series if not series.is_library}
+    return {
+        series.title: series.algorithm if len(carriers) == 1 and not series.is_library else series.title
+        for series in group.series
+    }
 
 
-def _layers(alt: Any, group: CommGroup, rows: Rows, quantity: _Quantity) -> list[Any]:
+def _layers(alt: Any, group: GroupReport, rows: Rows, quantity: _Quantity) -> list[Any]:
     drawn = {row["series"] for row in rows}
     # Numbered over all series, so that one keeps its colour and shape in every chart.
-    looks = [(index, name) for index, name in enumerate(_short_titles(group)) if name in drawn]
+    looks = [(index, name) for index, name in enumerate(_short_titles(group).values()) if name in drawn]
     names = [name for _, name in looks]
     kinds = ["dlbench", "library"]
     legend = {"orient": "bottom", "columns": 2, "symbolStrokeWidth": 2, "symbolSize": 60}
@@ -222,8 +226,8 @@ def _perfect(alt: Any, rows: Rows) -> list[Any]:
     ]
 
 
-def _words(group: CommGroup, rows: Rows, quantity: _Quantity) -> str:
+def _words(group: GroupReport, rows: Rows, quantity: _Quantity) -> str:
     """At the largest size of each series: enough to hear what the chart shows; the table holds all."""
     last = {row["series"]: row for row in rows}
-    told = "; ".join(f"{name} at {row['size']}: {row['shown']}" for name, row in last.items())
-    return f"{quantity.title} of {group.label}. {told}."
+    found = "; ".join(f"{name} at {row['size']}: {row['shown']}" for name, row in last.items())
+    return f"{quantity.title} of {group.label}. {found}."

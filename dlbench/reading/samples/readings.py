@@ -104,14 +104,21 @@ def read_machine(run: Run, nodes: tuple[int, ...] | None = None, *, all_fields: 
     def wanted(name: str) -> bool:
         return all_fields or FIELDS.fullmatch(name) is not None
 
+    found: list[NodeTelemetry] = []
+    why: dict[str, str] = {}
+    energy, problem = None, ""
     try:
         found, why = node_telemetry(run, nodes=nodes, wanted=wanted, read=shared)
         energy = run_energy(run, read=shared) if nodes is None else None
     except IncompleteDataError as error:
-        return MachineReading(run_id=run.plan.run_id, energy=None, nodes=(), why={}, problem=str(error))
-    left_out = 0 if nodes is None else len(nodes_of(run)) - len(nodes)
+        problem = str(error)
     return MachineReading(
-        run_id=run.plan.run_id, energy=energy, nodes=tuple(found), why=why, problem="", left_out=left_out
+        run_id=run.plan.run_id,
+        energy=energy,
+        nodes=tuple(found),
+        why=why,
+        problem=problem,
+        left_out=0 if nodes is None or problem else len(nodes_of(run)) - len(nodes),
     )
 
 

@@ -127,6 +127,8 @@ class DetailedEnergy(Energy):
     runs: tuple[RunSources, ...]
     slurm: tuple[SlurmCheck, ...]
     """Of the runs whose jobs Slurm counted; empty where it was not asked."""
+    damaged: tuple[str, ...]
+    """Runs whose samples could not be read, one line each."""
 
 
 def energy(group: Group, table: RunTable) -> Energy | None:
@@ -136,8 +138,8 @@ def energy(group: Group, table: RunTable) -> Energy | None:
         group: comparable runs.
         table: where they are from.
     """
-    found, notes, _ = _energy(group, table, machine_readings(table))
-    return Energy(points=found, notes=notes) if any(point.kinds for point in found) else None
+    points, energies, damaged = _energy(group, table, machine_readings(table))
+    return Energy(points=points, notes=_notes(energies, damaged)) if any(point.kinds for point in points) else None
 
 
 def detailed_energy(group: Group, table: RunTable, slurm: Mapping[str, float]) -> DetailedEnergy:
@@ -148,19 +150,20 @@ def detailed_energy(group: Group, table: RunTable, slurm: Mapping[str, float]) -
         table: where they are from.
         slurm: joules that Slurm counted for the job of each run, by run id.
     """
-    found, notes, energies = _energy(group, table, machine_readings(table, None))
+    points, energies, damaged = _energy(group, table, machine_readings(table, None))
     return DetailedEnergy(
-        points=found,
-        notes=notes,
+        points=points,
+        notes=_notes(energies, damaged),
         runs=tuple(map(_sources, energies)),
         slurm=tuple(_slurm_check(one, slurm[one.run_id]) for one in energies if one.run_id in slurm),
+        damaged=tuple(damaged),
     )
 
 
 def _energy(
     group: Group, table: RunTable, readings: MachineReadings
-) -> tuple[tuple[EnergyPoint, ...], tuple[str, ...], list[RunEnergy]]:
-    """Points, notes, and the runs behind them."""
+) -> tuple[tuple[EnergyPoint, ...], list[RunEnergy], list[str]]:
+    """Points, the runs behind them, and what is damaged."""
     keys = run_keys(table)
     runs = {run.plan.run_id: run for run in group.runs}
     points: list[EnergyPoint] = []
@@ -182,8 +185,12 @@ def _energy(
             efficiency = _efficiencies(own, reference, is_baseline=point is group.baseline)
             points.append(_point(point, energies, efficiency, num_unread=len(point.run_ids) - len(read)))
         every += energies
-    notes = [text for energy in every for text in energy.notes]
-    return tuple(points), tuple(dict.fromkeys([*notes, *(f"damaged: {text}" for text in damaged)])), every
+    return tuple(points), every, list(dict.fromkeys(damaged))
+
+
+def _notes(energies: Iterable[RunEnergy], damaged: Iterable[str]) -> tuple[str, ...]:
+    notes = [text for energy in energies for text in energy.notes]
+    return tuple(dict.fromkeys([*notes, *(f"damaged: {text}" for text in damaged)]))
 
 
 def run_keys(table: RunTable) -> dict[str, RunKey]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
+from dlbench.reading.doubts import Severity
 from dlbench.reading.scaling import Group
 from dlbench.records.record import QualityResult, Record
 from dlbench.records.scan import Run
@@ -15,7 +15,6 @@ from dlbench.views.quality.numbers import Quality, QualityPoint
 from dlbench.views.quality.outcome import fit, meets_target, until_target
 from dlbench.views.utilisation.numbers import utilisation
 
-Severity = Literal["serious", "note"]
 Found = tuple[str, Severity, str]
 """Code, severity and text."""
 

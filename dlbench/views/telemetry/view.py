@@ -85,5 +85,6 @@ def _throttling(found: Telemetry) -> str:
             f"{percent(worst.throttled)} of the measured window."
         )
     if known:
-        return f"No GPU of the {len(known)} sampled nodes was throttled in the measured window."
+        nodes = "node" if len(known) == 1 else "nodes"
+        return f"No GPU was throttled in the measured window of {len(known)} sampled {nodes}."
     return "Whether clocks were held down is not known: no GPU was sampled."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dlbench.collectives.results.choice import RATE_SHARE, fusion_bytes
 from dlbench.costs.collectives import Layout
@@ -14,6 +14,9 @@ from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES, GROUPED_ALGORITHMS, Collective
+
+FORMAT = "dlbench.comm-prediction"
+VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class PredictedSeries:
     """Predicted times of one algorithm, or of a library's line."""
 
     name: str
@@ -54,7 +57,7 @@ class Prediction:
     group_size: int
     measured_ranks: int | None
     """Largest rank count behind the fit; None where the file does not say."""
-    series: tuple[Series, ...]
+    series: tuple[PredictedSeries, ...]
     best: tuple[str, ...]
     """Fastest algorithm by size."""
     crossovers: tuple[tuple[int, str, str], ...]
@@ -67,14 +70,27 @@ class Prediction:
     """Messages of that size that all gradients make."""
     fusion_workload_s: float | None
     """Seconds that these take one after the other, without any overlap."""
-
-    @property
-    def is_extrapolated(self) -> bool:
-        """Whether there are more ranks than were ever measured."""
-        return self.measured_ranks is not None and self.ranks > self.measured_ranks
+    is_extrapolated: bool
+    """Whether there are more ranks than were ever measured."""
 
 
-def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> tuple[Prediction, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """What a network expects of one collective, at each layout."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    system: str
+    transport: str
+    collective: Collective
+    dtype: Precision
+    sizes: tuple[int, ...]
+    workload_bytes: int | None
+    predictions: tuple[Prediction, ...]
+    network: NetworkModel = field(metadata={"json": False})
+
+
+def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> Predictions:
     """Predictions for each rank count.
 
     Raises:
@@ -84,21 +100,52 @@ def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> 
     for name in wanted.algorithms:
         if name not in known:
             raise UserError(f"--algorithms: {name!r} is no algorithm of {wanted.collective}: {nearest(name, known)}")
-    return tuple(_predict(network, count, wanted) for count in ranks)
+    return Predictions(
+        system=network.system,
+        transport=network.transport,
+        collective=wanted.collective,
+        dtype=wanted.dtype,
+        sizes=wanted.sizes,
+        workload_bytes=wanted.workload_bytes,
+        predictions=tuple(_predict(network, count, wanted) for count in ranks),
+        network=network,
+    )
 
 
 def _predict(network: NetworkModel, ranks: int, wanted: Wanted) -> Prediction:
+    layout = _layout(ranks, wanted)
+    has_levels = network.inside is not None or network.across is not None
+    algorithms = _algorithms(wanted, layout) if has_levels or wanted.algorithms else ()
+    series = _series(network, algorithms, layout, wanted)
+    fusion = _fusion(network, series, layout, wanted)
+    measured = max((line.ranks for line in network.collectives), default=None)
+    return Prediction(
+        ranks=ranks,
+        group_size=layout.group_size,
+        measured_ranks=measured,
+        series=tuple(series),
+        best=tuple(min(series, key=lambda one: one.seconds[index]).name for index in range(len(wanted.sizes))),
+        crossovers=_crossovers(network, algorithms, layout, wanted),
+        fusion_of=fusion.name,
+        fusion_bytes=fusion.num_bytes,
+        fusion_messages=fusion.messages,
+        fusion_workload_s=fusion.workload_s,
+        is_extrapolated=measured is not None and ranks > measured,
+    )
+
+
+def _layout(ranks: int, wanted: Wanted) -> Layout:
     group = wanted.group_size or ranks
     if ranks < 2:
         raise UserError(f"--ranks {ranks}: a collective needs two ranks or more")
     if ranks % group:
         raise UserError(f"--group-size {group}: does not divide {ranks} ranks into groups")
-    layout = Layout(ranks=ranks, group_size=group)
-    width = ELEMENT_BYTES[wanted.dtype]
-    has_levels = network.inside is not None or network.across is not None
-    algorithms = _algorithms(wanted, layout) if has_levels or wanted.algorithms else ()
+    return Layout(ranks=ranks, group_size=group)
+
+
+def _series(network: NetworkModel, algorithms: Sequence[str], layout: Layout, wanted: Wanted) -> list[PredictedSeries]:
     series = [
-        Series(
+        PredictedSeries(
             name=name,
             is_line=False,
             seconds=tuple(_seconds(network, name, size, layout, wanted) for size in wanted.sizes),
@@ -107,39 +154,33 @@ def _predict(network: NetworkModel, ranks: int, wanted: Wanted) -> Prediction:
         for name in algorithms
     ]
     if not wanted.algorithms:
-        series += _lines(network, ranks, wanted)
+        series += _lines(network, layout.ranks, wanted)
     if not series:
         measured = sorted({line.ranks for line in network.collectives})
         raise UserError(
-            f"--ranks {ranks}: the network of {network.system} holds lines alone, for {', '.join(map(str, measured))} "
-            f"ranks; fit runs of dlbench's own algorithms to predict others"
+            f"--ranks {layout.ranks}: the network of {network.system} holds lines alone, for "
+            f"{', '.join(map(str, measured))} ranks; fit runs of dlbench's own algorithms to predict others"
         )
-    best = tuple(min(series, key=lambda one: one.seconds[index]).name for index in range(len(wanted.sizes)))
+    return series
+
+
+def _crossovers(
+    network: NetworkModel, algorithms: Sequence[str], layout: Layout, wanted: Wanted
+) -> tuple[tuple[int, str, str], ...]:
     sizes = wanted.sizes
-    changes: list[tuple[int, str, str]] = []
-    if len(algorithms) > 1 and len(sizes) > 1:
-        changes = crossovers(
+    if len(algorithms) < 2 or len(sizes) < 2:
+        return ()
+    return tuple(
+        crossovers(
             wanted.collective,
             algorithms,
             layout,
             network,
             sizes[0],
             sizes[-1],
-            element_bytes=width,
+            element_bytes=ELEMENT_BYTES[wanted.dtype],
             shards=wanted.shards,
         )
-    fusion = _fusion(network, series, layout, wanted)
-    return Prediction(
-        ranks=ranks,
-        group_size=group,
-        measured_ranks=max((line.ranks for line in network.collectives), default=None),
-        series=tuple(series),
-        best=best,
-        crossovers=tuple(changes),
-        fusion_of=fusion.name,
-        fusion_bytes=fusion.num_bytes,
-        fusion_messages=fusion.messages,
-        fusion_workload_s=fusion.workload_s,
     )
 
 
@@ -173,13 +214,13 @@ def _rounded(num_bytes: float, wanted: Wanted) -> int:
     return max(1, round(num_bytes / width)) * width
 
 
-def _lines(network: NetworkModel, ranks: int, wanted: Wanted) -> list[Series]:
+def _lines(network: NetworkModel, ranks: int, wanted: Wanted) -> list[PredictedSeries]:
     """Lines of libraries' all-reduces that were measured at this rank count."""
     if wanted.collective != "allreduce":
         return []
     whole = wanted.workload_bytes
     return [
-        Series(
+        PredictedSeries(
             name=line.name,
             is_line=True,
             seconds=tuple(line.time(size) for size in wanted.sizes),
@@ -200,7 +241,7 @@ class _Fusion:
     workload_s: float | None = None
 
 
-def _fusion(network: NetworkModel, series: Sequence[Series], layout: Layout, wanted: Wanted) -> _Fusion:
+def _fusion(network: NetworkModel, series: Sequence[PredictedSeries], layout: Layout, wanted: Wanted) -> _Fusion:
     best = min(series, key=lambda one: one.seconds[-1])
     if len(wanted.sizes) < 2:
         return _Fusion(name=best.name, num_bytes=None)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from dlbench.costs.collectives import Layout
+from dlbench.costs.fit.link_fit import fit_line
 from dlbench.costs.predictions import bus_factor
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, CommScan
@@ -24,6 +25,9 @@ from dlbench.units import format_bytes
 
 LIBRARY = "library"
 """What a point calls the algorithm of a library, which chooses it itself."""
+
+GIGA = 1e-9
+"""GB/s of a byte per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,47 +54,65 @@ class Measurement:
 
     num_bytes: int
     """Bytes of each rank's whole buffer."""
-    seconds: Estimate
-    """Median over runs of each run's median over iterations."""
-    within: tuple[float, float] | None
-    """For a single run, the middle half of its iterations, seconds; None for more runs."""
+    time: Estimate
+    """Seconds: the median over runs of each run's median over iterations. For a single run the interval is the middle
+    half of its iterations (`within-run`)."""
     algbw: Estimate
-    """Bytes a second."""
+    """GB/s (1e9 bytes per second)."""
     busbw: Estimate | None
-    """Bytes a second; None for one rank, where nothing crosses a bus."""
-    by_run: dict[RunKey, float]
-    """Seconds of each run; series measured in one run have equal keys, so that ratios pair them."""
+    """GB/s; None for one rank, where nothing crosses a bus."""
     iterations: int
-    """Least number of timed iterations of a run."""
-    point: CommPoint
-    """One of its points, to read the counters from."""
+    """Timed iterations of each run, at least."""
+    steps: int | None = None
+    """Most steps of a rank, counted; None for libraries."""
+    messages: int | None = None
+    """Most messages that a rank sends, counted."""
+    bytes_sent: int | None = None
+    """Most bytes that a rank sends, counted."""
+    bytes_across: int | None = None
+    """Most bytes that a rank sends to other groups, counted."""
+    predicted_s: float | None = None
+    """Seconds that a fit without this point expects; None where there is none."""
+    predicted_over_measured: float | None = None
+    is_best: bool = False
+    """Whether it is the fastest at this size."""
+    by_run: dict[RunKey, float] = field(metadata={"json": False})
+    """Seconds of each run; series measured in one run have equal keys, so that ratios pair them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One series of a group."""
+    """One algorithm over one carrier, or one library."""
 
-    name: SeriesName
-    sizes: tuple[Measurement, ...]
+    title: str
+    """Unique in its group."""
+    carrier: str
+    algorithm: str
+    is_library: bool
+    rows: tuple[Measurement, ...]
     """By size, ascending; sizes without a figure are not here."""
+    startup_s: float | None = None
+    """Of a line through all sizes; None with fewer than two sizes."""
+    per_byte_s: float | None = None
 
     def at(self, num_bytes: int) -> Measurement | None:
         """The measurement of a size; None where there is none."""
-        return next((one for one in self.sizes if one.num_bytes == num_bytes), None)
+        return next((one for one in self.rows if one.num_bytes == num_bytes), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """A point without a figure, and why."""
+    """Points without a figure, and why."""
 
-    run_id: str
-    name: SeriesName
+    title: str
+    """Of the series."""
     num_bytes: int
     why: str
+    runs: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommGroup:
+class CollectiveGroup:
     """Runs of one collective at one layout: their points may be compared."""
 
     id: str
@@ -115,11 +137,11 @@ class CommGroup:
     @property
     def sizes(self) -> tuple[int, ...]:
         """All sizes with a figure, ascending."""
-        return tuple(sorted({one.num_bytes for series in self.series for one in series.sizes}))
+        return tuple(sorted({one.num_bytes for series in self.series for one in series.rows}))
 
-    def find(self, name: SeriesName) -> Series | None:
-        """The series of a name."""
-        return next((series for series in self.series if series.name == name), None)
+    def at(self, title: str, num_bytes: int) -> Measurement | None:
+        """The measurement of a series at a size; None where there is none."""
+        return next((series.at(num_bytes) for series in self.series if series.title == title), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,16 +155,16 @@ class WithoutFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommTable:
+class CollectiveTable:
     """All runs of a scan."""
 
-    groups: tuple[CommGroup, ...]
+    groups: tuple[CollectiveGroup, ...]
     """By system, collective, type, ranks, nodes and group size."""
     without: tuple[WithoutFigures, ...]
     damaged: tuple[str, ...]
 
 
-def tabulate(scan: CommScan) -> CommTable:
+def tabulate(scan: CommScan) -> CollectiveTable:
     """Measurements of every valid run, grouped; runs without figures with their reason.
 
     A run whose record is invalid held a wrong result somewhere, and yields no figure at all.
@@ -164,12 +186,13 @@ def tabulate(scan: CommScan) -> CommTable:
         if run.record is None or run.state != "valid":
             without.append(WithoutFigures(run=run, state=run.state, why=run.story))
         elif not any(why_not(point) == "" for point in run.record.points):
-            reasons = dict.fromkeys([*map(_told, _rejected(run)), *run.record.not_measured])
+            rejected = (f"{one.title}, {format_bytes(one.num_bytes)}: {one.why}" for one in _rejected([run]))
+            reasons = dict.fromkeys([*rejected, *run.record.not_measured])
             without.append(WithoutFigures(run=run, state="empty", why="; ".join(reasons) or "holds no point"))
         else:
             groups.setdefault(group_id(run), []).append(run)
     found = sorted((_group(key, runs) for key, runs in groups.items()), key=_order)
-    return CommTable(groups=tuple(found), without=tuple(without), damaged=tuple(damaged))
+    return CollectiveTable(groups=tuple(found), without=tuple(without), damaged=tuple(damaged))
 
 
 def why_not(point: CommPoint) -> str:
@@ -214,16 +237,16 @@ def series_order(name: SeriesName, collective: Collective) -> tuple[bool, int, s
     return name.is_library, place, name.algorithm, name.carrier
 
 
-def _told(one: Rejected) -> str:
-    return f"{one.name.title}, {format_bytes(one.num_bytes)}: {one.why}"
-
-
-def _rejected(run: CommRun) -> Iterator[Rejected]:
-    assert run.record is not None
-    for point in run.record.points:
-        why = why_not(point)
-        if why:
-            yield Rejected(run_id=run.plan.run_id, name=name_of(point), num_bytes=point.num_bytes, why=why)
+def _rejected(runs: Iterable[CommRun]) -> tuple[Rejected, ...]:
+    found: dict[tuple[str, int, str], list[str]] = {}
+    for run in runs:
+        for point in run.record.points if run.record else ():
+            why = why_not(point)
+            if why:
+                found.setdefault((name_of(point).title, point.num_bytes, why), []).append(run.plan.run_id)
+    return tuple(
+        Rejected(title=title, num_bytes=size, why=why, runs=tuple(ids)) for (title, size, why), ids in found.items()
+    )
 
 
 def name_of(point: CommPoint) -> SeriesName:
@@ -231,7 +254,7 @@ def name_of(point: CommPoint) -> SeriesName:
     return SeriesName(carrier=point.carrier, algorithm=point.algorithm)
 
 
-def _order(group: CommGroup) -> tuple[str, str, str, int, int, int, str]:
+def _order(group: CollectiveGroup) -> tuple[str, str, str, int, int, int, str]:
     plan = group.sample.plan
     layout = plan.layout
     return (
@@ -240,67 +263,77 @@ def _order(group: CommGroup) -> tuple[str, str, str, int, int, int, str]:
     )
 
 
-def _group(key: str, runs: Sequence[CommRun]) -> CommGroup:
+def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
     plan = runs[0].plan
-    cells: dict[tuple[SeriesName, int], list[tuple[RunKey, CommPoint]]] = {}
+    cells: dict[SeriesName, dict[int, list[tuple[RunKey, CommPoint]]]] = {}
     for run in runs:
-        assert run.record is not None
-        for point in run.record.points:
+        for point in run.record.points if run.record else ():
             if not why_not(point):
-                cells.setdefault((name_of(point), point.num_bytes), []).append(((run.plan.run_id, 0), point))
-    names = sorted({name for name, _ in cells}, key=lambda name: series_order(name, plan.comm.collective))
+                sizes = cells.setdefault(name_of(point), {})
+                sizes.setdefault(point.num_bytes, []).append(((run.plan.run_id, 0), point))
     factor = bus_factor(plan.comm.collective, plan.layout.ranks)
-    return CommGroup(
+    measured = {
+        name: [_measurement(cells[name][size], factor) for size in sorted(cells[name])]
+        for name in sorted(cells, key=lambda name: series_order(name, plan.comm.collective))
+    }
+    fastest: dict[int, float] = {}
+    for one in (one for found in measured.values() for one in found):
+        fastest[one.num_bytes] = min(one.time.value, fastest.get(one.num_bytes, one.time.value))
+    return CollectiveGroup(
         id=key,
         collective=plan.comm.collective,
         dtype=plan.comm.dtype,
         runs=tuple(runs),
-        series=tuple(
-            Series(
-                name=name,
-                sizes=tuple(
-                    _measurement(cells[name, size], factor) for one, size in sorted(cells, key=_by_size) if one == name
-                ),
-            )
-            for name in names
-        ),
-        rejected=tuple(one for run in runs for one in _rejected(run)),
+        series=tuple(_series(name, found, fastest, plan.layout.ranks) for name, found in measured.items()),
+        rejected=_rejected(runs),
     )
 
 
-def _by_size(cell: tuple[SeriesName, int]) -> int:
-    return cell[1]
+def _series(name: SeriesName, found: Sequence[Measurement], fastest: dict[int, float], ranks: int) -> Series:
+    """A series and the line through its sizes; `fastest` has the least time of each size."""
+    line = None
+    if len(found) > 1:
+        line = fit_line(name.title, ranks, [one.num_bytes for one in found], [one.time.value for one in found])
+    return Series(
+        title=name.title,
+        carrier=name.carrier,
+        algorithm=name.algorithm,
+        is_library=name.is_library,
+        rows=tuple(replace(one, is_best=one.time.value == fastest[one.num_bytes]) for one in found),
+        startup_s=line.startup_s if line else None,
+        per_byte_s=line.per_byte_s if line else None,
+    )
 
 
-def _measurement(points: Iterable[tuple[RunKey, CommPoint]], factor: float) -> Measurement:
+def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Measurement:
     import numpy as np
 
     times: dict[RunKey, list[float]] = {}
-    found = list(points)
-    for key, point in found:
+    for key, point in points:
         times.setdefault(key, []).extend(point.times_s)
     by_run = {key: float(np.median(values)) for key, values in times.items()}
-    seconds = median_estimate(list(by_run.values()))
-    within = None
+    time = median_estimate(list(by_run.values()), "s")
     if len(times) == 1:
         low, high = np.percentile(next(iter(times.values())), [25, 75])
-        within = (min(float(low), seconds.value), max(float(high), seconds.value))
-    num_bytes = found[0][1].num_bytes
+        time = interval(time.value, low, high, 1, "within-run", "s")
+    one = points[0][1]
     return Measurement(
-        num_bytes=num_bytes,
-        seconds=seconds,
-        within=within,
-        algbw=rate(seconds, num_bytes),
-        busbw=rate(seconds, num_bytes * factor) if factor > 0 else None,
-        by_run=by_run,
+        num_bytes=one.num_bytes,
+        time=time,
+        algbw=rate(time, one.num_bytes),
+        busbw=rate(time, one.num_bytes * factor) if factor > 0 else None,
         iterations=min(map(len, times.values())),
-        point=found[0][1],
+        steps=one.steps,
+        messages=max(one.messages, default=None),
+        bytes_sent=max(one.bytes_sent, default=None),
+        bytes_across=max(one.bytes_across, default=None),
+        by_run=by_run,
     )
 
 
-def rate(seconds: Estimate, num_bytes: float) -> Estimate:
-    """Bytes a second of an estimate of seconds; the ends of the interval change places."""
-    value = num_bytes / seconds.value
-    if seconds.low is None or seconds.high is None:
-        return Estimate(value, None, None, seconds.n, seconds.kind)
-    return interval(value, num_bytes / seconds.high, num_bytes / seconds.low, seconds.n, seconds.kind)
+def rate(time: Estimate, num_bytes: float) -> Estimate:
+    """GB/s of an estimate of seconds; the ends of the interval change places."""
+    value = num_bytes / time.value
+    if time.low is None or time.high is None:
+        return Estimate(value * GIGA, None, None, time.n, time.kind, "GB/s")
+    return interval(value, num_bytes / time.high, num_bytes / time.low, time.n, time.kind).scaled(GIGA, "GB/s")
