@@ -302,10 +302,10 @@ def test_equal_work_has_its_anchor(tmp_path: Path) -> None:
     [
         ({"preset": "ci"}, "preset"),
         ({"train.precision": "fp32"}, "precision"),
-        ({"train.batch_per_rank": 16}, "batch a rank"),
+        ({"train.batch_per_rank": 16}, "batch per rank"),
         ({"data.source": "synthetic"}, "data"),
         ({"model.image_size": 160}, "model.image_size"),
-        ({"train.gradient_accumulation": 2}, "parts a batch"),
+        ({"train.gradient_accumulation": 2}, "parts per batch"),
     ],
 )
 def test_other_work_has_none_and_is_told_why(tmp_path: Path, changes: dict[str, Any], what: str) -> None:

@@ -379,7 +379,7 @@ def test_mfu_is_flops_times_throughput_over_the_peak_of_all_cores(tmp_path: Path
         assert point.achieved.value == pytest.approx(0.04)
     text = markdown_of(tmp_path)
     assert "| 2 ranks | 80.00 [80.00, 80.00] | 0.04000 [0.04000, 0.04000] | 0.3000 | 13.3 % [13.3, 13.3] |" in text
-    assert "0.1000 TFLOP/s a core at fp32, 3 cores a rank (a benchmark)" in text
+    assert "0.1000 TFLOP/s per core at fp32, 3 cores per rank (a benchmark)" in text
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,7 @@ def test_autotuner_is_paid_back_after_cost_over_gain(tmp_path: Path) -> None:
     assert found is not None
     assert found.gain_s == pytest.approx(0.1 - 0.08, rel=1e-6)
     assert found.break_even_steps == pytest.approx(60 / 0.02, rel=1e-6)
-    assert "paid back after 3,000 steps (20 ms a step)" in found.words
+    assert "paid back after 3,000 steps (20 ms per step)" in found.words
     assert "chose 16 MiB and 2.5 ms" in found.words
     assert "settled at step 1,230" in found.words
     assert setting(cell, autotune="off").autotune is None

@@ -164,7 +164,7 @@ class Quality:
 
 
 def group_quality(group: Group, table: RunTable) -> Quality | None:
-    """Quality of a group's runs; None if they measure speed, or no record tells of quality."""
+    """Quality of a group's runs; None if they measure speed, or no record holds a quality."""
     result = next((run.record.quality for run in group.runs if run.record and run.record.quality), None)
     if group.sample.plan.measure.until != "quality" or result is None:
         return None
