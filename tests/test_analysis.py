@@ -24,8 +24,8 @@ from dlbench.reading.attribution import attribute
 from dlbench.reading.comparability import group_id
 from dlbench.reading.environments import compare
 from dlbench.reading.measures import PARTS, load_steps, measure
-from dlbench.reading.run_table import tabulate
 from dlbench.reading.scaling import Group, groups, serial_fraction
+from dlbench.reading.table import tabulate
 from dlbench.records.rows.steps import StepWriter, read_steps
 from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan

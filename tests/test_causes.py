@@ -12,8 +12,8 @@ import pytest
 
 from dlbench.reading.causes import CAUSES, Causes, causes_of
 from dlbench.reading.measures import PARTS, measure
-from dlbench.reading.run_table import RunTable, tabulate
 from dlbench.reading.scaling import Group, groups
+from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan

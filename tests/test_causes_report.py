@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from dlbench.reading.run_table import tabulate
 from dlbench.reading.scaling import groups
+from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report import wording
 from dlbench.report.charts.chart import Chart

@@ -17,8 +17,8 @@ from dlbench.cli import cli as dlbench
 from dlbench.errors import DlbenchError, ExitCode, IncompleteDataError, UserError
 from dlbench.gate.baseline import read_baseline
 from dlbench.gate.page.document import paired_lines
-from dlbench.reading.run_metrics import METRICS, metrics_by_run
-from dlbench.reading.run_table import tabulate
+from dlbench.reading.metrics import METRICS, metrics_by_run
+from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from tests.conftest import Cli
 from tests.run_factory import (

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import UserError
-from dlbench.reading.run_table import tabulate
 from dlbench.reading.scaling import groups
+from dlbench.reading.table import tabulate
 from dlbench.records.record import Record
 from dlbench.records.registry import describe
 from dlbench.records.rows.steps import PHASES, read_steps

@@ -24,7 +24,7 @@ from dlbench.reading.digest import (
     digest_of,
 )
 from dlbench.reading.measures import RunSteps, load_steps
-from dlbench.reading.run_table import tabulate
+from dlbench.reading.table import tabulate
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import Run, read_run, scan
 from tests.run_factory import MS, Story, plans, write_run

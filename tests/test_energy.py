@@ -19,10 +19,10 @@ from dlbench.errors import IncompleteDataError
 from dlbench.jobs.slurm import Submission
 from dlbench.jobs.slurm_energy import consumed_energy, job_energies
 from dlbench.reading import scaling
-from dlbench.reading.run_table import tabulate
 from dlbench.reading.samples.energy import RunEnergy, run_energy
 from dlbench.reading.samples.energy_sources import KINDS, Kind
 from dlbench.reading.samples.integral import Curve, counter_curve, rate_curve
+from dlbench.reading.table import tabulate
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.samples import sample_writer

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dlbench.reading.run_table import tabulate
 from dlbench.reading.scaling import groups
+from dlbench.reading.table import tabulate
 from dlbench.records.exchange import Message
 from dlbench.records.scan import scan
 from dlbench.report import wording

@@ -32,9 +32,9 @@ from dlbench.history.reading import MAKER, open_history
 from dlbench.history.store import EntryMaker, History
 from dlbench.history.where import PLAIN, matches, parse_where
 from dlbench.reading.comparability import group_id
-from dlbench.reading.run_metrics import metrics_by_run
-from dlbench.reading.run_table import tabulate
+from dlbench.reading.metrics import metrics_by_run
 from dlbench.reading.samples.energy import run_energy
+from dlbench.reading.table import tabulate
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE

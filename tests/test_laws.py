@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.reading import scaling
-from dlbench.reading.run_table import RunTable, tabulate
+from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.scan import Run, scan
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown

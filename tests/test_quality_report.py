@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dlbench.reading.comparability import group_id
-from dlbench.reading.run_table import RunTable, tabulate
 from dlbench.reading.scaling import Group, groups
+from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.scan import read_run, scan
 from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal

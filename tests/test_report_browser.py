@@ -15,8 +15,9 @@ from click.testing import CliRunner
 
 from dlbench.cli import cli as command_line
 from dlbench.records.scan import scan
-from dlbench.report import model, wording
+from dlbench.report import wording
 from dlbench.report.formats import html
+from dlbench.views import model
 from dlbench.views.assemble import assemble
 from dlbench.views.registry import VIEWS
 from tests.browser_fixtures import Visit, violations

@@ -12,13 +12,12 @@ import pytest
 
 from dlbench import pool
 from dlbench.errors import IncompleteDataError
-from dlbench.reading import run_reading
+from dlbench.reading import loading
 from dlbench.reading.causes import causes_of
 from dlbench.reading.digest import digest_of
+from dlbench.reading.loading import LoadedRun, Wanted, load_runs
 from dlbench.reading.measures import load_steps
-from dlbench.reading.run_loading import LoadedRun, Wanted
-from dlbench.reading.run_reading import load_runs
-from dlbench.reading.run_table import RunTable, tabulate
+from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.scan import scan
 from tests.run_factory import write_scaling
 from tests.watch_factory import large_runs
@@ -73,7 +72,7 @@ def test_a_table_is_the_same_with_and_without_processes(out: Path, monkeypatch: 
         return start(*arguments, **settings)
 
     monkeypatch.setattr(pool, "run", counted)
-    monkeypatch.setattr(run_reading, "WORTH_A_PROCESS", 1)
+    monkeypatch.setattr(loading, "WORTH_A_PROCESS", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     together = tabulate(scan(out), with_causes=True, with_digests=True)
     assert started == [2]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dlbench.reading.comparability import group_id
-from dlbench.reading.run_table import tabulate
+from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.document import Section
 from dlbench.report.formats import html

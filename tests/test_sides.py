@@ -18,8 +18,8 @@ from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
 from dlbench.reading.comparability import chosen_settings, group_id
-from dlbench.reading.run_table import tabulate
 from dlbench.reading.scaling import groups
+from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
 from dlbench.specs.ab_sides import pairs, side_words

@@ -280,8 +280,8 @@ def test_one_rank_has_no_map_but_a_remedy(tmp_path: Path) -> None:
 
 
 def test_without_digests_nothing_is_told(folder: Path, group: model.Group) -> None:
-    from dlbench.reading.run_table import tabulate
     from dlbench.reading.scaling import groups
+    from dlbench.reading.table import tabulate
     from dlbench.views.steps.numbers import step_times
 
     table = tabulate(scan(folder))

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from dlbench.reading.causes import CAUSES, Causes
 from dlbench.reading.measures import RunSteps
-from dlbench.reading.run_table import tabulate
 from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
 from dlbench.reading.stragglers import WORK, LateRank, Waiting, waiting
+from dlbench.reading.table import tabulate
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import scan
 from dlbench.specs.fault import FaultSpec

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from dlbench.history.page.assemble import nodes_of, trends_of
+from dlbench.history.page.model import TrendsReport
 
 from dlbench.cli import cli
 from dlbench.history.entry import HistoryEntry, HostEntry
@@ -25,11 +27,9 @@ from dlbench.history.page import html as trends_html
 from dlbench.history.page import text as trends_text
 from dlbench.history.page import view as trends_view
 from dlbench.history.page import words as trends_words
-from dlbench.history.page.assemble import nodes_of, trends_of
-from dlbench.history.page.model import TrendsReport
 from dlbench.history.trends.series import dated, trends
 from dlbench.history.trends.slow_months import RECENT_DAYS, slow_months
-from dlbench.reading.run_metrics import by_name
+from dlbench.reading.metrics import by_name
 from tests.history_factory import write_history
 
 START = datetime(2026, 1, 1, 2, tzinfo=timezone.utc)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
-from dlbench.reading.run_table import tabulate
 from dlbench.reading.scaling import groups
+from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.registry import describe, differences
 from dlbench.records.scan import read_run, scan

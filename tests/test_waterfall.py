@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from dlbench.reading.causes import CAUSES
 from dlbench.reading.digest import RankStepMap
-from dlbench.reading.run_table import tabulate
 from dlbench.reading.scaling import Group, Point, groups
+from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.stats.estimates import RunKey
 from dlbench.views.steps.slow_periods import MIN_EXCESS, find_slow_period

@@ -209,8 +209,8 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
         title="Nodes over months",
         columns=columns,
         rows=tuple(itertools.chain.from_iterable((HostRow(host, one) for one in host.months) for host in hosts)),
-        caption="Own work of a host's slowest rank over that of the other hosts' slowest ranks, medians over runs; 1: as "
-        "fast as the others; in brackets 95 % bootstrap over runs, or ranges of fewer than five.",
+        caption="Own work of a host's slowest rank over that of the other hosts' slowest ranks, medians over runs; 1: "
+        "as fast as the others; in brackets 95 % bootstrap over runs, or ranges of fewer than five.",
         is_shown=lambda row: row.is_newest,
         in_terminal=True,
         is_sortable=True,

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.energy import RunEnergy, run_energy
 from dlbench.reading.samples.node_means import NodeTelemetry, node_telemetry
 from dlbench.reading.samples.node_samples import NodeSamples, nodes_of, read_node
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 
 MAX_NODES = 160

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.measures import PARTS
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.readings import MachineReading, machine_readings
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text, number_text, percent, place_text

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.energy import RunEnergy, StageEnergy
 from dlbench.reading.samples.energy_sources import KINDS, Kind
 from dlbench.reading.samples.node_samples import STAGES
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
 from dlbench.stats.estimates import Estimate, RunKey, by_definition, median_estimate, ratio_estimate
 
 

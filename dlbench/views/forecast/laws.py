@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
 from dlbench.stats.estimates import MIN_RUNS, RESAMPLES, SEED, Estimate, interval
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.readings import MachineReading, MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
 from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import runs_text

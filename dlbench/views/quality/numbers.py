@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from dlbench.reading.comparability import planned_id
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.wording import DASH, basis_text, number_text, place_text, value_text
 from dlbench.stats.estimates import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from dlbench.reading.environments import compare
-from dlbench.reading.run_table import RunTable
+from dlbench.reading.table import RunTable
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
 from dlbench.report.wording import DASH, percent, place_text

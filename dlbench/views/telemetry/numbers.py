@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.node_means import FieldSummary, NodeTelemetry
 from dlbench.reading.samples.node_samples import node_watch, nodes_of
 from dlbench.reading.samples.readings import MachineReading, MachineReadings, machine_readings
 from dlbench.reading.scaling import Group
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.views.telemetry.timeline import Timeline, timeline, worst_throttled
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dlbench.errors import IncompleteDataError
 
 if TYPE_CHECKING:
-    from dlbench.reading.run_table import RunTable
+    from dlbench.reading.table import RunTable
     from dlbench.records.scan import Run
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.causes import Causes
 from dlbench.reading.digest import StepDigest
+from dlbench.reading.loading import LoadedRun, Wanted, load_runs
 from dlbench.reading.measures import PARTS
-from dlbench.reading.run_loading import LoadedRun, Wanted
-from dlbench.reading.run_reading import load_runs
 from dlbench.records.scan import Run, Scan
 from dlbench.stats.estimates import RunKey
 
