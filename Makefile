@@ -1,7 +1,8 @@
 # Two commands do everything on a fresh machine:
 #   make demo   sets up, trains all three workloads on this machine with 1 and 2 ranks, writes a report
 #   make test   sets up, runs every check and test that this machine can run
-# Others: make quick (fast tests), make bench [AREA=spine], make setup, make clean.
+# Others: make quick (fast tests), make nightly (test, over all engines, launchers and sizes), make bench [AREA=spine],
+# make setup, make clean.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,11 +15,14 @@ DEMO_OUT := runs/demo-$(shell date -u +%Y%m%d-%H%M%S)
 endif
 DEMO_RANKS ?= 1,2
 DEMO_REPEATS ?= 3
+# Processes that share the tests.
+WORKERS ?= 2
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick bench setup lint format clean
+.PHONY: demo test quick nightly bench setup lint format clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready-demo
@@ -31,10 +35,13 @@ demo: $(VENV)/.ready-demo
 	@echo "The report: $(DEMO_OUT)/report.html"
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 quick: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -m "not slow and not slurm and not browser and not horovod"
+	$(PYTEST) -m "not slow and not slurm and not browser and not horovod"
+
+nightly: lint
+	$(PYTEST) --nightly --hypothesis-profile nightly
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

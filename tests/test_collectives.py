@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.costs.collectives import Layout, counts
@@ -199,7 +199,6 @@ class Loopback:
             done[0] = True
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_step_reads_the_buffer_as_it_was_when_it_began(data: st.DataObject) -> None:
     """Random steps of one rank with itself, overlapping as they like, against a copy of the buffer for each step."""
@@ -242,7 +241,6 @@ def test_a_schedule_that_reads_its_input_needs_one() -> None:
 # Inputs and verdicts
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     collective=st.sampled_from(COLLECTIVES),
     ranks=st.integers(1, 9),

@@ -509,7 +509,7 @@ def test_a_file_that_is_no_baseline_is_named(
 
 
 @given(st.binary(max_size=60))
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_anything_else_is_a_clear_error(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "any.json"
     file.write_bytes(content)

@@ -233,7 +233,7 @@ def test_few_pairs_tell_numbers_and_no_verdict(tmp_path: Path, repeats: int, kin
 times = st.integers(min_value=1_000, max_value=100_000_000)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_differences_and_gaps_add_up_whatever_the_ranks_do(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

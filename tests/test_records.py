@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
@@ -251,7 +251,6 @@ def rows(path: Path) -> list[tuple[float, ...]]:
     share=st.floats(0, 1),
     extra=st.binary(max_size=8),
 )
-@settings(deadline=None, max_examples=60)
 def test_a_torn_tail_costs_only_the_torn_block(
     records: list[tuple[float, ...]], capacity: int, share: float, extra: bytes
 ) -> None:
@@ -283,7 +282,6 @@ def test_a_torn_tail_costs_only_the_torn_block(
 
 
 @given(records=st.lists(STEP, max_size=12), share=st.floats(0, 1))
-@settings(deadline=None, max_examples=40)
 def test_version_1_is_read_and_bears_a_torn_tail(records: list[tuple[float, ...]], share: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rank-0000.steps"
