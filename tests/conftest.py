@@ -75,7 +75,7 @@ def cli(tmp_path: Path) -> Cli:
     return call
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def horovod_installed() -> None:
     """Skips the test that asks for it where Horovod is not installed."""
     if importlib.util.find_spec("horovod") is None:
