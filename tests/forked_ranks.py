@@ -11,8 +11,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
-# Nothing that starts threads: a fork would lose them.
-_FORKS.set_forkserver_preload(["tests.collective_ranks", "tests.exchange_ranks"])
+# Nothing that starts threads: a fork would lose them. torch._dynamo is what the first optimizer would import.
+_FORKS.set_forkserver_preload(["tests.collective_ranks", "tests.exchange_ranks", "torch._dynamo"])
 
 
 def run_ranks(
