@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,26 +54,27 @@ def _group(item: pytest.Item) -> str:
     return "slurm" if item.get_closest_marker("slurm") else item.path.stem
 
 
+def call_dlbench(
+    *arguments: str | Path, cwd: Path, timeout: float = 300, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``dlbench`` as a user does: a process of its own."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("DLBENCH_PATH", "COLUMNS")}
+    return subprocess.run(
+        [sys.executable, "-m", "dlbench", *map(str, arguments)],
+        cwd=cwd,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """Runs ``dlbench`` as a user does: a process of its own, in a folder of its own."""
-
-    def call(
-        *arguments: str | Path, cwd: Path = tmp_path, timeout: float = 300, **variables: str
-    ) -> subprocess.CompletedProcess[str]:
-        environment = {k: v for k, v in os.environ.items() if k not in ("DLBENCH_PATH", "COLUMNS")}
-        return subprocess.run(
-            [sys.executable, "-m", "dlbench", *map(str, arguments)],
-            cwd=cwd,
-            env={**environment, **variables},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-
-    return call
+    """Runs ``dlbench`` in a folder of the test's own."""
+    return partial(call_dlbench, cwd=tmp_path)
 
 
 @pytest.fixture(scope="session")
