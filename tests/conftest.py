@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.browser_fixtures import browser
+from tests.forks import call_dlbench
 from tests.slurm_fixtures import slurm_box, slurm_can_run, slurm_folder
 
 __all__ = ["browser", "slurm_box", "slurm_can_run", "slurm_folder"]
@@ -54,26 +53,9 @@ def _group(item: pytest.Item) -> str:
     return "slurm" if item.get_closest_marker("slurm") else item.path.stem
 
 
-def call_dlbench(
-    *arguments: str | Path, cwd: Path, timeout: float = 300, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs ``dlbench`` as a user does: a process of its own."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("DLBENCH_PATH", "COLUMNS")}
-    return subprocess.run(
-        [sys.executable, "-m", "dlbench", *map(str, arguments)],
-        cwd=cwd,
-        env={**environment, **variables},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-
-
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """Runs ``dlbench`` in a folder of the test's own."""
+    """Runs ``dlbench`` in a process and a folder of its own."""
     return partial(call_dlbench, cwd=tmp_path)
 
 

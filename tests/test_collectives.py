@@ -33,7 +33,7 @@ from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Colle
 from dlbench.specs.plan import LayoutSpec
 from dlbench.specs.system import LaunchSpec, SystemSpec
 from tests import collective_ranks
-from tests.forked_ranks import run_ranks
+from tests.forks import run_ranks
 
 TOKEN = "a-test"
 LIMIT_S = 240

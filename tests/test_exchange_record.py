@@ -13,7 +13,7 @@ from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Record, Setting
 from dlbench.records.scan import Run, scan
-from tests.conftest import call_dlbench
+from tests.forks import call_dlbench
 
 PARAMETERS, TENSORS = 1218676, 16
 """Of CosmoFlow `ci`."""

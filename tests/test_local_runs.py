@@ -18,7 +18,8 @@ from dlbench.datasets.making.demo import prepare_demo_data
 from dlbench.records.record import Record
 from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, scan
-from tests.conftest import Cli, call_dlbench
+from tests.conftest import Cli
+from tests.forks import call_dlbench
 
 SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3")
 COSMO = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic")

@@ -23,7 +23,7 @@ from dlbench.specs.plan import RunPlan
 from tests import exchange_ranks
 from tests.conftest import Cli
 from tests.exchange_ranks import SmallNet, reference
-from tests.forked_ranks import run_ranks
+from tests.forks import run_ranks
 from tests.run_factory import plans
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -36,7 +36,7 @@ from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.watch import NodeWatch, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
-from tests.conftest import call_dlbench
+from tests.forks import call_dlbench
 from tests.run_factory import Story, constant, plans, write_run
 from tests.test_spans import Seen, read_spans
 from tests.watch_factory import node_watch, watch_result
