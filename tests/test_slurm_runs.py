@@ -43,7 +43,7 @@ def wait_for(folder: Path, count: int) -> list[Run]:
 
 
 @pytest.mark.horovod
-@pytest.mark.parametrize("launcher", ["srun-mpi", "srun-gloo"])
+@pytest.mark.parametrize("launcher", [pytest.param("srun-mpi", marks=pytest.mark.nightly), "srun-gloo"])
 def test_resnet_on_one_and_two_nodes(
     cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, launcher: str, horovod_installed: None
 ) -> None:
@@ -77,6 +77,7 @@ def test_resnet_on_one_and_two_nodes(
     assert launcher in json.dumps(table)
 
 
+@pytest.mark.nightly
 def test_ddp_over_two_nodes_of_two_ranks(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
     submitted = cli(
         *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "2", "--ranks-per-node", "2"),
@@ -95,6 +96,7 @@ def test_ddp_over_two_nodes_of_two_ranks(cli: Cli, slurm_box: Box, tmp_path: Pat
     ]
 
 
+@pytest.mark.nightly
 def test_a_cancelled_job_is_told(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
     submitted = cli(
         *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp"),
@@ -167,6 +169,7 @@ def test_a_cancelled_comparison_starts_no_further_run(cli: Cli, slurm_box: Box, 
         if runs and runs[0].statuses and runs[0].statuses[0].stage == "measuring":
             break
         time.sleep(0.3)
+    assert "RUNNING" in cli("status", tmp_path / "runs", **slurm_box.environment).stdout
     scancel = ["scancel", job]
     subprocess.run(scancel, env={"PATH": "/usr/bin:/bin", **slurm_box.environment}, check=True, timeout=30)
     told = None
@@ -176,7 +179,9 @@ def test_a_cancelled_comparison_starts_no_further_run(cli: Cli, slurm_box: Box, 
             break
         time.sleep(0.5)
     assert told is not None
+    assert told.returncode == 3
     assert told.stdout.count(f"job {job} ended as CANCELLED without a record") == 4, told.stdout
+    assert "measuring, step" in told.stdout
     assert [bool(run.statuses) for run in scan(tmp_path / "runs").runs] == [True, False, False, False]
 
 
