@@ -1,4 +1,4 @@
-"""Collectives and gradient exchange between nodes whose links are slow: 4 nodes x 2 ranks, by night 2 nodes x 4 ranks."""
+"""Collectives and gradient exchange between nodes whose links are slow."""
 
 from __future__ import annotations
 
