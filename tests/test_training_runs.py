@@ -187,17 +187,22 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 def test_a_run_goes_on_with_another_number_of_ranks(cli: Cli, tmp_path: Path, density: Path) -> None:
     common = ("cosmoflow", "--data", density, "--engine", "ddp", "--set", "train.optimizer.learning_rate=0.001")
     two = run_of(
-        cli, tmp_path, "two", *common, "--ranks", "2", "--set", "checkpoint.every_steps=8", "--set", "checkpoint.keep=9"
+        cli,
+        tmp_path,
+        "two",
+        *common,
+        *("--ranks", "2", "--set", "checkpoint.every_steps=3", "--set", "checkpoint.keep=9"),
+        *("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=7"),
     )
     one = run_of(
         cli,
         tmp_path,
         "one",
         *common,
-        *("--ranks", "1", "--set", "train.batch_per_rank=8", "--resume", two.folder.checkpoint(8)),
-        *("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=7"),
+        *("--ranks", "1", "--set", "train.batch_per_rank=8", "--resume", two.folder.checkpoint(3)),
+        *("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=5"),
     )
-    np.testing.assert_allclose(curve(one), curve(two)[8:], rtol=1e-4)
+    np.testing.assert_allclose(curve(one), curve(two)[3:], rtol=1e-4)
 
 
 @pytest.mark.slow
