@@ -1,6 +1,7 @@
-"""One rank of the tests of the collective benchmark: ``python -m tests.collective_ranks TASK FOLDER [JSON]``.
+"""One rank of the tests of the collective benchmark: ``python -m tests.collective_ranks FOLDER``.
 
-Started by the tests with a launcher's variables; reads `plan.json` in the folder, or `plan-RANK.json` if there is one.
+Started by the tests with a launcher's variables; does what `tasks.json` in the folder lists, one task after the other.
+Each has a folder of its own, with `plan.json`, or `plan-RANK.json` if there is one.
 """
 
 from __future__ import annotations
@@ -11,35 +12,37 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-STARTED = time.monotonic()
+import torch
 
-import torch  # noqa: E402
-
-from dlbench.costs.schedules.schedule import schedule  # noqa: E402
-from dlbench.errors import DlbenchError, ExitCode, RunError  # noqa: E402
-from dlbench.node.collectives.control import Control  # noqa: E402
-from dlbench.node.collectives.deadline import Deadline  # noqa: E402
-from dlbench.node.collectives.executor import Execution  # noqa: E402
-from dlbench.node.collectives.inputs import DTYPES, Inputs  # noqa: E402
-from dlbench.node.collectives.measure import Measurement  # noqa: E402
-from dlbench.node.collectives.mpi_transport import MpiTransport, start_mpi, stop_mpi  # noqa: E402
-from dlbench.node.collectives.participants import Lineup  # noqa: E402
-from dlbench.node.collectives.references import Reference  # noqa: E402
-from dlbench.node.collectives.run import CommRun  # noqa: E402
-from dlbench.node.collectives.torch_transport import GlooTransport  # noqa: E402
-from dlbench.node.collectives.transport import Transport  # noqa: E402
-from dlbench.node.collectives.verify import check  # noqa: E402
-from dlbench.node.ranks import RankPlace, detect  # noqa: E402
-from dlbench.records.files import write_json  # noqa: E402
-from dlbench.records.folder import RunFolder  # noqa: E402
-from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, CommPlan  # noqa: E402
+from dlbench.costs.schedules.schedule import schedule
+from dlbench.errors import DlbenchError, ExitCode, RunError
+from dlbench.node.collectives import participants
+from dlbench.node.collectives.control import Control
+from dlbench.node.collectives.deadline import Deadline
+from dlbench.node.collectives.executor import Execution
+from dlbench.node.collectives.inputs import DTYPES, Inputs
+from dlbench.node.collectives.measure import Measurement
+from dlbench.node.collectives.mpi_transport import MpiTransport, start_mpi
+from dlbench.node.collectives.participants import Lineup
+from dlbench.node.collectives.references import Reference
+from dlbench.node.collectives.run import CommRun
+from dlbench.node.collectives.torch_transport import GlooTransport
+from dlbench.node.collectives.transport import Transport
+from dlbench.node.collectives.verify import check
+from dlbench.node.ranks import RankPlace, detect
+from dlbench.records.files import write_json
+from dlbench.records.folder import RunFolder
+from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, CommPlan
 
 CPU = torch.device("cpu")
+
+kept_mpi: list[Any] = []
+"""What a task would have ended MPI with."""
 
 
 class Rank:
@@ -48,6 +51,7 @@ class Rank:
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         self.folder = RunFolder(folder)
         self.options = options
+        self.started = time.monotonic()
         plan = CommPlan.model_validate_json(self.folder.plan.read_text(encoding="utf-8"))
         self.place: RankPlace = detect(plan)
         own = folder / f"plan-{self.place.rank}.json"
@@ -68,7 +72,7 @@ class Rank:
             CPU,
             lambda done, total, text: points.append((done, total, text)),
             beat,
-            STARTED,
+            self.started,
             on_stuck=lambda reason: print(f"on_stuck: {reason}", file=sys.stderr, flush=True),
         )
         record = run.run()
@@ -112,7 +116,7 @@ class Rank:
         control.barrier("end")
         write_json(self.folder.path / f"found-{place.rank}.json", {"found": found})
         if mpi is not None:
-            stop_mpi(mpi)
+            kept_mpi.append(mpi)
         control.stop()
 
     def overflow(self) -> None:
@@ -174,11 +178,14 @@ class Rank:
         self.measure()
 
 
-def main() -> int:
-    task, folder = sys.argv[1], Path(sys.argv[2])
-    options = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
+def main(arguments: Sequence[str]) -> int:
+    folder = Path(arguments[0])
+    tasks = json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
+    # MPI cannot begin again once it has ended.
+    end_mpi, participants.stop_mpi = participants.stop_mpi, kept_mpi.append
     try:
-        getattr(Rank(folder, options), task)()
+        for name, task, options in tasks:
+            getattr(Rank(folder / name, options), task)()
     except DlbenchError as error:
         print(f"dlbench: error: {error}", file=sys.stderr, flush=True)
         os._exit(int(error.exit_code))
@@ -186,8 +193,10 @@ def main() -> int:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(int(ExitCode.REGRESSION))
+    for mpi in kept_mpi[-1:]:
+        end_mpi(mpi)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,9 @@ def _scenarios(folder: Path, place: dict[str, Any]) -> Iterator[tuple[str, dict[
             yield scenario["name"], {"error": str(error), "kind": type(error).__name__}
 
 
-def main(folder: Path) -> None:
+def main(arguments: Sequence[str]) -> int:
     """All scenarios, one after the other."""
+    folder = Path(arguments[0])
     rank, size = (int(os.environ.get(f"OMPI_COMM_WORLD_{n}", os.environ.get(n, ""))) for n in ("RANK", "SIZE"))
     place = {
         "rank": rank,
@@ -137,7 +138,8 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     seen = dict(_scenarios(folder, place))
     (folder / f"rank-{rank}.json").write_text(json.dumps(seen))
+    return 0
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))

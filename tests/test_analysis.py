@@ -129,7 +129,7 @@ def test_a_steadily_slow_rank_shows_as_imbalance_or_as_waiting(tmp_path: Path) -
 times_of_steps = st.lists(st.lists(st.integers(0, 10**9), min_size=7, max_size=7), min_size=1, max_size=12)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=times_of_steps, ranks=st.integers(1, 3))
 def test_parts_sum_to_the_step_for_any_times(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[list[int]], ranks: int
@@ -334,7 +334,6 @@ def test_pairing_removes_the_drift_of_the_machine() -> None:
 positive = st.floats(0.01, 100.0)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     top=st.lists(positive, min_size=1, max_size=8),
     bottom=st.lists(positive, min_size=1, max_size=8),

@@ -48,7 +48,7 @@ def write(path: Path, fields: list[tuple[str, str]], delta: list[str], content: 
                 writer.append(item)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(file=files(), data=st.data())
 def test_columns_at_once_are_those_of_the_blocks(tmp_path: Path, file: tuple[Any, ...], data: st.DataObject) -> None:
     path = tmp_path / "rows"
@@ -76,7 +76,7 @@ def test_many_rows_are_turned_in_several_goes(tmp_path: Path) -> None:
     assert notes == []
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_found_as_it_is_block_by_block(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "rows"
@@ -142,7 +142,7 @@ def test_steps_are_read_by_column(tmp_path: Path) -> None:
     assert reader.torn_bytes == 4
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), count=st.integers(0, 20), per_block=st.integers(1, 7), num_files=st.integers(1, 4))
 def test_files_that_are_alike_are_read_together(
     tmp_path: Path, data: st.DataObject, count: int, per_block: int, num_files: int

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -51,7 +51,6 @@ Content = list[Row | dict[str, Any]]
 """Rows and notes in the order of a file."""
 
 HEADER = {"format": "dlbench.test", "version": 1}
-DEADLINE = settings(deadline=None, max_examples=60)
 
 VALUES = {
     "<i8": st.integers(-(2**63), 2**63 - 1),
@@ -111,7 +110,6 @@ def path(tmp_path: Path) -> Path:
 
 
 @given(table=tables(), per_block=st.integers(1, 9))
-@DEADLINE
 def test_everything_comes_back_in_its_order(
     table: tuple[list[tuple[str, str]], list[str], Content], per_block: int
 ) -> None:
@@ -132,7 +130,6 @@ def test_everything_comes_back_in_its_order(
     per_block=st.integers(1, 9),
     room=st.integers(0, 600),
 )
-@DEADLINE
 def test_a_file_never_exceeds_its_limit(rows: list[Row], per_block: int, room: int) -> None:
     fields = [("a", "<i8"), ("b", "<f4")]
     with tempfile.TemporaryDirectory() as folder:
@@ -497,7 +494,6 @@ def spans_of(path: Path) -> list[dict[str, Any]]:
 
 
 @given(spans=st.lists(SPAN, max_size=30), flushed=st.sets(st.integers(0, 29)), room=st.integers(0, 3000))
-@DEADLINE
 def test_spans_come_back_with_their_names(spans: list[dict[str, Any]], flushed: set[int], room: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for limit in (10**6, 900 + room):
@@ -743,7 +739,6 @@ def test_a_clock_of_few_points() -> None:
     drift_ppb=st.integers(-500_000, 500_000),
     at=st.fractions(-1, 2),
 )
-@DEADLINE
 def test_a_constant_drift_is_taken_up(start: int, offset: int, length: int, drift_ppb: int, at: Fraction) -> None:
     """Against exact arithmetic: the offset of a clock that goes `drift_ppb` wrong, within 10 ns of rounding."""
 

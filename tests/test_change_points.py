@@ -136,7 +136,6 @@ def test_the_smallest_p_of_twelve_nights_is_two_arrangements() -> None:
     assert detect(clear)[0][1] == pytest.approx(exact, abs=0.002)
 
 
-@settings(deadline=None, max_examples=25)
 @given(
     st.lists(st.floats(0.5, 2.0), min_size=0, max_size=60),
     st.floats(1e-6, 1e6),
@@ -152,7 +151,7 @@ def test_units_do_not_matter_and_points_are_in_order(values: list[float], unit: 
     assert [piece.start for piece in pieces] == ends[: len(pieces)]
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(0, 10_000))
 def test_history_backwards_has_the_same_changes(seed: int) -> None:
     values = nights(seed, 60, [(25, 1.2)], scatter=0.01)

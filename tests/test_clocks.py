@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dlbench.machine.clock_offset import (
@@ -69,7 +69,6 @@ def exchange(other: OtherClock, begin: int, there: int, work: int, back: int) ->
     )
 
 
-@settings(deadline=None)
 @given(CLOCKS, MOMENTS, DELAYS, DELAYS, DELAYS, st.fractions(0, 1))
 def test_no_delay_and_no_drift_makes_the_error_exceed_the_bound(
     other: OtherClock, begin: int, there: int, work: int, back: int, share: Fraction
@@ -79,7 +78,6 @@ def test_no_delay_and_no_drift_makes_the_error_exceed_the_bound(
         assert abs(seen.offset_ns - other.offset(moment)) <= seen.bound_ns
 
 
-@settings(deadline=None)
 @given(st.integers(-(10**18), 10**18), MOMENTS, DELAYS, DELAYS)
 def test_the_bound_is_reached_where_one_way_takes_no_time(offset: int, begin: int, there: int, work: int) -> None:
     """A smaller bound would be wrong: all of the time was spent on the way there."""
@@ -89,7 +87,6 @@ def test_the_bound_is_reached_where_one_way_takes_no_time(offset: int, begin: in
     assert seen.bound_ns - error <= (there + work) * MAX_DRIFT_PPM / 1e6 + 3
 
 
-@settings(deadline=None)
 @given(CLOCKS, MOMENTS, st.lists(st.tuples(DELAYS, DELAYS, DELAYS), min_size=1, max_size=20))
 def test_of_many_exchanges_the_best_is_taken(other: OtherClock, begin: int, delays: list[tuple[int, int, int]]) -> None:
     seen = []
@@ -127,7 +124,6 @@ def line(estimates: Iterator[OffsetEstimate] | list[OffsetEstimate]) -> ClockLin
     return ClockLine(node_rank=1, host="n1", points=tuple(map(point, estimates)), wall_offset_ns=0)
 
 
-@settings(deadline=None)
 @given(CLOCKS, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=2, max_size=6), MOMENTS)
 def test_a_line_through_points_before_and_after_takes_up_the_drift(
     other: OtherClock, delays: list[tuple[int, int]], begin: int
@@ -146,7 +142,6 @@ def test_a_line_through_points_before_and_after_takes_up_the_drift(
         assert abs(found.offset_at(moment) - other.offset(moment)) <= (found.bound_ns or 0) + 1
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     st.fractions(-100, 100, max_denominator=100),
     st.integers(-(10**17), 10**17),
@@ -224,7 +219,6 @@ def test_points_made_in_a_busy_network_are_left_out() -> None:
     assert worth_keeping([]) == ()
 
 
-@settings(deadline=None)
 @given(st.integers(0, 200))
 def test_every_second_point_keeps_the_ends(number: int) -> None:
     seen = [OffsetEstimate(local_ns=n, offset_ns=0, bound_ns=1, num_exchanges=1) for n in range(number)]

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.costs.collectives import Layout, closed_form, closed_form_bytes, closed_form_steps, counts
@@ -96,7 +96,6 @@ def test_bytes_between_groups() -> None:
     assert across == {"ring": 11200, "hierarchical": 6400, "leader": 6400, "recursive-halving-doubling": 6400}
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(NAMES),
     ranks=st.integers(1, 12),
@@ -222,7 +221,6 @@ def test_fewer_elements_than_ranks() -> None:
     assert predict("allreduce", "ring", 400, Layout(ranks=1, group_size=1), network(None, None)) == 0.0
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(NAMES),
     groups=st.integers(1, 4),

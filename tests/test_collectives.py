@@ -8,13 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.costs.collectives import Layout, counts
@@ -32,9 +32,12 @@ from dlbench.specs.base import Precision
 from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LayoutSpec
 from dlbench.specs.system import LaunchSpec, SystemSpec
+from tests import collective_ranks
+from tests.forks import run_ranks
 
 TOKEN = "a-test"
 LIMIT_S = 240
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 COLLECTIVES: tuple[Collective, ...] = tuple(ALGORITHMS)
 
 
@@ -74,46 +77,59 @@ class Ended:
         return json.loads((self.folder / name).read_text(encoding="utf-8"))
 
 
-def command(task: str, folder: Path, options: dict[str, Any]) -> list[str]:
-    return [sys.executable, "-m", "tests.collective_ranks", task, str(folder), json.dumps(options)]
+@dataclass(frozen=True)
+class Task:
+    """What the ranks of a launch do: a method of `tests.collective_ranks.Rank` and its options."""
+
+    plan: CommPlan
+    task: str = "measure"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def start_all(folder: Path, tasks: dict[str, Task], *, expect_stopped: int | None = None) -> dict[str, Ended]:
+    """Starts the ranks of the first plan, which do one task after the other, each in the folder of its name.
+
+    `expect_stopped` is a rank that will never end by itself.
+    """
+    for name, task in tasks.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "plan.json").write_text(task.plan.to_json(), encoding="utf-8")
+    (folder / "tasks.json").write_text(
+        json.dumps([(name, task.task, task.options) for name, task in tasks.items()]), encoding="utf-8"
+    )
+    plan = next(iter(tasks.values())).plan
+    if plan.system.launch.launcher == "mpirun":
+        codes, errors = _by_mpirun(plan, folder)
+    else:
+        codes, errors = run_ranks(
+            collective_ranks.main, [str(folder)], local_environments(plan, TOKEN), folder,
+            limit_s=LIMIT_S, stopped=expect_stopped,
+        )  # fmt: skip
+    return {name: Ended(codes, errors, folder / name) for name in tasks}
+
+
+def _by_mpirun(plan: CommPlan, folder: Path) -> tuple[list[int], list[str]]:
+    words = ["mpirun", "-np", str(plan.layout.ranks), "--oversubscribe", "--bind-to", "none"]
+    words += [sys.executable, "-m", "tests.collective_ranks", str(folder)]
+    done = subprocess.run(
+        words,
+        env={**os.environ, "DLBENCH_LAUNCH_TOKEN": TOKEN, **rank_environment(plan), **AS_ROOT},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=Path(__file__).resolve().parents[1],
+        check=False,
+    )
+    return [done.returncode], [done.stderr]
 
 
 def start(
     folder: Path, plan: CommPlan, task: str = "measure", *, expect_stopped: int | None = None, **options: Any
 ) -> Ended:
-    """Starts the plan's ranks and waits for them; `expect_stopped` is a rank that will never end by itself."""
-    (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
-    by_mpi = plan.system.launch.launcher == "mpirun"
-    environments = (
-        [{"DLBENCH_LAUNCH_TOKEN": TOKEN, **rank_environment(plan)}] if by_mpi else local_environments(plan, TOKEN)
-    )
-    words = command(task, folder, options)
-    if by_mpi:
-        words = ["mpirun", "-np", str(plan.layout.ranks), "--oversubscribe", "--bind-to", "none", *words]
-        environments[0] |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    processes = [
-        subprocess.Popen(
-            words,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).resolve().parents[1],
-        )
-        for environment in environments
-    ]
-    try:
-        errors = ["" for _ in processes]
-        for rank, process in enumerate(processes):
-            if rank != expect_stopped:
-                errors[rank] = process.communicate(timeout=LIMIT_S)[1]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-    return Ended([process.returncode for process in processes], errors, folder)
+    """Starts the plan's ranks for one task."""
+    return start_all(folder, {"": Task(plan, task, options)}, expect_stopped=expect_stopped)[""]
 
 
 def needs_mpi() -> None:
@@ -156,13 +172,33 @@ def test_every_algorithm_is_right_and_counted_exactly_over_gloo(tmp_path: Path, 
     check_all_algorithms(ended, ranks, group_size, elements)
 
 
-@pytest.mark.slow
-def test_every_algorithm_is_right_and_counted_exactly_over_mpi(tmp_path: Path) -> None:
+MPI_ELEMENTS = [1, 3, 100, 40_001]
+
+
+@pytest.fixture(scope="module")
+def over_mpi(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """All algorithms, and runs of all collectives, by three ranks under one mpirun."""
     needs_mpi()
-    elements = [1, 3, 100, 40_001]
-    plan = plan_for(3, "mpirun", algorithms=("ring",), transport="mpi")
-    ended = start(tmp_path, plan, "execute", elements=elements, group_size=1, segment_bytes=4096)
-    check_all_algorithms(ended, 3, 1, elements)
+    every = Task(
+        plan_for(3, "mpirun", algorithms=("ring",), transport="mpi"),
+        "execute",
+        {"elements": MPI_ELEMENTS, "group_size": 1, "segment_bytes": 4096},
+    )
+    halves = plan_for(3, "mpirun", algorithms=("ring",), backends=("mpi",), transport="mpi", dtype="fp16")
+    runs = {
+        collective: plan_for(
+            3, "mpirun", collective=collective, algorithms=ALGORITHMS[collective][:1], backends=("gloo", "mpi"),
+            sizes=(4, 24, 400), dtype="fp16" if collective == "broadcast" else "fp32", iterations=2, warmup=0,
+        )
+        for collective in COLLECTIVES if collective != "allreduce"
+    }  # fmt: skip
+    tasks = {"every algorithm": every, "halves": Task(halves), **{name: Task(plan) for name, plan in runs.items()}}
+    return start_all(tmp_path_factory.mktemp("mpi"), tasks)
+
+
+@pytest.mark.slow
+def test_every_algorithm_is_right_and_counted_exactly_over_mpi(over_mpi: dict[str, Ended]) -> None:
+    check_all_algorithms(over_mpi["every algorithm"], 3, 1, MPI_ELEMENTS)
 
 
 class Loopback:
@@ -199,7 +235,6 @@ class Loopback:
             done[0] = True
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_step_reads_the_buffer_as_it_was_when_it_began(data: st.DataObject) -> None:
     """Random steps of one rank with itself, overlapping as they like, against a copy of the buffer for each step."""
@@ -242,7 +277,6 @@ def test_a_schedule_that_reads_its_input_needs_one() -> None:
 # Inputs and verdicts
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     collective=st.sampled_from(COLLECTIVES),
     ranks=st.integers(1, 9),
@@ -379,13 +413,8 @@ def test_a_run_says_how_far_it_is(gloo_run: Ended) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c != "allreduce"])
-def test_every_collective_beside_gloo_and_mpi(tmp_path: Path, collective: Collective) -> None:
-    needs_mpi()
-    plan = plan_for(
-        3, "mpirun", collective=collective, algorithms=ALGORITHMS[collective][:1], backends=("gloo", "mpi"),
-        sizes=(4, 24, 400), dtype="fp16" if collective == "broadcast" else "fp32", iterations=2, warmup=0,
-    )  # fmt: skip
-    record = start(tmp_path, plan).check().record
+def test_every_collective_beside_gloo_and_mpi(over_mpi: dict[str, Ended], collective: Collective) -> None:
+    record = over_mpi[collective].check().record
     assert record.state == "valid"
     assert record.not_measured == ()
     for point in record.points:
@@ -402,15 +431,14 @@ def test_every_collective_beside_gloo_and_mpi(tmp_path: Path, collective: Collec
 
 
 @pytest.mark.slow
-def test_mpi_sums_no_half_precision_and_says_so(tmp_path: Path) -> None:
-    needs_mpi()
-    plan = plan_for(2, "mpirun", algorithms=("ring",), backends=("mpi",), transport="mpi", dtype="fp16")
-    record = start(tmp_path, plan).check().record
+def test_mpi_sums_no_half_precision_and_says_so(over_mpi: dict[str, Ended]) -> None:
+    record = over_mpi["halves"].check().record
     assert record.not_measured == ("allreduce of fp16 by mpi: MPI has no 16-bit floating type to sum",)
     (point,) = record.points
     assert (point.algorithm, point.carrier, point.correct) == ("ring", "mpi", True)
 
 
+# Horovod does not begin again in a process that has ended it: each run is a launch of its own.
 @pytest.mark.slow
 @pytest.mark.horovod
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -580,9 +608,8 @@ def test_mpi_that_sees_other_ranks_is_refused(tmp_path: Path) -> None:
         "try:\n    start_mpi(place(2), 'mpirun', many_threads=False)\n"
         "except EnvironmentLacksError as error:\n    print(error)\n"
     )
-    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+        [sys.executable, "-c", code], env={**os.environ, **AS_ROOT}, capture_output=True, text=True, check=False,
         timeout=LIMIT_S, cwd=Path(__file__).resolve().parents[1],
     )  # fmt: skip
     assert "MPI sees rank 0 of 1, the launcher says rank 0 of 2" in done.stdout, done.stderr

@@ -72,6 +72,7 @@ def test_two_ranks_of_this_machine(cli: Cli, tmp_path: Path) -> None:
     assert cli("status").stdout.splitlines()[-1] == "2 runs, 2 valid"
 
 
+@pytest.mark.nightly
 def test_ranks_that_share_cores_are_told(cli: Cli, tmp_path: Path) -> None:
     ranks = len(os.sched_getaffinity(0)) + 1
     done = cli("comm", "run", "--ranks", str(ranks), "--algorithms", "ring", "--backends", "none", "--sizes", "4")
@@ -126,7 +127,8 @@ class Endless:
             runs = scan_comm(self.root).runs if self.root.is_dir() else []
             if runs and [status.stage for status in runs[0].statuses] == ["measuring", "measuring"]:
                 return [status.pid for status in runs[0].statuses]
-            assert self.process.poll() is None, self.process.stderr
+            if self.process.poll() is not None:
+                pytest.fail(f"the run ended before it measured: {self.end()}")
             time.sleep(0.1)
         pytest.fail("the run never came to measure")
 
@@ -143,7 +145,7 @@ class Endless:
             self.process.communicate(timeout=BOUND_S)
 
 
-@pytest.mark.parametrize("launcher", ["local", "mpirun"])
+@pytest.mark.parametrize("launcher", ["local", pytest.param("mpirun", marks=pytest.mark.nightly)])
 def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, launcher: str) -> None:
     if launcher == "mpirun":
         need_mpirun()
@@ -175,10 +177,12 @@ def test_a_stopped_rank_is_noticed_within_the_timeout(tmp_path: Path) -> None:
     assert "rank 1 on" in run.story  # it vanished: it said nothing any more
 
 
-def test_interrupting_ends_all_ranks(tmp_path: Path) -> None:
+# A run of training is interrupted by SIGINT.
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
+def test_interrupting_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
     with Endless(tmp_path) as running:
         pids = running.wait_until_measuring()
-        running.process.send_signal(signal.SIGINT)
+        running.process.send_signal(number)
         code, errors = running.end()
     assert code == 130
     assert "Traceback" not in errors

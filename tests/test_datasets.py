@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench import bundled
@@ -149,7 +149,6 @@ def test_documents_sentences_and_lines(tmp_path: Path, vocabulary: Vocabulary) -
     assert (corpus.num_documents, corpus.num_sentences) == (3, 7)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     documents=st.lists(
         st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")))

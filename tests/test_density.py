@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -98,7 +98,6 @@ FEATURES = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(examples=st.lists(FEATURES, max_size=4), compress=st.booleans())
 def test_examples_come_back(
     tmp_path_factory: pytest.TempPathFactory, examples: list[dict[str, Any]], compress: bool
@@ -125,7 +124,6 @@ def test_examples_come_back(
                 assert other[name] == value
 
 
-@settings(max_examples=200, deadline=None)
 @given(payload=st.binary(max_size=60))
 def test_any_bytes_are_an_example_or_a_value_error(payload: bytes) -> None:
     try:

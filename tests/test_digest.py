@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.reading.digest import (
@@ -79,7 +79,6 @@ def quantile(ordered: Sequence[float], share: Fraction) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * float(place - below)
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), shape=shapes, most=largest, first=st.integers(0, 50))
 def test_quantiles_fence_and_outliers(
     run_of: OfRanks, seed: int, shape: tuple[int, int], most: int, first: int
@@ -116,7 +115,6 @@ def grown_most(steps: RunSteps, rank: int, column: int) -> str:
     return next(name for name in parts if grown[name] == max(grown.values()))
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     shape=st.tuples(st.integers(1, 200), st.integers(1, 310)),
@@ -154,7 +152,6 @@ def borders(found: RankStepMap) -> tuple[list[tuple[int, int]], list[tuple[int, 
     return pieces[0], pieces[1]
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 60), most=largest)
 def test_autocorrelation_is_that_of_the_definition(run_of: OfRanks, seed: int, steps: int, most: int) -> None:
     drawn = random_steps(seed, 1, steps, most)

@@ -293,6 +293,7 @@ def assert_trained_apart(run: Run, record: Record) -> None:
     assert any("gradients are not exchanged" in text for text in record.warnings)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_ranks_of_ddp_train_apart(cli: Cli, tmp_path: Path) -> None:
     done = cli(*COSMO, "--engine", "ddp", "--ranks", "2", *SHORT, "--set", "sync.exchange=none")

@@ -55,7 +55,6 @@ def p_by_hand(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
 
 
 @given(sides())
-@settings(deadline=None, max_examples=50)
 def test_the_exact_p_is_that_of_counting_every_division(found: tuple[list[float], list[float]]) -> None:
     a, b = found
     test = unpaired_difference(a, b)
@@ -65,7 +64,6 @@ def test_the_exact_p_is_that_of_counting_every_division(found: tuple[list[float]
 
 
 @given(pairs(7, 9))
-@settings(deadline=None, max_examples=50)
 def test_the_exact_paired_p_is_that_of_counting_every_sign(found: tuple[list[float], list[float]]) -> None:
     a, b = found
     logs = [math.log(y / x) for x, y in zip(a, b, strict=True)]
@@ -138,7 +136,6 @@ def test_a_test_of_too_little_is_refused() -> None:
 
 
 @given(sides(1, 8))
-@settings(deadline=None, max_examples=50)
 def test_the_shift_is_the_median_of_all_differences(found: tuple[list[float], list[float]]) -> None:
     a, b = found
     expected = median(math.log(y / x) for x in a for y in b)
@@ -146,7 +143,6 @@ def test_the_shift_is_the_median_of_all_differences(found: tuple[list[float], li
 
 
 @given(pairs(1, 8))
-@settings(deadline=None, max_examples=50)
 def test_the_paired_shift_is_the_median_of_walsh_averages(found: tuple[list[float], list[float]]) -> None:
     a, b = found
     logs = [math.log(y / x) for x, y in zip(a, b, strict=True)]
@@ -155,7 +151,7 @@ def test_the_paired_shift_is_the_median_of_walsh_averages(found: tuple[list[floa
 
 
 @given(sides(5, 8), st.booleans())
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_the_interval_of_equivalence_is_of_the_same_resamples_as_the_ratio(
     found: tuple[list[float], list[float]], paired: bool
 ) -> None:
@@ -184,7 +180,6 @@ def test_the_interval_of_equivalence_is_of_the_same_resamples_as_the_ratio(
 
 
 @given(st.floats(0.001, 0.999), st.integers(1, 60))
-@settings(deadline=None, max_examples=50)
 def test_quantiles_of_student(probability: float, freedom: int) -> None:
     assert student_quantile(probability, freedom) == pytest.approx(
         stats.t.ppf(probability, freedom), rel=1e-6, abs=1e-9
@@ -255,7 +250,6 @@ def one(a: Sequence[float], b: Sequence[float], *, paired: bool = False, **rule:
 
 
 @given(st.one_of(sides(3, 8), pairs(4, 8)), st.booleans(), st.sampled_from([0.005, 0.02, 0.1]))
-@settings(deadline=None, max_examples=40)
 def test_exchanged_sides_get_the_mirrored_verdict(
     found: tuple[list[float], list[float]], paired: bool, tolerance: float
 ) -> None:
@@ -270,7 +264,7 @@ def test_exchanged_sides_get_the_mirrored_verdict(
 
 
 @given(sides(5, 8), st.sampled_from([1e-3, 7.0, 3600.0]))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_another_unit_changes_nothing(found: tuple[list[float], list[float]], factor: float) -> None:
     a, b = found
     here, there = one(a, b), one([x * factor for x in a], [x * factor for x in b])
@@ -282,7 +276,7 @@ def test_another_unit_changes_nothing(found: tuple[list[float], list[float]], fa
 
 
 @given(sides(5, 7))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_the_order_of_unpaired_runs_changes_nothing(found: tuple[list[float], list[float]]) -> None:
     a, b = found
     assert one(a[::-1], sorted(b)).verdict == one(a, b).verdict

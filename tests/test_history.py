@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import RunError, UserError
@@ -595,7 +595,6 @@ def test_where_names_what_is_wrong() -> None:
 # Letting go
 
 
-@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(st.integers(0, 100), st.sampled_from(["g", "h"]), st.sampled_from(["valid", "failed"])), max_size=12

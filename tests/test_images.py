@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.datasets.containers.tf_example import encode_example
@@ -429,7 +429,6 @@ def test_decoders_agree_and_refuse_the_same(with_simplejpeg: bool, monkeypatch: 
         jpeg_decode.decode(whole[:place] + b"\xea\x60\xea\x60" + whole[place + 4 :])
 
 
-@settings(max_examples=150, deadline=None)
 @given(place=st.integers(0, 10**6), value=st.integers(0, 255), cut=st.integers(0, 10**6))
 def test_damage_is_a_value_error_or_an_image(place: int, value: int, cut: int) -> None:
     data = bytearray(encode((24, 24, 3)))
@@ -501,7 +500,6 @@ def test_augmentation_belongs_to_epoch_and_sample(tree: Path) -> None:
     np.testing.assert_array_equal(*(evaluation.read((epoch, 5)).arrays["image"] for epoch in (0, 1)))
 
 
-@settings(max_examples=200, deadline=None)
 @given(width=st.integers(1, 600), height=st.integers(1, 600), seed=st.integers(0, 10**6))
 def test_crops_lie_inside_and_keep_their_bounds(width: int, height: int, seed: int) -> None:
     box = jpeg.crop_box(width, height, np.random.default_rng(seed))

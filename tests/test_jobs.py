@@ -249,7 +249,6 @@ HOSTILE = st.lists(st.sampled_from(SHELL) | ANY, max_size=5).map("".join)
 )
 @example(key="time_limit", value="٣٠")
 @example(key="time_limit", value="1-00:00:00")
-@settings(deadline=None, max_examples=200)
 def test_only_harmless_characters_stand_in_directives(key: str, value: str) -> None:
     """They cannot be quoted; what does not fit never becomes a plan."""
     content = plan_of(system="example-gpu").model_dump(mode="json")
@@ -286,7 +285,7 @@ def test_gpus_are_asked_for_as_the_site_wants() -> None:
 
 
 @given(series=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_job_names_are_short_words(series: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,64}", job_name(plan_of(series=series)))
 
@@ -366,7 +365,6 @@ def cluster(tmp_path: Path) -> Cluster:
 @example(one="@TOKEN@", two="a @TOKEN@ b", python="/@TOKEN@/python", place="@TOKEN@", launcher="mpirun")
 @example(one="'", two='"', python="-c", place="-rf *", launcher="srun-mpi")
 @example(one="\n#SBATCH --wrap=id\n", two="", python="a\nb", place="a\nb", launcher="srun-gloo")
-@settings(deadline=None, max_examples=60)
 def test_any_text_reaches_the_ranks_unharmed(one: str, two: str, python: str, place: str, launcher: str) -> None:
     """Variables, interpreter and folder pass through bash as they are, and nothing in them is executed."""
     plain = with_system(plan_of(), launch={"launcher": launcher, "environment": {"ONE": "", "TWO": ""}})
@@ -596,7 +594,6 @@ def test_a_folder_that_is_gone_stops_none(cluster: Cluster, tmp_path: Path) -> N
 @given(one=HOSTILE, two=HOSTILE, python=HOSTILE.filter(bool), launcher=st.sampled_from(["srun-gloo", "mpirun"]))
 @example(one="\n#SBATCH --wrap=id\n", two=")\nid\n(", python="a\nb", launcher="srun-gloo")
 @example(one="}}", two="side_a", python="$dlbench_run", launcher="mpirun")
-@settings(deadline=None, max_examples=30)
 def test_any_text_of_a_side_reaches_its_ranks_unharmed(one: str, two: str, python: str, launcher: str) -> None:
     """In words of the shell, and in the comment that names the side."""
     made = sides_of({}, {"system.launch.environment.X": "x"}, launcher=launcher)

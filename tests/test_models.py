@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -302,7 +302,6 @@ class Holder(nn.Module):
             p.grad = torch.from_numpy(g.copy())
 
 
-@settings(max_examples=25, deadline=None)
 @given(shapes=SHAPES, decay=st.sampled_from([0.0, 1e-2]), seed=st.integers(0, 99))
 def test_lars_against_numpy(shapes: list[tuple[int, ...]], decay: float, seed: int) -> None:
     weights = random_tensors(shapes, seed)
@@ -325,7 +324,6 @@ def test_lars_against_numpy(shapes: list[tuple[int, ...]], decay: float, seed: i
         np.testing.assert_allclose(p.detach().numpy(), w, rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
 @given(shapes=SHAPES, decay=st.sampled_from([0.0, 1e-2]), seed=st.integers(0, 99))
 def test_lamb_against_numpy(shapes: list[tuple[int, ...]], decay: float, seed: int) -> None:
     weights = random_tensors(shapes, seed)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
@@ -51,7 +51,6 @@ def same(one: list[Batch], other: list[Batch]) -> bool:
 # Sharding
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     world_size=st.integers(1, 9),
     batch_size=st.integers(1, 7),

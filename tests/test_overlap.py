@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.costs.overlap import (
@@ -44,7 +44,6 @@ gradients = st.lists(st.tuples(st.integers(0, 1000), st.floats(0, 20)), min_size
 costs = st.builds(line, st.floats(0, 50), st.floats(0, 0.5))
 
 
-@settings(max_examples=60, deadline=None)
 @given(gradients=gradients, cost=costs)
 def test_the_planner_is_as_good_as_the_best_of_all_partitions(
     gradients: tuple[list[int], list[float]], cost: LineCost
@@ -55,7 +54,6 @@ def test_the_planner_is_as_good_as_the_best_of_all_partitions(
     assert best_exposed(sizes, ready, cost, ready[-1]) == pytest.approx(max(0.0, best - ready[-1]), abs=1e-9)
 
 
-@settings(max_examples=200, deadline=None)
 @given(gradients=gradients, cost=costs)
 def test_both_are_no_worse_than_single_messages_and_one_message(
     gradients: tuple[list[int], list[float]], cost: LineCost
@@ -68,7 +66,6 @@ def test_both_are_no_worse_than_single_messages_and_one_message(
         assert end(groups, sizes, ready, cost) <= plain * (1 + 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(gradients=gradients, per_byte=st.floats(0, 0.5))
 def test_without_a_startup_merging_gains_nothing(gradients: tuple[list[int], list[float]], per_byte: float) -> None:
     sizes, ready = gradients

@@ -20,8 +20,10 @@ from dlbench.node.sync.single import SingleEngine
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
+from tests import exchange_ranks
 from tests.conftest import Cli
 from tests.exchange_ranks import SmallNet, reference
+from tests.forks import run_ranks
 from tests.run_factory import plans
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,34 +39,19 @@ def plan_of(overrides: dict[str, Any], ranks: int = 4, engine: str = "ddp") -> R
     return plans(points=(ranks,), repeats=1, engine=engine, overrides=settings)[0]
 
 
-def start_ranks(folder: Path, scenarios: dict[str, RunPlan], ranks: int, *, parts: int = 1, steps: int = STEPS) -> Told:
+def start_ranks(folder: Path, scenarios: dict[str, RunPlan], ranks: int, *, parts: int = 1) -> Told:
     """Trains every scenario on as many ranks, in processes of their own."""
-    _write(folder, scenarios, parts, steps)
-    command = [sys.executable, "-W", "ignore", "-m", "tests.exchange_ranks", str(folder)]
-    started = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "RANK": str(rank), "SIZE": str(ranks), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=240)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in started] == [0] * ranks, "\n".join(outputs)
+    _write(folder, scenarios, parts)
+    codes, outputs = run_ranks(
+        exchange_ranks.main, [str(folder)], [{"RANK": str(rank), "SIZE": str(ranks)} for rank in range(ranks)], folder
+    )
+    assert codes == [0] * ranks, "\n".join(outputs)
     return _read(folder, list(scenarios), ranks)
 
 
-def _write(folder: Path, scenarios: dict[str, RunPlan], parts: int, steps: int) -> None:
+def _write(folder: Path, scenarios: dict[str, RunPlan], parts: int = 1) -> None:
     content = [
-        {"name": name, "plan": plan.model_dump(mode="json"), "parts": parts, "steps": steps}
+        {"name": name, "plan": plan.model_dump(mode="json"), "parts": parts, "steps": STEPS}
         for name, plan in scenarios.items()
     ]
     (folder / "scenarios.json").write_text(json.dumps(content))
@@ -104,18 +91,38 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 }
 EXACT = [name for name, overrides in SCENARIOS.items() if overrides.get("sync.wire") not in ("fp16", "bf16")]
 SHARED: dict[str, dict[str, Any]] = {
-    "flat": {"sync.inside": "shared-memory", "sync.fusion": "size:100B"},
-    "hierarchical": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "hierarchical", "sync.fusion": "none"},
-    "leader": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "leader", "sync.fusion": "single"},
-    "hybrid": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "hybrid", "sync.fusion": "mgwfbp"},
+    "shared flat": {"sync.inside": "shared-memory", "sync.fusion": "size:100B"},
+    "shared hierarchical": {
+        **GROUPS,
+        "sync.inside": "shared-memory",
+        "sync.exchange": "hierarchical",
+        "sync.fusion": "none",
+    },
+    "shared leader": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "leader", "sync.fusion": "single"},
+    "shared hybrid": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "hybrid", "sync.fusion": "mgwfbp"},
+}
+
+
+NETWORK: dict[str, Any] = {
+    "format": "dlbench.network",
+    "version": 1,
+    "system": "box",
+    "transport": "torch-gloo",
+    "inside": {"pieces": [{"up_to_bytes": None, "alpha_s": 1e-4, "beta_s_per_byte": 1e-9}]},
+    "across": {"pieces": [{"up_to_bytes": None, "alpha_s": 1e-3, "beta_s_per_byte": 1e-7}]},
+    "collectives": [{"name": "gloo flat", "startup_s": 0.5, "per_byte_s": 1e-9, "ranks": 4}],
 }
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """Every scenario on four gloo ranks in two groups."""
+    """Every scenario on four gloo ranks in two groups, and one whose costs are those of a file."""
     folder = tmp_path_factory.mktemp("exchange")
-    return start_ranks(folder, {name: plan_of(overrides) for name, overrides in SCENARIOS.items()}, 4)
+    network = folder / "box.network.json"
+    network.write_text(json.dumps(NETWORK))
+    hybrid = {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "none", "sync.network": str(network)}
+    wanted = {**SCENARIOS, **SHARED, "costs of a file": hybrid}
+    return start_ranks(folder, {name: plan_of(overrides) for name, overrides in wanted.items()}, 4)
 
 
 @pytest.fixture(scope="module")
@@ -218,9 +225,8 @@ def test_costs_behind_decisions_are_told(trained: Told) -> None:
 
 
 @pytest.mark.slow
-def test_shared_memory_inside_groups(tmp_path: Path, expected: list[float]) -> None:
-    seen = start_ranks(tmp_path, {name: plan_of(overrides) for name, overrides in SHARED.items()}, 4)
-    for name, everyone in seen.items():
+def test_shared_memory_inside_groups(trained: Told, expected: list[float]) -> None:
+    for name, everyone in ((name, trained[name]) for name in SHARED):
         assert len({tuple(told["parameters"]) for told in everyone}) == 1
         assert everyone[0]["parameters"] == pytest.approx(expected, rel=1e-5, abs=1e-5)
         assert effective(everyone[0])["sync.inside"] == ("shared-memory", "shared-memory")
@@ -238,26 +244,8 @@ def test_accumulated_gradients_are_exchanged_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_costs_may_come_from_a_file(tmp_path: Path) -> None:
-    piece = {"up_to_bytes": None, "alpha_s": 1e-4, "beta_s_per_byte": 1e-9}
-    slow = {"up_to_bytes": None, "alpha_s": 1e-3, "beta_s_per_byte": 1e-7}
-    network = tmp_path / "box.network.json"
-    network.write_text(
-        json.dumps(
-            {
-                "format": "dlbench.network",
-                "version": 1,
-                "system": "box",
-                "transport": "torch-gloo",
-                "inside": {"pieces": [piece]},
-                "across": {"pieces": [slow]},
-                "collectives": [{"name": "gloo flat", "startup_s": 0.5, "per_byte_s": 1e-9, "ranks": 4}],
-            }
-        )
-    )
-    hybrid = {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "none"}
-    seen = start_ranks(tmp_path, {"file": plan_of({**hybrid, "sync.network": str(network)})}, 4, steps=3)
-    result = seen["file"][0]["exchange"]
+def test_costs_may_come_from_a_file(trained: Told) -> None:
+    result = trained["costs of a file"][0]["exchange"]
     flat, grouped = result["costs"]
     assert flat["startup_s"] == pytest.approx(0.5)  # as the file has it
     assert grouped["startup_s"] < 0.1  # from the fitted levels
@@ -282,6 +270,7 @@ def test_what_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
     assert "holds no fitted costs" in text
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_says_what_became_of_its_exchange(cli: Cli, tmp_path: Path) -> None:
     settings = ("sync.group_size=2", "measure.warmup_steps=1", "measure.measured_steps=3")
@@ -311,7 +300,9 @@ HOROVOD: dict[str, dict[str, Any]] = {
 
 @pytest.mark.horovod
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HOROVOD)  # Horovod makes process sets in its first start in a process only
+@pytest.mark.parametrize(  # Horovod makes process sets in its first start in a process only
+    "name", ["hierarchical", pytest.param("leader", marks=pytest.mark.nightly), "topk"]
+)
 def test_over_process_sets_of_horovod_on_gloo(
     tmp_path: Path, expected: list[float], name: str, horovod_installed: None
 ) -> None:
@@ -319,6 +310,7 @@ def test_over_process_sets_of_horovod_on_gloo(
     _check_horovod(seen, expected, "gloo")
 
 
+@pytest.mark.nightly
 @pytest.mark.horovod
 @pytest.mark.slow
 def test_over_process_sets_of_horovod_on_mpi(tmp_path: Path, expected: list[float], horovod_installed: None) -> None:
@@ -335,7 +327,7 @@ def test_over_process_sets_of_horovod_on_mpi(tmp_path: Path, expected: list[floa
         launcher="mpirun",
         overrides={"measure.warmup_steps": 4, "measure.measured_steps": 3, **HOROVOD[name]},
     )[0]
-    _write(tmp_path, {name: plan}, 1, STEPS)
+    _write(tmp_path, {name: plan})
     done = subprocess.run(
         [
             "mpirun",

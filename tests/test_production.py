@@ -134,7 +134,7 @@ def test_ctrl_c_ends_all_workers_quietly_and_can_be_continued(
     assert contents(folder) == whole
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(cut=st.integers(0, 100_000), lost=st.sets(st.integers(0, 11), max_size=3), seed=st.integers(0, 3))
 def test_any_torn_journal_is_continued(
     tmp_path_factory: pytest.TempPathFactory, whole: dict[str, bytes], cut: int, lost: set[int], seed: int

@@ -95,7 +95,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Case:
 CASES = [
     "sample",
     "large",
-    pytest.param("real", marks=pytest.mark.slow),
+    pytest.param("real", marks=[pytest.mark.slow, pytest.mark.nightly]),
 ]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.machine.source import Field
@@ -112,7 +112,6 @@ WATCHED = st.builds(
 ).filter(lambda plan: plan.layout.ranks % plan.layout.nodes == 0)
 
 
-@settings(deadline=None, max_examples=50)
 @given(WATCHED)
 def test_all_shares_together_stay_within_the_limit(plan: RunPlan) -> None:
     assert plan.watch is not None
@@ -125,7 +124,6 @@ def test_all_shares_together_stay_within_the_limit(plan: RunPlan) -> None:
     assert sample_bytes(plan) * plan.layout.nodes <= plan.watch.max_bytes / 3
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 200))
 def test_the_window_is_spread_evenly(nodes: int, each: int, wanted: int) -> None:
     plan = plan_of(nodes=nodes, ranks=nodes * each, window_ranks=wanted)
@@ -234,7 +232,6 @@ def follow(sampling: Sampling, clock: MadeClock, samples: int) -> None:
         sampling.take_due()
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 5 * SECOND), min_size=1, max_size=60))
 def test_samples_keep_their_times_and_say_how_late_they_are(
     tmp_path_factory: pytest.TempPathFactory, durations: list[int]
@@ -282,7 +279,6 @@ def test_slow_sources_are_read_every_tenth_time_and_out_of_turn(tmp_path: Path) 
     assert (reader.header["period_s"], reader.header["node_rank"], reader.header["host"]) == (0.1, 0, "n0")
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(600, 20_000), st.integers(1, 50_000))
 def test_the_file_stays_within_its_share_and_reaches_far(
     tmp_path_factory: pytest.TempPathFactory, max_bytes: int, duration_s: int

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dlbench.costs.schedules.schedule import Schedule, all_to_all_block, block, pipeline_chunks, schedule
@@ -80,7 +80,6 @@ def check(collective: Collective, algorithm: str, ranks: int, elements: int, **o
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), NAMES)
-@settings(max_examples=30, deadline=None)
 @given(ranks=st.integers(1, 17), elements=st.integers(0, 200), data=st.data())
 def test_every_algorithm_gives_the_result(
     collective: Collective, algorithm: str, ranks: int, elements: int, data: st.DataObject
@@ -148,7 +147,6 @@ def test_shifts_use_one_length_a_step(halves: int) -> None:
         assert len(lengths) == 1
 
 
-@settings(max_examples=30, deadline=None)
 @given(ranks=st.integers(2, 17), elements=st.integers(1, 200), data=st.data())
 def test_a_lost_transfer_is_noticed(ranks: int, elements: int, data: st.DataObject) -> None:
     """The check above can fail: with a message less the result is wrong, or the receiver waits."""

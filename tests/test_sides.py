@@ -72,7 +72,6 @@ QUOTED = st.text(alphabet=st.characters(min_codepoint=0x20, max_codepoint=0x7E),
 
 @given(st.dictionaries(KEYS, QUOTED | st.integers() | st.booleans(), min_size=1, max_size=4))
 @example({"a": "b,c=d", "e": "'", "f": '"', "g": "\\"})
-@settings(deadline=None, max_examples=60)
 def test_values_in_quotes_may_hold_anything(wanted: dict[str, AxisValue]) -> None:
     text = ",".join(f"{key}={json.dumps(value)}" for key, value in wanted.items())
     assert parse_sides(("plain", text)) == {"a": {}, "b": wanted}
@@ -109,7 +108,6 @@ def test_one_and_true_are_two_settings() -> None:
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
-@settings(deadline=None, max_examples=100)
 def test_any_text_is_a_side_or_one_line(one: str, other: str) -> None:
     try:
         told = "".join(parse_sides((one, other)))
@@ -122,7 +120,7 @@ def test_any_text_is_a_side_or_one_line(one: str, other: str) -> None:
 
 
 @given(points=st.sampled_from([(1,), (2,), (1, 2), (1, 2, 4)]), repeats=st.integers(1, 4))
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 def test_pairs_run_back_to_back_and_every_second_the_other_way_round(points: tuple[int, ...], repeats: int) -> None:
     made = sided(b={"train.seed": 7}, points=points, repeats=repeats)
     expected = []

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -103,7 +103,6 @@ def test_stages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
     assert SpanReader(path=RunFolder(tmp_path).spans(0)).header["rank"] == 0
 
 
-@settings(max_examples=25, deadline=None)
 @given(max_bytes=st.integers(5_000, 120_000), num=st.integers(0, 3_000), names=st.integers(1, 200))
 def test_the_window_leaves_room_for_stages(
     tmp_path_factory: pytest.TempPathFactory, max_bytes: int, num: int, names: int

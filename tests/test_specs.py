@@ -511,14 +511,12 @@ JSON_TEXT = st.text(alphabet="aZ9é中 :{}[]\"'\\#-&*!%,\n\t", max_size=6)
 
 
 @given(value=st.recursive(JSON_TEXT | st.integers() | st.booleans() | st.none(), st.lists, max_leaves=5))
-@settings(deadline=None, max_examples=50)
 def test_json_is_yaml(value: Any) -> None:
     """What other programs write as JSON is read as it is meant."""
     assert parse_yaml(json.dumps(value, ensure_ascii=False), "o") == value
 
 
 @given(text=st.text(alphabet=st.sampled_from("ab:{}[]&*!|>%@`'\"#,-? \n\t01.~_eE+xo\\"), max_size=25))
-@settings(deadline=None, max_examples=300)
 def test_no_text_crashes_the_parser(text: str) -> None:
     told = None
     try:
@@ -622,7 +620,6 @@ def test_counts_that_are_refused(text: str) -> None:
 
 
 @given(counts=st.sets(st.integers(1, 10**6), min_size=1, max_size=6))
-@settings(deadline=None)
 def test_counts_ascend(counts: set[int]) -> None:
     assert parse_counts(",".join(map(str, counts)), "--ranks") == tuple(sorted(counts))
 
@@ -783,7 +780,6 @@ def test_ranks_that_do_not_divide() -> None:
     points=st.sets(st.integers(1, 8), min_size=1, max_size=4),
     batch=st.integers(1, 30),
 )
-@settings(deadline=None, max_examples=40)
 def test_strong_scaling_keeps_the_global_batch_or_says_no(points: set[int], batch: int) -> None:
     request = {"points": tuple(sorted(points)), "scaling": "strong", "overrides": {"train.batch_per_rank": batch}}
     total = batch * min(points)
@@ -819,7 +815,6 @@ REQUESTS = st.fixed_dictionaries(
 
 
 @given(request_=REQUESTS)
-@settings(deadline=None, max_examples=30)
 def test_repeats_are_interleaved_there_and_back(request_: dict[str, Any]) -> None:
     made = plans(**request_)
     combinations = 1
@@ -842,7 +837,7 @@ def test_repeats_are_interleaved_there_and_back(request_: dict[str, Any]) -> Non
 
 
 @given(request_=REQUESTS)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_swept_values_are_in_force(request_: dict[str, Any]) -> None:
     for plan in plans(**request_):
         content = plan.model_dump()
@@ -863,7 +858,6 @@ def test_two_series_have_two_names() -> None:
 
 
 @given(request_=REQUESTS, workload=st.sampled_from(sorted(WORKLOADS)), engine=st.sampled_from(["horovod", "ddp"]))
-@settings(deadline=None, max_examples=30)
 def test_a_plan_survives_its_file(request_: dict[str, Any], workload: str, engine: str) -> None:
     for plan in plans(workload=workload, engine=engine, **request_)[:4]:
         text = plan.to_json()
@@ -879,7 +873,6 @@ def test_a_plan_survives_its_file(request_: dict[str, Any], workload: str, engin
     title=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20),
     value=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
 )
-@settings(deadline=None, max_examples=30)
 def test_free_text_survives_a_plan_s_file(title: str, value: str) -> None:
     (plan,) = plans(overrides={"title": title, "system.launch.environment.X": value})
     again = RunPlan.model_validate(json.loads(plan.to_json().encode().decode()))
@@ -963,7 +956,7 @@ def test_the_digest_forgets_names_times_and_places() -> None:
 
 
 @given(one=REQUESTS, other=REQUESTS)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_equal_digests_mean_equal_configurations(one: dict[str, Any], other: dict[str, Any]) -> None:
     seen: dict[str, Any] = {}
     for plan in [*plans(**one), *plans(**other)]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.reading.causes import CAUSES, Causes
@@ -95,7 +95,6 @@ def some_rows(draw: st.DrawFn) -> list[list[list[int]]]:
 
 
 @given(some_rows())
-@settings(max_examples=150, deadline=None)
 def test_waiting_is_what_the_definition_says(rows: list[list[list[int]]]) -> None:
     found, read = waiting(run_steps(rows)), by_definition(rows)
     steps = len(rows[0])
@@ -116,7 +115,6 @@ def test_waiting_is_what_the_definition_says(rows: list[list[list[int]]]) -> Non
 
 
 @given(some_rows())
-@settings(max_examples=60, deadline=None)
 def test_nobody_is_charged_beyond_its_lateness(rows: list[list[list[int]]]) -> None:
     """One step: own work and waiting together are at most W of each rank."""
     one_step = [[steps[0]] for steps in rows]
@@ -172,7 +170,6 @@ def test_a_rank_that_is_a_little_late_is_in_time() -> None:
 
 
 @given(some_rows(), st.randoms(use_true_random=False))
-@settings(max_examples=50, deadline=None)
 def test_other_numbers_of_ranks_wait_as_long(rows: list[list[list[int]]], rng: random.Random) -> None:
     order = list(range(len(rows)))
     rng.shuffle(order)

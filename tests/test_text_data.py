@@ -104,7 +104,6 @@ def binomial_bounds(count: int, share: float) -> tuple[float, float]:
     return share - spread, share + spread
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     words=st.integers(2, 509),
     split=st.floats(0, 1),
@@ -135,7 +134,7 @@ def test_masks_follow_the_published_rule(
     assert (hidden[positions] >= MASK).all()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32))
 def test_eighty_ten_ten(seed: int) -> None:
     count, words = 20_000, np.arange(5, 4096)
@@ -685,7 +684,6 @@ def test_prepared_samples_fit_the_model(recipe: SamplesRecipe, tmp_path: Path) -
 # Splits and the embedded text
 
 
-@settings(max_examples=50, deadline=None)
 @given(documents=st.integers(4, 500), share=st.floats(0, 0.9), seed=st.integers(0, 100))
 def test_splits_are_disjoint_and_whole(documents: int, share: float, seed: int) -> None:
     try:

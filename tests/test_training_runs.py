@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +16,12 @@ from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
+from tests.forks import call_dlbench
 
 h5py = pytest.importorskip("h5py")
 
 NO_DROPOUT = ("--set", "model.dropout=0.0")
-TWENTY = ("--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=18")
+TEN = ("--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=8")
 
 
 def volumes(folder: Path, num: int, seed: int) -> None:
@@ -71,46 +74,80 @@ def curve(run: Run) -> np.ndarray:
     return np.mean([read_steps(run.folder.steps(rank)).steps["loss"] for rank in ranks], axis=0)
 
 
-@pytest.mark.horovod
-@pytest.mark.slow
-@pytest.mark.parametrize("workload", ["cosmoflow", "bert"])
-def test_ranks_and_batch_trade_places(
-    cli: Cli, tmp_path: Path, density: Path, text: Path, workload: str, horovod_installed: None
-) -> None:
-    """1 rank x batch 2b, 2 ranks x batch b, and 1 rank in two parts: one loss curve over 20 fp32 steps.
-
-    ResNet is left out: its batch norm normalises over a rank's own samples, in every engine.
-    """
-    source = density if workload == "cosmoflow" else text
+def parity(workload: str, data: Path) -> tuple[str | Path, ...]:
     # CosmoFlow's published rate for a batch of 8. A large one makes rounding grow from step to step, whoever computes.
     rate = {"cosmoflow": 0.000125, "bert": 0.001}[workload]
     calm = ("--set", f"train.optimizer.learning_rate={rate}", "--set", "train.optimizer.learning_rate_scaling=none")
-    common = (workload, "--data", source, *NO_DROPOUT, *TWENTY, *calm)
-    one = run_of(cli, tmp_path, "one", *common, "--engine", "single", "--set", "train.batch_per_rank=8")
-    reference = curve(one)
-    assert len(reference) == 20
-    assert np.ptp(reference) > 0.01
-    for engine in ("horovod", "ddp"):
-        two = run_of(
-            cli, tmp_path, engine, *common, "--engine", engine, "--ranks", "2", "--set", "train.batch_per_rank=4"
-        )
-        assert two.plan.global_batch == one.plan.global_batch
-        np.testing.assert_allclose(curve(two), reference, rtol=1e-4)
-        parts = run_of(
-            cli,
-            tmp_path,
-            f"{engine}-parts",
-            *common,
-            *("--engine", engine, "--ranks", "2", "--set", "train.batch_per_rank=4"),
-            *("--set", "train.gradient_accumulation=2"),
-        )
-        np.testing.assert_allclose(curve(parts), reference, rtol=1e-4)
+    return (workload, "--data", data, *NO_DROPOUT, *TEN, *calm)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, density: Path, text: Path) -> Callable[[str], Run]:
+    """1 rank that trains with the batch of two, made when it is first asked for."""
+    kept: dict[str, Run] = {}
+
+    def run(workload: str) -> Run:
+        if workload not in kept:
+            words = parity(workload, density if workload == "cosmoflow" else text)
+            out = tmp_path_factory.mktemp("alone")
+            cli = partial(call_dlbench, cwd=out)
+            kept[workload] = run_of(cli, out, "one", *words, "--engine", "single", "--set", "train.batch_per_rank=8")
+        return kept[workload]
+
+    return run
 
 
 @pytest.mark.horovod
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("workload", "engine", "ranks"), [("cosmoflow", "horovod", 2), ("bert", "ddp", 2), ("resnet50", "horovod", 1)]
+    ("engine", "parts"),
+    # DDP in one part is what a run with another number of ranks goes on with, below.
+    [("horovod", 1), ("horovod", 2), ("ddp", 2), pytest.param("ddp", 1, marks=pytest.mark.nightly)],
+)
+@pytest.mark.parametrize("workload", ["cosmoflow", pytest.param("bert", marks=pytest.mark.nightly)])
+def test_ranks_and_batch_trade_places(
+    cli: Cli,
+    tmp_path: Path,
+    alone: Callable[[str], Run],
+    density: Path,
+    text: Path,
+    workload: str,
+    engine: str,
+    parts: int,
+    horovod_installed: None,
+) -> None:
+    """1 rank x batch 2b, 2 ranks x batch b, and 2 ranks in two parts: one loss curve over 10 fp32 steps.
+
+    ResNet is left out: its batch norm normalises over a rank's own samples, in every engine.
+    """
+    one = alone(workload)
+    reference = curve(one)
+    assert len(reference) == 10
+    assert np.ptp(reference) > 0.01
+    two = run_of(
+        cli,
+        tmp_path,
+        "two",
+        *parity(workload, density if workload == "cosmoflow" else text),
+        *("--engine", engine, "--ranks", "2", "--set", "train.batch_per_rank=4"),
+        *("--set", f"train.gradient_accumulation={parts}"),
+    )
+    assert two.plan.global_batch == one.plan.global_batch
+    assert record_of(two).num_parameters == record_of(one).num_parameters
+    assert sum(r.samples for r in record_of(two).ranks) == record_of(one).ranks[0].samples
+    assert len({r.final_parameters_sha256 for r in record_of(two).ranks}) == 1
+    np.testing.assert_allclose(curve(two), reference, rtol=1e-4)
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "engine", "ranks"),
+    [
+        ("cosmoflow", "horovod", 2),
+        pytest.param("bert", "ddp", 2, marks=pytest.mark.nightly),
+        pytest.param("resnet50", "horovod", 1, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     cli: Cli, tmp_path: Path, density: Path, text: Path, workload: str, engine: str, ranks: int, horovod_installed: None
@@ -150,17 +187,22 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 def test_a_run_goes_on_with_another_number_of_ranks(cli: Cli, tmp_path: Path, density: Path) -> None:
     common = ("cosmoflow", "--data", density, "--engine", "ddp", "--set", "train.optimizer.learning_rate=0.001")
     two = run_of(
-        cli, tmp_path, "two", *common, "--ranks", "2", "--set", "checkpoint.every_steps=8", "--set", "checkpoint.keep=9"
+        cli,
+        tmp_path,
+        "two",
+        *common,
+        *("--ranks", "2", "--set", "checkpoint.every_steps=3", "--set", "checkpoint.keep=9"),
+        *("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=7"),
     )
     one = run_of(
         cli,
         tmp_path,
         "one",
         *common,
-        *("--ranks", "1", "--set", "train.batch_per_rank=8", "--resume", two.folder.checkpoint(8)),
-        *("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=7"),
+        *("--ranks", "1", "--set", "train.batch_per_rank=8", "--resume", two.folder.checkpoint(3)),
+        *("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=5"),
     )
-    np.testing.assert_allclose(curve(one), curve(two)[8:], rtol=1e-4)
+    np.testing.assert_allclose(curve(one), curve(two)[3:], rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -205,15 +247,27 @@ def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(
     assert all(a <= b for a, b in itertools.pairwise(times))
 
 
+OUT_OF_REACH = (
+    *("cosmoflow", "--engine", "single", "--to-quality", "--set", "quality.target=0.0001"),
+    *("--set", "quality.evaluate_every_epochs=1.0", "--set", "checkpoint.every_epochs=1.0"),
+)
+
+
+@pytest.fixture(scope="module")
+def two_epochs(tmp_path_factory: pytest.TempPathFactory, density: Path) -> Run:
+    """A run that ended without its quality, with a checkpoint for each epoch."""
+    out = tmp_path_factory.mktemp("runs")
+    words = (*OUT_OF_REACH, "--data", density, "--set", "quality.max_epochs=2.0")
+    return run_of(partial(call_dlbench, cwd=out), out, "first", *words)
+
+
 @pytest.mark.slow
-def test_a_target_out_of_reach_ends_with_the_epochs_and_resumes(cli: Cli, tmp_path: Path, density: Path) -> None:
-    common = ("cosmoflow", "--data", density, "--engine", "single", "--to-quality", "--set", "quality.target=0.0001")
-    cadence = ("--set", "quality.evaluate_every_epochs=1.0", "--set", "checkpoint.every_epochs=1.0")
-    whole = run_of(cli, tmp_path, "whole", *common, *cadence, "--set", "quality.max_epochs=3.0")
-    first = run_of(cli, tmp_path, "first", *common, *cadence, "--set", "quality.max_epochs=2.0")
-    rest = run_of(
-        cli, tmp_path, "rest", *common, *cadence, "--set", "quality.max_epochs=3.0", "--resume", first.folder.path
-    )
+def test_a_target_out_of_reach_ends_with_the_epochs_and_resumes(
+    cli: Cli, tmp_path: Path, density: Path, two_epochs: Run
+) -> None:
+    three = (*OUT_OF_REACH, "--data", density, "--set", "quality.max_epochs=3.0")
+    whole = run_of(cli, tmp_path, "whole", *three)
+    rest = run_of(cli, tmp_path, "rest", *three, "--resume", two_epochs.folder.path)
     records = [record_of(run) for run in (whole, rest)]
     values = []
     for record in records:
@@ -247,12 +301,12 @@ def test_what_cannot_train_to_a_quality_is_told_before_anything_is_made(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_data_set_is_refused(cli: Cli, tmp_path: Path, density: Path) -> None:
+def test_a_checkpoint_of_another_data_set_is_refused(cli: Cli, tmp_path: Path, two_epochs: Run) -> None:
     other = tmp_path / "other"
-    volumes(other, 40, seed=5)
-    common = ("cosmoflow", "--engine", "single", "--set", "measure.measured_steps=3")
-    first = run_of(cli, tmp_path / "runs", "first", *common, "--data", density, "--set", "checkpoint.every_steps=3")
-    done = cli("run", *common, "--preset", "ci", "--data", other, "--resume", first.folder.path, "--series", "second")
+    volumes(other / "train", 40, seed=5)
+    volumes(other / "validation", 11, seed=1)
+    words = (*OUT_OF_REACH, "--preset", "ci", "--data", other, "--set", "quality.max_epochs=3.0")
+    done = cli("run", *words, "--resume", two_epochs.folder.path, "--series", "second")
     assert done.returncode == 2, done.stderr
     status = json.loads((tmp_path / "runs" / "second-cosmoflow-ci-p00-n0001-k00" / "rank-0000.status.json").read_text())
     assert "was trained with data." in status["reason"]
@@ -288,11 +342,11 @@ def test_fp16_learns_like_fp32_and_counts_its_overflows(
 
 @pytest.mark.slow
 @pytest.mark.horovod
-def test_the_order_in_memory_changes_no_loss(cli: Cli, tmp_path: Path, horovod_installed: None) -> None:
+@pytest.mark.parametrize("workload", ["resnet50", pytest.param("cosmoflow", marks=pytest.mark.nightly)])
+def test_the_order_in_memory_changes_no_loss(cli: Cli, tmp_path: Path, workload: str, horovod_installed: None) -> None:
     """Weights stay contiguous, which Horovod asks for; only activations are channels-last."""
     short = ("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=4", "--ranks", "2")
-    for workload in ("resnet50", "cosmoflow"):
-        common = (workload, "--data", "synthetic", *short)
-        plain = run_of(cli, tmp_path, f"plain-{workload}", *common)
-        last = run_of(cli, tmp_path, f"last-{workload}", *common, "--set", "model.memory_format=channels-last")
-        np.testing.assert_allclose(curve(last), curve(plain), rtol=1e-3)
+    common = (workload, "--data", "synthetic", *short)
+    plain = run_of(cli, tmp_path, "plain", *common)
+    last = run_of(cli, tmp_path, "last", *common, "--set", "model.memory_format=channels-last")
+    np.testing.assert_allclose(curve(last), curve(plain), rtol=1e-3)

@@ -122,7 +122,7 @@ def test_a_disturbance_of_few_steps_counts(tmp_path: Path) -> None:
     assert cost.overhead.value == pytest.approx(200 / (12 * 100))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(factors=st.lists(st.floats(min_value=0.5, max_value=2), min_size=2, max_size=4))
 def test_the_interval_of_few_pairs_is_their_range(
     tmp_path_factory: pytest.TempPathFactory, factors: list[float]

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dlbench.errors import UserError
@@ -157,7 +157,6 @@ def test_powersgd_is_refused() -> None:
     num_ranks=st.integers(1, 3),
     steps=st.integers(1, 5),
 )
-@settings(max_examples=40, deadline=None)
 def test_topk_sends_the_largest_and_loses_nothing(
     seed: int, elements: int, density: float, num_ranks: int, steps: int
 ) -> None:
