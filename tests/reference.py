@@ -34,13 +34,13 @@ from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
 from dlbench.records.rows.steps import FIELDS, STEPS_VERSION, step_dtype
 from dlbench.records.status import Failure, RankStatus
 from dlbench.records.watch_cost import WatchCost
-from dlbench.report import model as report_model
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import SystemSpec
+from dlbench.views import model as report_model
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
