@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.browser_fixtures import browser
-from tests.forks import call_dlbench
-from tests.slurm_fixtures import slurm_box, slurm_can_run, slurm_folder
+from tests.support.browser import browser
+from tests.support.forks import call_dlbench
+from tests.support.slurm import slurm_box, slurm_can_run, slurm_folder
 
 __all__ = ["browser", "slurm_box", "slurm_can_run", "slurm_folder"]
 
-ROOT = Path(__file__).resolve().parents[1]
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -50,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _group(item: pytest.Item) -> str:
     """A file's tests share what its fixtures made; all tests that need Slurm share one cluster."""
-    return "slurm" if item.get_closest_marker("slurm") else item.path.stem
+    return "slurm" if item.get_closest_marker("slurm") else item.nodeid.partition("::")[0]
 
 
 @pytest.fixture

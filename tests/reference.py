@@ -1,7 +1,7 @@
 """Writes the reference parts of the documentation from the code: ``python -m tests.reference``.
 
 A generated region stands between `<!-- generated: NAME -->` and `<!-- end -->`; all text around it is
-written by hand. `tests/test_docs.py` holds that every region is what the code says now.
+written by hand. `tests/docs/test_docs.py` holds that every region is what the code says now.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import SystemSpec
 from dlbench.views import model as report_model
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 REGION = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DASH = "—"
