@@ -163,6 +163,6 @@ def source_doubts(source: SourceEnergy) -> Iterator[str]:
     ratio = source.counter_over_power
     if ratio is not None and abs(ratio - 1) > CHECK_TOLERANCE:
         yield (
-            f"{where}: the energy counter says {ratio:.2f} times what its power adds up to: some GPUs measure power during "
-            "a part of the time only (arXiv 2312.02741)"
+            f"{where}: the energy counter says {ratio:.2f} times what its power adds up to: some GPUs measure "
+            "power during a part of the time only (arXiv 2312.02741)"
         )
