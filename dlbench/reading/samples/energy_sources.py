@@ -48,7 +48,7 @@ class SourceEnergy:
     method: Method
     stages: dict[str, Amount]
     """Joules of each stage the node was at."""
-    check: float | None
+    counter_over_power: float | None
     """Energy by the counter / by power, in the measured window (1); None where only one of them is there."""
     samples_in_window: int
     """Samples of it in the measured window."""
@@ -139,7 +139,7 @@ def _source(
         kind=kind,
         method=method,
         stages=by_stage,
-        check=check,
+        counter_over_power=check,
         samples_in_window=curve.num_within(*stages.measured),
     )
 
@@ -160,8 +160,9 @@ def source_doubts(source: SourceEnergy) -> Iterator[str]:
         yield f"{where}: {missing:.0%} of the measured window was not sampled, and is taken to be like the rest"
     if source.method == "energy counter with reset":
         yield f"{where}: its energy counter was reset during the run: what it counted between two samples is lost"
-    if source.check is not None and abs(source.check - 1) > CHECK_TOLERANCE:
+    ratio = source.counter_over_power
+    if ratio is not None and abs(ratio - 1) > CHECK_TOLERANCE:
         yield (
-            f"{where}: the energy counter says {source.check:.2f} times what its power adds up to: some GPUs measure "
+            f"{where}: the energy counter says {ratio:.2f} times what its power adds up to: some GPUs measure "
             "power during a part of the time only (arXiv 2312.02741)"
         )

@@ -34,6 +34,7 @@ from dlbench.report.formats.terminal import to_text
 from dlbench.specs.plan import RunPlan
 from dlbench.views.diagnosis.document import diagnosis
 from dlbench.views.energy.numbers import DetailedEnergy, KindEnergy, detailed_energy
+from dlbench.views.energy.tables import sources_sheet
 from tests.support.run_factory import Story, constant, plans, write_run
 from tests.support.watch_factory import node_watch, watch_result, write_samples, write_spans
 
@@ -337,10 +338,10 @@ def test_a_counter_that_failed_early_gives_way_to_power(tmp_path: Path) -> None:
 def test_counter_and_power_are_checked_against_each_other(tmp_path: Path) -> None:
     both = ["gpu.0.power_w", "gpu.0.energy_j"]
     agreeing = run_energy(make_run(tmp_path / "a", both, rows_of(every(1.0), lambda t: 310.0, lambda t: 300 * t)))
-    assert agreeing.sources[0].check == pytest.approx(300 / 310, rel=1e-6)
+    assert agreeing.sources[0].counter_over_power == pytest.approx(300 / 310, rel=1e-6)
     assert agreeing.doubts == ()
     apart = run_energy(make_run(tmp_path / "b", both, rows_of(every(1.0), lambda t: 200.0, lambda t: 300 * t)))
-    assert apart.sources[0].check == pytest.approx(1.5)
+    assert apart.sources[0].counter_over_power == pytest.approx(1.5)
     assert any("1.50 times what its power adds up to" in text for text in apart.doubts)
     assert joules(apart, "measured") == pytest.approx(3600)
 
@@ -631,8 +632,9 @@ def test_json_is_finite_and_has_the_runs(tmp_path: Path) -> None:
     source = found["runs"][0]["sources"][0]
     assert source["method"] == "energy counter"
     assert source["counter_over_power"] == pytest.approx(1.0)
-    stages = {one.pop("stage"): one for one in source["stages"]}
-    assert stages["measured"] == pytest.approx({"joules": 3600.0, "seconds": 12.0, "sampled_share": 1.0})
+    assert source["stages"]["measured"] == pytest.approx({"value": 3600.0, "known_ns": 12 * S, "length_ns": 12 * S})
+    (row,) = [row for row in sources_sheet(measured(tmp_path).runs).records()[:5] if row["stage"] == "measured"]
+    assert (row["joules"], row["seconds"], row["sampled_share"]) == pytest.approx((3600.0, 12.0, 1.0))
     assert found["slurm"][0]["ratio"] == pytest.approx(1.0)
 
 
