@@ -205,9 +205,10 @@ def test_line_needs_sizes_apart() -> None:
 
 
 def test_unknown_is_said_with_the_reason(tmp_path: Path) -> None:
-    write_exchange(tmp_path / "when", lambda plan: {"gradients": []})
-    write_exchange(tmp_path / "cost", gradients=GRADIENTS[:2])
-    write_exchange(tmp_path / "times", lambda plan: {"communication_s": None, "exposed_s": None, "hidden_s": None})
+    write_exchange(tmp_path / "when", lambda plan: {"gradients": []}, repeats=1)
+    write_exchange(tmp_path / "cost", gradients=GRADIENTS[:2], repeats=1)
+    unknown = {"communication_s": None, "exposed_s": None, "hidden_s": None}
+    write_exchange(tmp_path / "times", lambda plan: unknown, repeats=1)
     for name, reason in (("when", "when each gradient was ready"), ("cost", "fit no line")):
         report, group = report_of(tmp_path / name)
         assert points_of(group)[0].prediction is None
