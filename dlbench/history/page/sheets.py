@@ -99,7 +99,6 @@ CHANGE_COLUMNS: tuple[Column[tuple[Trend, Change]], ...] = (
 )
 
 SERIES_COLUMNS: tuple[Column[Trend], ...] = (
-    Column("", "Series", point_text),
     Column("", "Metric", lambda series: series.title.lower()),
     Column("", "System", lambda series: series.system),
     *_of_series(lambda series: series),
@@ -126,6 +125,7 @@ SERIES_COLUMNS: tuple[Column[Trend], ...] = (
     Column("newest_ratio", "", lambda series: series.newest.ratio if series.newest else None),
     Column("wait_for", "", lambda series: series.newest.wait_for if series.newest else None),
     Column("verdict", "", lambda series: series.verdict),
+    Column("", "Series", point_text),
 )
 
 NIGHT_COLUMNS: tuple[Column[tuple[Trend, Night]], ...] = (
@@ -209,8 +209,8 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
         title="Nodes over months",
         columns=columns,
         rows=tuple(itertools.chain.from_iterable((HostRow(host, one) for one in host.months) for host in hosts)),
-        caption="Own work of a host's slowest rank over that of the other hosts' slowest ranks, medians over runs; 1: as "
-        "fast as the others; in brackets 95 % bootstrap over runs, or ranges of fewer than five.",
+        caption="Own work of a host's slowest rank over that of the other hosts' slowest ranks, medians over runs; 1: "
+        "as fast as the others; in brackets 95 % bootstrap over runs, or ranges of fewer than five.",
         is_shown=lambda row: row.is_newest,
         in_terminal=True,
         is_sortable=True,
