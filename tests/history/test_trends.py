@@ -17,19 +17,25 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from dlbench.history.page.assemble import nodes_of, trends_of
+from dlbench.history.page.assemble import trends_of
 from dlbench.history.page.model import TrendsReport
+from dlbench.reading.run_metrics import by_name
 
 from dlbench.cli import cli
 from dlbench.history.entry import HistoryEntry, HostEntry
-from dlbench.history.page import formats as trends_formats
-from dlbench.history.page import html as trends_html
-from dlbench.history.page import text as trends_text
-from dlbench.history.page import view as trends_view
 from dlbench.history.page import words as trends_words
+from dlbench.history.page.document import nodes_document, trends_document
+from dlbench.history.page.report import TrendsReport, trends_of
 from dlbench.history.trends.series import dated, trends
 from dlbench.history.trends.slow_months import RECENT_DAYS, slow_months
 from dlbench.reading.metrics import by_name
+from dlbench.report.document import Section
+from dlbench.report.formats.csv import to_csv
+from dlbench.report.formats.html import to_html
+from dlbench.report.formats.json import to_json
+from dlbench.report.formats.markdown import to_markdown
+from dlbench.report.formats.terminal import to_text
+from dlbench.views.history.view import HistoryView
 from tests.support.history_factory import write_history
 
 START = datetime(2026, 1, 1, 2, tzinfo=timezone.utc)
@@ -92,8 +98,28 @@ def step_at(place: int, factor: float) -> Callable[[int], float]:
     return lambda night: factor if night >= place else 1.0
 
 
-def told(entries: Sequence[HistoryEntry]) -> TrendsReport:
+def of_steps(entries: Sequence[HistoryEntry]) -> TrendsReport:
     return trends_of(entries, ["step_median_s"])
+
+
+def as_text(report: TrendsReport) -> str:
+    return to_text(trends_document(report))
+
+
+def as_page(report: TrendsReport) -> str:
+    return to_html(trends_document(report))
+
+
+def as_markdown(report: TrendsReport) -> str:
+    return to_markdown(trends_document(report))
+
+
+def as_csv(report: TrendsReport, table: str = "changes") -> str:
+    return to_csv(trends_document(report), table)
+
+
+def as_json(report: TrendsReport) -> str:
+    return to_json(trends_document(report))
 
 
 # What is one series, what is one night
@@ -107,15 +133,17 @@ def test_runs_planned_together_are_one_night() -> None:
         assert night.value == sorted(night.values)[1]
         assert len(night.run_ids) == 3
     (change,) = trend.changes
-    assert change.point.ratio.n == 15  # nights, not runs
-    assert change.is_regression
+    assert change.ratio.n == 15  # nights, not runs
+    assert change.kind == "regression"
 
 
 def test_repeats_are_no_nights() -> None:
     """Five nights of twenty runs are five nights: nothing can be said."""
     (trend,) = trends(course(6, step_at(3, 1.5), repeats=20))
     assert trend.changes == ()
-    assert "Too short to tell: 6 nights" in told(course(6, step_at(3, 1.5), repeats=20)).series[0].verdict
+    assert (
+        "Too short for a change point: 6 nights" in of_steps(course(6, step_at(3, 1.5), repeats=20)).series[0].verdict
+    )
 
 
 @pytest.mark.parametrize("key", ["group", "ranks", "nodes"])
@@ -143,7 +171,7 @@ def test_runs_without_figures_and_copies_do_not_count() -> None:
     ]
     (trend,) = trends([*spoilt, *entries])
     assert trend.num_runs == 20
-    report = told([*entries, *spoilt])
+    report = of_steps([*entries, *spoilt])
     assert (report.num_runs, report.num_without) == (20, 5)
     assert report.damaged == ("run-51-0: torn",)
 
@@ -161,7 +189,7 @@ def test_figures_of_zero_have_no_course() -> None:
 
 def test_order_of_the_entries_does_not_matter() -> None:
     entries = course(40, step_at(20, 1.08))
-    assert trends_formats.to_json(told(entries)) == trends_formats.to_json(told(entries[::-1]))
+    assert as_json(of_steps(entries)) == as_json(of_steps(entries[::-1]))
 
 
 @pytest.mark.parametrize("metric", sorted(by_name()))
@@ -203,12 +231,12 @@ def test_a_change_names_what_differs_on_both_sides() -> None:
     (trend,) = trends(course(40, step_at(20, 1.1), changes=drivers))
     (change,) = trend.changes
     assert {one.key: (one.before, one.after) for one in change.differences} == {
-        "gpu.driver": (("550.54",), ("560.28", "560.35")),
-        "variable.NCCL_DEBUG": (("not set",), ("INFO",)),
-        "tag.queue": (("x",), ("y",)),
+        "gpu.driver": ("550.54", "560.28, 560.35"),
+        "variable.NCCL_DEBUG": ("not set", "INFO"),
+        "tag.queue": ("x", "y"),
     }
     assert (change.new_hosts, change.gone_hosts) == (("c",), ("a",))
-    assert (change.last_before.commits, change.first_after.commits) == (("c0009",), ("c0010",))
+    assert (change.commits_before, change.commits_after) == (("c0009",), ("c0010",))
 
 
 def test_nights_of_which_the_side_is_not_certain_are_left_out() -> None:
@@ -225,27 +253,27 @@ def test_nights_of_which_the_side_is_not_certain_are_left_out() -> None:
             )
         )
         for change in trend.changes:
-            assert change.point.earliest <= change.point.index <= change.point.latest
+            assert change.last_before < change.time <= change.first_after
             named.append(bool(change.differences))
     assert len(named) >= 9
     assert sum(named) >= len(named) - 2
 
 
-def test_equal_commits_are_told() -> None:
+def test_equal_commits_are_named() -> None:
     same = course(40, step_at(20, 1.1), changes=lambda night: {"commit": "abc"})
-    (series,) = told(same).series
+    (series,) = of_steps(same).series
     assert trends_words.commits_text(series.changes[0]) == "commit abc on both sides"
     none = course(40, step_at(20, 1.1), changes=lambda night: {"commit": ""})
-    assert trends_words.commits_text(told(none).series[0].changes[0]) == "commit not known"
-    assert "no recorded key of the environment differs" in trends_text.to_text(told(none)).replace("\n      ", " ")
+    assert trends_words.commits_text(of_steps(none).series[0].changes[0]) == "commit not known"
+    assert "no recorded key of the environment differs" in as_text(of_steps(none)).replace("\n  ", " ")
 
 
 def test_the_newest_night_asks_to_wait() -> None:
-    (series,) = told(course(41, step_at(40, 1.2))).series
+    (series,) = of_steps(course(41, step_at(40, 1.2))).series
     assert series.changes == ()
     assert series.newest is not None
     assert series.newest.is_worse
-    assert "wait for 4 or more such nights" in trends_words.newest_text(series.newest, series.title, series.unit)
+    assert "wait for 4 or more such nights" in trends_words.newest_text(series)
 
 
 # Slow nodes over months
@@ -332,14 +360,14 @@ def sample() -> TrendsReport:
 
 def test_no_format_drops_a_change(sample: TrendsReport) -> None:
     assert len(sample.changes) >= 4
-    page = trends_html.to_html(sample).replace("\N{NO-BREAK SPACE}", " ").replace("&gt;", ">")
+    page = as_page(sample).replace("\N{NO-BREAK SPACE}", " ").replace("&gt;", ">")
     page = re.sub(r' <span class="interval">|</span>', lambda mark: " " if mark[0][0] == " " else "", page)
-    text = " ".join(trends_text.to_text(sample).split())
-    written = trends_formats.to_markdown(sample).replace("\\", "")
-    content = json.loads(trends_formats.to_json(sample))
+    text = " ".join(as_text(sample).split())
+    written = as_markdown(sample).replace("\\", "")
+    content = json.loads(as_json(sample))
     assert (content["format"], content["version"]) == ("dlbench.trends", 1)
     in_json = [change["ratio"]["value"] for series in content["series"] for change in series["changes"]]
-    in_csv = [float(row["ratio"]) for row in csv.DictReader(io.StringIO(trends_formats.to_csv(sample)))]
+    in_csv = [float(row["ratio"]) for row in csv.DictReader(io.StringIO(as_csv(sample)))]
     assert sorted(in_json) == sorted(in_csv) == sorted(change.ratio.value for _, change in sample.changes)
     for _, change in sample.changes:
         for words in (trends_words.change_text(change.ratio), trends_words.level_text(change.after)):
@@ -352,7 +380,7 @@ def test_no_format_drops_a_change(sample: TrendsReport) -> None:
 
 def test_other_tables_hold_every_series_night_and_month(sample: TrendsReport) -> None:
     def rows(table: Any) -> list[dict[str, str]]:
-        return list(csv.DictReader(io.StringIO(trends_formats.to_csv(sample, table))))
+        return list(csv.DictReader(io.StringIO(as_csv(sample, table))))
 
     assert [row["series_id"] for row in rows("series")] == [series.id for series in sample.series]
     assert len(rows("nights")) == sum(len(series.nights) for series in sample.series)
@@ -362,40 +390,47 @@ def test_other_tables_hold_every_series_night_and_month(sample: TrendsReport) ->
 
 
 def test_terminal_fits_eighty_columns(sample: TrendsReport) -> None:
-    lines = [*trends_text.to_text(sample).splitlines(), *trends_text.nodes_text(sample.nodes).splitlines()]
+    lines = [*as_text(sample).splitlines(), *to_text(nodes_document(sample.nodes)).splitlines()]
     assert max(map(len, lines)) <= 80
     assert "sbatch --exclude=n2" in lines
 
 
 def test_an_empty_history_says_so() -> None:
-    empty = told([])
-    assert "No run has figures" in trends_text.to_text(empty)
-    assert "there is nothing to follow" in trends_html.to_html(empty)
-    assert trends_formats.to_csv(empty).count("\n") == 1
-    assert "None." in trends_formats.to_markdown(empty)
+    empty = of_steps([])
+    assert "No run has figures" in as_text(empty)
+    assert "there is nothing to follow" in as_page(empty)
+    assert as_csv(empty).count("\n") == 1
+    assert "None." in as_markdown(empty)
 
 
 def test_every_chart_has_its_numbers(sample: TrendsReport) -> None:
-    for chart in trends_view.charts(sample):
-        assert len(chart.table) > 1
+    charts = [chart for section in trends_document(sample).sections for chart in section.charts()]
+    assert len(charts) == len(sample.series) + 1
+    for chart in charts:
+        assert chart.table.rows
         assert chart.alt
 
 
-def test_the_view_of_a_report_is_mounted(sample: TrendsReport) -> None:
-    view = trends_view.history_view(lambda report: getattr(report, "trends", None))
-
+def test_a_report_shows_a_history_beside_its_runs(sample: TrendsReport) -> None:
     class WithHistory:
-        trends = sample
+        def of(self, kind: type) -> TrendsReport:
+            return sample
 
+    class Without:
+        def of(self, kind: type) -> None:
+            return None
+
+    view = HistoryView()
     shown: Any = WithHistory()
-    assert view.is_shown(shown)
-    assert [sheet.name for sheet in view.report_sheets(shown)] == ["history-changes", "history-series", "history-hosts"]
-    assert all(set(row) == set(sheet.columns) for sheet in view.report_sheets(shown) for row in sheet.rows)
-    assert any("Slow now: n2" in text for text in view.report_words(shown))
-    absent: Any = object()
-    assert not view.is_shown(absent)
-    assert (view.report_words(absent), view.report_charts(absent), view.report_sheets(absent)) == ((), [], [])
-    assert "--history" in view.report_remedy(absent)
+    (section,) = view.sections(shown)
+    assert isinstance(section, Section)
+    assert [sheet.name for sheet in section.sheets] == ["history-changes", "history-series", "history-hosts"]
+    assert all(sheet.records() and sheet.people().rows for sheet in section.sheets)
+    assert len(section.charts()) == len(sample.series) + 1
+    assert any("Slow now: n2" in text for text in section.words)
+    absent: Any = Without()
+    assert view.sections(absent) == ()
+    assert "--history" in view.remedy(absent)
 
 
 # Commands
@@ -468,7 +503,7 @@ def test_wrong_use_is_one_line(store: Path, arguments: list[str], message: str) 
     assert message in str(done.exception)
 
 
-def test_damaged_runs_are_named_and_the_rest_is_told(store: Path, tmp_path: Path) -> None:
+def test_damaged_runs_are_named_and_the_rest_is_shown(store: Path, tmp_path: Path) -> None:
     copy = tmp_path / "store"
     shutil.copytree(store, copy)
     next(iter(sorted(copy.rglob("rank-0000.steps")))).write_bytes(b"torn")
@@ -501,10 +536,10 @@ def hostile() -> TrendsReport:
 
 def test_foreign_text_has_no_control_characters(hostile: TrendsReport) -> None:
     for text in (
-        trends_text.to_text(hostile),
-        trends_text.nodes_text(nodes_of([])),
-        trends_formats.to_markdown(hostile),
-        trends_formats.to_csv(hostile, "nights"),
+        as_text(hostile),
+        to_text(nodes_document(slow_months([]))),
+        as_markdown(hostile),
+        as_csv(hostile, "nights"),
     ):
         assert not set("\x1b\u202e") & set(text)
 
@@ -532,7 +567,7 @@ class Visit:
 
     def __init__(self, browser: Any, report: TrendsReport, folder: Path, **context: Any) -> None:
         path = folder / "trends.html"
-        path.write_text(trends_html.to_html(report), encoding="utf-8")
+        path.write_text(as_page(report), encoding="utf-8")
         self.address = path.as_uri()
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
         self.page = self.context.new_page()

@@ -131,7 +131,7 @@ def slow_nodes(
     output: Path | None,
     format_name: NodesFormatName | None,
 ) -> None:
-    """Tell which nodes were slow, month by month, since when, and whether they still are.
+    """Show which nodes were slow, month by month, since when, and whether they still are.
 
     Compared is the own work of a host's slowest rank with that of the other hosts in the same run, so runs of any
     workload count; runs on one host say nothing. Slow: 3 % or more, interval included, over five runs or more. Ends

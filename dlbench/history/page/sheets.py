@@ -99,7 +99,6 @@ CHANGE_COLUMNS: tuple[Column[tuple[Trend, Change]], ...] = (
 )
 
 SERIES_COLUMNS: tuple[Column[Trend], ...] = (
-    Column("", "Series", point_text),
     Column("", "Metric", lambda series: series.title.lower()),
     Column("", "System", lambda series: series.system),
     *_of_series(lambda series: series),
@@ -126,6 +125,7 @@ SERIES_COLUMNS: tuple[Column[Trend], ...] = (
     Column("newest_ratio", "", lambda series: series.newest.ratio if series.newest else None),
     Column("wait_for", "", lambda series: series.newest.wait_for if series.newest else None),
     Column("verdict", "", lambda series: series.verdict),
+    Column("", "Series", point_text),
 )
 
 NIGHT_COLUMNS: tuple[Column[tuple[Trend, Night]], ...] = (
