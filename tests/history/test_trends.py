@@ -17,9 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from dlbench.history.page.assemble import trends_of
-from dlbench.history.page.model import TrendsReport
-from dlbench.reading.run_metrics import by_name
 
 from dlbench.cli import cli
 from dlbench.history.entry import HistoryEntry, HostEntry
