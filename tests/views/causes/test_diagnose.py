@@ -376,7 +376,7 @@ def test_fixed_work_under_strong_scaling_is_no_slower_computing(tmp_path: Path) 
         write_run(tmp_path / "strong", plan, constant([0.0, 0.0, 30 * half, 50 * half, 0.0, 20.0]))
     found = verdict(tmp_path / "strong")
     assert found["line"].startswith(
-        "compute-bound: 16.7 % [16.7, 16.7] of the ideal is lost in computing that does not shrink with the batch a "
+        "compute-bound: 16.7 % [16.7, 16.7] of the ideal is lost in computing that does not shrink with the batch per "
         "rank; try a larger global batch (--set train.batch_per_rank=16, that of the smallest rank count) or weak "
         "scaling (--scaling weak)"
     )
