@@ -19,7 +19,8 @@ from dlbench.report import wording
 from dlbench.report.formats import html
 from dlbench.views import model
 from dlbench.views.assemble import assemble
-from dlbench.views.registry import VIEWS
+from dlbench.views.document import document_of
+from dlbench.views.registry import SCALING
 from tests.report.test_report import PAYLOAD, write_hostile, write_sample
 from tests.support.browser import Visit, violations
 from tests.support.run_factory import write_scaling
@@ -34,7 +35,7 @@ class Case:
     def __init__(self, runs: Path, folder: Path) -> None:
         self.report = assemble(scan(runs))
         self.path = folder / "report.html"
-        self.path.write_text(html.to_html(self.report), encoding="utf-8")
+        self.path.write_text(html.to_html(document_of(self.report)), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +108,8 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def shown_groups(report: model.Report) -> Iterator[tuple[str, Any, model.Group]]:
     for group in report.groups:
-        for view in VIEWS:
-            if view.place == "group":
-                yield f"{view.id}-{group.id}", view, group
+        for view in SCALING.group:
+            yield f"{view.id}-{group.id}", view, group
 
 
 # Reading
@@ -136,7 +136,7 @@ def test_every_view_shows_something_or_says_what_would(browser: Any, case: Case)
     with Visit(browser, case.path) as visit:
         for anchor, view, group in shown_groups(case.report):
             place = visit.page.locator(f"[id='{anchor}']")
-            if view.is_for(group):
+            if view.section(group) is not None:
                 assert place.count() == 1, anchor
                 text = place.inner_text()
                 assert place.locator("table, svg").count() or len(text) > 60, anchor
@@ -154,7 +154,7 @@ def test_page_reads_without_scripts(browser: Any, case: Case) -> None:
         assert stills.count() == visit.page.locator("figure").count() >= 5
         assert all(still.bounding_box()["height"] > 40 for still in stills.all())
         assert visit.page.get_by_text("MLPerf-derived workload, not an MLPerf result", exact=True).first.is_visible()
-        assert visit.page.locator("#runs-table").is_visible()
+        assert visit.page.locator("#table-runs table").is_visible()
         assert visit.page.locator("#data-points a[download]").is_visible()
         visit.page.locator(".toc summary").click()
         assert visit.page.locator(".toc a").first.is_visible()
@@ -240,7 +240,7 @@ def test_scheme_is_chosen_by_keyboard(browser: Any, sample: Case) -> None:
 
 def test_tables_sort_and_filter_by_keyboard(browser: Any, sample: Case) -> None:
     with Visit(browser, sample.path) as visit:
-        button = visit.page.locator("#runs-table").get_by_role("button", name="Samples/s")
+        button = visit.page.locator("#table-runs table").get_by_role("button", name="Samples/s")
         rows = visit.page.locator("#runs-table tbody tr")
         for order, pick in (("ascending", min), ("descending", max)):
             button.press("Enter")
@@ -441,7 +441,9 @@ def test_markdown_of_foreign_text_holds_no_markup(browser: Any, hostile: Case, t
     from dlbench.report.formats.markdown import to_markdown
 
     path = tmp_path / "report.html"
-    made = reader.MarkdownIt("commonmark", {"html": True}).enable("table").render(to_markdown(hostile.report))
+    made = (
+        reader.MarkdownIt("commonmark", {"html": True}).enable("table").render(to_markdown(document_of(hostile.report)))
+    )
     path.write_text(f"<!DOCTYPE html><meta charset=utf-8><link rel=icon href='data:,'>{made}", encoding="utf-8")
     with Visit(browser, path) as visit:
         visit.page.wait_for_timeout(200)
@@ -470,7 +472,7 @@ def test_many_groups_load_quickly_enough_to_read(browser: Any, tmp_path: Path) -
     made = assemble(scan(tmp_path / "runs"))
     groups = tuple(replace(group, id=f"{group.id}{k:03d}") for k in range(60) for group in made.groups)
     path = tmp_path / "report.html"
-    path.write_text(html.to_html(replace(made, groups=groups)), encoding="utf-8")
+    path.write_text(html.to_html(document_of(replace(made, groups=groups))), encoding="utf-8")
     assert path.stat().st_size < 5_000_000
     with Visit(browser, path) as visit:
         assert visit.page.locator("section.group").count() == html.MAX_GROUPS
