@@ -113,7 +113,7 @@
       }
       told.textContent = wanted.length ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
     });
-    return [make("label", {}, table.id === "runs-table" ? "Show runs with: " : "Show lines with: ", unseen(name), input), told];
+    return [make("label", {}, "Show lines with: ", unseen(name), input), told];
   };
   const MANY = 8;
   for (const table of document.querySelectorAll("main table")) {

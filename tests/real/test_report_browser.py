@@ -241,16 +241,16 @@ def test_scheme_is_chosen_by_keyboard(browser: Any, sample: Case) -> None:
 def test_tables_sort_and_filter_by_keyboard(browser: Any, sample: Case) -> None:
     with Visit(browser, sample.path) as visit:
         button = visit.page.locator("#table-runs table").get_by_role("button", name="Samples/s")
-        rows = visit.page.locator("#runs-table tbody tr")
+        rows = visit.page.locator("#table-runs tbody tr")
         for order, pick in (("ascending", min), ("descending", max)):
             button.press("Enter")
-            assert visit.page.locator(f"#runs-table th[aria-sort={order}]").count() == 1
+            assert visit.page.locator(f"#table-runs th[aria-sort={order}]").count() == 1
             shown = [cell for row in rows.all() if (cell := row.locator("td").nth(4).get_attribute("data-value"))]
             assert float(shown[0]) == pick(map(float, shown))
             # Runs without figures come last either way.
             assert rows.last.locator("td").nth(4).get_attribute("data-value") == ""
         visit.page.get_by_label("Show runs with:").fill("failed")
-        assert visit.page.locator("#runs-table tbody tr:visible").count() == 1
+        assert visit.page.locator("#table-runs tbody tr:visible").count() == 1
         assert visit.page.get_by_role("status").filter(has_text="1 of").count() == 1
         assert visit.complaints == []
 
@@ -346,8 +346,8 @@ def test_links_lead_to_what_they_name(browser: Any, case: Case) -> None:
 
 def test_a_link_into_something_closed_opens_it(browser: Any, sample: Case) -> None:
     (group, *_) = sample.report.groups
-    assert group.untold
-    anchor = f"#{group.untold[-1].view}-{group.id}"
+    assert group.missing
+    anchor = f"#{group.missing[-1].view}-{group.id}"
     with Visit(browser, sample.path, anchor) as visit:
         place = visit.page.locator(anchor)
         place.wait_for(state="visible")
