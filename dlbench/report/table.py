@@ -170,7 +170,11 @@ class Sheet(Generic[R]):
     is_drawn: bool = False
     """Whether a chart of its section carries these numbers: a page prints them where the chart is not drawn."""
     max_rows: int | None = None
-    """Rows in a page; the CSV holds all."""
+    """Rows in a page and in the terminal's summary; the CSV holds all."""
+
+    def __post_init__(self) -> None:
+        for name in ("title", "caption"):
+            object.__setattr__(self, name, clean(getattr(self, name)))
 
     def people(self, *, brief: bool = False) -> TextTable:
         """Header and cells of text; with `brief`, the brief columns alone."""
@@ -210,6 +214,16 @@ def times_cell(factor: Estimate | None) -> Cell:
     return Cell(f"{factor.value:.2f}x", ends, number=factor.value)
 
 
+def unit_cell(figure: Estimate | None) -> Cell:
+    """A figure with its unit, even where the numbers alone have none, e.g. ``24.3 [24.1, 24.5] J``."""
+    if figure is None:
+        return Cell(DASH)
+    unit = "" if figure.unit in ("s", "fraction") else f" {figure.unit}"
+    interval = interval_text(figure)
+    text = value_text(figure) + ("" if interval else unit)
+    return Cell(text, interval + (unit if interval else ""), number=figure.value)
+
+
 def text_sheet(
     name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = ""
 ) -> Sheet[Any]:
@@ -247,3 +261,9 @@ class NamedTable:
     title: str
     columns: tuple[str, ...] = ()
     rows: tuple[dict[str, Datum], ...] = field(default=())
+
+
+def named_table(name: str, title: str, columns: Iterable[Column[Any]], before: Sequence[str] = ()) -> NamedTable:
+    """A table without rows: `before` are the columns that a section puts in front."""
+    names = (name for column in columns for name in column.names)
+    return NamedTable(name=name, title=title, columns=tuple(dict.fromkeys((*before, *names))))

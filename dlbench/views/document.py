@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from dlbench.report.document import Document, Section, remark
-from dlbench.report.table import NamedTable
+from dlbench.report.table import named_table
 from dlbench.report.wording import basis_text, figure_text, place_text, runs_text
 from dlbench.views import registry
 from dlbench.views.model import Group, Report
@@ -39,8 +39,8 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
         ),
         data=report,
         always=(
-            *(NamedTable(name=one.name, title=one.title, columns=(*GROUP_COLUMNS, *one.names)) for one in empty),
-            NamedTable(name="runs", title="All runs", columns=runs_sheet(()).names),
+            *(named_table(one.name, one.title, one.columns, GROUP_COLUMNS) for one in empty),
+            named_table("runs", "All runs", runs_sheet(()).columns),
         ),
     )
 

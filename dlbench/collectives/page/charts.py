@@ -1,8 +1,9 @@
-"""Bus bandwidth, time and predictions over the size of the message: a line a series, libraries dashed."""
+"""Bus bandwidth, time and predictions over the size of the message: one line per series, libraries dashed."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,20 +26,8 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"
 TOLERANCE = 0.1
 """Half the width of the band around a perfect prediction (fraction)."""
 
-_SIZE_LABEL = (
-    "datum.value >= 1073741824 ? format(datum.value / 1073741824, '~r') + ' GiB' : "
-    "datum.value >= 1048576 ? format(datum.value / 1048576, '~r') + ' MiB' : "
-    "datum.value >= 1024 ? format(datum.value / 1024, '~r') + ' KiB' : format(datum.value, '~r') + ' B'"
-)
 
-
-_TIME_LABEL = (
-    "datum.value >= 0.9 ? format(datum.value, '~r') + ' s' : datum.value >= 0.0009 ? "
-    "format(datum.value * 1e3, '~r') + ' ms' : format(datum.value * 1e6, '~r') + ' µs'"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Quantity:
     """What a chart shows over sizes."""
 
@@ -46,73 +35,58 @@ class _Quantity:
     title: str
     axis: str
     value: Callable[[Measurement], Estimate | float | None]
-    """None where a measurement has none."""
-    cell: Callable[[Measurement], Estimate | Cell | None]
+    """None where a measurement has none; a number is predicted over measured."""
     unit: str = ""
-    """Behind the value where there is no table's header."""
-    logarithmic: bool = True
+    """Behind the value where no header names it."""
+
+    def cell(self, row: Measurement) -> Estimate | Cell | None:
+        """What people read."""
+        value = self.value(row)
+        if not isinstance(value, float):
+            return value
+        return Cell(f"{value:.2f} ({optional(row.predicted_s, 's')} predicted)")
 
 
-_QUANTITIES = (
-    _Quantity(
-        name="busbw",
-        title="Bus bandwidth over size",
-        axis="busbw, GB/s",
-        value=lambda row: row.busbw,
-        cell=lambda row: row.busbw,
-        unit=" GB/s",
-        logarithmic=False,
-    ),
-    _Quantity(name="time", title="Time over size", axis="time", value=lambda row: row.time, cell=lambda row: row.time),
-    _Quantity(
-        name="prediction",
-        title="Predicted over measured time",
-        axis="predicted / measured",
-        value=lambda row: row.predicted_over_measured,
-        cell=lambda row: Cell(f"{row.predicted_over_measured:.2f} ({optional(row.predicted_s, 's')} predicted)"),
-    ),
+_RATE = _Quantity("busbw", "Bus bandwidth over size", "busbw, GB/s", lambda row: row.busbw, " GB/s")
+_TIME = _Quantity("time", "Time over size", "time", lambda row: row.time)
+_PREDICTION = _Quantity(
+    "prediction", "Predicted over measured time", "predicted / measured", lambda row: row.predicted_over_measured
 )
 
 
 def group_charts(group: GroupReport) -> list[Chart]:
     """The charts of a group of two sizes or more; none of predictions where there are none."""
-    charts = (_chart(group, quantity) for quantity in _QUANTITIES)
-    return [chart for chart in charts if chart is not None]
-
-
-def _chart(group: GroupReport, quantity: _Quantity) -> Chart | None:
     import altair as alt
 
-    points = [point for series in group.series for point in points_of(series) if quantity.value(point.at) is not None]
-    if not points:
-        return None
-    rows = _rows(group, quantity, points)
-    return finish(
-        alt.layer(*_layers(alt, group, rows, quantity)),
-        group,
-        name=quantity.name,
-        title=quantity.title,
-        alt=_words(group, rows, quantity),
-        table=_sheet(quantity, points),
-        size=(WIDE, HEIGHT),
-    )
+    charts = []
+    for quantity in (_RATE, _TIME, _PREDICTION):
+        points = [one for series in group.series for one in points_of(series) if quantity.value(one.at) is not None]
+        rows = _rows(group, quantity, points)
+        if rows:
+            charts.append(
+                finish(
+                    alt.layer(*_layers(alt, group, rows, quantity)),
+                    group,
+                    name=quantity.name,
+                    title=quantity.title,
+                    alt=_words(group, rows, quantity),
+                    table=_sheet(quantity, points),
+                    size=(WIDE, HEIGHT),
+                )
+            )
+    return charts
 
 
 def _sheet(quantity: _Quantity, points: list[Point]) -> Sheet[Point]:
     """A line for each size, a column for each series."""
-    return Sheet(
-        name=quantity.name,
-        title=quantity.axis,
-        columns=(),
-        rows=points,
-        pivot=Pivot(
-            corner="Size",
-            down=lambda point: format_bytes(point.at.num_bytes),
-            across=lambda point: point.series.title,
-            cell=lambda point: quantity.cell(point.at),
-        ),
-        order=lambda point: point.at.num_bytes,
+    pivot: Pivot[Point] = Pivot(
+        corner="Size",
+        down=lambda point: format_bytes(point.at.num_bytes),
+        across=lambda point: point.series.title,
+        cell=lambda point: quantity.cell(point.at),
     )
+    order = operator.attrgetter("at.num_bytes")
+    return Sheet(name=quantity.name, title=quantity.axis, columns=(), rows=points, pivot=pivot, order=order)
 
 
 def _rows(group: GroupReport, quantity: _Quantity, points: list[Point]) -> Rows:
@@ -157,17 +131,13 @@ def _layers(alt: Any, group: GroupReport, rows: Rows, quantity: _Quantity) -> li
     colour = alt.Color("series:N", title=None, sort=names).scale(domain=names, range=colours).legend(**legend)
     shape = alt.Shape("series:N", title=None, sort=names).scale(domain=names, range=shapes).legend(**legend)
     dash = alt.StrokeDash("kind:N", legend=None).scale(domain=kinds, range=[[1, 0], [6, 4]])
-    tooltip = [
-        alt.Tooltip("series:N", title="series"),
-        alt.Tooltip("size:N", title="size"),
-        alt.Tooltip("shown:N", title=quantity.axis.partition(",")[0]),
-        alt.Tooltip("basis:N", title="interval"),
-    ]
+    texts = (("series", "series"), ("size", "size"), ("shown", quantity.axis.partition(",")[0]), ("basis", "interval"))
+    tooltip = [alt.Tooltip(f"{field}:N", title=title) for field, title in texts]
     x = _size_axis(alt, rows)
     base = alt.Chart(alt.InlineData(values=rows)).encode(x=x)
     rule = base.mark_rule(strokeWidth=3, opacity=0.35).encode(y=alt.Y("low:Q"), y2="high:Q", color=colour)
     return [
-        *(_perfect(alt, rows) if quantity.name == "prediction" else []),
+        *(_perfect(alt, rows) if quantity is _PREDICTION else []),
         base.mark_line(strokeWidth=1.5, opacity=0.85).encode(
             y=_value_axis(alt, rows, quantity), color=colour, strokeDash=dash
         ),
@@ -186,19 +156,28 @@ def _size_axis(alt: Any, rows: Rows) -> Any:
     powers = [2**k for k in range(50) if sizes[0] <= 2**k <= sizes[-1]]
     # At most seven labels, at powers of two that are evenly apart.
     step = max(1, -(-len(powers) // 7))
-    return x.axis(values=powers[::step] or sizes[:1], grid=False, labelExpr=_SIZE_LABEL)
+    label = _label(("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+    return x.axis(values=powers[::step] or sizes[:1], grid=False, labelExpr=label)
+
+
+def _label(*units: tuple[str, float]) -> str:
+    """Vega's expression for a label in the largest unit that is not above the value; units descend."""
+    *larger, (smallest, size) = units
+    cases = "".join(f"datum.value >= {0.9 * s} ? format(datum.value / {s}, '~r') + ' {name}' : " for name, s in larger)
+    return f"{cases}format(datum.value / {size}, '~r') + ' {smallest}'"
 
 
 def _value_axis(alt: Any, rows: Rows, quantity: _Quantity) -> Any:
     values = [end for row in rows for end in (row["value"], row["low"], row["high"]) if end]
     y = alt.Y("value:Q", title=quantity.axis)
-    if quantity.name == "prediction":
+    if quantity is _PREDICTION:
         edge = max(1.3, *(value * 1.05 for value in values), *(1.05 / value for value in values))
         steps = [tick for tick in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10) if 1 / edge <= tick <= edge]
         return y.scale(type="log", domain=[1 / edge, edge], nice=False).axis(values=steps, format="~r")
-    if quantity.logarithmic:
+    if quantity is _TIME:
         domain = [min(values) / 1.3, max(values) * 1.3]
-        return y.scale(type="log", domain=domain, nice=False).axis(values=_decades(domain), labelExpr=_TIME_LABEL)
+        label = _label(("s", 1), ("ms", 1e-3), ("µs", 1e-6))
+        return y.scale(type="log", domain=domain, nice=False).axis(values=_decades(domain), labelExpr=label)
     return y.scale(domain=[0, max(values) * 1.08], nice=False).axis(format=".4~g", tickCount=6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import dlbench
@@ -10,7 +11,9 @@ from dlbench.collectives.page.charts import group_charts
 from dlbench.collectives.page.report import CollectivesReport, GroupReport
 from dlbench.collectives.results.fits import Fit
 from dlbench.collectives.results.predictions import Prediction, Predictions
-from dlbench.report.document import Card, Document, Mark, Section, remark
+from dlbench.report.document import Card, Document, Section, remark
+from dlbench.report.runs import without_figures
+from dlbench.report.table import text_sheet
 from dlbench.report.wording import basis_text, figure_text, interval_text, percent, runs_text, value_text
 from dlbench.units import format_bytes
 
@@ -117,29 +120,38 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
         brief=(),
     )
     fusion = words.fusion_text(group.fusion)
+    lead = "Lead: time of the next over that of the fastest. Clear: beyond the scatter of runs."
     yield Section(
         id=f"choice-{group.id}",
         title="Which algorithm",
         words=(fusion,),
+        caption=f"{lead} {group.caption}.",
         sheets=(tables.recommended_sheet(group), tables.best_sheet(group), tables.crossovers_sheet(group)),
-        brief=(*(f"- {words.crossover_text(one)}" for one in group.crossovers), fusion),
+        brief=(lead, *(f"- {words.crossover_text(one)}" for one in group.crossovers), fusion),
     )
-    if group.ratios:
+    own = list(dict.fromkeys(one.own for one in group.ratios))
+    if own:
+        # The terminal's summary has ring, or else the first one.
+        shown = next((name for name in own if name.startswith("ring ")), own[0])
         yield Section(
             id=f"ratios-{group.id}",
             title="dlbench's algorithms against libraries",
             caption=f"Above 1, the algorithm is faster: time of the library over its own. {group.caption}.",
-            sheets=tuple(tables.ratio_sheets(group)),
+            sheets=tuple(tables.ratio_sheet(group, name, is_shown=name == shown) for name in own),
+            brief=(f"Speed of {shown} relative to libraries: above 1, it is faster.",),
         )
     kinds = dict.fromkeys(basis_text(row.time) for series in group.series for row in series.rows)
+    explained = (
+        f"Intervals: {', '.join(kinds)}. Rates in GB/s (1e9 bytes per second). Bytes sent: the most of any rank, "
+        "counted. Predicted: by a fit without the point."
+    )
     yield Section(
         id=f"series-{group.id}",
         title="Every series",
-        words=(
-            f"Intervals: {', '.join(kinds)}. Rates in GB/s (1e9 bytes per second). Bytes sent: the most of any rank, "
-            "counted. Predicted: by a fit without the point.",
-        ),
-        sheets=tuple(tables.series_sheet(series, group.caption) for series in group.series),
+        about=(explained,),
+        caption=group.caption,
+        sheets=tuple(map(tables.series_sheet, group.series)),
+        brief=(explained,),
     )
     if group.rejected:
         yield Section(
@@ -169,31 +181,19 @@ def _runs(report: CollectivesReport) -> Iterator[Section]:
         yield Section(id="not-fitted", title="Not fitted", marks=marks)
     if report.runs:
         yield Section(id="runs", title="Runs", sheets=(tables.runs_sheet(report),))
-    without = report.without_figures
-    if without or report.damaged:
-        listed = (f"- {run.run_id}: {run.state}: {run.story}" for run in without)
-        yield Section(
-            id="without-figures",
-            title="Runs without figures",
-            marks=tuple(Mark(severity="serious", label="Damaged", text=line) for line in report.damaged),
-            sheets=(tables.without_sheet(report),),
-            brief=(f"{runs_text(len(without))} without figures:", *listed) if without else (),
-        )
+    yield from without_figures(report.without_figures, report.damaged)
     if report.environment:
-        yield Section(id="environment", title="Environment", sheets=(tables.environment_sheet(report),))
+        title = "Environment that all runs with figures share"
+        sheet = text_sheet("environment", title, ("Key", "Value"), report.environment)
+        yield Section(id="environment", title="Environment", sheets=(dataclasses.replace(sheet, is_folded=True),))
 
 
 def _prediction(found: Predictions, one: Prediction) -> Section:
-    has_lines = any(series.is_line for series in one.series)
     changes = (f"From {words.about(size)}: {after} instead of {before}." for size, before, after in one.crossovers)
     return Section(
         id=f"ranks-{one.ranks}",
         title=words.layout_text(found, one),
         about=(f"Extrapolated: measured up to {one.measured_ranks} ranks only.",) if one.is_extrapolated else (),
         sheets=(tables.predictions_sheet(found, one),),
-        notes=(
-            "* fastest" + "; (line): through sizes measured at this rank count" * has_lines,
-            *changes,
-            words.predicted_fusion_text(found, one),
-        ),
+        notes=(*changes, words.predicted_fusion_text(found, one)),
     )

@@ -105,9 +105,6 @@ def crossover_text(found: Crossover) -> str:
     return f"{where} {found.after} instead of {found.before}{scatter}"
 
 
-_RULE = "9 x start-up / time per byte of a line through its sizes"
-
-
 def fusion_text(found: Fusion | None) -> str:
     """The recommended fusion size with its rule, in one sentence; empty where there is none."""
     if found is None:
@@ -115,9 +112,13 @@ def fusion_text(found: Fusion | None) -> str:
     if found.num_bytes is None:
         return f"No fusion size: {found.title} costs no more for larger messages as far as it was measured."
     beyond = " That is beyond the largest size measured: an extrapolation." if found.beyond_measured else ""
+    return f"{_fusion(found.num_bytes, found.title)}.{beyond}"
+
+
+def _fusion(num_bytes: float, title: str) -> str:
     return (
-        f"Recommended fusion size: {about(found.num_bytes)}, the smallest message that reaches "
-        f"{percent(found.share, 0)} of the asymptotic rate of {found.title} ({_RULE}).{beyond}"
+        f"Recommended fusion size: {about(num_bytes)}, the smallest message that reaches {percent(RATE_SHARE, 0)} of "
+        f"the asymptotic rate of {title} (9 x start-up / time per byte of a line through its sizes)"
     )
 
 
@@ -149,10 +150,7 @@ def predicted_fusion_text(found: Predictions, one: Prediction) -> str:
     """The fusion size, and what it makes of all gradients; empty where there is none."""
     if one.fusion_bytes is None:
         return ""
-    text = (
-        f"Recommended fusion size: {about(one.fusion_bytes)}, the smallest message that reaches "
-        f"{percent(RATE_SHARE, 0)} of the asymptotic rate of {one.fusion_of} ({_RULE})"
-    )
+    text = _fusion(one.fusion_bytes, one.fusion_of)
     if one.fusion_messages is None or one.fusion_workload_s is None:
         return text + "."
     return (

@@ -83,7 +83,9 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
             if table.rows:
                 is_titled = sheet.title != section.title if full else num_shown > 1
                 title = _wrapped(sheet.title, width) if is_titled else []
-                lines = whole(table, width) if full else fitted(table, width)
+                lines = whole(table, width) if full else fitted(_first_rows(table, sheet.max_rows), width)
+                more = 0 if full else len(table.rows) - len(table.rows[: sheet.max_rows])
+                lines += [f"... and {more} more rows"] if more else []
                 about = _wrapped(sheet.caption, width) if full else []
                 tables.append(Block(("", *title, *lines, *about)))
     if full:
@@ -104,6 +106,10 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
     else:
         yield from tables
         yield from _sentences(says, width)
+
+
+def _first_rows(table: TextTable, most: int | None) -> TextTable:
+    return TextTable(table.header, table.rows[:most])
 
 
 def _named(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
