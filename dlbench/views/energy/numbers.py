@@ -127,7 +127,7 @@ def _energy(
     group: Group, table: RunTable, readings: MachineReadings
 ) -> tuple[tuple[EnergyPoint, ...], list[RunEnergy], list[str]]:
     """Points, the runs behind them, and what is damaged."""
-    keys = run_keys(table)
+    keys = table.keys
     runs = {run.plan.run_id: run for run in group.runs}
     points: list[EnergyPoint] = []
     every: list[RunEnergy] = []
@@ -154,14 +154,6 @@ def _energy(
 def _notes(energies: Iterable[RunEnergy], damaged: Iterable[str]) -> tuple[str, ...]:
     notes = [text for energy in energies for text in energy.notes]
     return tuple(dict.fromkeys([*notes, *(f"damaged: {text}" for text in damaged)]))
-
-
-def run_keys(table: RunTable) -> dict[str, RunKey]:
-    """Block and repeat of every run with figures, by run id."""
-    if table.figures.empty:
-        return {}
-    rows = zip(table.figures["run_id"], table.figures["block"], table.figures["repeat"], strict=True)
-    return {str(run_id): (str(block), int(repeat)) for run_id, block, repeat in rows}
 
 
 def _by_run(energies: Iterable[RunEnergy], kind: Kind, keys: Mapping[str, RunKey]) -> dict[RunKey, float]:

@@ -23,7 +23,9 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import write_watch_cost
-from dlbench.report.formats.terminal import show, to_text
+from dlbench.report.formats.terminal import show, to_text, whole
+from dlbench.report.table import Cell, TextRow, TextTable
+from dlbench.report.wording import DASH
 from dlbench.specs.collectives.network import Level, NetworkModel, Piece
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.plan import RunPlan
@@ -237,6 +239,22 @@ def test_many_rank_counts_fit_eighty_columns(tmp_path: Path) -> None:
     text = diagnose(tmp_path)
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("exposed exchange  ") == text.count("input and copy to the device  ") >= 4
+
+
+def test_full_text_leaves_nothing_out() -> None:
+    header = ("cause", "1 rank", "2 ranks")
+    cells = (("exchange", "1 ms [0.9, 1.1]", "2 ms"), ("input", "3 ms", DASH))
+    table = TextTable(header, tuple(TextRow(tuple(map(Cell, row))) for row in cells))
+    assert whole(table, 40) == [
+        "   cause           1 rank  2 ranks",
+        "exchange  1 ms [0.9, 1.1]     2 ms",
+        f"   input             3 ms        {DASH}",
+    ]
+    # Side by side they do not fit: one below the other, each with the first column.
+    assert [line.split()[0] for line in whole(table, 30) if line] == ["cause", "exchange", "input"] * 2
+    # One column alone does not fit either: names and values, without what is missing.
+    named = " ".join(" ".join(whole(table, 22)).split())
+    assert named == "cause exchange 1 rank 1 ms [0.9, 1.1] 2 ranks 2 ms cause input 1 rank 3 ms"
 
 
 def test_every_kind_of_interval_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.reading.causes import CAUSES
@@ -68,6 +68,7 @@ def relative_by_definition(
     return {**{name: a[name] / b[name] for name in a}, "compute": work * computing_of_base / computing}
 
 
+@settings(deadline=None)
 @given(
     own=st.lists(run_causes, min_size=1, max_size=4),
     base=st.lists(run_causes, min_size=1, max_size=4),
@@ -98,6 +99,7 @@ def test_factors_multiply_to_the_efficiency_and_are_what_the_definition_says(
     assert found.parallel.value == pytest.approx(float(owns["balance"] * owns["communication"]), rel=1e-11)
 
 
+@settings(deadline=None)
 @given(
     own=st.lists(run_causes, min_size=1, max_size=4),
     base=st.lists(run_causes, min_size=1, max_size=4),
