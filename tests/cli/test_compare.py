@@ -554,6 +554,7 @@ GATE = ("check", "--baseline", "baseline.json", "--tolerance", "250%")
 
 def measured(cli: Cli, name: str, repeats: int, *more: str) -> None:
     made = ("--repeats", str(repeats), "--series", name, "--out", name, "--set", "layout.cores_per_rank=1")
+    made += ("--set", "system.launch.pin=false")
     done = cli("run", *REAL, *SHORT, *more, *made, timeout=900)
     assert done.returncode == 0, done.stderr
 

@@ -23,6 +23,8 @@ from tests.support.forks import call_dlbench
 
 SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3")
 COSMO = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic")
+# As in a series that goes up to two ranks; not pinned, because other tests' ranks may be pinned there.
+ONE_CORE = ("--set", "layout.cores_per_rank=1", "--set", "system.launch.pin=false")
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +54,10 @@ Series = Callable[[str], list[Run]]
 
 SERIES: dict[str, tuple[str, ...]] = {
     "sizes": ("--engine", "ddp", "--ranks", "1,2", "--repeats", "2", "--scaling", "strong"),
-    "other seed": ("--engine", "ddp", "--ranks", "1", "--set", "train.seed=5"),
+    "other seed": ("--engine", "ddp", "--ranks", "1", *ONE_CORE, "--set", "train.seed=5"),
     "bf16": (
-        *("--engine", "ddp", "--ranks", "1", "--set", "train.precision=bf16", "--set", "train.allow_emulation=true"),
-        *("--set", "measure.phases=synchronised"),
+        *("--engine", "ddp", "--ranks", "1", *ONE_CORE, "--set", "measure.phases=synchronised"),
+        *("--set", "train.precision=bf16", "--set", "train.allow_emulation=true"),
     ),
 }
 
@@ -193,7 +195,7 @@ def test_more_ranks_than_cores_is_said_whatever_the_folder_is_called(cli: Cli, t
 
 @pytest.mark.slow
 def test_a_diverging_run_yields_no_figure(cli: Cli, tmp_path: Path) -> None:
-    done = cli(*COSMO, "--engine", "single", "--set", "train.optimizer.learning_rate=1e30", *SHORT)
+    done = cli(*COSMO, "--engine", "single", *ONE_CORE, "--set", "train.optimizer.learning_rate=1e30", *SHORT)
     assert done.returncode == 3
     assert "finite loss" in done.stderr
     (run,) = only_runs(tmp_path / "runs", 1)
@@ -325,7 +327,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(cli: Cli, tmp_path:
         pytest.skip(f"cannot mount here: {mounted.stderr.decode().strip()}")
     try:
         (disk / "filler").write_bytes(b"x" * (256 - kib) * 1024)
-        done = cli(*COSMO, "--engine", "single", "--out", disk / "runs", *SHORT)
+        done = cli(*COSMO, "--engine", "single", *ONE_CORE, "--out", disk / "runs", *SHORT)
         assert done.returncode in (2, 3)
         assert "No space left" in done.stderr
         assert "Traceback" not in done.stderr
