@@ -14,7 +14,7 @@ from dlbench.cli.options import F, decorated, write_output
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.history.page.model import TrendsReport
+    from dlbench.history.page.report import TrendsReport
     from dlbench.report.document import Document
 
 FormatT = TypeVar("FormatT", bound=str)
@@ -120,7 +120,7 @@ def _history(store: Path) -> TrendsReport:
     """What changed over the months of a history."""
     require_modules("report --history", "ruptures")
     from dlbench.cli.history.store import open_store
-    from dlbench.history.page.assemble import trends_of
+    from dlbench.history.page.report import trends_of
 
     return trends_of(open_store(store, None).entries())
 

@@ -1,7 +1,7 @@
 """Runs of a history as a tar archive, and such archives as runs; `dlbench.history.tar_stream` reads the members.
 
 An archive is written in GNU's format: first `manifest.json`, the runs' folders with their content digests, then every
-file of every run, sorted, with times, owners and modes that tell nothing of where it was made, so that equal runs give
+file of every run, sorted, with times, owners and modes that say nothing of where it was made, so that equal runs give
 equal bytes. Archives that `tar --format=gnu` made of folders of runs are read, too.
 """
 
@@ -144,7 +144,7 @@ def read_archive(
 
     Args:
         path: the archive.
-        history: runs that it holds already are passed over, where the archive's list tells of them.
+        history: runs that it holds already are passed over, where the archive's list names them.
         room: where to unpack, from `Store.room`.
         limits: what the archive may not exceed.
 
@@ -212,7 +212,7 @@ def _folders_with_plans(path: Path, limits: Limits) -> Set[str]:
     plans: set[str] = set()
     # Of each file, but for those that lie in the same folder as the one before.
     visited: list[tuple[str, ...]] = []
-    # The same error ends the walk in which runs are unpacked, which tells of it after the runs that were whole.
+    # The same error ends the walk in which runs are unpacked, which reports it after the runs that were whole.
     with suppress(IncompleteDataError), closing(members(path, limits)) as found:
         for number, member in enumerate(found):
             if number == 0 and member.parts == (MANIFEST,):
@@ -251,7 +251,7 @@ def _folder_of(parts: tuple[str, ...], plans: Set[str]) -> str:
 
 
 def _is_known(folder: str, history: History, manifest: Manifest | None) -> bool:
-    """Whether the history holds a run that the manifest tells of: it need not be unpacked then."""
+    """Whether the history holds a run that the manifest names: it need not be unpacked then."""
     if manifest is None:
         return False
     known = history.find(folder.rpartition("/")[2])

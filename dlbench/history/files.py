@@ -98,7 +98,7 @@ class Store:
         """Folders of runs, relative to the store, with the time of their last change (nanoseconds).
 
         Args:
-            pass_over: is told of folders with names that no run, and no month, has; hidden ones are none.
+            pass_over: gets folders with names that no run, and no month, has; hidden ones are none.
 
         Raises:
             RunError: the folders cannot be read.
@@ -192,7 +192,7 @@ def _myself() -> str:
 
 
 def _is_abandoned(room: Path) -> bool:
-    """Whether its process is dead, or, where that cannot be told from here, nothing has changed in it for a day."""
+    """Whether its process is dead, or, where that cannot be known from here, nothing has changed in it for a day."""
     who, _, rest = room.name.rpartition(".")[0].rpartition(".")
     if who == _myself() and rest.isdigit():
         return not Path(f"/proc/{rest}").exists()
@@ -206,7 +206,7 @@ def is_there(path: Path) -> bool:
     """Whether there is a file or folder of that name.
 
     Raises:
-        UserError: that cannot be told, for want of permission.
+        UserError: that cannot be known without permission.
     """
     try:
         path.stat()

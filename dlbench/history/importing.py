@@ -56,7 +56,7 @@ def import_runs(history: History, candidates: Iterable[Candidate | Outcome], roo
         room: a folder of this process, from `Store.room`; what is unpacked of archives lies there, too.
 
     Raises:
-        RunError: no space, or the file system refuses. Runs told as imported are in.
+        RunError: no space, or the file system refuses. Runs reported as imported are in.
     """
     waiting = iter(candidates)
     number = 0
@@ -102,9 +102,9 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
     made = history.maker.make([candidate.folder for candidate in batch]) if batch else []
     chosen: list[tuple[Candidate, HistoryEntry, Path]] = []
     for candidate, entry in zip(batch, made, strict=True):
-        told = _objection(candidate, entry)
-        if told is not None:
-            yield told
+        objection = _objection(candidate, entry)
+        if objection is not None:
+            yield objection
         else:
             staged = candidate.folder.path if candidate.staged else room / str(len(chosen)) / entry.run_id
             chosen.append((candidate, entry, staged))
@@ -147,8 +147,8 @@ def _objection(candidate: Candidate, entry: HistoryEntry) -> Outcome | None:
 
 def _damaged(candidate: Candidate, why: str) -> Outcome:
     # Where an archive was unpacked is nobody's business.
-    told = why.replace(str(candidate.folder.path), candidate.name) if candidate.staged else why
-    return Outcome(name=candidate.name, verdict="damaged", why=told)
+    reason = why.replace(str(candidate.folder.path), candidate.name) if candidate.staged else why
+    return Outcome(name=candidate.name, verdict="damaged", why=reason)
 
 
 def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> Outcome | None:
@@ -177,8 +177,8 @@ def _compare(history: History, candidate: Candidate, run_id: str) -> Outcome:
         return _damaged(candidate, str(error))
     if is_same:
         return Outcome(name=candidate.name, verdict="already there")
-    told = _objection(candidate, history.maker.make([candidate.folder])[0])
-    return told or Outcome(
+    objection = _objection(candidate, history.maker.make([candidate.folder])[0])
+    return objection or Outcome(
         name=candidate.name,
         verdict="refused",
         why=f"the history holds a run {run_id} with other content ({known.folder}); runs are never overwritten",

@@ -22,10 +22,10 @@ from dlbench.errors import DlbenchError, UserError
 from dlbench.history.entry import HistoryEntry
 
 INDEX_VERSION = 1
-"""Of the tables; what entries mean is told by the version that their maker gives."""
+"""Of the tables; what entries mean depends on the version that their maker gives."""
 
 APPLICATION_ID = 0x646C6268
-"""Of SQLite's header (sqlite.org/fileformat.html, 1.3.17): "dlbh"; tells an index from any other file."""
+"""Of SQLite's header (sqlite.org/fileformat.html, 1.3.17): "dlbh"; no other file has it."""
 
 LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.02
@@ -60,7 +60,7 @@ class Index:
 
         Args:
             path: the file.
-            version: tells how entries are made; an index that was made otherwise is damaged.
+            version: of the way entries are made; an index that was made otherwise is damaged.
             is_named: whether a person named the file, so that it may be any file of theirs.
         """
         self.path = path
@@ -116,7 +116,7 @@ class Index:
                 for statement in _TABLES:
                     connection.execute(statement)
                 connection.execute("INSERT INTO meta VALUES ('version', ?)", (self._version,))
-                # By itself, and small: whoever is killed among the rows leaves a file that tells whose it is.
+                # By itself, and small: whoever is killed among the rows leaves a file that says whose it is.
                 connection.execute("COMMIT")
                 connection.execute("BEGIN IMMEDIATE")
             self._check_version(connection)

@@ -125,7 +125,7 @@ def removals(history: History, entries: Iterable[HistoryEntry], *, traces_only: 
 
 
 def _spans_of_figures(folder: RunFolder, files: Iterable[str]) -> set[str]:
-    """Spans of which figures are made: those of each node's first rank tell the stages of its energy.
+    """Spans of which figures are made: those of each node's first rank hold the stages of its energy.
 
     All, where no record says which ranks these are.
     """

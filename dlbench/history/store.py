@@ -69,7 +69,7 @@ class History:
             maker: makes entries of runs.
             index: where the index lies, if not in the folder; a file that is no index is left as it is.
             create: make a history if the folder is empty or not there.
-            notify: is told what happened to the index.
+            notify: gets a line for what happened to the index.
 
         Raises:
             UserError: it is no history, or the index is another file.

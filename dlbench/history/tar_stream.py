@@ -165,7 +165,7 @@ def _members(stream: _Stream, limits: Limits) -> Iterator[Member]:
         if info.type != tarfile.DIRTYPE and parts is not None:
             yield Member(parts=parts, num_bytes=size, stream=stream)
         stream.skip_to(end)
-    # A compressed file tells behind its last byte whether it was whole; behind the end of a tar archive is padding.
+    # The end of a compressed file says whether it was whole; behind the end of a tar archive is padding.
     if any(stream.some(_PIECE)) or stream.some(1):
         raise IncompleteDataError("refused: something stands behind its end")
 

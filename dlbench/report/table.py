@@ -170,7 +170,7 @@ class Sheet(Generic[R]):
     is_drawn: bool = False
     """Whether a chart of its section carries these numbers: a page prints them where the chart is not drawn."""
     max_rows: int | None = None
-    """Rows in a page; the CSV holds all."""
+    """Rows in a page and in the terminal's summary; the CSV holds all."""
 
     def __post_init__(self) -> None:
         for name in ("title", "caption"):
@@ -212,6 +212,16 @@ def times_cell(factor: Estimate | None) -> Cell:
         return Cell(DASH)
     ends = "" if factor.low is None or factor.high is None else f"[{factor.low:.2f}, {factor.high:.2f}]"
     return Cell(f"{factor.value:.2f}x", ends, number=factor.value)
+
+
+def unit_cell(figure: Estimate | None) -> Cell:
+    """A figure with its unit, even where the numbers alone have none, e.g. ``24.3 [24.1, 24.5] J``."""
+    if figure is None:
+        return Cell(DASH)
+    unit = "" if figure.unit in ("s", "fraction") else f" {figure.unit}"
+    interval = interval_text(figure)
+    text = value_text(figure) + ("" if interval else unit)
+    return Cell(text, interval + (unit if interval else ""), number=figure.value)
 
 
 def text_sheet(

@@ -93,14 +93,14 @@ def interval_text(figure: Estimate) -> str:
     return f"[{', '.join(ends)}]"
 
 
-def basis_text(figure: Estimate) -> str:
-    """What the interval is and how many runs stand behind it."""
-    runs = runs_text(figure.n)
+def basis_text(figure: Estimate, unit: str = "run") -> str:
+    """What the interval is and how many runs (or nights, as `unit` says) stand behind it."""
+    count = f"{figure.n} {unit}{'' if figure.n == 1 else 's'}"
     return {
-        "bootstrap 95 %": f"95 % bootstrap, {runs}",
-        "range": f"range of {runs}",
-        "single run": "single run, no interval",
-        "by definition": f"baseline by definition, {runs}",
+        "bootstrap 95 %": f"95 % bootstrap, {count}",
+        "range": f"range of {count}",
+        "single run": f"single {unit}, no interval",
+        "by definition": f"baseline by definition, {count}",
         "within-run": "within-run: middle half of the iterations of a single run",
         "fit 95 %": "95 % interval of the fit",
     }[figure.kind]

@@ -7,10 +7,10 @@ from collections.abc import Hashable
 from typing import Any
 
 import dlbench
-from dlbench.history.page.model import TrendsReport
+from dlbench.history.page.report import TrendsReport
 from dlbench.reading import environments, scaling
 from dlbench.reading.comparability import Condition, chosen_settings, comparable_values, unique_labels
-from dlbench.reading.run_table import RunTable, tabulate
+from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import KEYS, data_source, goal
 from dlbench.records.scan import Run, Scan
 from dlbench.report.wording import ENGINE_TITLES, clean, ranks_text

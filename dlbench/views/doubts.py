@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from dlbench.reading.doubts import Doubt, Severity, merged
 from dlbench.reading.environments import compare
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group
+from dlbench.reading.table import RunTable
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
 from dlbench.stats.estimates import MIN_RUNS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from dlbench.reading.comparability import Condition
 from dlbench.reading.doubts import Doubt
@@ -174,11 +174,6 @@ class Report:
     def all_of(self, kind: type[N]) -> tuple[N, ...]:
         """The numbers of a view, by the type of its items; empty where it has nothing to say."""
         return all_of(self.views, kind)
-
-    @property
-    def history(self) -> Any:
-        """Transitional."""
-        return self.views.get("history")
 
     def of(self, kind: type[N]) -> N | None:
         """The numbers of one view, by their type; None where it has nothing to say."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dlbench.report.document import Section
 from dlbench.views.causes.view import CausesView
 from dlbench.views.data_path.view import DataPathView
 from dlbench.views.differences.view import DifferencesView
 from dlbench.views.energy.view import EnergyView
 from dlbench.views.exchange.view import ExchangeView
 from dlbench.views.forecast.view import ForecastView
+from dlbench.views.history.view import HistoryView
 from dlbench.views.layers.view import LayersView
 from dlbench.views.memory.view import MemoryView
-from dlbench.views.model import Report
 from dlbench.views.noise.view import NoiseView
 from dlbench.views.parts.view import PartsView
 from dlbench.views.precision.view import PrecisionView
@@ -26,26 +25,8 @@ from dlbench.views.sweep.view import SweepView
 from dlbench.views.systems.view import SystemsView
 from dlbench.views.telemetry.view import TelemetryView
 from dlbench.views.utilisation.view import UtilisationView
-from dlbench.views.view import ReportSource, ReportView, Views
+from dlbench.views.view import Views
 from dlbench.views.waterfall.view import WaterfallView
-
-
-class _History(ReportView):
-    """Transitional."""
-
-    id = "history"
-    title = "History"
-    key = "history"
-
-    def numbers(self, source: ReportSource) -> object:
-        return source.history
-
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        return ()
-
-    def remedy(self, report: Report) -> str:
-        return ""
-
 
 SCALING = Views(
     opening=(SummaryView(), SweepView()),
@@ -72,7 +53,7 @@ SCALING = Views(
         PrecisionView(),
         DifferencesView(),
         SystemsView(),
-        _History(),
+        HistoryView(),
         LayersView(),
         RunsView(),
         WithoutFiguresView(),

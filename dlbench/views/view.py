@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from dlbench.history.page.model import TrendsReport
+from dlbench.history.page.report import TrendsReport
 from dlbench.reading import scaling
 from dlbench.reading.doubts import Doubt
-from dlbench.reading.run_table import RunTable
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Scan
 from dlbench.report.document import Missing, Section
 from dlbench.report.formats.schema import schema_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dlbench.cli.history.store import open_store, store_options, tell, where_option
+from dlbench.cli.history.store import note, open_store, store_options, where_option
 
 
 @click.command("export")
@@ -36,7 +36,7 @@ def export_runs(output: Path, store: Path | None, index: Path | None, where: tup
     entries = []
     for entry in opened.entries(wanted):
         if entry.state == "damaged":
-            tell(f"left out: {entry.folder}: damaged: {entry.why}")
+            note(f"left out: {entry.folder}: damaged: {entry.why}")
         else:
             entries.append(entry)
     write_archive(opened, entries, output)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlbench.cli.history.store import open_store, store_options, tell
+from dlbench.cli.history.store import note, open_store, store_options
 from dlbench.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _folders(path: Path) -> list[RunFolder]:
     if is_there(path / MARKER):
         return [
             RunFolder(path / name)
-            for name in Store.at(path).listing(lambda folder: tell(f"{folder!a}: a name that no run has; passed over"))
+            for name in Store.at(path).listing(lambda folder: note(f"{folder!a}: a name that no run has; passed over"))
         ]
     try:
         return run_folders(path)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dlbench.cli.history.store import open_store, store_options
 from dlbench.errors import UserError
+
+if TYPE_CHECKING:
+    from dlbench.history.prune import Removal
 
 
 @click.command()
@@ -42,7 +47,6 @@ def prune(
     from datetime import datetime, timezone
 
     from dlbench.history import prune as history_prune
-    from dlbench.history.page.listing import removal_lines
 
     # NaN is neither.
     if not 0 <= keep_days <= 1_000_000:
@@ -57,5 +61,19 @@ def prune(
     chosen = history_prune.removals(opened, old, traces_only=traces_only)
     if not dry_run:
         history_prune.prune(opened, chosen)
-    for line in removal_lines(chosen, dry_run=dry_run, num_runs=num_runs):
+    for line in _lines(chosen, dry_run=dry_run, num_runs=num_runs):
         click.echo(line.encode() + b"\n", nl=False)
+
+
+def _lines(chosen: Sequence[Removal], *, dry_run: bool, num_runs: int) -> Iterator[str]:
+    """What went, or would go, run by run, and the sum."""
+    from dlbench.report.wording import clean, runs_text
+    from dlbench.units import format_bytes
+
+    verb = "would remove" if dry_run else "removed"
+    for removal in chosen:
+        files = len(removal.files)
+        what = f"{files} file{'' if files == 1 else 's'} of " if files else ""
+        yield f"{verb} {what}{clean(removal.entry.run_id)}: {format_bytes(removal.num_bytes)}"
+    total = format_bytes(sum(removal.num_bytes for removal in chosen))
+    yield f"{verb} {total} of {len(chosen)} of {runs_text(num_runs)}"

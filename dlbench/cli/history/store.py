@@ -52,7 +52,7 @@ def where_option(function: F) -> F:
 
 
 def open_store(store: Path | None, index: Path | None, *, create: bool = False) -> History:
-    """The history that was asked for, its index brought up to date; what happens to the index is told on stderr.
+    """The history that was asked for, its index brought up to date; what happens to the index is said on stderr.
 
     Raises:
         UserError: none was named, or it is none.
@@ -61,9 +61,9 @@ def open_store(store: Path | None, index: Path | None, *, create: bool = False) 
 
     if store is None:
         raise UserError("no history was named: give --store DIR, or set DLBENCH_HISTORY")
-    return open_history(store, index=index, create=create, notify=tell)
+    return open_history(store, index=index, create=create, notify=note)
 
 
-def tell(line: str) -> None:
+def note(line: str) -> None:
     """One line on stderr, without control characters."""
     click.echo("dlbench: history: " + "".join(c if c.isprintable() else " " for c in line), err=True)

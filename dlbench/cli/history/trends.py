@@ -11,16 +11,16 @@ import click
 
 from dlbench.cli.history.store import open_store, store_options, where_option
 from dlbench.cli.options import write_output
-from dlbench.cli.report import SUFFIXES, check_writable, format_by_suffix, require_modules
+from dlbench.cli.report import FormatName, check_writable, emit, format_by_suffix, format_of, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlbench.history.page.model import TrendsReport
-    from dlbench.history.page.tables import TableName
+    from dlbench.history.page.report import TrendsReport
+    from dlbench.history.page.sheets import TableName
+    from dlbench.history.trends.slow_months import SlowMonths
 
-FormatName = Literal["html", "json", "csv", "md", "text"]
 NodesFormatName = Literal["json", "csv", "text"]
 
 NODES_SUFFIXES: dict[str, NodesFormatName] = {".json": "json", ".csv": "csv", ".txt": "text"}
@@ -84,17 +84,18 @@ def trends(
     """
     if output is not None:
         check_writable(output)
-    chosen = format_by_suffix(output, format_name, SUFFIXES, "text")
+    chosen = format_of(output, format_name)
     if table is not None and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
     drawn = ("altair", "vl_convert") if chosen == "html" else ()
     require_modules("history trends", "numpy", "pandas", "ruptures", *drawn)
-    from dlbench.history.page.assemble import FOLLOWED, trends_of
+    from dlbench.history.page.document import trends_document
+    from dlbench.history.page.report import FOLLOWED, trends_of
     from dlbench.history.where import parse_where
 
     followed = _known(metrics) or FOLLOWED
     found = trends_of(open_store(store, index).entries(parse_where(where)), followed)
-    write_output(_render(found, chosen, table or "changes").encode("utf-8"), output)
+    emit(trends_document(found), chosen, output, table or "changes")
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     recent = [] if fail_on_regression is None else _recent_regressions(found, fail_on_regression)
@@ -130,7 +131,7 @@ def slow_nodes(
     output: Path | None,
     format_name: NodesFormatName | None,
 ) -> None:
-    """Tell which nodes were slow, month by month, since when, and whether they still are.
+    """Show which nodes were slow, month by month, since when, and whether they still are.
 
     Compared is the own work of a host's slowest rank with that of the other hosts in the same run, so runs of any
     workload count; runs on one host say nothing. Slow: 3 % or more, interval included, over five runs or more. Ends
@@ -148,24 +149,15 @@ def slow_nodes(
     if exclude and chosen != "text":
         raise UserError(f"--exclude: prints an option, not {chosen}; leave one of the two out")
     require_modules("history slow-nodes", "numpy", "pandas", "ruptures")
-    from dlbench.history.page.assemble import nodes_of
-    from dlbench.history.page.formats import hosts_csv, to_json
-    from dlbench.history.page.text import exclude_option, nodes_text
-    from dlbench.history.page.words import host_sentence
+    from dlbench.history.page.document import nodes_document
+    from dlbench.history.trends.slow_months import slow_months
     from dlbench.history.where import parse_where
 
-    found = nodes_of(open_store(store, index).entries(parse_where(where)))
+    found = slow_months(open_store(store, index).entries(parse_where(where)))
     if exclude:
-        option = exclude_option(found)
-        text = f"{option}\n" if option else ""
-        for host in found.hosts:
-            if host.verdict == "slow":
-                click.echo(f"dlbench: slow: {host_sentence(host)}", err=True)
+        _write_option(found, output)
     else:
-        text = nodes_text(found) if chosen == "text" else to_json(found) if chosen == "json" else hosts_csv(found)
-    write_output(text.encode("utf-8"), output)
-    for name in found.unsafe if exclude else ():
-        click.echo(f"dlbench: {name}: slow, but its name cannot stand in an option of Slurm", err=True)
+        emit(nodes_document(found), chosen, output, "hosts")
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if found.damaged:
@@ -173,7 +165,7 @@ def slow_nodes(
 
 
 def _known(metrics: Sequence[str]) -> Sequence[str]:
-    from dlbench.reading.run_metrics import by_name
+    from dlbench.reading.metrics import by_name
 
     for name in metrics:
         if name not in by_name():
@@ -181,20 +173,18 @@ def _known(metrics: Sequence[str]) -> Sequence[str]:
     return metrics
 
 
-def _render(found: TrendsReport, chosen: FormatName, table: TableName) -> str:
-    if chosen == "html":
-        from dlbench.history.page.html import to_html
+def _write_option(found: SlowMonths, output: Path | None) -> None:
+    """Slurm's option alone; the evidence on stderr."""
+    from dlbench.history.page.document import exclude_option, unsafe_text
+    from dlbench.history.page.words import host_sentence
+    from dlbench.report.wording import clean
 
-        return to_html(found)
-    if chosen == "text":
-        from dlbench.history.page.text import to_text
-
-        return to_text(found)
-    from dlbench.history.page.formats import to_csv, to_json, to_markdown
-
-    if chosen == "csv":
-        return to_csv(found, table)
-    return to_json(found) if chosen == "json" else to_markdown(found)
+    option = exclude_option(found)
+    for host in found.slow:
+        click.echo(f"dlbench: slow: {host_sentence(host)}", err=True)
+    write_output(f"{option}\n".encode() if option else b"", output)
+    for name in found.unsafe:
+        click.echo(f"dlbench: {clean(unsafe_text(name))}", err=True)
 
 
 def _recent_regressions(found: TrendsReport, days: int) -> list[str]:

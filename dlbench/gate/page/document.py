@@ -13,9 +13,8 @@ from dlbench.gate.page.model import ComparisonReport, MetricResult, PointResult
 from dlbench.gate.page.words import p_text, power_text, ratio_cell, ratio_text, share_text
 from dlbench.report.document import Document, Mark, Section
 from dlbench.report.formats.terminal import WIDTH, shorten, to_text
-from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import DASH, basis_text, clean, interval_text, place_text, value_text
-from dlbench.stats.estimates import Estimate
+from dlbench.report.table import Column, Sheet, unit_cell
+from dlbench.report.wording import basis_text, clean, place_text
 
 if TYPE_CHECKING:
     from dlbench.records.scan import Scan
@@ -67,7 +66,7 @@ def paired_lines(scan: Scan) -> list[str]:
     from dlbench.gate.page.assemble import assemble
     from dlbench.gate.pairs import paired_points
     from dlbench.gate.verdicts import Rule
-    from dlbench.reading.run_metrics import DEFAULT_METRIC
+    from dlbench.reading.metrics import DEFAULT_METRIC
 
     try:
         points, both = paired_points(scan, str(scan.root), {}, "--where")
@@ -92,8 +91,8 @@ def _comparisons(rows: list[Comparison]) -> Sheet[Comparison]:
         Column("", "B / A", lambda row: row.metric.ratio, lambda row: ratio_cell(row.metric.ratio)),
         Column("", "Metric", lambda row: row.metric.title),
         Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes)),
-        Column("", "A", lambda row: row.metric.a, lambda row: _with_unit(row.metric.a)),
-        Column("", "B", lambda row: row.metric.b, lambda row: _with_unit(row.metric.b)),
+        Column("", "A", lambda row: row.metric.a, lambda row: unit_cell(row.metric.a)),
+        Column("", "B", lambda row: row.metric.b, lambda row: unit_cell(row.metric.b)),
         Column("", "p worse (Holm)", lambda row: p_text(row.metric.p_worse_adjusted)),
         Column("", "Point", lambda row: row.point.label),
     )
@@ -105,20 +104,11 @@ def _comparisons(rows: list[Comparison]) -> Sheet[Comparison]:
 def _information(metrics: list[MetricResult]) -> Sheet[MetricResult]:
     columns: tuple[Column[MetricResult], ...] = (
         Column("", "Metric", lambda metric: metric.title),
-        Column("", "A", lambda metric: metric.a, lambda metric: _with_unit(metric.a)),
-        Column("", "B", lambda metric: metric.b, lambda metric: _with_unit(metric.b)),
+        Column("", "A", lambda metric: metric.a, lambda metric: unit_cell(metric.a)),
+        Column("", "B", lambda metric: metric.b, lambda metric: unit_cell(metric.b)),
         Column("", "B / A", lambda metric: metric.ratio, lambda metric: ratio_cell(metric.ratio)),
     )
     return Sheet(name="information", title="For information, without verdict", columns=columns, rows=metrics)
-
-
-def _with_unit(estimate: Estimate | None) -> Cell:
-    """A side's figure with a unit even where the numbers themselves bear none."""
-    if estimate is None:
-        return Cell(DASH)
-    unit = "" if estimate.unit == "s" else f" {estimate.unit}"
-    interval = interval_text(estimate)
-    return Cell(value_text(estimate) + ("" if interval else unit), interval + (unit if interval else ""))
 
 
 def _point(number: int, point: PointResult, report: ComparisonReport) -> Section:
@@ -136,7 +126,7 @@ def _point(number: int, point: PointResult, report: ComparisonReport) -> Section
 def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Section:
     """The evidence behind one verdict."""
     facts = [
-        (name, "no run tells" if figure is None else f"{_with_unit(figure)}; {basis_text(figure)}")
+        (name, "no run tells" if figure is None else f"{unit_cell(figure)}; {basis_text(figure)}")
         for name, figure in (("A", metric.a), ("B", metric.b))
     ]
     if metric.ratio is not None:

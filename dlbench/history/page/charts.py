@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlbench.history.page.model import HostRow, NodesOverTime, TrendSeries
-from dlbench.history.page.tables import host_months, nights
+from dlbench.history.page.sheets import hosts_sheet, nights_sheet
 from dlbench.history.page.words import (
     amount_text,
-    basis_text,
     change_text,
     commits_text,
     day,
     level_text,
     percent_change,
-    times_text,
+    ratio_cell,
 )
+from dlbench.history.trends.series import Trend
+from dlbench.history.trends.slow_months import HostCourse, SlowMonths
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
-from dlbench.report.wording import runs_text
+from dlbench.report.wording import basis_text, runs_text
 
 WIDTH = 1000
 """Plot width of a series over time, pixels."""
@@ -35,7 +35,7 @@ _KIND_SHAPES = ["triangle-up", "triangle-down"]
 _LEVEL_COLOUR = "#e69f00"
 
 
-def series_chart(series: TrendSeries) -> Chart:
+def series_chart(series: Trend) -> Chart:
     """Runs over time, levels as lines with their intervals, changes as labelled vertical rules."""
     import altair as alt
 
@@ -58,7 +58,7 @@ def series_chart(series: TrendSeries) -> Chart:
         name="trend",
         title=f"{series.title} over time",
         alt=f"{series.label}. {series.verdict}",
-        table=nights(series),
+        table=nights_sheet((series,), is_for_people=True),
         size=(WIDTH, HEIGHT),
     )
 
@@ -72,7 +72,7 @@ def _x(alt: Any, name: str = "time") -> Any:
     )
 
 
-def _scale(series: TrendSeries) -> tuple[float, str]:
+def _scale(series: Trend) -> tuple[float, str]:
     """What the axis multiplies values by, and its unit."""
     largest = max(night.value for night in series.nights)
     if series.unit != "s" or largest >= 1:
@@ -80,24 +80,24 @@ def _scale(series: TrendSeries) -> tuple[float, str]:
     return (1e3, "ms") if largest >= 1e-3 else (1e6, "µs")
 
 
-def _points(series: TrendSeries, factor: float) -> Rows:
+def _points(series: Trend, factor: float) -> Rows:
     by_run = series.num_runs <= MAX_POINTS
     rows: Rows = []
     for night in series.nights:
-        told = {
+        common = {
             "time": night.time,
             "commit": ", ".join(night.commits) or "not known",
             "hosts": ", ".join(night.hosts[:4]) + (" ..." if len(night.hosts) > 4 else ""),
         }
         pairs = zip(night.run_ids, night.values, strict=True) if by_run else [(night.series, night.value)]
         rows += [
-            {**told, "run": name, "value": value * factor, "shown": amount_text(value, series.unit)}
+            {**common, "run": name, "value": value * factor, "shown": amount_text(value, series.unit)}
             for name, value in pairs
         ]
     return rows
 
 
-def _levels(series: TrendSeries, factor: float) -> Rows:
+def _levels(series: Trend, factor: float) -> Rows:
     return [
         {
             "first": level.first,
@@ -106,13 +106,13 @@ def _levels(series: TrendSeries, factor: float) -> Rows:
             "low": factor * (level.value.value if level.value.low is None else level.value.low),
             "high": factor * (level.value.value if level.value.high is None else level.value.high),
             "shown": level_text(level.value),
-            "basis": basis_text(level.value),
+            "basis": basis_text(level.value, "night"),
         }
         for level in series.levels
     ]
 
 
-def _changes(series: TrendSeries) -> Rows:
+def _changes(series: Trend) -> Rows:
     return [
         {
             "time": change.time,
@@ -180,15 +180,15 @@ def _change_layers(alt: Any, changes: Rows) -> list[Any]:
     ]
 
 
-def host_charts(nodes: NodesOverTime) -> list[Chart]:
+def host_charts(nodes: SlowMonths) -> list[Chart]:
     """Work ratios of the slowest hosts by month; none where fewer than two months are known."""
     import altair as alt
 
-    told = [host for host in nodes.hosts if host.verdict in ("slow", "suspected")][:MAX_HOSTS]
-    if not told or len(nodes.months) < 2:
+    drawn = [host for host in nodes.hosts if host.verdict in ("slow", "suspected")][:MAX_HOSTS]
+    if not drawn or len(nodes.months) < 2:
         return []
-    rows = [_host_point(host, index) for host in told for index in range(len(host.months))]
-    names = [host.host for host in told]
+    rows = [_host_point(host, index) for host in drawn for index in range(len(host.months))]
+    names = [host.host for host in drawn]
     shapes = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross"]
     legend: dict[str, Any] = {"orient": "bottom", "symbolSize": 70}
     colour = (
@@ -218,15 +218,15 @@ def host_charts(nodes: NodesOverTime) -> list[Chart]:
             ],
         ),
     ]
-    words = "; ".join(f"{host.host}: {times_text(host.current)}" for host in told if host.current)
+    words = "; ".join(f"{host.host}: {ratio_cell(host.current)}" for host in drawn if host.current)
     chart = finish(
         alt.layer(*layers),
         _Nodes(),
         name="hosts",
         title="Own work of slow hosts by month",
-        alt=f"Own work relative to the other hosts of the same runs, now: {words}; since {day(told[0].since)} for "
-        f"{told[0].host}.",
-        table=host_months(nodes, told),
+        alt=f"Own work relative to the other hosts of the same runs, now: {words}; since {day(drawn[0].since)} for "
+        f"{drawn[0].host}.",
+        table=hosts_sheet(nodes, drawn, most_months=None),
         size=(WIDTH, HEIGHT),
     )
     return [chart]
@@ -237,7 +237,7 @@ class _Nodes:
     label = "Median over the runs of a month; 1: as fast as the others; bars: intervals"
 
 
-def _host_point(host: HostRow, index: int) -> dict[str, Any]:
+def _host_point(host: HostCourse, index: int) -> dict[str, Any]:
     month = host.months[index]
     return {
         "host": host.host,
@@ -245,6 +245,6 @@ def _host_point(host: HostRow, index: int) -> dict[str, Any]:
         "value": month.ratio.value,
         "low": month.ratio.low if month.ratio.low is not None else month.ratio.value,
         "high": month.ratio.high if month.ratio.high is not None else month.ratio.value,
-        "shown": times_text(month.ratio),
+        "shown": str(ratio_cell(month.ratio)),
         "basis": f"{month.ratio.kind}, {runs_text(month.ratio.n)}",
     }

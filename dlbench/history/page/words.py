@@ -1,16 +1,21 @@
-"""Words of trends: amounts, changes, verdicts; the same in every format."""
+"""Words of trends: changes, verdicts, methods; the same in every format."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlbench.history.page.model import ChangeRow, HostRow, NewestNights, TrendSeries, TrendsReport
-from dlbench.history.trends.rank_sums import SMALLEST_P
-from dlbench.report.wording import number_text
-from dlbench.stats.estimates import Estimate
+from dlbench.history.trends.change_points import LEVEL, MIN_EFFECT, MIN_NIGHTS, ODD_NIGHTS
+from dlbench.history.trends.rank_sums import MIN_SEGMENT, SMALLEST_P
+from dlbench.history.trends.series import Change, Trend
+from dlbench.history.trends.slow_months import RECENT_DAYS, HostCourse
+from dlbench.reading.slow_nodes import SLOW
+from dlbench.report.table import Cell, unit_cell
+from dlbench.report.wording import basis_text, clean, number_text, place_text
+from dlbench.stats.estimates import MIN_RUNS, RESAMPLES, Estimate
 
-MOST_COMMITS = 3
-MOST_HOSTS = 6
+MAX_COMMITS = 3
+MAX_COMMIT_LENGTH = 60
+MAX_HOSTS = 6
 
 
 def nights_text(count: int) -> str:
@@ -24,20 +29,9 @@ def amount_text(value: float, unit: str) -> str:
     return text if unit in ("s", "fraction") else f"{text} {unit}"
 
 
-def level_text(figure: Estimate) -> str:
-    """A level with its interval, e.g. ``101 ms [100 ms, 102 ms]``."""
-    if figure.low is None or figure.high is None:
-        return amount_text(figure.value, figure.unit)
-    ends = f"{amount_text(figure.low, figure.unit)}, {amount_text(figure.high, figure.unit)}"
-    return f"{amount_text(figure.value, figure.unit)} [{ends}]"
-
-
-def basis_text(figure: Estimate, what: str = "night") -> str:
-    """What the interval is and how many nights (or runs) stand behind it."""
-    count = f"{figure.n} {what}{'' if figure.n == 1 else 's'}"
-    return {"bootstrap 95 %": f"95 % bootstrap, {count}", "range": f"range of {count}"}.get(
-        figure.kind, f"{count}, no interval"
-    )
+def level_text(level: Estimate) -> str:
+    """A level with its interval, e.g. ``101 ms [100, 102]``."""
+    return str(unit_cell(level))
 
 
 def percent_change(ratio: float) -> str:
@@ -45,23 +39,27 @@ def percent_change(ratio: float) -> str:
     return f"{(ratio - 1) * 100:+.1f} %"
 
 
-def change_text(ratio: Estimate) -> str:
+def change_cell(ratio: Estimate) -> Cell:
     """The same with its interval, e.g. ``+4.8 % [+3.9, +5.6]``."""
-    if ratio.low is None or ratio.high is None:
-        return percent_change(ratio.value)
-    ends = ", ".join(percent_change(end).removesuffix(" %") for end in (ratio.low, ratio.high))
-    return f"{percent_change(ratio.value)} [{ends}]"
+    ends = [percent_change(end).removesuffix(" %") for end in (ratio.low, ratio.high) if end is not None]
+    return Cell(percent_change(ratio.value), f"[{', '.join(ends)}]" if ends else "", number=ratio.value)
 
 
-def times_text(ratio: Estimate) -> str:
+def change_text(ratio: Estimate) -> str:
+    """`change_cell` as one text."""
+    return str(change_cell(ratio))
+
+
+def ratio_cell(ratio: Estimate | None) -> Cell | None:
     """A ratio near 1, e.g. ``1.048 [1.031, 1.060]``."""
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.3f}"
-    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+    if ratio is None:
+        return None
+    ends = [f"{end:.3f}" for end in (ratio.low, ratio.high) if end is not None]
+    return Cell(f"{ratio.value:.3f}", f"[{', '.join(ends)}]" if ends else "", number=ratio.value)
 
 
 def p_text(p: float) -> str:
-    """``p = 0.003``, or ``p <= 0.0002`` where no smaller one can be told."""
+    """``p = 0.003``, or ``p <= 0.0002``: the permutations resolve no smaller one."""
     return f"p {'<=' if p <= SMALLEST_P else '='} {p:.2g}"
 
 
@@ -70,50 +68,56 @@ def day(moment: str) -> str:
     return moment[:10]
 
 
-def between_text(change: ChangeRow) -> str:
+def point_text(series: Trend) -> str:
+    """Configuration and place, without the metric."""
+    return f"{series.configuration}; {place_text(series.ranks, series.nodes)}"
+
+
+def between_text(change: Change) -> str:
     """``between the nights of 2026-03-01 and 2026-03-03``: the interval of the place."""
     return f"between the nights of {day(change.last_before)} and {day(change.first_after)}"
 
 
-def commits_text(change: ChangeRow) -> str:
+def commits_text(change: Change) -> str:
     """``1a2b3c -> 4d5e6f``, or that nothing is known."""
     if not change.commits_before and not change.commits_after:
         return "commit not known"
-    before, after = (_some(side, MOST_COMMITS) or "not known" for side in (change.commits_before, change.commits_after))
+    before, after = (
+        _some([clean(commit, MAX_COMMIT_LENGTH) for commit in side], MAX_COMMITS) or "not known"
+        for side in (change.commits_before, change.commits_after)
+    )
     return f"commit {before} on both sides" if change.has_equal_commits else f"commit {before} -> {after}"
 
 
-def differences_text(change: ChangeRow) -> list[str]:
+def differences_text(change: Change) -> list[str]:
     """Everything else that differs, a line each; one line that says so where nothing does."""
     lines = [f"{one.key}: {one.before} -> {one.after}" for one in change.differences]
     if change.new_hosts:
-        lines.append(f"hosts used only since: {_some(change.new_hosts, MOST_HOSTS)}")
+        lines.append(f"hosts used only since: {_some(change.new_hosts, MAX_HOSTS)}")
     if change.gone_hosts:
-        lines.append(f"hosts used only before: {_some(change.gone_hosts, MOST_HOSTS)}")
+        lines.append(f"hosts used only before: {_some(change.gone_hosts, MAX_HOSTS)}")
     return lines or ["no recorded key of the environment differs between all runs before and all runs after"]
 
 
-def newest_text(newest: NewestNights, title: str, unit: str) -> str:
-    """What the newest nights say, and how long to wait."""
+def newest_text(series: Trend) -> str:
+    """What the newest nights say, and how long to wait; empty where the newest night is an ordinary one."""
+    newest = series.newest
+    if newest is None:
+        return ""
     what = "The newest night lies" if newest.num_beyond == 1 else f"The newest {newest.num_beyond} nights lie"
-    usual = f"{amount_text(newest.low, unit)} to {amount_text(newest.high, unit)}"
+    usual = f"{amount_text(newest.low, series.unit)} to {amount_text(newest.high, series.unit)}"
     word = "worse" if newest.is_worse else "better"
     return (
-        f"{what} beyond the usual range ({title.lower()} {percent_change(newest.ratio)}, {word}; usual: {usual}). That "
-        f"is not yet a change point: wait for {newest.wait_for} or more such nights."
+        f"{what} beyond the usual range ({series.title.lower()} {percent_change(newest.ratio)}, {word}; usual: {usual})"
+        f". That is not yet a change point: wait for {newest.wait_for} or more such nights."
     )
 
 
-def verdict(series: TrendSeries, fewest: int) -> str:
-    """The finding of a series in one sentence.
-
-    Args:
-        series: all of it but the verdict.
-        fewest: nights below which no change can be shown.
-    """
+def verdict(series: Trend) -> str:
+    """The finding of a series in one sentence."""
     count = nights_text(len(series.nights))
     if not series.is_long_enough:
-        return f"Too short to tell: {count}; {fewest} or more are needed."
+        return f"Too short for a change point: {count}; {MIN_NIGHTS} or more are needed."
     level = series.levels[-1]
     if not series.changes:
         return f"No change in {count}; level {level_text(level.value)}."
@@ -125,30 +129,80 @@ def verdict(series: TrendSeries, fewest: int) -> str:
     )
 
 
-def host_sentence(host: HostRow) -> str:
+def change_lines(change: Change) -> list[str]:
+    """A change for the terminal: the finding, then what differs, marked as items."""
+    mark = "!" if change.kind == "regression" else "+"
+    basis = f"{basis_text(change.before, 'night')} before, {nights_text(change.after.n)} after"
+    return [
+        f"{mark} {day(change.time)} {change.kind}: {change_text(change.ratio)}, {level_text(change.before)} to "
+        f"{level_text(change.after)}; {basis}; {p_text(change.p)}",
+        *(f"- {line}" for line in (between_text(change), commits_text(change), *differences_text(change))),
+    ]
+
+
+def host_sentence(host: HostCourse) -> str:
     """Why a host is to be excluded."""
     assert host.current is not None
     more = (host.current.value - 1) * 100
     return (
-        f"{host.host}: {more:.1f} % more own work than the other hosts of its runs ({times_text(host.current)}, "
-        f"{basis_text(host.current, 'run')}) since {day(host.since)}"
-    )
-
-
-def telling_first(report: TrendsReport) -> list[TrendSeries]:
-    """Series with the newest change first, then those without one, then those that are too short."""
-    """Series with the newest change first, then those without one, then those that are too short."""
-    return sorted(
-        report.series,
-        key=lambda one: (
-            not one.is_long_enough,
-            not one.changes,
-            # Newest first: every digit of the time is turned round.
-            tuple(-ord(sign) for sign in one.changes[-1].time) if one.changes else (),
-        ),
+        f"{clean(host.host, 253)}: {more:.1f} % more own work than the other hosts of its runs "
+        f"({ratio_cell(host.current)}, {basis_text(host.current)}) since {day(host.since)}"
     )
 
 
 def _some(names: Sequence[str], most: int) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+METHODS: tuple[tuple[str, str], ...] = (
+    (
+        "What is one series",
+        "Runs of one configuration on one machine and device, with equal ranks and nodes. Anything else that decides "
+        "what is computed or how it is measured makes another series; a new machine begins a new one.",
+    ),
+    (
+        "Runs and nights",
+        "All runs that were planned together are one night, whose value is the median over its runs. Nights are what "
+        "is tested and resampled: runs of one night share its state of the machine, and counting them one by one "
+        "would call differences real that are not.",
+    ),
+    (
+        "Change points",
+        "Candidates are kernel change points (ruptures; the family of E-divisive), far too many; those that do not "
+        "hold are merged away from the bottom, the weakest first, as Hunter does. A candidate is tested by its rank "
+        "sum against the largest one of any place between its neighbours in permutations, so p pays for the search. "
+        f"Nights that resemble their neighbours count less. A change point has p at most {LEVEL}, medians at least "
+        f"{MIN_EFFECT:.0%} apart, and at least {MIN_SEGMENT} nights on either side: up to {ODD_NIGHTS} odd nights "
+        f"are outliers. Fewer than {MIN_NIGHTS} nights show nothing.",
+    ),
+    (
+        "Ratios and intervals",
+        "The ratio is the median of the nights after over that before, up to the neighbouring change points. Its "
+        f"interval is a 95 % percentile bootstrap over nights ({RESAMPLES:,} resamples, fixed seed). The place was "
+        "found in the same nights, so a small change looks slightly larger than it is.",
+    ),
+    (
+        "What differs at a change",
+        "Where a change lies has a 95 % bootstrap interval, too. Commits are those of the nights just outside it (tag "
+        "commit, else the commit of dlbench's own checkout). A key of the environment or a tag is named where all runs "
+        "of the level after have other values than all runs of the level before, nights inside the interval left "
+        "out, and keys that are new nearly every night, such as job numbers. What differs is a place to "
+        "look, not a proven cause.",
+    ),
+    (
+        "The newest nights",
+        "Nights beyond the median -+ 3 scaled median absolute deviations of their level are named at once; whether "
+        "the level has changed is said when there are enough of them.",
+    ),
+    (
+        "Slow nodes",
+        "In a run on several hosts, a host's ratio is the own work of its slowest rank (its step without the exchange) "
+        "over the median of the other hosts' slowest ranks, so runs of any kind stand side by side. Figures are "
+        "medians over the runs of a calendar month (UTC). A host is slow where the whole interval of "
+        f"{MIN_RUNS} or more runs lies above {SLOW:g}, suspected where fewer runs have a median above it. Whether it "
+        f"is slow now is decided by its runs since its last change point, none older than {RECENT_DAYS} days before "
+        "the newest run. Runs on one host and runs with a planted fault say nothing.",
+    ),
+)
+"""How the numbers of trends are made."""

@@ -1,6 +1,6 @@
 """Rank sums of a history's nights on either side of a place, and how often chance gives as clear ones.
 
-The methods, with their sources, are told in `dlbench.history.trends.change_points`.
+The methods, with their sources, are described in `dlbench.history.trends.change_points`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIN_SEGMENT = 5
 """Fewest nights between two change points, so that every level has a 95 % interval."""
 _PERMUTATIONS = 4_999
 SMALLEST_P = 1 / (_PERMUTATIONS + 1)
-"""As many permutations can tell."""
+"""The smallest p that so many permutations can give."""
 NORMAL_MAD = 0.6744897501960817
 """Median of the absolute value of a standard normal."""
 _SEED = 20_140_109

@@ -13,28 +13,43 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import Literal
 
 from dlbench.history.entry import HistoryEntry
-from dlbench.history.trends.change_points import ChangePoint, Newest, Segment, change_points, newest, segments
-from dlbench.reading.run_metrics import METRICS, Metric
+from dlbench.history.trends.change_points import (
+    MIN_NIGHTS,
+    ChangePoint,
+    Newest,
+    Segment,
+    change_points,
+    newest,
+    segments,
+)
+from dlbench.reading.metrics import METRICS, Metric
+from dlbench.report.wording import clean, place_text
+from dlbench.stats.estimates import Estimate
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 """Of all times that leave this module."""
 
 NOT_SET = "not set"
-"""Value of a key that a run has not."""
+"""Value of a key that a run does not have."""
 
 # They name every night anew, and stand for themselves.
 _NAMED_APART = {"commit", "dlbench.commit"}
+
+MAX_VALUES = 4
+"""Values of a key that are named on one side of a change; the newest of more."""
+MAX_VALUE_LENGTH = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
     """The runs of one request at one point."""
 
-    series: str
     time: str
     """When the last of them finished, UTC, ISO 8601."""
+    series: str
     value: float
     """Median over the runs, in the metric's unit."""
     values: tuple[float, ...]
@@ -43,6 +58,20 @@ class Night:
     commits: tuple[str, ...]
     """Distinct, in order of the runs; empty where none is known."""
     hosts: tuple[str, ...]
+    level: int
+    """Which of the series' levels it belongs to, from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """A stretch of nights without a change."""
+
+    first: str
+    """End of its first night, UTC."""
+    last: str
+    num_nights: int
+    value: Estimate
+    """Median over nights; `n` counts nights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +80,35 @@ class Difference:
 
     key: str
     """Of the environment, or `tag.NAME`."""
-    before: tuple[str, ...]
-    """Values in order of time; `not set` where a run has none."""
-    after: tuple[str, ...]
+    before: str
+    """Values in order of time, the newest ones where there are many; `not set` where a run has none."""
+    after: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """A change point, and what else changed there. Not one of these is thereby shown to be the cause."""
 
-    point: ChangePoint
-    is_regression: bool
-    last_before: Night
-    """Last night that lies before the change for certain (95 %)."""
-    first_after: Night
-    """First night that lies after it for certain (95 %)."""
+    kind: Literal["regression", "improvement"]
+    time: str
+    """End of the first night after, UTC; the likeliest."""
+    last_before: str
+    """End of the last night that lies before it for certain (95 % bootstrap of the place), UTC."""
+    first_after: str
+    """End of the first night that lies after it for certain, UTC."""
+    before: Estimate
+    """Median over nights before."""
+    after: Estimate
+    ratio: Estimate
+    """After over before."""
+    p: float
+    commits_before: tuple[str, ...]
+    """Of the night `last_before`; empty where none is known."""
+    commits_after: tuple[str, ...]
+    """Of the night `first_after`."""
+    runs_before: tuple[str, ...]
+    """Of the night `last_before`."""
+    runs_after: tuple[str, ...]
     differences: tuple[Difference, ...]
     """Between all runs of the levels before and after, without the nights of which it is not certain on which side they
     lie; keys that are new nearly every night are left out."""
@@ -74,27 +117,55 @@ class Change:
     gone_hosts: tuple[str, ...]
     """Used on the level before the change and never after it."""
 
+    @property
+    def has_equal_commits(self) -> bool:
+        """Whether both nights beside the change ran the same known commit."""
+        return bool(self.commits_before) and set(self.commits_before) == set(self.commits_after)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewestNights(Newest):
+    """The newest nights where they lie beyond the usual range, too few for a change point."""
+
+    is_worse: bool
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
     """One metric of one point over time."""
 
-    group: str
+    id: str
+    """Unique in a report; letters, digits, - and _."""
     label: str
+    """Configuration, ranks and metric in words."""
+    group: str
+    configuration: str
+    system: str
+    workload: str
+    preset: str
+    engine: str
     ranks: int
     nodes: int
-    metric: Metric
+    metric: str
+    """Its name; see `dlbench.reading.metrics.METRICS`."""
+    title: str
+    """The metric in words."""
+    unit: str
+    higher_is_worse: bool
+    caption: str
+    """The conditions in one line: it stands under every chart and table."""
+    verdict: str = ""
+    """One sentence; whoever reports the series fills it in."""
+    num_runs: int
+    is_long_enough: bool
+    """Whether there are enough nights for a change point."""
     nights: tuple[Night, ...]
     """Oldest first."""
-    segments: tuple[Segment, ...]
-    """Levels between changes; one where there are none."""
+    levels: tuple[Level, ...]
+    """Between changes; one where there are none."""
     changes: tuple[Change, ...]
-    newest: Newest | None
-
-    @property
-    def num_runs(self) -> int:
-        """Runs of all nights."""
-        return sum(len(night.values) for night in self.nights)
+    newest: NewestNights | None
+    """None where the newest night is an ordinary one."""
 
 
 def dated(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
@@ -108,6 +179,11 @@ def dated(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
         if moment is not None:
             known[entry.run_id] = dataclasses.replace(entry, finished=utc_text(moment))
     return sorted(known.values(), key=lambda run: (run.finished, run.run_id))
+
+
+def damaged_runs(entries: Iterable[HistoryEntry]) -> tuple[str, ...]:
+    """Runs that cannot be read, each with the reason."""
+    return tuple(f"{entry.run_id}: {entry.why}" for entry in entries if entry.state == "damaged")
 
 
 def utc_text(moment: datetime) -> str:
@@ -168,34 +244,69 @@ def _trend(
     known = [night for night in known if night]
     if not known:
         return None
-    made = [_night(runs, metric) for runs in known]
-    values = [night.value for night in made]
+    values = [statistics.median(run.figures[metric.name] for run in night) for night in known]
     found = change_points(values)
     pieces = segments(values, [point.index for point in found])
+    made = [
+        _night(known[place], metric, values[place], number)
+        for number, piece in enumerate(pieces)
+        for place in range(piece.start, piece.end)
+    ]
+    newest_run = known[-1][-1]
+    place = place_text(ranks, nodes)
     return Trend(
+        id=f"{group}-{ranks}-{nodes}-{metric.name}",
+        label=f"{newest_run.label}; {place}; {metric.title.lower()}",
         group=group,
-        label=known[-1][-1].label,
+        configuration=newest_run.label,
+        system=newest_run.system,
+        workload=newest_run.workload,
+        preset=newest_run.preset,
+        engine=newest_run.engine,
         ranks=ranks,
         nodes=nodes,
-        metric=metric,
+        metric=metric.name,
+        title=metric.title,
+        unit=metric.unit,
+        higher_is_worse=metric.higher_is_worse,
+        caption=f"{newest_run.label}; {place}, system {newest_run.system}; {metric.about}; a night is the median of "
+        "its runs, a level the median of its nights",
+        num_runs=sum(map(len, known)),
+        is_long_enough=len(made) >= MIN_NIGHTS,
         nights=tuple(made),
-        segments=tuple(pieces),
+        levels=tuple(_level(piece, made, metric) for piece in pieces),
         changes=tuple(_change(point, metric, made, known) for point in found),
-        newest=newest(values, pieces[-1].start),
+        newest=_newest(values, pieces[-1].start, metric),
     )
 
 
-def _night(runs: Sequence[HistoryEntry], metric: Metric) -> Night:
-    values = tuple(run.figures[metric.name] for run in runs)
+def _night(runs: Sequence[HistoryEntry], metric: Metric, value: float, level: int) -> Night:
     return Night(
-        series=runs[0].series,
         time=runs[-1].finished,
-        value=statistics.median(values),
-        values=values,
+        series=runs[0].series,
+        value=value,
+        values=tuple(run.figures[metric.name] for run in runs),
         run_ids=tuple(run.run_id for run in runs),
         commits=tuple(dict.fromkeys(run.commit for run in runs if run.commit)),
         hosts=tuple(sorted({host.host for run in runs for host in run.hosts})),
+        level=level,
     )
+
+
+def _level(piece: Segment, nights: Sequence[Night], metric: Metric) -> Level:
+    return Level(
+        first=nights[piece.start].time,
+        last=nights[piece.end - 1].time,
+        num_nights=piece.end - piece.start,
+        value=piece.level.in_unit(metric.unit),
+    )
+
+
+def _newest(values: Sequence[float], start: int, metric: Metric) -> NewestNights | None:
+    found = newest(values, start)
+    if found is None or not found.num_beyond or len(values) < MIN_NIGHTS:
+        return None
+    return NewestNights(**vars(found), is_worse=(found.ratio > 1) == metric.higher_is_worse)
 
 
 def _change(
@@ -206,11 +317,20 @@ def _change(
     used_before, used_after = (
         {host.host for night in side for run in night for host in run.hosts} for side in (before, after)
     )
+    last_before, first_after = nights[point.earliest - 1], nights[point.latest]
     return Change(
-        point=point,
-        is_regression=(point.ratio.value > 1) == metric.higher_is_worse,
-        last_before=nights[point.earliest - 1],
-        first_after=nights[point.latest],
+        kind="regression" if (point.ratio.value > 1) == metric.higher_is_worse else "improvement",
+        time=nights[point.index].time,
+        last_before=last_before.time,
+        first_after=first_after.time,
+        before=point.before.level.in_unit(metric.unit),
+        after=point.after.level.in_unit(metric.unit),
+        ratio=point.ratio,
+        p=point.p,
+        commits_before=last_before.commits,
+        commits_after=first_after.commits,
+        runs_before=last_before.run_ids,
+        runs_after=first_after.run_ids,
         differences=tuple(_differences(before, after)),
         new_hosts=tuple(sorted(used_after - used_before)),
         gone_hosts=tuple(sorted(used_before - used_after)),
@@ -227,7 +347,12 @@ def _differences(
         seen = [tuple(dict.fromkeys(one.get(key, NOT_SET) for one in side)) for side in facts]
         is_steady = all(2 * len(values) <= len(nights) for values, nights in zip(seen, (before, after), strict=True))
         if is_steady and not set(seen[0]) & set(seen[1]):
-            yield Difference(key=key, before=seen[0], after=seen[1])
+            yield Difference(key=key, before=_listed(seen[0]), after=_listed(seen[1]))
+
+
+def _listed(values: Sequence[str]) -> str:
+    more = f" and {len(values) - MAX_VALUES} before" if len(values) > MAX_VALUES else ""
+    return ", ".join(clean(value, MAX_VALUE_LENGTH) for value in values[-MAX_VALUES:]) + more
 
 
 def _facts(run: HistoryEntry) -> Mapping[str, str]:

@@ -2,7 +2,7 @@
 
 The ratio of a run and its limits are those of `dlbench.reading.slow_nodes`, so are the threshold and the verdicts: the
 run is the unit, the median over the runs of a month has an interval, a host is slow where all of it lies above 1.03.
-Whether it is slow now is asked of its runs since its last change point, none older than `RECENT_DAYS`.
+Whether it is slow now is decided by its runs since its last change point, none older than `RECENT_DAYS`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Literal
 
 from dlbench.history.entry import HistoryEntry
-from dlbench.history.trends.change_points import ChangePoint, change_points
-from dlbench.history.trends.series import UTC_FORMAT, by_night, dated, utc_text
+from dlbench.history.trends.change_points import change_points
+from dlbench.history.trends.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
 from dlbench.reading.slow_nodes import SAFE_HOST, Verdict, verdict_of
 from dlbench.stats.estimates import Estimate, median_estimate
+
+FORMAT = "dlbench.slow-nodes"
+VERSION = 1
 
 RECENT_DAYS = 92
 """Runs that ended longer before the newest run of the history say nothing of now."""
@@ -40,9 +43,11 @@ class HostMonth:
 class HostChange:
     """A change of a host's level over nights."""
 
-    point: ChangePoint
     time: str
     """End of the first night after, UTC, ISO 8601."""
+    ratio: Estimate
+    """After over before."""
+    p: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +55,16 @@ class HostCourse:
     """One host over all runs that it shared with other hosts."""
 
     host: str
+    verdict: Now
+    """As it is now."""
+    current: Estimate | None
+    """Median over the runs that say how it is now; None where it was not used lately."""
+    since: str
+    """End of the first of the runs that `current` is made of, UTC; empty without one."""
+    num_runs: int
     months: tuple[HostMonth, ...]
     """Oldest first; months without runs are left out."""
     changes: tuple[HostChange, ...]
-    current: Estimate | None
-    """Median over the runs that say how it is now; None where it was not used lately."""
-    verdict: Now
-    since: str
-    """First of the nights that `current` is made of, UTC; empty without one."""
-    num_runs: int
-    num_nights: int
 
     @property
     def is_safe(self) -> bool:
@@ -71,6 +76,10 @@ class HostCourse:
 class SlowMonths:
     """What a history says of its hosts."""
 
+    format: str = FORMAT
+    version: int = VERSION
+    as_of: str
+    """End of the newest run, from which `RECENT_DAYS` count back; empty without runs."""
     hosts: tuple[HostCourse, ...]
     """Slow ones first, then by their current ratio, largest first."""
     months: tuple[str, ...]
@@ -79,23 +88,23 @@ class SlowMonths:
     """Runs on two hosts or more that were counted."""
     num_without: int
     """Valid runs that compare no hosts: on one host, or with a fault planted."""
-    as_of: str
-    """End of the newest run, from which `RECENT_DAYS` count back; empty without runs."""
+    exclude: tuple[str, ...]
+    """Hosts that are slow now, for Slurm's `--exclude`, by name."""
+    unsafe: tuple[str, ...]
+    """Slow hosts whose names cannot stand in an option."""
+    damaged: tuple[str, ...]
+    """Runs that cannot be read, each with the reason."""
 
     @property
-    def exclude(self) -> tuple[str, ...]:
-        """Hosts that are slow now, for Slurm's `--exclude`, by name."""
-        return tuple(sorted(one.host for one in self.hosts if one.verdict == "slow" and one.is_safe))
-
-    @property
-    def unsafe(self) -> tuple[str, ...]:
-        """Slow hosts whose names cannot stand in an option."""
-        return tuple(sorted(one.host for one in self.hosts if one.verdict == "slow" and not one.is_safe))
+    def slow(self) -> tuple[HostCourse, ...]:
+        """Hosts that are slow now."""
+        return tuple(host for host in self.hosts if host.verdict == "slow")
 
 
 def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
     """All hosts of all valid runs on two hosts or more, whatever they ran; a run that is there twice counts once."""
-    runs = dated(entries)
+    known = list(entries)
+    runs = dated(known)
     shared: dict[str, list[HistoryEntry]] = {}
     counted = []
     for run in runs:
@@ -105,13 +114,17 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
         if compared:
             counted.append(run)
     as_of = counted[-1].finished if counted else ""
-    hosts = [_course(host, found, as_of) for host, found in shared.items()]
+    hosts = sorted((_course(host, found, as_of) for host, found in shared.items()), key=_rank)
+    slow = sorted((one for one in hosts if one.verdict == "slow"), key=lambda one: one.host)
     return SlowMonths(
-        hosts=tuple(sorted(hosts, key=_rank)),
+        as_of=as_of,
+        hosts=tuple(hosts),
         months=tuple(sorted({run.finished[:7] for run in counted})),
         num_runs=len(counted),
         num_without=len(runs) - len(counted),
-        as_of=as_of,
+        exclude=tuple(one.host for one in slow if one.is_safe),
+        unsafe=tuple(one.host for one in slow if not one.is_safe),
+        damaged=damaged_runs(known),
     )
 
 
@@ -126,19 +139,20 @@ def _course(host: str, runs: Sequence[HistoryEntry], as_of: str) -> HostCourse:
     newest = datetime.strptime(as_of, UTC_FORMAT).replace(tzinfo=timezone.utc)
     oldest = utc_text(newest - timedelta(days=RECENT_DAYS))
     recent = [run for night in nights[start:] for run in night if run.finished >= oldest]
-    current = median_estimate([_ratio(run, host) for run in recent]) if recent else None
+    current = median_estimate([_ratio(run, host) for run in recent], "ratio") if recent else None
     by_month: dict[str, list[float]] = {}
     for run in runs:
         by_month.setdefault(run.finished[:7], []).append(_ratio(run, host))
     return HostCourse(
         host=host,
-        months=tuple(_month(month, values) for month, values in sorted(by_month.items())),
-        changes=tuple(HostChange(point=point, time=nights[point.index][-1].finished) for point in points),
-        current=current,
         verdict="not used lately" if current is None else verdict_of(current),
+        current=current,
         since=min(run.finished for run in recent) if recent else "",
         num_runs=len(runs),
-        num_nights=len(nights),
+        months=tuple(_month(month, values) for month, values in sorted(by_month.items())),
+        changes=tuple(
+            HostChange(time=nights[point.index][-1].finished, ratio=point.ratio, p=point.p) for point in points
+        ),
     )
 
 
@@ -147,5 +161,5 @@ def _ratio(run: HistoryEntry, host: str) -> float:
 
 
 def _month(month: str, values: Sequence[float]) -> HostMonth:
-    ratio = median_estimate(values)
+    ratio = median_estimate(values, "ratio")
     return HostMonth(month=month, ratio=ratio, verdict=verdict_of(ratio))

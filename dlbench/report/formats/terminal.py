@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dlbench.report.document import Document, Mark, Section
 from dlbench.report.table import TextTable
+from dlbench.report.wording import DASH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,14 +83,15 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
             if table.rows:
                 is_titled = sheet.title != section.title if full else num_shown > 1
                 title = _wrapped(sheet.title, width) if is_titled else []
-                lines = whole(table, width) if full else fitted(table, width)
+                lines = whole(table, width) if full else fitted(_first_rows(table, sheet.max_rows), width)
+                more = 0 if full else len(table.rows) - len(table.rows[: sheet.max_rows])
+                lines += [f"... and {more} more rows"] if more else []
                 about = _wrapped(sheet.caption, width) if full else []
                 tables.append(Block(("", *title, *lines, *about)))
     if full:
         yield from _sentences(section.about, width)
         if section.facts:
-            names, texts = zip(*section.facts, strict=True)
-            yield Block(tuple(_named(names, texts, width)))
+            yield Block(tuple(_named(section.facts, width)))
         yield from _sentences(section.words, width)
         yield from tables
         if section.notes:
@@ -106,11 +108,15 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
         yield from _sentences(says, width)
 
 
-def _named(names: Sequence[str], texts: Sequence[str], width: int) -> list[str]:
+def _first_rows(table: TextTable, most: int | None) -> TextTable:
+    return TextTable(table.header, table.rows[:most])
+
+
+def _named(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
     """Names and values, a line each; further lines of a value stand under its begin."""
-    size = min(max(map(len, names)), width // 4)
+    size = min(max((len(name) for name, _ in pairs), default=0), width // 4)
     lines = []
-    for name, text in zip(names, texts, strict=True):
+    for name, text in pairs:
         head = f"  {name.ljust(size)}  "
         lines += textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * (size + 4)) or [head.rstrip()]
     return lines
@@ -174,12 +180,15 @@ def whole(table: TextTable, width: int) -> list[str]:
     """A table as lines of which nothing is left out.
 
     One that is too wide becomes several below each other, each with the first column; where that is not enough, each
-    row becomes names and values.
+    row becomes names and values, without those that are missing.
     """
     count = len(table.header)
     rows = _texts(table, count)
     if max([_width([(row[0], row[place]) for row in rows]) for place in range(1, count)], default=0) > width:
-        return [line for row in rows[1:] for line in (*_named(table.header, row, width), "")][:-1]
+        known = [
+            [(name, text) for name, text in zip(table.header, row, strict=True) if text != DASH] for row in rows[1:]
+        ]
+        return [line for pairs in known for line in (*_named(pairs, width), "")][:-1]
     lines: list[str] = []
     start = 1
     while start < count or not lines:

@@ -13,12 +13,12 @@ from dlbench.views.causes.view import CausesView
 from dlbench.views.decomposition.view import DecompositionView
 from dlbench.views.document import document_of
 from dlbench.views.energy.numbers import DetailedEnergy
-from dlbench.views.energy.view import EnergyView
+from dlbench.views.energy.view import DetailedEnergyView
 from dlbench.views.model import Report
 from dlbench.views.runs.view import WithoutFiguresView
 from dlbench.views.slow_nodes.view import SlowNodesView
 from dlbench.views.stragglers.view import StragglersView
-from dlbench.views.telemetry.view import TelemetryView
+from dlbench.views.telemetry.view import DetailedTelemetryView
 from dlbench.views.view import Views
 
 FORMAT = "dlbench.diagnosis"
@@ -39,8 +39,8 @@ def diagnosis(
         group=(
             CausesView(network),
             StragglersView(),
-            TelemetryView(is_detailed=True),
-            EnergyView(is_detailed=True, slurm=slurm),
+            DetailedTelemetryView(),
+            DetailedEnergyView(slurm),
         ),
         closing=(SlowNodesView(), DecompositionView(), WithoutFiguresView()),
     )

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.energy import RunEnergy, StageEnergy
 from dlbench.reading.samples.energy_sources import KINDS, Kind
 from dlbench.reading.samples.node_samples import STAGES
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
 from dlbench.stats.estimates import Estimate, RunKey, by_definition, median_estimate, ratio_estimate
 
 
@@ -69,43 +69,6 @@ class Energy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceStage:
-    """One stage of one source."""
-
-    stage: str
-    joules: float
-    """Of what was sampled."""
-    seconds: float
-    sampled_share: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnergySource:
-    """One GPU or processor package in one run."""
-
-    node: int
-    host: str
-    name: str
-    """`gpu.0`, `package-0`."""
-    kind: Kind
-    method: str
-    counter_over_power: float | None
-    """Energy by the counter over energy by power, in the measured window (1); None where only one of them is there."""
-    samples_in_window: int
-    stages: tuple[SourceStage, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSources:
-    """What the energy of one run is made of."""
-
-    run_id: str
-    num_samples: int
-    """Samples of the measured steps of all ranks."""
-    sources: tuple[EnergySource, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class SlurmCheck:
     """Slurm's account of a job beside the samples of its run."""
 
@@ -124,7 +87,7 @@ class SlurmCheck:
 class DetailedEnergy(Energy):
     """Energy over all runs, with what it is made of."""
 
-    runs: tuple[RunSources, ...]
+    runs: tuple[RunEnergy, ...]
     slurm: tuple[SlurmCheck, ...]
     """Of the runs whose jobs Slurm counted; empty where it was not asked."""
     damaged: tuple[str, ...]
@@ -154,7 +117,7 @@ def detailed_energy(group: Group, table: RunTable, slurm: Mapping[str, float]) -
     return DetailedEnergy(
         points=points,
         notes=_notes(energies, damaged),
-        runs=tuple(map(_sources, energies)),
+        runs=tuple(energies),
         slurm=tuple(_slurm_check(one, slurm[one.run_id]) for one in energies if one.run_id in slurm),
         damaged=tuple(damaged),
     )
@@ -266,34 +229,6 @@ def _over(values: Iterable[float | None], unit: str) -> Estimate | None:
 
 def _joules(stages: Iterable[StageEnergy | None]) -> Estimate | None:
     return _over((None if stage is None else stage.joules for stage in stages), "J")
-
-
-def _sources(energy: RunEnergy) -> RunSources:
-    return RunSources(
-        run_id=energy.run_id,
-        num_samples=energy.num_samples,
-        sources=tuple(
-            EnergySource(
-                node=source.node_rank,
-                host=source.host,
-                name=source.name,
-                kind=source.kind,
-                method=source.method,
-                counter_over_power=source.check,
-                samples_in_window=source.samples_in_window,
-                stages=tuple(
-                    SourceStage(
-                        stage=stage,
-                        joules=amount.value,
-                        seconds=amount.length_ns / 1e9,
-                        sampled_share=amount.coverage,
-                    )
-                    for stage, amount in source.stages.items()
-                ),
-            )
-            for source in energy.sources
-        ),
-    )
 
 
 def _slurm_check(energy: RunEnergy, slurm_j: float) -> SlurmCheck:

@@ -97,7 +97,7 @@ def _contradictions(run: Run, result: QualityResult, throughput: float) -> Itera
         yield (
             "contradiction",
             "serious",
-            "the last evaluation tells no epochs or no time: its figures cannot be checked",
+            "the last evaluation records no epochs or no time: its figures cannot be checked",
         )
     elif verdict.status != "fits":
         hint = " (warm-up steps are in the time, not in the rate)" if verdict.status == "unexplained" else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dlbench.exports.mllog import Statement
 from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, system_fields
-from dlbench.reading.run_table import RunTable
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.wording import runs_text
 

@@ -1,0 +1,212 @@
+"""Trends and slow nodes as `Document`s: findings first, a section for each series, nodes, methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import dlbench
+from dlbench.history.page.charts import host_charts, series_chart
+from dlbench.history.page.report import TrendsReport
+from dlbench.history.page.sheets import changes_sheet, hosts_sheet, nights_sheet, series_sheet
+from dlbench.history.page.words import (
+    METHODS,
+    between_text,
+    change_lines,
+    change_text,
+    commits_text,
+    day,
+    differences_text,
+    host_sentence,
+    level_text,
+    newest_text,
+    nights_text,
+    p_text,
+    percent_change,
+)
+from dlbench.history.trends.series import Change, Trend
+from dlbench.history.trends.slow_months import SlowMonths
+from dlbench.report.document import Card, Document, Mark, Section, no_charts
+from dlbench.report.wording import basis_text, clean, runs_text
+
+MAX_CHARTED = 20
+"""Series drawn: those with the newest changes; all stand in the tables."""
+MAX_CARDS = 4
+"""Changes shown at a glance; all stand in the table."""
+
+
+def trends_document(report: TrendsReport) -> Document:
+    """What changed over months, and which nodes are slow."""
+    series = [
+        _series(one, is_drawn=number < MAX_CHARTED, is_listed=number < MAX_CHARTED)
+        for number, one in enumerate(report.by_newest_change)
+    ]
+    return Document(
+        title=report.title,
+        dlbench_version=report.dlbench_version,
+        as_of=report.as_of,
+        meta=(f"{runs_text(report.num_runs)} with figures, {report.num_without} without.",),
+        sections=(
+            _changes(report),
+            _all_series(report),
+            *series,
+            nodes_section(report.nodes),
+            *_damaged(report.damaged),
+            Section(id="methods", title="How the numbers are made", facts=METHODS, are_methods=True, brief=()),
+        ),
+        data=report,
+        file_prefix="trends-",
+        command="dlbench history trends",
+    )
+
+
+def nodes_document(nodes: SlowMonths) -> Document:
+    """Which nodes are slow, by month."""
+    return Document(
+        title="dlbench history: slow nodes",
+        dlbench_version=dlbench.__version__,
+        as_of=nodes.as_of,
+        sections=(nodes_section(nodes), *_damaged(nodes.damaged)),
+        data=nodes,
+        command="dlbench history slow-nodes",
+    )
+
+
+def finding(report: TrendsReport) -> str:
+    """How many changes there are, in a sentence or two; or why there are none."""
+    import_runs = "with dlbench history import RUNS"
+    long_enough = sum(series.is_long_enough for series in report.series)
+    runs = f"In {runs_text(report.num_runs)} with figures ({report.num_without} without)"
+    if not report.series:
+        return f"No run has figures: there is nothing to follow. Bring runs in {import_runs}."
+    if not long_enough:
+        return f"{runs}, no series is long enough for a change point yet. Bring in further nights {import_runs}."
+    kinds = [change.kind for _, change in report.changes]
+    counts = [f"{kinds.count(kind)} {kind}{'' if kinds.count(kind) == 1 else 's'}" for kind in dict.fromkeys(kinds)]
+    found = " and ".join(sorted(counts, key=lambda text: "regression" not in text)) or "no level has changed"
+    return f"{runs}, {long_enough} of {len(report.series)} series are long enough for change points: {found}."
+
+
+def nodes_section(nodes: SlowMonths) -> Section:
+    """Nodes over months: which are slow now, and the option that keeps jobs off them."""
+    counts = f"{runs_text(nodes.num_runs)} on two hosts or more, {len(nodes.hosts)} hosts; "
+    about = f"{counts}{runs_text(nodes.num_without)} that compare no hosts."
+    option = exclude_option(nodes)
+    if not nodes.hosts:
+        said: tuple[str, ...] = (
+            f"No run compares hosts: {runs_text(nodes.num_without)} on one host, or with a planted fault. Run on two "
+            "nodes or more, for example dlbench submit WORKLOAD --system SYSTEM --nodes 2.",
+        )
+        brief = said
+    else:
+        slow = () if nodes.slow else ("No node is shown to be slow now.",)
+        said = (*slow, *((f"To keep jobs off the slow nodes: sbatch {option}",) if option else ()), about)
+        brief = (
+            about,
+            "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1.",
+            *slow,
+            *((f"sbatch {option}",) if option else ()),
+        )
+    return Section(
+        id="nodes",
+        title="Nodes over months",
+        marks=tuple(_slow_marks(nodes)),
+        words=said,
+        charts=lambda: host_charts(nodes),
+        charts_per_row=1,
+        sheets=(hosts_sheet(nodes, nodes.hosts),),
+        brief=brief,
+    )
+
+
+def exclude_option(nodes: SlowMonths) -> str:
+    """Slurm's option that keeps jobs off the nodes that are slow now; empty if none is."""
+    return f"--exclude={','.join(nodes.exclude)}" if nodes.exclude else ""
+
+
+def unsafe_text(host: str) -> str:
+    """Why a slow host is not among those to exclude."""
+    return f"{host}: slow, but its name cannot stand in an option of Slurm"
+
+
+def _slow_marks(nodes: SlowMonths) -> Iterator[Mark]:
+    for host in nodes.slow:
+        changed = "".join(
+            f"; changed on {day(change.time)} by {change_text(change.ratio)}, {p_text(change.p)}"
+            for change in host.changes
+        )
+        yield Mark(severity="serious", text=f"{host_sentence(host)}{changed}.")
+    for name in nodes.unsafe:
+        yield Mark(severity="serious", text=unsafe_text(name))
+
+
+def _changes(report: TrendsReport) -> Section:
+    return Section(
+        id="changes",
+        title="Change points",
+        marks=tuple(
+            Mark(severity="serious" if one.newest.is_worse else "note", text=f"{one.label}: {newest_text(one)}")
+            for one in report.series
+            if one.newest is not None
+        ),
+        words=(finding(report),),
+        cards=tuple(_card(series, change) for series, change in report.changes[:MAX_CARDS]),
+        sheets=(changes_sheet(report),),
+        brief=(finding(report),),
+    )
+
+
+def _card(series: Trend, change: Change) -> Card:
+    return Card(
+        title=f"{change.kind.capitalize()} on {day(change.time)}",
+        link=f"series-{series.id}",
+        big=percent_change(change.ratio.value),
+        small=(
+            f"{series.title.lower()}, {change_text(change.ratio)}",
+            f"{basis_text(change.before, 'night')} before, {nights_text(change.after.n)} after",
+            p_text(change.p),
+        ),
+        words=(
+            f"{series.label}: {level_text(change.before)} before, {level_text(change.after)} since; changed "
+            f"{between_text(change)}.",
+            f"{commits_text(change).capitalize()}.",
+            *(f"{line}." for line in differences_text(change)),
+        ),
+        is_bad=change.kind == "regression",
+    )
+
+
+def _all_series(report: TrendsReport) -> Section:
+    count = len(report.series)
+    drawn = (
+        f"Drawn below are {MAX_CHARTED} of {count} series, those with the newest changes first; --where and --metric "
+        "choose others."
+    )
+    return Section(
+        id="series",
+        title="Series",
+        words=() if report.series else ("None.",),
+        sheets=(series_sheet(report), nights_sheet(report.series, is_for_people=False)),
+        notes=(drawn,) if count > MAX_CHARTED else (),
+        brief=(),
+    )
+
+
+def _series(series: Trend, *, is_drawn: bool, is_listed: bool) -> Section:
+    return Section(
+        id=f"series-{series.id}",
+        title=f"{series.label} (system {clean(series.system)})",
+        words=(series.verdict, newest_text(series)),
+        charts=(lambda: [series_chart(series)]) if is_drawn else no_charts,
+        charts_per_row=1,
+        notes=(
+            f"{series.caption}. {runs_text(series.num_runs)}, {nights_text(len(series.nights))}. Bands: 95 % bootstrap "
+            "of each level over nights.",
+        ),
+        brief=(series.verdict, *(line for change in reversed(series.changes) for line in change_lines(change))),
+        in_contents=is_listed,
+    )
+
+
+def _damaged(runs: Sequence[str]) -> tuple[Section, ...]:
+    marks = tuple(Mark(severity="serious", text=f"damaged: {line}") for line in runs)
+    return (Section(id="damaged", title="Damaged", marks=marks),) if marks else ()

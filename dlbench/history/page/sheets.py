@@ -1,0 +1,235 @@
+"""Tables of a history over time: change points, series, nights, hosts by month.
+
+The scaling report shows some of them too, under names of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from dlbench.history.page.report import TrendsReport
+from dlbench.history.page.words import (
+    amount_text,
+    change_cell,
+    commits_text,
+    day,
+    differences_text,
+    level_text,
+    p_text,
+    point_text,
+    ratio_cell,
+)
+from dlbench.history.trends.series import Change, Night, Trend
+from dlbench.history.trends.slow_months import HostCourse, HostMonth, SlowMonths
+from dlbench.report.table import Column, Sheet, unit_cell
+from dlbench.report.wording import basis_text
+
+R = TypeVar("R")
+
+TableName = Literal["changes", "series", "nights", "hosts"]
+"""Tables for programs."""
+
+MAX_HOSTS = 50
+"""Hosts that people see; the CSV holds all."""
+MAX_MONTHS = 6
+"""Newest months shown side by side; CSV and JSON hold all."""
+MAX_NAMED_HOSTS = 4
+HOST_LENGTH = 253
+"""Characters of a name that DNS takes."""
+
+_BASIS = "levels are medians over nights, a night is the median of its runs; in brackets 95 % bootstrap over nights"
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """A host in one of its months."""
+
+    host: HostCourse
+    month: HostMonth
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether it is the host's newest month: people get one line for each host."""
+        return self.month is self.host.months[-1]
+
+    def ratio_in(self, month: str) -> HostMonth | None:
+        """The same host in another month."""
+        return next((one for one in self.host.months if one.month == month), None)
+
+
+def _of_series(series: Callable[[R], Trend]) -> tuple[Column[R], ...]:
+    """What every row says of its series, for programs."""
+
+    def column(name: str, attribute: str) -> Column[R]:
+        return Column(name, "", lambda row: getattr(series(row), attribute))
+
+    names = ("group", "label", "system", "workload", "preset", "engine", "ranks", "nodes", "metric", "unit")
+    return (column("series_id", "id"), *(column(name, name) for name in names))
+
+
+CHANGE_COLUMNS: tuple[Column[tuple[Trend, Change]], ...] = (
+    *_of_series(lambda row: row[0]),
+    Column("kind", "Change", lambda row: row[1].kind),
+    Column("time", "First night after", lambda row: row[1].time, lambda row: day(row[1].time)),
+    Column("last_before", "", lambda row: row[1].last_before),
+    Column("first_after", "", lambda row: row[1].first_after),
+    Column("", "Between", lambda row: f"{day(row[1].last_before)}, {day(row[1].first_after)}"),
+    Column("", "Metric", lambda row: row[0].title.lower()),
+    Column("ratio", "Ratio", lambda row: row[1].ratio, lambda row: change_cell(row[1].ratio), has_interval=True),
+    Column("before", "From", lambda row: row[1].before, lambda row: unit_cell(row[1].before), has_interval=True),
+    Column("after", "To", lambda row: row[1].after, lambda row: unit_cell(row[1].after), has_interval=True),
+    Column("nights_before", "", lambda row: row[1].before.n),
+    Column("nights_after", "", lambda row: row[1].after.n),
+    Column("p", "p", lambda row: row[1].p, lambda row: p_text(row[1].p).removeprefix("p ")),
+    Column("commits_before", "", lambda row: " ".join(row[1].commits_before)),
+    Column("commits_after", "", lambda row: " ".join(row[1].commits_after)),
+    Column("", "Code", lambda row: commits_text(row[1])),
+    Column(
+        "differences",
+        "Also differs",
+        lambda row: " | ".join(f"{one.key}: {one.before} -> {one.after}" for one in row[1].differences),
+        lambda row: "; ".join(differences_text(row[1])),
+    ),
+    Column("new_hosts", "", lambda row: " ".join(row[1].new_hosts)),
+    Column("gone_hosts", "", lambda row: " ".join(row[1].gone_hosts)),
+    Column("", "Series", lambda row: point_text(row[0])),
+)
+
+SERIES_COLUMNS: tuple[Column[Trend], ...] = (
+    Column("", "Metric", lambda series: series.title.lower()),
+    Column("", "System", lambda series: series.system),
+    *_of_series(lambda series: series),
+    Column("num_nights", "Nights", lambda series: len(series.nights)),
+    Column("num_runs", "Runs", lambda series: series.num_runs),
+    Column("first", "From", lambda series: series.nights[0].time, lambda series: day(series.nights[0].time)),
+    Column("last", "To", lambda series: series.nights[-1].time, lambda series: day(series.nights[-1].time)),
+    Column(
+        "level",
+        "Level now",
+        lambda series: series.levels[-1].value,
+        lambda series: unit_cell(series.levels[-1].value),
+        has_interval=True,
+    ),
+    Column("", "Interval", lambda series: basis_text(series.levels[-1].value, "night")),
+    Column("level_nights", "", lambda series: series.levels[-1].num_nights),
+    Column(
+        "changes",
+        "Changes",
+        lambda series: len(series.changes) if series.is_long_enough else None,
+        lambda series: len(series.changes) if series.is_long_enough else "too few nights",
+    ),
+    Column("newest_beyond", "", lambda series: series.newest.num_beyond if series.newest else 0),
+    Column("newest_ratio", "", lambda series: series.newest.ratio if series.newest else None),
+    Column("wait_for", "", lambda series: series.newest.wait_for if series.newest else None),
+    Column("verdict", "", lambda series: series.verdict),
+    Column("", "Series", point_text),
+)
+
+NIGHT_COLUMNS: tuple[Column[tuple[Trend, Night]], ...] = (
+    *_of_series(lambda row: row[0]),
+    Column("time", "Night", lambda row: row[1].time),
+    Column("series", "", lambda row: row[1].series),
+    Column("value", "Median", lambda row: row[1].value, lambda row: amount_text(row[1].value, row[0].unit)),
+    Column(
+        "runs",
+        "Runs",
+        lambda row: len(row[1].values),
+        lambda row: ", ".join(amount_text(value, row[0].unit) for value in row[1].values),
+    ),
+    Column("level_number", "Level", lambda row: row[1].level, lambda row: _level(*row)),
+    Column("commits", "Commit", lambda row: " ".join(row[1].commits), lambda row: ", ".join(row[1].commits) or None),
+    Column("hosts", "Hosts", lambda row: " ".join(row[1].hosts), lambda row: _hosts(row[1])),
+)
+
+
+def changes_sheet(report: TrendsReport) -> Sheet[Any]:
+    """Change points with what differs at each, newest first."""
+    return Sheet(
+        name="changes",
+        title="All change points",
+        columns=CHANGE_COLUMNS,
+        rows=report.changes,
+        caption=f"Newest first. Ratio: level after over level before; {_BASIS}. What differs is a place to look, not a "
+        "proven cause.",
+        is_sortable=True,
+    )
+
+
+def series_sheet(report: TrendsReport) -> Sheet[Any]:
+    """Series as they stand now."""
+    return Sheet(
+        name="series",
+        title="All series",
+        columns=SERIES_COLUMNS,
+        rows=report.series,
+        caption=f"{_BASIS.capitalize()}.",
+        is_sortable=True,
+    )
+
+
+def nights_sheet(series: Sequence[Trend], *, is_for_people: bool) -> Sheet[Any]:
+    """Every night of some series; people see them beside the chart of a series."""
+    return Sheet(
+        name="nights",
+        title="Nights",
+        columns=NIGHT_COLUMNS,
+        rows=tuple((one, night) for one in series for night in one.nights),
+        is_shown=lambda row: is_for_people,
+    )
+
+
+def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int | None = MAX_MONTHS) -> Sheet[Any]:
+    """Hosts as they are now, slow ones first, with the newest months; for programs a row for each host and month."""
+    columns: tuple[Column[HostRow], ...] = (
+        Column("host", "Host", lambda row: row.host.host, is_brief=True, limit=HOST_LENGTH),
+        Column("month", "", lambda row: row.month.month),
+        Column("ratio", "", lambda row: row.month.ratio, has_interval=True),
+        Column("runs", "", lambda row: row.month.ratio.n),
+        Column("interval", "", lambda row: row.month.ratio.kind),
+        Column("verdict", "", lambda row: row.month.verdict),
+        Column("now", "Now", lambda row: row.host.verdict, is_brief=True),
+        Column(
+            "current",
+            "Ratio",
+            lambda row: row.host.current,
+            lambda row: ratio_cell(row.host.current),
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("", "Interval", lambda row: None if row.host.current is None else basis_text(row.host.current)),
+        Column("since", "Since", lambda row: row.host.since, lambda row: day(row.host.since) or None, is_brief=True),
+        Column("", "Runs", lambda row: row.host.num_runs, is_brief=True),
+        *(_month_column(month) for month in nodes.months[-(most_months or len(nodes.months)) :]),
+    )
+    return Sheet(
+        name="hosts",
+        title="Nodes over months",
+        columns=columns,
+        rows=tuple(itertools.chain.from_iterable((HostRow(host, one) for one in host.months) for host in hosts)),
+        caption="Own work of a host's slowest rank over that of the other hosts' slowest ranks, medians over runs; 1: "
+        "as fast as the others; in brackets 95 % bootstrap over runs, or ranges of fewer than five.",
+        is_shown=lambda row: row.is_newest,
+        in_terminal=True,
+        is_sortable=True,
+        max_rows=MAX_HOSTS,
+    )
+
+
+def _month_column(month: str) -> Column[HostRow]:
+    def ratio(row: HostRow) -> Any:
+        found = row.ratio_in(month)
+        return None if found is None else ratio_cell(found.ratio)
+
+    return Column("", month, ratio)
+
+
+def _level(series: Trend, night: Night) -> str:
+    return level_text(series.levels[night.level].value)
+
+
+def _hosts(night: Night) -> str | None:
+    names = night.hosts
+    return str(len(names)) if len(names) > MAX_NAMED_HOSTS else ", ".join(names) or None

@@ -1,0 +1,1 @@
+"""What changed over months, beside the runs of a report."""

@@ -1,0 +1,65 @@
+"""The view `history`: what has changed over months, and which nodes are slow, beside the runs of a report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from dlbench.history.page.charts import host_charts, series_chart
+from dlbench.history.page.document import finding
+from dlbench.history.page.report import TrendsReport
+from dlbench.history.page.sheets import changes_sheet, hosts_sheet, series_sheet
+from dlbench.history.page.words import host_sentence, newest_text
+from dlbench.report.document import Section
+from dlbench.views.model import Report
+from dlbench.views.view import ReportSource, ReportView
+
+MAX_CHARTED = 6
+"""Series drawn and named; `dlbench history trends` shows more."""
+
+
+class HistoryView(ReportView):
+    """A history beside the runs: its changes, series and nodes."""
+
+    id = "history"
+    title = "Over time"
+    key = "history"
+
+    def numbers(self, source: ReportSource) -> TrendsReport | None:
+        """The trends of the history that the report is made with."""
+        return source.history
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """The finding, series with the newest changes, slow hosts."""
+        found = report.of(TrendsReport)
+        if found is None:
+            return ()
+        words = tuple(_words(found))
+        sheets = (changes_sheet(found), series_sheet(found), hosts_sheet(found.nodes, found.nodes.hosts))
+        section = Section(
+            id=self.id,
+            title=self.title,
+            words=words,
+            charts=lambda: [*map(series_chart, found.by_newest_change[:MAX_CHARTED]), *host_charts(found.nodes)],
+            charts_per_row=1,
+            # Other tables of the report have such names.
+            sheets=tuple(
+                dataclasses.replace(sheet, name=f"history-{sheet.name}", in_terminal=False) for sheet in sheets
+            ),
+            brief=words,
+        )
+        return (section,)
+
+    def remedy(self, report: Report) -> str:
+        """A history."""
+        return (
+            "Changes over time, and slow nodes over months: bring runs into a history (dlbench history import RUNS "
+            "--store DIR), and report with --history DIR."
+        )
+
+
+def _words(found: TrendsReport) -> Iterator[str]:
+    yield finding(found)
+    yield from [f"{one.label}: {one.verdict}" for one in found.by_newest_change if one.changes][:MAX_CHARTED]
+    yield from (f"{one.label}: {newest_text(one)}" for one in found.series if one.newest)
+    yield from (f"Slow now: {host_sentence(host)}." for host in found.nodes.slow)
