@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from dlbench.collectives.page.assemble import assemble
-from dlbench.collectives.page.model import CommReport, SizeRow
+from pydantic import BaseModel
 
 from dlbench.cli import cli
-from dlbench.collectives.page import formats as comm_formats
-from dlbench.collectives.page import html as comm_html
-from dlbench.collectives.page import terminal as comm_terminal
-from dlbench.collectives.page import wording as comm_wording
+from dlbench.cli.report import FormatName, render
+from dlbench.collectives.page.document import document_of
+from dlbench.collectives.page.report import CollectivesReport, assemble
+from dlbench.collectives.results.measurements import Measurement
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.records.collectives_scan import scan_comm
-from dlbench.report import wording
+from dlbench.report.formats.schema import schema_of
+from dlbench.report.wording import clean, figure_text, optional, value_text
 from dlbench.specs.collectives.network import NetworkModel
 from tests.report.test_report import PAYLOAD, Outline
 from tests.support import collectives_factory as factory
@@ -59,20 +59,28 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(sample: Path) -> CommReport:
+def made(sample: Path) -> CollectivesReport:
     return assemble(scan_comm(sample))
 
 
 @pytest.fixture(scope="module")
-def page(made: CommReport) -> str:
-    return comm_html.to_html(made)
+def page(made: CollectivesReport) -> str:
+    return written(made, "html")
+
+
+def written(report: CollectivesReport, chosen: FormatName, table: str = "") -> str:
+    return render(document_of(report), chosen, table)
+
+
+def table_rows(report: CollectivesReport, table: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(written(report, "csv", table))))
 
 
 HOSTILE = f"{PAYLOAD} \x1b[31m \u202e | `*[x](javascript:window.pwned=1)* {{{{ 7*7 }}}}"
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> CommReport:
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> CollectivesReport:
     """Everything that a record may say in words is an attack."""
     folder = tmp_path_factory.mktemp("hostile") / "runs"
 
@@ -99,7 +107,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> CommReport:
     return assemble(scan_comm(folder))
 
 
-def rows(report: CommReport) -> Iterator[SizeRow]:
+def rows(report: CollectivesReport) -> Iterator[Measurement]:
     for group in report.groups:
         for series in group.series:
             yield from series.rows
@@ -112,32 +120,32 @@ def run_cli(*arguments: str | Path) -> Result:
 # All formats print the same
 
 
-def test_every_time_and_rate_stands_in_markdown_and_html(made: CommReport, page: str) -> None:
-    texts = {comm_wording.time_text(row.time).partition(" [")[0] for row in rows(made)}
-    texts |= {comm_wording.rate_text(row.busbw.value) for row in rows(made) if row.busbw}
-    texts |= {comm_wording.count_text(row.bytes_sent) for row in rows(made) if row.bytes_sent}
+def test_every_time_and_rate_stands_in_markdown_and_html(made: CollectivesReport, page: str) -> None:
+    texts = {value_text(row.time) for row in rows(made)}
+    texts |= {value_text(row.busbw) for row in rows(made) if row.busbw}
+    texts |= {f"{row.bytes_sent:,}" for row in rows(made) if row.bytes_sent}
     assert len(texts) > 60
     plain = page.replace("\N{NO-BREAK SPACE}", " ")
-    written = comm_formats.to_markdown(made)
+    markdown = written(made, "md")
     assert [text for text in texts if text not in plain] == []
-    assert [text for text in texts if text not in written] == []
+    assert [text for text in texts if text not in markdown] == []
 
 
-def test_terminal_prints_every_point_in_eighty_columns(made: CommReport, hostile: CommReport) -> None:
-    text = comm_terminal.to_text(made)
+def test_terminal_prints_every_point_in_eighty_columns(made: CollectivesReport, hostile: CollectivesReport) -> None:
+    text = written(made, "text")
     words = " ".join(text.split())
     for group in made.groups:
         assert group.verdict in words
     for row in rows(made):
-        assert comm_wording.time_text(row.time).partition(" [")[0] in text
+        assert figure_text(row.time) in text
         assert row.busbw is not None
-        assert comm_wording.rate_text(row.busbw.value) in text
-        assert comm_wording.seconds_text(row.predicted_s) in text or row.predicted_s is None
+        assert value_text(row.busbw) in text
+        assert optional(row.predicted_s, "s") in text
     for found in (made, hostile):
-        assert max(map(len, comm_terminal.to_text(found).splitlines())) <= 80
+        assert max(map(len, written(found, "text").splitlines())) <= 80
 
 
-def test_the_single_run_is_labelled_within_run(made: CommReport, page: str) -> None:
+def test_the_single_run_is_labelled_within_run(made: CollectivesReport, page: str) -> None:
     single, several = (next(g for g in made.groups if g.system == name) for name in ("box", "local"))
     assert {row.time.kind for found in single.series for row in found.rows} == {"within-run"}
     assert {row.time.kind for found in several.series for row in found.rows} == {"bootstrap 95 %"}
@@ -145,20 +153,20 @@ def test_the_single_run_is_labelled_within_run(made: CommReport, page: str) -> N
     assert "Too few runs" not in several.verdict
     told = "within-run: middle half of the iterations of a single run"
     assert told in page
-    assert told in " ".join(comm_terminal.to_text(made).split())
+    assert told in " ".join(written(made, "text").split())
 
 
-def test_runs_without_figures_stand_with_their_reasons(made: CommReport, page: str) -> None:
+def test_runs_without_figures_stand_with_their_reasons(made: CollectivesReport, page: str) -> None:
     assert {run.state for run in made.without_figures} == {"invalid", "failed", "incomplete"}
     assert [run.run_id for run in made.runs if run.run_id.startswith("s1")] == []
-    for text in (page, comm_formats.to_markdown(made), " ".join(comm_terminal.to_text(made).split())):
+    for text in (page, written(made, "md"), " ".join(written(made, "text").split())):
         plain = text.replace("\N{NO-BREAK SPACE}", " ").replace("\\", "")
         assert "wrong result, largest relative error 0.25" in plain
         assert "no memory left" in plain
         assert "nccl: no GPU here" in plain
 
 
-def test_report_recommends_by_size_and_names_the_rule(made: CommReport) -> None:
+def test_report_recommends_by_size_and_names_the_rule(made: CollectivesReport) -> None:
     group = next(group for group in made.groups if group.system == "local")
     assert group.recommended[0].low == 1024
     assert group.recommended[-1].high == 2**20
@@ -166,13 +174,13 @@ def test_report_recommends_by_size_and_names_the_rule(made: CommReport) -> None:
     assert group.fusion.title == group.recommended[-1].title
     # The libraries' planted line: 9 x 50 µs / 2 ns.
     assert group.fusion.num_bytes == pytest.approx(9 * 50e-6 / 2e-9, rel=0.1)
-    told = " ".join(comm_terminal.to_text(made).split())
+    told = " ".join(written(made, "text").split())
     assert "the smallest message that reaches 90 % of the asymptotic rate of library of" in told
     # Ring over recursive doubling: where the model says, and only the model, as libraries are faster.
     assert {row.source for row in group.crossovers} == {"model"}
 
 
-def test_predictions_of_unseen_points_stand_beside_them(made: CommReport) -> None:
+def test_predictions_of_unseen_points_stand_beside_them(made: CollectivesReport) -> None:
     for group in made.groups:
         for series in group.series:
             for row in series.rows:
@@ -191,35 +199,36 @@ def test_predictions_of_unseen_points_stand_beside_them(made: CommReport) -> Non
         )
 
 
-def test_json_holds_every_number(made: CommReport) -> None:
+def test_json_holds_every_number(made: CollectivesReport) -> None:
     def same(value: Any, plain: Any) -> bool:
+        if isinstance(value, BaseModel):
+            return bool(value.model_dump() == plain)
         if dataclasses.is_dataclass(value):
-            names = [field.name for field in dataclasses.fields(value)]
+            names = [field.name for field in dataclasses.fields(value) if field.metadata.get("json", True)]
             return list(plain) == names and all(same(getattr(value, name), plain[name]) for name in names)
         if isinstance(value, tuple):
             return len(value) == len(plain) and all(map(same, value, plain))
         return bool(value == plain)
 
-    content = json.loads(comm_formats.to_json(made))
+    content = json.loads(written(made, "json"))
     assert (content["format"], content["version"]) == ("dlbench.comm-report", 1)
     assert same(made, content)
+    assert schema_of(CollectivesReport)["$defs"]["CollectivesReport"]["required"] == list(content)
 
 
-def test_csv_holds_every_point(made: CommReport) -> None:
-    points = list(csv.DictReader(io.StringIO(comm_formats.to_csv(made, "points"))))
+def test_csv_holds_every_point(made: CollectivesReport) -> None:
+    points = table_rows(made, "points")
     assert [float(point["time_s"]) for point in points] == [row.time.value for row in rows(made)]
     assert {point["fastest"] for point in points} == {"True", "False"}
-    ratios = list(csv.DictReader(io.StringIO(comm_formats.to_csv(made, "ratios"))))
+    ratios = table_rows(made, "ratios")
     assert [float(row["speed"]) for row in ratios] == [row.speed.value for g in made.groups for row in g.ratios]
-    fits = list(csv.DictReader(io.StringIO(comm_formats.to_csv(made, "fits"))))
+    fits = table_rows(made, "fits")
     assert {row["name"] for row in fits} >= {"inside", "across", "reduction", "gloo ring", "mpi flat"}
-    runs = list(csv.DictReader(io.StringIO(comm_formats.to_csv(made, "runs"))))
-    assert [row["run_id"] for row in runs] == [run.run_id for run in made.runs]
+    assert [row["run_id"] for row in table_rows(made, "runs")] == [run.run_id for run in made.runs]
 
 
-def test_rejected_points_are_rows_with_their_reason(hostile: CommReport) -> None:
-    points = list(csv.DictReader(io.StringIO(comm_formats.to_csv(hostile, "points"))))
-    rejected = [point for point in points if point["problem"]]
+def test_rejected_points_are_rows_with_their_reason(hostile: CollectivesReport) -> None:
+    rejected = [point for point in table_rows(hostile, "points") if point["problem"]]
     assert {point["num_bytes"] for point in rejected} == {"1024"}
     assert all(point["time_s"] == "" for point in rejected)
 
@@ -227,8 +236,8 @@ def test_rejected_points_are_rows_with_their_reason(hostile: CommReport) -> None
 # Foreign text
 
 
-def test_terminal_gets_no_control_characters(hostile: CommReport) -> None:
-    text = comm_terminal.to_text(hostile)
+def test_terminal_gets_no_control_characters(hostile: CollectivesReport) -> None:
+    text = written(hostile, "text")
     assert "pwned" in text
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
 
@@ -236,7 +245,7 @@ def test_terminal_gets_no_control_characters(hostile: CommReport) -> None:
 @pytest.mark.parametrize("name", ["made", "hostile"])
 def test_page_is_well_formed_and_loads_nothing(name: str, request: pytest.FixtureRequest) -> None:
     outline = Outline()
-    outline.feed(comm_html.to_html(request.getfixturevalue(name)))
+    outline.feed(written(request.getfixturevalue(name), "html"))
     outline.close()
     assert outline.stack == []
     assert len(set(outline.ids)) == len(outline.ids)
@@ -249,10 +258,12 @@ def test_page_is_well_formed_and_loads_nothing(name: str, request: pytest.Fixtur
 # The commands
 
 
-def test_equal_runs_give_the_report_that_the_suffix_names(sample: Path, tmp_path: Path, made: CommReport) -> None:
+def test_equal_runs_give_the_report_that_the_suffix_names(
+    sample: Path, tmp_path: Path, made: CollectivesReport
+) -> None:
     for suffix, wanted in (
-        (".json", comm_formats.to_json(made)),
-        (".txt", comm_terminal.to_text(made)),
+        (".json", written(made, "json")),
+        (".txt", written(made, "text")),
     ):
         out = tmp_path / f"report{suffix}"
         found = run_cli("report", sample, "-o", out)
@@ -357,13 +368,13 @@ def test_fit_writes_a_file_that_predict_reads(sample: Path, tmp_path: Path) -> N
     assert "Extrapolated: measured up to 4 ranks only." in large
     assert "Extrapolated" not in small
     assert "gloo flat (line)" in small
-    assert "recommended fusion size" in large
+    assert "Recommended fusion size" in large
     content = json.loads(run_cli(*asked, "--format", "json").stdout)
     assert [one["is_extrapolated"] for one in content["predictions"]] == [False, True]
     for one in content["predictions"]:
         for series in one["series"]:
-            assert wording.clean(series["name"]) in text
-            assert comm_wording.seconds_text(series["seconds"][0]) in text
+            assert clean(series["name"]) in text
+            assert optional(series["seconds"][0], "s") in text
 
 
 def test_fit_of_failed_runs_ends_with_4(tmp_path: Path) -> None:
@@ -413,9 +424,9 @@ def test_charts_come_alive_without_a_request_or_a_complaint(browser: Any, page_f
 
 
 @pytest.mark.browser
-def test_foreign_text_stays_text(browser: Any, hostile: CommReport, tmp_path: Path) -> None:
+def test_foreign_text_stays_text(browser: Any, hostile: CollectivesReport, tmp_path: Path) -> None:
     path = tmp_path / "comm.html"
-    path.write_text(comm_html.to_html(hostile), encoding="utf-8")
+    path.write_text(written(hostile, "html"), encoding="utf-8")
     with Visit(browser, path) as visit:
         visit.see_all_charts()
         assert visit.page.evaluate("window.pwned") is None

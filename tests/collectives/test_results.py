@@ -11,23 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dlbench.collectives.results.fit import Fit, fit_all, model_crossovers
-from dlbench.collectives.results.network import fit_one
-from dlbench.collectives.results.prediction import Wanted, predict_all
-from dlbench.collectives.results.tables import (
-    CommGroup,
-    CommTable,
-    Measurement,
-    Series,
-    SeriesName,
-    rate,
-    tabulate,
-)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.collectives.results import choice as comm_choice
-from dlbench.collectives.results import doubts as comm_doubts
+from dlbench.collectives.results import choice
+from dlbench.collectives.results.doubts import group_doubts
+from dlbench.collectives.results.fits import Fit, Scope, fit_all, fit_one, lines_of
+from dlbench.collectives.results.measurements import (
+    CollectiveGroup,
+    CollectiveTable,
+    Measurement,
+    Series,
+    rate,
+    tabulate,
+)
+from dlbench.collectives.results.predictions import Wanted, predict_all
 from dlbench.costs.collectives import Layout
 from dlbench.costs.predictions import predict, ring_doubling_crossover
 from dlbench.errors import IncompleteDataError, UserError
@@ -38,21 +36,21 @@ from dlbench.stats.estimates import Estimate
 from tests.support import collectives_factory as factory
 from tests.support.run_factory import edit_json
 
-RING = SeriesName(carrier="torch-gloo", algorithm="ring")
-LIBRARY = SeriesName(carrier="torch-gloo", algorithm="library")
+RING = "ring over torch-gloo"
+LIBRARY = "library of torch-gloo"
 
 
-def table_of(folder: Path) -> CommTable:
+def table_of(folder: Path) -> CollectiveTable:
     return tabulate(scan_comm(folder))
 
 
-def only(folder: Path) -> CommGroup:
+def only(folder: Path) -> CollectiveGroup:
     (group,) = table_of(folder).groups
     return group
 
 
-def doubts(group: CommGroup) -> dict[str, str]:
-    return {doubt.code: doubt.text for doubt in comm_doubts.group_doubts(group)}
+def doubts(group: CollectiveGroup) -> dict[str, str]:
+    return {doubt.code: doubt.text for doubt in group_doubts(group)}
 
 
 # Medians, intervals, rates
@@ -66,19 +64,18 @@ def test_figures_are_medians_over_runs_of_medians_over_iterations(tmp_path: Path
         # One iteration in ten is far off: a median within the run does not see it.
         times = [middle] * 9 + [10.0]
         factory.write_comm_run(tmp_path, plan, factory.Story(change=functools.partial(dict, times_s=times)))
-    (one,) = only(tmp_path).series[0].sizes
+    (one,) = only(tmp_path).series[0].rows
     assert sorted(one.by_run.values()) == sorted(by_repeat.values())
-    assert one.seconds.value == 0.03
-    assert one.seconds.kind == "bootstrap 95 %"
-    assert one.seconds.low is not None
-    assert one.seconds.high is not None
-    assert 0.01 <= one.seconds.low < 0.03 < one.seconds.high <= 0.05
-    assert one.within is None
+    assert (one.time.value, one.time.unit, one.time.kind) == (0.03, "s", "bootstrap 95 %")
+    assert one.time.low is not None
+    assert one.time.high is not None
+    assert 0.01 <= one.time.low < 0.03 < one.time.high <= 0.05
     assert one.iterations == 10
     # Rates turn the interval over.
-    assert one.algbw.value == 4096 / 0.03
-    assert one.algbw.low == 4096 / one.seconds.high
-    assert one.algbw.high == 4096 / one.seconds.low
+    assert one.algbw.unit == "GB/s"
+    assert one.algbw.value == 4096 / 0.03 * 1e-9
+    assert one.algbw.low == 4096 / one.time.high * 1e-9
+    assert one.algbw.high == 4096 / one.time.low * 1e-9
 
 
 def test_a_single_run_has_the_middle_half_of_its_iterations_and_says_so(tmp_path: Path) -> None:
@@ -86,9 +83,8 @@ def test_a_single_run_has_the_middle_half_of_its_iterations_and_says_so(tmp_path
     change = {"times_s": [1.0, 2.0, 3.0, 4.0, 100.0]}
     factory.write_comm_run(tmp_path, plan, factory.Story(change=lambda point: change))
     group = only(tmp_path)
-    (one,) = group.series[0].sizes
-    assert one.seconds == Estimate(3.0, None, None, 1, "single run")
-    assert one.within == (2.0, 4.0)
+    (one,) = group.series[0].rows
+    assert one.time == Estimate(3.0, 2.0, 4.0, 1, "within-run", "s")
     assert "say nothing on how runs differ" in doubts(group)["few-repeats"]
     assert "noisy-iterations" in doubts(group)
 
@@ -103,8 +99,8 @@ def test_rates_are_those_of_nccl_tests(tmp_path: Path, collective: str, factor: 
         tmp_path, factory.Story(noise=0.0), collective=collective, repeats=1, backends="none", sizes="1MiB"
     )
     for series in only(tmp_path).series:
-        (one,) = series.sizes
-        assert one.algbw.value == pytest.approx(2**20 / one.seconds.value)
+        (one,) = series.rows
+        assert one.algbw.value == pytest.approx(2**20 / one.time.value * 1e-9)
         assert one.busbw is not None
         assert one.busbw.value == pytest.approx(one.algbw.value * factor)
 
@@ -169,8 +165,8 @@ def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Pat
 
     factory.write_comm_run(tmp_path, plan, factory.Story(change=change))
     group = only(tmp_path)
-    assert [(series.name, [one.num_bytes for one in series.sizes]) for series in group.series] == [(RING, [8192])]
-    assert {(one.name, one.num_bytes, one.why) for one in group.rejected} == {
+    assert [(series.title, [one.num_bytes for one in series.rows]) for series in group.series] == [(RING, [8192])]
+    assert {(one.title, one.num_bytes, one.why) for one in group.rejected} == {
         (RING, 4096, "wrong result (largest relative error 0.5)"),
         (LIBRARY, 4096, "gathers equal parts only"),
         (LIBRARY, 8192, "gathers equal parts only"),
@@ -198,9 +194,9 @@ def test_a_copied_run_is_no_repeat(tmp_path: Path) -> None:
 # Doubts
 
 
-def test_a_healthy_series_gives_no_serious_doubt(tmp_path: Path) -> None:
+def test_a_healthy_series_gives_no_warning(tmp_path: Path) -> None:
     factory.write_comm_series(tmp_path, collective="all-to-all", sizes="4KiB,64KiB", group_size=4)
-    assert comm_doubts.group_doubts(only(tmp_path)) == []
+    assert group_doubts(only(tmp_path)) == []
 
 
 def test_counters_must_equal_the_formulas(tmp_path: Path) -> None:
@@ -212,7 +208,7 @@ def test_counters_must_equal_the_formulas(tmp_path: Path) -> None:
     factory.write_comm_series(
         tmp_path, factory.Story(change=change), algorithms="ring,direct", backends="gloo", sizes="4KiB"
     )
-    (found,) = [one for one in comm_doubts.group_doubts(only(tmp_path)) if one.code == "counters"]
+    (found,) = [one for one in group_doubts(only(tmp_path)) if one.code == "counters"]
     assert found.severity == "serious"
     assert len(found.runs) == 5
     assert found.text == (
@@ -239,25 +235,23 @@ def test_unchecked_results_other_environments_and_warnings_are_doubts(tmp_path: 
 # Choices
 
 
-def group_with(times: dict[str, list[float]]) -> CommGroup:
+def group_with(times: dict[str, list[float]]) -> CollectiveGroup:
     """A group of one run whose series have these times at 1, 2, 4, ... KiB."""
     series = []
     for name, values in times.items():
-        sizes = tuple(
+        rows = tuple(
             Measurement(
                 num_bytes=1024 * 2**index,
-                seconds=Estimate(value, None, None, 1, "single run"),
-                within=(value, value),
-                algbw=Estimate(1.0, None, None, 1, "single run"),
+                time=Estimate(value, value, value, 1, "within-run", "s"),
+                algbw=Estimate(1.0, None, None, 1, "single run", "GB/s"),
                 busbw=None,
                 by_run={("r", 0): value},
                 iterations=1,
-                point=None,  # type: ignore[arg-type]  # choices read no counters
             )
             for index, value in enumerate(values)
         )
-        series.append(Series(name=SeriesName(carrier="mpi", algorithm=name), sizes=sizes))
-    return CommGroup(id="g", collective="allreduce", dtype="fp32", runs=(), series=tuple(series), rejected=())
+        series.append(Series(title=name, carrier="mpi", algorithm=name, is_library=False, rows=rows))
+    return CollectiveGroup(id="g", collective="allreduce", dtype="fp32", runs=(), series=tuple(series), rejected=())
 
 
 @given(
@@ -267,32 +261,30 @@ def group_with(times: dict[str, list[float]]) -> CommGroup:
 )
 def test_recommendations_cover_all_sizes_and_lose_little(times: list[list[float]]) -> None:
     group = group_with({f"a{index}": values for index, values in enumerate(times)})
-    ranges = comm_choice.recommended(group)
+    ranges = choice.recommended(group)
     covered = [size for one in ranges for size in group.sizes if one.low <= size <= one.high]
     assert covered == list(group.sizes)
-    assert all(left.name != right.name for left, right in itertools.pairwise(ranges))
+    assert all(left.title != right.title for left, right in itertools.pairwise(ranges))
     for one in ranges:
-        series = group.find(one.name)
-        assert series is not None
         for size in (size for size in group.sizes if one.low <= size <= one.high):
-            taken, least = (
-                series.at(size),
-                min(found.seconds.value for s in group.series for found in s.sizes if found.num_bytes == size),
-            )
+            taken = group.at(one.title, size)
+            least = min(found.time.value for s in group.series for found in s.rows if found.num_bytes == size)
             assert taken is not None
-            assert taken.seconds.value <= least * (1 + comm_choice.STAY_WITHIN)
-    for change in comm_choice.crossovers(group):
+            assert taken.time.value <= least * (1 + choice.STAY_WITHIN)
+    for change in choice.crossovers(group):
+        assert change.low is not None
+        assert change.high is not None
         assert change.low <= change.num_bytes * (1 + 1e-9)
         assert change.num_bytes <= change.high * (1 + 1e-9)
 
 
 def test_a_gain_of_a_few_percent_is_no_reason_to_change() -> None:
     group = group_with({"ring": [1.0, 2.0, 4.0, 8.0], "direct": [2.0, 1.95, 4.1, 6.0]})
-    assert [(one.low, one.high, one.name.algorithm) for one in comm_choice.recommended(group)] == [
+    assert [(one.low, one.high, one.title) for one in choice.recommended(group)] == [
         (1024, 4096, "ring"),
         (8192, 8192, "direct"),
     ]
-    (change,) = comm_choice.crossovers(group)
+    (change,) = choice.crossovers(group)
     # ring leads by 2.5 % at 4 KiB, direct by a third at 8 KiB: the lines meet soon after 4 KiB.
     assert 4096 < change.num_bytes < 4096 * 1.1
     assert not change.is_clear  # a single run
@@ -313,15 +305,16 @@ def test_measured_and_modelled_crossover_are_where_the_closed_form_says(tmp_path
     (group,) = table.groups
     wanted = ring_doubling_crossover(alpha, beta, ranks)
     assert wanted is not None
-    (measured,) = comm_choice.crossovers(group)
-    assert measured.before.algorithm == "recursive-doubling"
-    assert measured.after == RING
+    (measured,) = choice.crossovers(group)
+    assert (measured.before, measured.after) == ("recursive-doubling over torch-gloo", RING)
+    assert measured.low is not None
+    assert measured.high is not None
     assert measured.low <= wanted * 1.1
     assert wanted / 1.1 <= measured.high
     assert measured.num_bytes == pytest.approx(wanted, rel=0.1)
     assert measured.is_clear
-    (fit,) = fit_all(table).fits
-    (modelled,) = model_crossovers(group, fit)
+    (modelled,) = choice.model_crossovers(group, fit_all(table))
+    assert (modelled.before, modelled.after) == (measured.before, measured.after)
     assert modelled.num_bytes == pytest.approx(wanted, rel=0.05)
 
 
@@ -329,7 +322,7 @@ def test_measured_and_modelled_crossover_are_where_the_closed_form_says(tmp_path
 def test_a_message_of_the_fusion_size_reaches_its_share_of_the_rate(
     startup: float, per_byte: float, share: float
 ) -> None:
-    size = comm_choice.fusion_bytes(startup, per_byte, share)
+    size = choice.fusion_bytes(startup, per_byte, share)
     line = LineCost(name="x", startup_s=startup, per_byte_s=per_byte, ranks=2)
     assert size / line.time(size) * per_byte == pytest.approx(share)
 
@@ -339,7 +332,7 @@ def test_ratios_pair_runs_so_that_drift_cancels(tmp_path: Path) -> None:
     story = factory.Story(noise=0.0, drift=0.5)
     plans = factory.write_comm_series(tmp_path, story, algorithms="ring", backends="gloo", sizes="64KiB")
     group = only(tmp_path)
-    (one,) = comm_choice.ratios(group)
+    (one,) = choice.ratios(group)
     wanted = factory.planted_seconds(plans[0], story, "library", 65536) / factory.planted_seconds(
         plans[0], story, "ring", 65536
     )
@@ -347,7 +340,7 @@ def test_ratios_pair_runs_so_that_drift_cancels(tmp_path: Path) -> None:
     assert one.speed.value == pytest.approx(wanted)
     assert one.speed.low == pytest.approx(wanted)
     assert one.speed.high == pytest.approx(wanted)
-    spread = group.series[0].sizes[0].seconds
+    spread = group.series[0].rows[0].time
     assert spread.high is not None
     assert spread.low is not None
     assert spread.high > 1.5 * spread.low
@@ -356,7 +349,7 @@ def test_ratios_pair_runs_so_that_drift_cancels(tmp_path: Path) -> None:
 def test_a_ratio_of_different_runs_is_not_called_paired(tmp_path: Path) -> None:
     factory.write_comm_series(tmp_path, algorithms="ring", backends="none", sizes="64KiB")
     factory.write_comm_series(tmp_path, series="c2", algorithms="none", backends="gloo", sizes="64KiB")
-    (one,) = comm_choice.ratios(only(tmp_path))
+    (one,) = choice.ratios(only(tmp_path))
     assert not one.paired
     assert one.speed.n == 5
 
@@ -442,11 +435,11 @@ def test_a_single_rank_count_is_said_to_be_one(tmp_path: Path) -> None:
     (fit,) = fit_all(table_of(tmp_path)).fits
     assert "all at 4 ranks, the only rank count" in fit.held_out_by
     assert statistics.median(
-        abs(fit.predicted[key] / one.seconds.value - 1)
+        abs(fit.predicted[key] / one.time.value - 1)
         for group in table_of(tmp_path).groups
         for series in group.series
-        for one in series.sizes
-        for key in [(group.id, series.name, one.num_bytes)]
+        for one in series.rows
+        for key in [(group.id, series.title, one.num_bytes)]
     ) == pytest.approx(fit.errors[0].median)
 
 
@@ -480,7 +473,8 @@ def test_other_collectives_have_lines_of_their_own_name(tmp_path: Path) -> None:
         "sizes": "1KiB:16KiB",
     }
     factory.write_comm_series(tmp_path, **request)
-    names = {line.name for line in fit_all(table_of(tmp_path)).lines.values()}
+    lines = lines_of(table_of(tmp_path), Scope(system="box", carrier="torch-gloo", dtype="fp32"))
+    names = {line.name for line in lines}
     assert names == {"gloo broadcast chain", "gloo broadcast library", "mpi broadcast library"}
 
 
@@ -553,7 +547,8 @@ def planted_with_lines() -> NetworkModel:
 
 def test_predictions_are_those_of_the_cost_model() -> None:
     network = planted_with_lines()
-    small, large = predict_all(network, (8, 64), Wanted(sizes=SIZES, group_size=4, workload_bytes=94_000_000))
+    wanted = Wanted(sizes=SIZES, group_size=4, workload_bytes=94_000_000)
+    small, large = predict_all(network, (8, 64), wanted).predictions
     assert not small.is_extrapolated
     assert large.is_extrapolated
     assert small.measured_ranks == 8
@@ -562,8 +557,7 @@ def test_predictions_are_those_of_the_cost_model() -> None:
         for series in found.series:
             if series.is_line:
                 continue
-            wanted = [predict("allreduce", series.name, size, layout, network) for size in SIZES]
-            assert list(series.seconds) == wanted
+            assert list(series.seconds) == [predict("allreduce", series.name, size, layout, network) for size in SIZES]
             assert series.workload_s == predict("allreduce", series.name, 94_000_000, layout, network)
         for index, name in enumerate(found.best):
             chosen = next(series for series in found.series if series.name == name)
@@ -576,7 +570,7 @@ def test_predictions_are_those_of_the_cost_model() -> None:
 def test_fusion_splits_gradients_into_whole_messages() -> None:
     network = factory.network()
     wanted = Wanted(sizes=SIZES, algorithms=("ring",), workload_bytes=94_000_000)
-    (found,) = predict_all(network, (8,), wanted)
+    (found,) = predict_all(network, (8,), wanted).predictions
     assert found.fusion_of == "ring"
     assert found.fusion_bytes is not None
     assert found.fusion_messages is not None
@@ -610,7 +604,7 @@ def test_a_level_that_was_never_measured_is_named() -> None:
 
 def test_lines_alone_predict_no_other_rank_count() -> None:
     network = planted_with_lines().model_copy(update={"inside": None, "across": None})
-    (found,) = predict_all(network, (8,), Wanted(sizes=SIZES))
+    (found,) = predict_all(network, (8,), Wanted(sizes=SIZES)).predictions
     assert [series.name for series in found.series] == ["mpi flat"]
     assert found.fusion_bytes == pytest.approx(9 * 1e-3 / 1e-9)
     with pytest.raises(UserError, match="holds lines alone, for 4, 8 ranks"):
