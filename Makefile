@@ -1,7 +1,8 @@
 # Two commands do everything on a fresh machine:
 #   make demo   sets up, trains all three workloads on this machine with 1 and 2 ranks, writes a report
 #   make test   sets up, runs every check and test that this machine can run
-# Others: make quick (fast tests), make bench [AREA=spine], make setup, make clean.
+# Others: make quick (fast tests), make nightly (test, over all engines, launchers and sizes), make bench [AREA=spine],
+# make setup, make clean.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,6 +15,8 @@ DEMO_OUT := runs/demo-$(shell date -u +%Y%m%d-%H%M%S)
 endif
 DEMO_RANKS ?= 1,2
 DEMO_REPEATS ?= 3
+# Processes that share the tests.
+WORKERS ?= 2
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --progress-bar off
 BIN := $(VENV)/bin
@@ -21,8 +24,9 @@ BIN := $(VENV)/bin
 STAGE := .ci/stage
 QUIET := .ci/stage --log $(VENV)/pip.log
 SERIES = --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --out "$(DEMO_OUT)"
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo demo-stages test test-stages quick bench setup lint format clean
+.PHONY: demo demo-stages test test-stages quick nightly bench setup lint format clean
 .DELETE_ON_ERROR:
 
 demo:
@@ -41,10 +45,13 @@ test:
 	@.ci/stage --all $(MAKE) --no-print-directory test-stages
 
 test-stages: lint
-	@$(STAGE) "test: pytest" $(BIN)/python -m pytest
+	@$(STAGE) "test: pytest" $(PYTEST)
 
 quick: $(VENV)/.ready-dev
-	@$(STAGE) "test: pytest" $(BIN)/python -m pytest -m "not slow and not slurm and not browser and not horovod"
+	@$(STAGE) "test: pytest" $(PYTEST) -m "not slow and not slurm and not browser and not horovod"
+
+nightly: lint
+	@$(STAGE) "test: pytest" $(PYTEST) --nightly --hypothesis-profile nightly
 
 lint: $(VENV)/.ready-dev
 	@$(STAGE) "lint: ruff check" $(BIN)/ruff check .

@@ -89,6 +89,11 @@ def utc_now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+def whole_seconds(moment: str) -> str:
+    """A time of ISO 8601 in UTC without its fraction of a second."""
+    return re.sub(r"\.\d+(?=Z$)", "", moment)
+
+
 def format_number(value: float, digits: int = 4) -> str:
     """A number with a fixed count of significant digits and thousands separators."""
     if not math.isfinite(value):

@@ -1,49 +1,64 @@
-"""Fixtures that many tests share."""
+"""Fixtures that many tests share, which tests run when, and how they are spread over processes."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
-import sys
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-from tests.browser_fixtures import browser
-from tests.slurm_fixtures import slurm_box, slurm_can_run, slurm_folder
+from tests.support.browser import browser
+from tests.support.forks import call_dlbench
+from tests.support.slurm import slurm_box, slurm_can_run, slurm_folder
 
 __all__ = ["browser", "slurm_box", "slurm_can_run", "slurm_folder"]
 
-ROOT = Path(__file__).resolve().parents[1]
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# No time limits for an example: a busy machine is no error. `--hypothesis-profile nightly` looks closer.
+for _name, _examples in (("default", 25), ("nightly", 200)):
+    settings.register_profile(
+        _name, settings(), max_examples=_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+settings.load_profile("default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--nightly", action="store_true", help="run the tests marked nightly, too")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is for the night, and says which tests belong to one process of `-n`."""
+    if not config.getoption("--nightly"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("nightly")])
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    if hasattr(config, "workerinput"):
+        # Groups are handed out in the order of their first tests: long ones first, so that both processes end together.
+        slow = Counter(_group(item) for item in items if item.get_closest_marker("slow"))
+        items.sort(key=lambda item: -slow[_group(item)])
+
+
+def _group(item: pytest.Item) -> str:
+    """A file's tests share what its fixtures made; all tests that need Slurm share one cluster."""
+    return "slurm" if item.get_closest_marker("slurm") else item.nodeid.partition("::")[0]
 
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """Runs ``dlbench`` as a user does: a process of its own, in a folder of its own."""
-
-    def call(
-        *arguments: str | Path, cwd: Path = tmp_path, timeout: float = 300, **variables: str
-    ) -> subprocess.CompletedProcess[str]:
-        environment = {k: v for k, v in os.environ.items() if k not in ("DLBENCH_PATH", "COLUMNS")}
-        return subprocess.run(
-            [sys.executable, "-m", "dlbench", *map(str, arguments)],
-            cwd=cwd,
-            env={**environment, **variables},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-
-    return call
+    """Runs ``dlbench`` in a process and a folder of its own."""
+    return partial(call_dlbench, cwd=tmp_path)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def horovod_installed() -> None:
     """Skips the test that asks for it where Horovod is not installed."""
     if importlib.util.find_spec("horovod") is None:

@@ -1,7 +1,7 @@
 """Writes the reference parts of the documentation from the code: ``python -m tests.reference``.
 
 A generated region stands between `<!-- generated: NAME -->` and `<!-- end -->`; all text around it is
-written by hand. `tests/test_docs.py` holds that every region is what the code says now.
+written by hand. `tests/docs/test_docs.py` holds that every region is what the code says now.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
 from dlbench.records.rows.steps import FIELDS, STEPS_VERSION, step_dtype
 from dlbench.records.status import Failure, RankStatus
 from dlbench.records.watch_cost import WatchCost
-from dlbench.report import model as report_model
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import SystemSpec
+from dlbench.views import model as report_model
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 REGION = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DASH = "—"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import grimp
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.paths import ROOT
 
 BASE = {"errors", "units", "bundled", "pool"}
 """The ground: every room may import it."""

@@ -19,8 +19,8 @@ import pytest
 
 from dlbench import pool
 from dlbench.errors import RunError, UserError
-from tests import pool_work
-from tests.conftest import ROOT
+from tests.support import pool_work
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)

@@ -152,7 +152,7 @@ def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UserError: one is not known.
     """
-    from dlbench.reading.run_metrics import DEFAULT_METRIC, by_name
+    from dlbench.reading.metrics import DEFAULT_METRIC, by_name
 
     for name in asked:
         if name != "all" and name not in by_name():

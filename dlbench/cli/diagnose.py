@@ -40,17 +40,18 @@ SUFFIXES: dict[str, FormatName] = {".json": "json", ".txt": "text"}
 def diagnose(
     runs: Path, network: Path | None, slurm: bool, output: Path | None, format_name: FormatName | None
 ) -> None:
-    """Tell where the lost percent of the runs in folder RUNS goes, who waits for whom, and what to try next.
+    """Show where the lost percent of the runs in folder RUNS goes, who waits for whom, and what to try next.
 
     \b
-    For every group of comparable runs and every rank count:
+    For every group of comparable runs and every rank count, as dlbench report shows it:
       one line with the diagnosis and the next experiment;
       the mean step and the lost share by cause, with intervals: exchange, waiting for late ranks, input,
       host, throttled clocks, compute, the rest; they sum to the whole;
-      the ranks for which the others waited, and why these were late.
-    Over all runs: nodes that are slow, as an --exclude list for sbatch; telemetry; energy; decompositions.
+      the ranks for which the others waited, and why these were late;
+      telemetry and energy of all runs.
+    Over all runs: nodes that are slow, as an --exclude list for sbatch; decompositions.
 
-    Ends with 4 if a file is damaged or no run has figures; what can be told is told all the same.
+    Ends with 4 if a file is damaged or no run has figures; what can be reported is reported all the same.
 
     \b
     Examples:
@@ -83,11 +84,11 @@ def _asked_of_slurm(scanned: Scan) -> dict[str, float]:
     from dlbench.jobs.slurm_energy import job_energies
     from dlbench.report.wording import clean
 
-    told, why = job_energies(scanned.runs)
+    found, why = job_energies(scanned.runs)
     for reason in dict.fromkeys(why.values()):
         names = [name for name, text in why.items() if text == reason]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        click.echo(f"dlbench: Slurm tells no energy of {clean(names[0])}{more}: {clean(reason)}", err=True)
-    if not told and not why:
+        click.echo(f"dlbench: Slurm reports no energy of {clean(names[0])}{more}: {clean(reason)}", err=True)
+    if not found and not why:
         click.echo("dlbench: --slurm: none of these runs was submitted to Slurm", err=True)
-    return told
+    return found

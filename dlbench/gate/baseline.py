@@ -29,7 +29,7 @@ class BaselineRun(Spec):
     run_id: RunName = Field(description="Its name.")
     finished: str = Field(description="When it ended, UTC, ISO 8601.")
     figures: dict[str, Amount] = Field(
-        description="Its metrics by name (dlbench.reading.run_metrics), with the unit in the name; absent: not told."
+        description="Its metrics by name (dlbench.reading.metrics), with the unit in the name; absent: not told."
     )
 
 

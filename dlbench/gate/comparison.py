@@ -11,7 +11,7 @@ from dlbench.gate.matching import Match, match
 from dlbench.gate.pairs import PairedPoint
 from dlbench.gate.sides import Side, SidePoint, SideRun
 from dlbench.gate.verdicts import Judgement, Rule, Sample, Verdict, judge, overall
-from dlbench.reading.run_metrics import METRICS, Metric
+from dlbench.reading.metrics import METRICS, Metric
 from dlbench.stats.estimates import Estimate, median_estimate
 
 

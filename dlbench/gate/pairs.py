@@ -11,7 +11,7 @@ from dlbench.errors import UserError
 from dlbench.gate.content import Content, differences, digest, named, without
 from dlbench.gate.matching import Match
 from dlbench.gate.sides import Side, SidePoint, chosen, points_of, refuse_no_figures
-from dlbench.reading.run_table import RunTable, tabulate
+from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.scan import Run, Scan
 
 

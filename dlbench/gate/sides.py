@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.gate.content import Content, content_of, digest
 from dlbench.reading import environments
-from dlbench.reading.run_metrics import metrics_by_run
-from dlbench.reading.run_table import RunTable, tabulate
+from dlbench.reading.metrics import metrics_by_run
+from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run, Scan
 from dlbench.stats.estimates import RunKey
@@ -23,7 +23,7 @@ class SideRun:
     finished: str
     """UTC, ISO 8601."""
     figures: Mapping[str, float]
-    """By name of `dlbench.reading.run_metrics.METRICS`; absent where the run does not tell."""
+    """By name of `dlbench.reading.metrics.METRICS`; absent where the run does not tell."""
     pair: RunKey
     """Block and repeat: a run of the other side with the same one ran beside it; ("", 0) in a baseline file."""
 

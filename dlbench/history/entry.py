@@ -60,7 +60,7 @@ class HistoryEntry:
     environment: Mapping[str, str]
     """What rank 0 recorded."""
     figures: Mapping[str, float]
-    """By name of `dlbench.reading.run_metrics.METRICS`; empty for runs without figures."""
+    """By name of `dlbench.reading.metrics.METRICS`; empty for runs without figures."""
     hosts: tuple[HostEntry, ...]
     """By name."""
     content_digest: str

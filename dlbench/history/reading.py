@@ -13,9 +13,9 @@ from dlbench.history.prune import dropped_kinds
 from dlbench.history.store import EntryMaker, History, Notify
 from dlbench.reading.causes import Causes
 from dlbench.reading.comparability import chosen_settings, group_id
-from dlbench.reading.run_metrics import METRICS, metrics_by_run
-from dlbench.reading.run_table import WithoutFigures, tabulate
+from dlbench.reading.metrics import METRICS, metrics_by_run
 from dlbench.reading.slow_nodes import host_ratios
+from dlbench.reading.table import WithoutFigures, tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run, Scan, read_run

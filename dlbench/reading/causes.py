@@ -45,7 +45,7 @@ class Causes:
     sums_ns: dict[str, int]
     """Of all ranks and steps, by `CAUSES`, nanoseconds; their sum is ranks x the longest measured time of any rank."""
     not_measured: dict[str, str]
-    """Causes of which this run does not tell, and why; they are 0 here, and their time is part of `compute`."""
+    """Causes that this run did not measure, and why; they are 0 here, and their time is part of `compute`."""
     throttling_evidence: str
     """How the share of lowered clocks is known; empty where it is not."""
     waiting: Waiting
@@ -56,11 +56,11 @@ class Causes:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Mean seconds a step, by `CAUSES`; they sum to the longest measured time of any rank / steps."""
+        """Mean seconds per step, by `CAUSES`; they sum to the longest measured time of any rank / steps."""
         return self.seconds_without(())
 
     def seconds_without(self, names: Collection[str]) -> dict[str, float]:
-        """The same as if this run did not tell of these causes: 0, and their time is part of `compute`."""
+        """The same as if this run had not measured these causes: 0, and their time is part of `compute`."""
         sums = dict(self.sums_ns)
         for name in names:
             sums["compute"] += sums[name]
@@ -98,7 +98,7 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
 
 
 def _throttled(run: Run, steps: RunSteps) -> tuple[float | None, str]:
-    """`throttled_share`; damaged samples take no figure from the steps, but are told."""
+    """`throttled_share`; damaged samples take no figure from the steps, but are reported."""
 
     def window(node: int) -> Interval:
         rank = node_ranks(run, node)[0].rank

@@ -10,13 +10,55 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
 
 # Words about the workload; they change nothing that is computed.
 _WORDS = {"title", "about", "notice", "sample_unit"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """One property that all runs of a group share."""
+
+    name: str
+    title: str
+    value: str
+
+
+class Labelled(Protocol):
+    """A group of runs in a report."""
+
+    @property
+    def id(self) -> str:
+        """Its digest."""
+
+    @property
+    def label(self) -> str:
+        """It in a few words."""
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What its runs share."""
+
+
+def unique_labels(groups: Sequence[Labelled]) -> list[str]:
+    """Labels of groups: behind equal ones stand the conditions that differ, and the id where that is not enough."""
+    labels = []
+    for group in groups:
+        twins = [other for other in groups if other.label == group.label]
+        differing = [
+            f"{one.title} {one.value}" for one in group.conditions if any(one not in twin.conditions for twin in twins)
+        ]
+        labels.append(", ".join([group.label, *differing]))
+    return [
+        label if labels.count(label) == 1 else f"{label}, configuration {group.id}"
+        for group, label in zip(groups, labels, strict=True)
+    ]
 
 
 def comparable_values(run: Run) -> dict[str, str]:

@@ -28,7 +28,7 @@ MAX_OUTLIERS = 20
 FENCE = 3.0
 """Interquartile ranges from the third quartile to the fence (Tukey 1977, Exploratory Data Analysis: "far out")."""
 MIN_CORRELATED = 10
-"""Fewer steps tell no autocorrelation."""
+"""Fewest steps with an autocorrelation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def digest_of(run: Run, steps: RunSteps) -> StepDigest:
     import numpy as np
 
     if run.record is None:
-        raise ValueError(f"{run.plan.run_id} has no record: nothing tells of its hosts")
+        raise ValueError(f"{run.plan.run_id} has no record: its hosts are not known")
     hosts = [rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)]
     slowest_s = steps.step_ns.max(axis=0) / 1e9
     own: Times = steps.step_ns - steps.phase_ns["exchange"]
@@ -188,5 +188,5 @@ def _starts(count: int, at_most: int) -> list[int]:
 
 
 def _hosts(hosts: Sequence[str]) -> str:
-    told = list(dict.fromkeys(hosts))
-    return told[0] if len(told) == 1 else f"{told[0]} to {told[-1]}"
+    names = list(dict.fromkeys(hosts))
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.records.record import Record
@@ -54,7 +54,11 @@ def compare(runs: Sequence[Run], *, with_data: bool = False) -> Environments:
         with_data: also compare what the data source says of itself, as keys `data.…`; only runs of
             one workload can agree there.
     """
-    known = {run.plan.run_id: _facts(run.record, with_data) for run in runs if run.record is not None}
+    return side_by_side({run.plan.run_id: _facts(run.record, with_data) for run in runs if run.record is not None})
+
+
+def side_by_side(known: Mapping[str, Mapping[str, str]]) -> Environments:
+    """The same of environments by the id of their run."""
     keys = sorted({key for environment in known.values() for key in environment})
     common: dict[str, str] = {}
     differences: list[Difference] = []

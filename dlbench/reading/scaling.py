@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dlbench.reading.attribution import Part, attribute
 from dlbench.reading.measures import PARTS
-from dlbench.reading.run_table import RunTable
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.stats.estimates import (
     MIN_RUNS,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.reading.causes import Causes
-from dlbench.reading.run_table import RunTable
+from dlbench.reading.table import RunTable
 from dlbench.stats.estimates import MIN_RUNS, Estimate, median_estimate
 
 SLOW = 1.03

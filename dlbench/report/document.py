@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from dlbench.report.charts.chart import Chart
 from dlbench.report.table import Datum, NamedTable, Sheet
-from dlbench.report.wording import clean
+from dlbench.report.wording import clean, runs_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,12 @@ class Mark:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", clean(self.text))
+
+
+def remark(severity: Literal["serious", "note"], text: str, num_runs: int = 0) -> Mark:
+    """A warning or note; with the number of runs that it concerns, where it does not concern all."""
+    where = f" ({runs_text(num_runs)})" if num_runs else ""
+    return Mark(severity=severity, label="Warning" if severity == "serious" else "Note", text=text + where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +158,7 @@ class Document:
     """Writes the document; a page names it for tables that are too large for it."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "as_of", clean(self.as_of))
         for name in ("meta", "notices"):
             object.__setattr__(self, name, tuple(map(clean, getattr(self, name))))
 

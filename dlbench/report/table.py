@@ -172,6 +172,10 @@ class Sheet(Generic[R]):
     max_rows: int | None = None
     """Rows in a page and in the terminal's summary; the CSV holds all."""
 
+    def __post_init__(self) -> None:
+        for name in ("title", "caption"):
+            object.__setattr__(self, name, clean(getattr(self, name)))
+
     def people(self, *, brief: bool = False) -> TextTable:
         """Header and cells of text; with `brief`, the brief columns alone."""
         rows = [row for row in self.rows if self.is_shown(row)]
@@ -257,3 +261,9 @@ class NamedTable:
     title: str
     columns: tuple[str, ...] = ()
     rows: tuple[dict[str, Datum], ...] = field(default=())
+
+
+def named_table(name: str, title: str, columns: Iterable[Column[Any]], before: Sequence[str] = ()) -> NamedTable:
+    """A table without rows: `before` are the columns that a section puts in front."""
+    names = (name for column in columns for name in column.names)
+    return NamedTable(name=name, title=title, columns=tuple(dict.fromkeys((*before, *names))))

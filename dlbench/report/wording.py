@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from typing import TYPE_CHECKING
 
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes, format_number, format_seconds
-
-if TYPE_CHECKING:
-    pass
 
 DASH = "–"
 
@@ -68,6 +64,10 @@ def number_text(value: float, unit: str) -> str:
         return f"{value:,.0f}"
     if unit == "bytes":
         return format_bytes(value)
+    if unit == "GB/s":
+        return format_number(value, 3)
+    if unit == "count":
+        return f"{value:,.0f}"
     if unit == "messages":
         return f"{value:,.4g}"
     if unit == "epochs":
@@ -101,6 +101,8 @@ def basis_text(figure: Estimate, unit: str = "run") -> str:
         "range": f"range of {count}",
         "single run": f"single {unit}, no interval",
         "by definition": f"baseline by definition, {count}",
+        "within-run": "within-run: middle half of the iterations of a single run",
+        "fit 95 %": "95 % interval of the fit",
     }[figure.kind]
 
 

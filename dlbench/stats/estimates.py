@@ -53,8 +53,8 @@ class Estimate:
     """Runs behind the value; for a ratio, runs (or pairs of runs) behind each side."""
     kind: Kind
     unit: str = ""
-    """`images/s` (or another sample unit per second), `images/s/rank`, `TFLOP/s/rank`, `s`, `fraction`, `ratio`,
-    `samples`, `epochs`, `error` (a mean absolute error), `bytes`, `messages`, `loss`, `J`, `W`."""
+    """`images/s` (or another sample unit per second), `images/s/rank`, `TFLOP/s/rank`, `GB/s`, `s`, `fraction`,
+    `ratio`, `samples`, `epochs`, `error` (a mean absolute error), `bytes`, `messages`, `loss`, `J`, `W`."""
 
     def in_unit(self, unit: str) -> Estimate:
         """The same numbers, their unit named."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Hashable
 from typing import Any
 
 import dlbench
 from dlbench.history.page.report import TrendsReport
 from dlbench.reading import environments, scaling
-from dlbench.reading.comparability import chosen_settings, comparable_values
-from dlbench.reading.run_table import RunTable, tabulate
+from dlbench.reading.comparability import Condition, chosen_settings, comparable_values, unique_labels
+from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import KEYS, data_source, goal
 from dlbench.records.scan import Run, Scan
 from dlbench.report.wording import ENGINE_TITLES, clean, ranks_text
+from dlbench.units import whole_seconds
 from dlbench.views import doubts, model, registry
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.exchange.numbers import ExchangePoint
@@ -25,8 +25,6 @@ from dlbench.views.scaling.verdict import next_step, verdict
 from dlbench.views.view import GroupSource, ReportSource, Views
 
 TITLE = "dlbench scaling report"
-
-_SECOND_FRACTION = re.compile(r"\.\d+(?=Z$)")
 
 _DATA_TITLES = {
     "images": "real JPEGs",
@@ -51,15 +49,15 @@ def assemble(
     table = tabulate(scan, with_causes=True, with_digests=with_digests)
     measured = list(table.runs.values())
     found = scaling.groups(table)
-    groups = _with_unique_labels(tuple(_group(group, table, views) for group in found))
+    groups = tuple(_group(group, table, views) for group in found)
     groups = tuple(
-        dataclasses.replace(group, next_step=next_step(group), missing=views.missing_of_group(group))
-        for group in groups
+        dataclasses.replace(group, label=label, next_step=next_step(group), missing=views.missing_of_group(group))
+        for group, label in zip(groups, unique_labels(groups), strict=True)
     )
     source = ReportSource(scan=scan, table=table, groups=found, history=history)
     report = model.Report(
         title=TITLE,
-        as_of=_SECOND_FRACTION.sub("", max((run.record.finished for run in measured if run.record), default="")),
+        as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
         dlbench_version=dlbench.__version__,
         notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
         groups=groups,
@@ -77,10 +75,7 @@ def _group(group: scaling.Group, table: RunTable, views: Views) -> model.Group:
     plan = group.sample.plan
     unit = clean(plan.workload.sample_unit, 40)
     settings = tuple(chosen_settings(group.sample).items())
-    found = tuple(
-        model.Doubt(code=d.code, severity=d.severity, text=d.text, runs=tuple(d.runs))
-        for d in doubts.group_doubts(group, table)
-    )
+    found = tuple(doubts.group_doubts(group, table))
     source = GroupSource(group=group, table=table, doubts=found, views={})
     for view in views.group:
         if view.key:
@@ -119,23 +114,6 @@ def _verdict(source: GroupSource, unit: str) -> str:
         causes=source.of(LostPercent),
     )
     return " ".join([*([quality_verdict(subject, quality)] if quality else []), speed])
-
-
-def _with_unique_labels(groups: tuple[model.Group, ...]) -> tuple[model.Group, ...]:
-    """Groups of equal labels get the conditions that differ behind the label, and their id where that is not enough."""
-    labels = []
-    for group in groups:
-        twins = [other for other in groups if other.label == group.label]
-        differing = [
-            f"{condition.title} {condition.value}"
-            for condition in group.conditions
-            if any(condition not in twin.conditions for twin in twins)
-        ]
-        labels.append(", ".join([group.label, *differing]))
-    return tuple(
-        dataclasses.replace(group, label=label if labels.count(label) == 1 else f"{label}, configuration {group.id}")
-        for group, label in zip(groups, labels, strict=True)
-    )
 
 
 def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
@@ -188,11 +166,11 @@ def _caption(group: scaling.Group, what: str) -> str:
     return "; ".join(parts)
 
 
-def _conditions(run: Run) -> tuple[model.Condition, ...]:
+def _conditions(run: Run) -> tuple[Condition, ...]:
     titles = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
     values = comparable_values(run)
     return tuple(
-        model.Condition(name=name, title=titles[name], value=clean(value)) for name, value in values.items() if value
+        Condition(name=name, title=titles[name], value=clean(value)) for name, value in values.items() if value
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from dlbench.report.document import Document, Mark, Section
-from dlbench.report.table import NamedTable
+from dlbench.report.document import Document, Section, remark
+from dlbench.report.table import named_table
 from dlbench.report.wording import basis_text, figure_text, place_text, runs_text
 from dlbench.views import registry
 from dlbench.views.model import Group, Report
@@ -39,8 +39,8 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
         ),
         data=report,
         always=(
-            *(NamedTable(name=one.name, title=one.title, columns=(*GROUP_COLUMNS, *one.names)) for one in empty),
-            NamedTable(name="runs", title="All runs", columns=runs_sheet(()).names),
+            *(named_table(one.name, one.title, one.columns, GROUP_COLUMNS) for one in empty),
+            named_table("runs", "All runs", runs_sheet(()).columns),
         ),
     )
 
@@ -62,14 +62,7 @@ def _group(group: Group, views: Views) -> Section:
             *((condition.title, condition.value) for condition in group.conditions),
             *group.settings,
         ),
-        marks=tuple(
-            Mark(
-                severity=doubt.severity,
-                label="Warning" if doubt.severity == "serious" else "Note",
-                text=doubt.text + (f" ({runs_text(len(doubt.runs))})" if doubt.runs else ""),
-            )
-            for doubt in group.doubts
-        ),
+        marks=tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts),
         sections=tuple(dataclasses.replace(section, id=f"{section.id}-{group.id}") for section in found),
         missing=group.missing,
         brief=(group.verdict,),

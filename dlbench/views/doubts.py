@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from dlbench.reading.doubts import Doubt, Severity, merged
 from dlbench.reading.environments import compare
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group
+from dlbench.reading.table import RunTable
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.quality import doubts as quality_doubts
-from dlbench.views.quality.doubts import Severity
 from dlbench.views.quality.numbers import group_quality
 
 # A run whose steps scatter more than this has a median, but hardly a typical step.
 NOISY_CV = 0.25
-
-
-@dataclass(frozen=True, kw_only=True)
-class Doubt:
-    """One reason for doubt."""
-
-    code: str
-    """Stable short name, for programs."""
-    severity: Severity
-    """serious: the figure may mislead; note: the reader must know it."""
-    text: str
-    runs: tuple[str, ...] = ()
-    """Runs it concerns; empty where it concerns the comparison as a whole."""
 
 
 def run_doubts(run: Run) -> list[Doubt]:
@@ -122,18 +108,13 @@ def _crowded_hosts(record: Record) -> list[str]:
 
 
 def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
-    """All reasons to doubt the figures of a group, serious ones first; equal texts are told once, with their runs."""
+    """All reasons to doubt the figures of a group, serious ones first; equal texts once, with their runs."""
     found = [*_few_repeats(group), *_cores(group.runs), *_environments(group), *_series(group), *_noise(group, table)]
     found += [
         Doubt(code=code, severity=severity, text=text)
         for code, severity, text in quality_doubts.group_doubts(group, group_quality(group, table))
     ]
-    merged: dict[tuple[str, str], Doubt] = {}
-    for doubt in (doubt for run in group.runs for doubt in run_doubts(run)):
-        before = merged.get((doubt.code, doubt.text))
-        runs = (*before.runs, *doubt.runs) if before else doubt.runs
-        merged[doubt.code, doubt.text] = Doubt(code=doubt.code, severity=doubt.severity, text=doubt.text, runs=runs)
-    found += merged.values()
+    found += merged(doubt for run in group.runs for doubt in run_doubts(run))
     # What did not act comes first: then the figures are not those of what was asked for.
     return sorted(found, key=lambda doubt: (doubt.severity != "serious", doubt.code != "inert"))
 

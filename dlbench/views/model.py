@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from dlbench.reading.comparability import Condition
+from dlbench.reading.doubts import Doubt
 from dlbench.reading.scaling import Point
 from dlbench.report.document import Missing
 from dlbench.report.formats.json import INLINE
@@ -24,25 +26,6 @@ def all_of(views: Mapping[str, object], kind: type[N]) -> tuple[N, ...]:
     return next(
         (found for found in views.values() if isinstance(found, tuple) and found and isinstance(found[0], kind)), ()
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Condition:
-    """One property that all runs of a group share."""
-
-    name: str
-    title: str
-    value: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Doubt:
-    """One reason for doubt, beside the figures it concerns."""
-
-    code: str
-    severity: Literal["serious", "note"]
-    text: str
-    runs: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

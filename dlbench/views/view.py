@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from dlbench.history.page.report import TrendsReport
 from dlbench.reading import scaling
-from dlbench.reading.run_table import RunTable
+from dlbench.reading.doubts import Doubt
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Scan
 from dlbench.report.document import Missing, Section
+from dlbench.report.formats.schema import schema_of
 from dlbench.report.table import Column
 from dlbench.report.wording import place_text
-from dlbench.views.model import Doubt, Group, Report, all_of
+from dlbench.views.model import Group, Report, all_of
 
 N = TypeVar("N")
 
@@ -146,3 +148,11 @@ class Views:
             for view in self.report
             if not view.sections(report) and (text := view.remedy(report))
         )
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of a report made of these views; each says by the type of `numbers` what it adds."""
+        inline: dict[type, dict[str, Any]] = {
+            owner: {view.key: get_type_hints(type(view).numbers)["return"] for view in views if view.key}
+            for owner, views in ((Group, self.group), (Report, self.report))
+        }
+        return schema_of(Report, inline)

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from scipy import stats
 
 from dlbench.gate.verdicts import Rule, Sample, judge
-from dlbench.reading.run_metrics import DEFAULT_METRIC, metrics_by_run
-from dlbench.reading.run_table import tabulate
+from dlbench.reading.metrics import DEFAULT_METRIC, metrics_by_run
+from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from tests.bench.figures import Figure
 

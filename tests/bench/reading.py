@@ -24,9 +24,9 @@ import numpy as np
 import psutil
 
 from tests.bench.figures import Figure
-from tests.browser_fixtures import FLAGS
-from tests.run_factory import MS, NOW, StepTimes, Story, plans, write_run
-from tests.watch_factory import large_runs
+from tests.support.browser import FLAGS
+from tests.support.run_factory import MS, NOW, StepTimes, Story, plans, write_run
+from tests.support.watch_factory import large_runs
 
 RANKS, STEPS, LARGE_RUNS = 1024, 1000, 20
 SMALL_STEPS = 100

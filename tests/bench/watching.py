@@ -19,10 +19,10 @@ from dlbench.records.folder import create, prepare_output
 from dlbench.records.rows.spans import COMPUTE, SPAN_FIELDS
 from tests.bench import overhead, planted
 from tests.bench.figures import Figure, median_interval
-from tests.run_factory import plans
-from tests.skewed_clocks import lacking as no_skewed_clocks
-from tests.skewed_clocks import measure as skewed_clocks
-from tests.watch_factory import large_run
+from tests.support.run_factory import plans
+from tests.support.skewed_clocks import lacking as no_skewed_clocks
+from tests.support.skewed_clocks import measure as skewed_clocks
+from tests.support.watch_factory import large_run
 
 LARGE_RANKS, LARGE_STEPS = 1024, 1000
 CLOCK_ROUNDS = 20

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Literal, cast
 import click
 
 from dlbench.cli.options import write_output
-from dlbench.cli.report import FormatName, check_writable, format_of, report_options, require_modules
+from dlbench.cli.report import FormatName, check_writable, emit, format_of, report_options, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.collectives.page.formats import TableName
-    from dlbench.collectives.page.model import CommReport
     from dlbench.specs.base import Precision
     from dlbench.specs.collectives.plan import Collective
 
@@ -30,7 +28,7 @@ _CHARTS = ("altair", "vl_convert")
     type=click.Choice(["points", "ratios", "fits", "runs"]),
     help="Which table CSV holds: measured points (default), speed over libraries, fitted costs, or runs.",
 )
-def report(runs: Path, output: Path | None, format_name: FormatName | None, table: TableName | None) -> None:
+def report(runs: Path, output: Path | None, format_name: FormatName | None, table: str | None) -> None:
     """Turn runs of the collective benchmark in folder RUNS into a report: rates, best algorithm, fitted costs.
 
     Runs of training in the same folder are passed over. Ends with 4 if a file is damaged or no run has figures; what
@@ -48,11 +46,12 @@ def report(runs: Path, output: Path | None, format_name: FormatName | None, tabl
     if table is not None and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
     require_modules("comm report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
-    from dlbench.collectives.page.assemble import assemble
+    from dlbench.collectives.page.document import document_of
+    from dlbench.collectives.page.report import assemble
     from dlbench.records.collectives_scan import scan_comm
 
     found = assemble(scan_comm(runs))
-    write_output(_render(found, chosen, table or "points").encode("utf-8"), output)
+    emit(document_of(found), chosen, output, table or "points")
     if output is not None:
         without = len(found.without_figures)
         counts = f"runs with figures: {len(found.runs) - without}, without: {without}; groups: {len(found.groups)}"
@@ -86,10 +85,9 @@ def fit(runs: Path, output: Path | None, system: str | None, transport: str | No
     if output is not None:
         check_writable(output)
     require_modules("comm fit", *_NUMBERS)
-    from dlbench.collectives.page.fits import fit_table
-    from dlbench.collectives.page.terminal import fit_text
-    from dlbench.collectives.results.network import fit_one
-    from dlbench.collectives.results.tables import tabulate
+    from dlbench.collectives.page.document import fit_document
+    from dlbench.collectives.results.fits import fit_one
+    from dlbench.collectives.results.measurements import tabulate
     from dlbench.records.collectives_scan import scan_comm
     from dlbench.units import utc_now
 
@@ -97,7 +95,7 @@ def fit(runs: Path, output: Path | None, system: str | None, transport: str | No
     for line in table.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     found = fit_one(table, system=system, transport=transport, dtype=dtype, fitted=utc_now(), where=str(runs))
-    click.echo(fit_text(fit_table(found)).encode("utf-8"), nl=False)
+    emit(fit_document(found), "text", None)
     if output is not None:
         write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
         click.echo(f"{output}: {found.network.num_points} points, {len(found.network.collectives)} lines", err=True)
@@ -145,8 +143,8 @@ def predict(
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
     """
     require_modules("comm predict", *_NUMBERS)
-    from dlbench.collectives.page import predicted as comm_predicted
-    from dlbench.collectives.results.prediction import Wanted, predict_all
+    from dlbench.collectives.page.document import predictions_document
+    from dlbench.collectives.results.predictions import Wanted, predict_all
     from dlbench.records.network import read_network
     from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES
     from dlbench.specs.collectives.sizes import parse_sizes
@@ -169,10 +167,8 @@ def predict(
         shards=shards,
         workload_bytes=_bytes("--workload-bytes", workload_bytes),
     )
-    model = read_network(network)
-    found = predict_all(model, counts, wanted)
-    write = comm_predicted.to_json if format_name == "json" else comm_predicted.to_text
-    click.echo(write(model, wanted, found).encode("utf-8"), nl=False)
+    found = predict_all(read_network(network), counts, wanted)
+    emit(predictions_document(found), format_name, None, full=True)
 
 
 def _bytes(option: str, text: str | None) -> int | None:
@@ -188,19 +184,3 @@ def _bytes(option: str, text: str | None) -> int | None:
     if value < 1:
         raise UserError(f"{option} {text!r}: must be more than nothing")
     return value
-
-
-def _render(found: CommReport, chosen: FormatName, table: TableName) -> str:
-    if chosen == "html":
-        from dlbench.collectives.page.html import to_html
-
-        return to_html(found)
-    if chosen == "text":
-        from dlbench.collectives.page.terminal import to_text
-
-        return to_text(found)
-    from dlbench.collectives.page import formats as comm_formats
-
-    if chosen == "csv":
-        return comm_formats.to_csv(found, table)
-    return comm_formats.to_json(found) if chosen == "json" else comm_formats.to_markdown(found)

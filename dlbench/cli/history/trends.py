@@ -165,7 +165,7 @@ def slow_nodes(
 
 
 def _known(metrics: Sequence[str]) -> Sequence[str]:
-    from dlbench.reading.run_metrics import by_name
+    from dlbench.reading.metrics import by_name
 
     for name in metrics:
         if name not in by_name():

@@ -1,25 +1,22 @@
-"""Bus bandwidth, time and predictions over the size of the message: a line a series, libraries dashed."""
+"""Bus bandwidth, time and predictions over the size of the message: one line per series, libraries dashed."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dlbench.collectives.page import tabular as comm_tabular
-from dlbench.collectives.page.model import CommGroup, SizeRow
-from dlbench.collectives.page.wording import (
-    basis_text,
-    rate_figure_text,
-    ratio_text,
-    seconds_text,
-    size_text,
-    time_text,
-)
+from dlbench.collectives.page.report import GroupReport
+from dlbench.collectives.page.tables import Point, points_of
+from dlbench.collectives.results.measurements import Measurement
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import IDEAL, MUTED, RANK_COLOURS, WIDE
-from dlbench.report.tabular import Table
+from dlbench.report.table import Cell, Pivot, Sheet, cell_of
+from dlbench.report.wording import basis_text, optional
+from dlbench.stats.estimates import Estimate
+from dlbench.units import format_bytes
 
 HEIGHT = 260
 
@@ -29,122 +26,103 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"
 TOLERANCE = 0.1
 """Half the width of the band around a perfect prediction (fraction)."""
 
-_SIZE_LABEL = (
-    "datum.value >= 1073741824 ? format(datum.value / 1073741824, '~r') + ' GiB' : "
-    "datum.value >= 1048576 ? format(datum.value / 1048576, '~r') + ' MiB' : "
-    "datum.value >= 1024 ? format(datum.value / 1024, '~r') + ' KiB' : format(datum.value, '~r') + ' B'"
-)
 
-
-_TIME_LABEL = (
-    "datum.value >= 0.9 ? format(datum.value, '~r') + ' s' : datum.value >= 0.0009 ? "
-    "format(datum.value * 1e3, '~r') + ' ms' : format(datum.value * 1e6, '~r') + ' µs'"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Quantity:
     """What a chart shows over sizes."""
 
     name: str
     title: str
     axis: str
-    value: Callable[[SizeRow], tuple[float, float | None, float | None] | None]
-    """Value and interval of a row; None where it has none."""
-    shown: Callable[[SizeRow], str]
-    table: Callable[[CommGroup], Table]
-    logarithmic: bool
+    value: Callable[[Measurement], Estimate | float | None]
+    """None where a measurement has none; a number is predicted over measured."""
+    unit: str = ""
+    """Behind the value where no header names it."""
+
+    def cell(self, row: Measurement) -> Estimate | Cell | None:
+        """What people read."""
+        value = self.value(row)
+        if not isinstance(value, float):
+            return value
+        return Cell(f"{value:.2f} ({optional(row.predicted_s, 's')} predicted)")
 
 
-def comm_charts(group: CommGroup) -> list[Chart]:
-    """The charts of a group; none with a single size, and no predictions where there are none."""
-    if len(group.sizes) < 2:
-        return []
-    quantities = (
-        _Quantity(
-            name="busbw",
-            title="Bus bandwidth over size",
-            axis="busbw, GB/s",
-            value=lambda row: None if row.busbw is None else (row.busbw.value, row.busbw.low, row.busbw.high),
-            shown=lambda row: f"{rate_figure_text(row.busbw)} GB/s",
-            table=comm_tabular.bus_rates,
-            logarithmic=False,
-        ),
-        _Quantity(
-            name="time",
-            title="Time over size",
-            axis="time",
-            value=lambda row: (row.time.value, row.time.low, row.time.high),
-            shown=lambda row: time_text(row.time),
-            table=comm_tabular.times,
-            logarithmic=True,
-        ),
-        _Quantity(
-            name="prediction",
-            title="Predicted over measured time",
-            axis="predicted / measured",
-            value=lambda row: (
-                None if row.predicted_over_measured is None else (row.predicted_over_measured, None, None)
-            ),
-            shown=lambda row: f"{ratio_text(row.predicted_over_measured)} ({seconds_text(row.predicted_s)} predicted)",
-            table=comm_tabular.predictions,
-            logarithmic=True,
-        ),
-    )
-    charts = [_chart(group, quantity) for quantity in quantities]
-    return [chart for chart in charts if chart is not None]
+_RATE = _Quantity("busbw", "Bus bandwidth over size", "busbw, GB/s", lambda row: row.busbw, " GB/s")
+_TIME = _Quantity("time", "Time over size", "time", lambda row: row.time)
+_PREDICTION = _Quantity(
+    "prediction", "Predicted over measured time", "predicted / measured", lambda row: row.predicted_over_measured
+)
 
 
-def _chart(group: CommGroup, quantity: _Quantity) -> Chart | None:
+def group_charts(group: GroupReport) -> list[Chart]:
+    """The charts of a group of two sizes or more; none of predictions where there are none."""
     import altair as alt
 
-    rows = _rows(group, quantity)
-    if not rows:
-        return None
-    return finish(
-        alt.layer(*_layers(alt, group, rows, quantity)),
-        group,
-        name=quantity.name,
-        title=quantity.title,
-        alt=_words(group, rows, quantity),
-        table=quantity.table(group),
-        size=(WIDE, HEIGHT),
-    )
-
-
-def _rows(group: CommGroup, quantity: _Quantity) -> Rows:
-    rows: Rows = []
-    for title, found in zip(_short_titles(group), group.series, strict=True):
-        for row in found.rows:
-            known = quantity.value(row)
-            if known is None:
-                continue
-            rows.append(
-                {
-                    "series": title,
-                    "kind": "library" if found.is_library else "dlbench",
-                    "bytes": row.num_bytes,
-                    "size": size_text(row.num_bytes),
-                    "value": known[0],
-                    "low": known[1],
-                    "high": known[2],
-                    "shown": quantity.shown(row),
-                    "basis": basis_text(row.time),
-                }
+    charts = []
+    for quantity in (_RATE, _TIME, _PREDICTION):
+        points = [one for series in group.series for one in points_of(series) if quantity.value(one.at) is not None]
+        rows = _rows(group, quantity, points)
+        if rows:
+            charts.append(
+                finish(
+                    alt.layer(*_layers(alt, group, rows, quantity)),
+                    group,
+                    name=quantity.name,
+                    title=quantity.title,
+                    alt=_words(group, rows, quantity),
+                    table=_sheet(quantity, points),
+                    size=(WIDE, HEIGHT),
+                )
             )
+    return charts
+
+
+def _sheet(quantity: _Quantity, points: list[Point]) -> Sheet[Point]:
+    """A line for each size, a column for each series."""
+    pivot: Pivot[Point] = Pivot(
+        corner="Size",
+        down=lambda point: format_bytes(point.at.num_bytes),
+        across=lambda point: point.series.title,
+        cell=lambda point: quantity.cell(point.at),
+    )
+    order = operator.attrgetter("at.num_bytes")
+    return Sheet(name=quantity.name, title=quantity.axis, columns=(), rows=points, pivot=pivot, order=order)
+
+
+def _rows(group: GroupReport, quantity: _Quantity, points: list[Point]) -> Rows:
+    titles = _short_titles(group)
+    rows: Rows = []
+    for series, row in ((point.series, point.at) for point in points):
+        value = quantity.value(row)
+        rows.append(
+            {
+                "series": titles[series.title],
+                "kind": "library" if series.is_library else "dlbench",
+                "bytes": row.num_bytes,
+                "size": format_bytes(row.num_bytes),
+                "value": value.value if isinstance(value, Estimate) else value,
+                "low": value.low if isinstance(value, Estimate) else None,
+                "high": value.high if isinstance(value, Estimate) else None,
+                "shown": f"{cell_of(quantity.cell(row))}{quantity.unit}",
+                "basis": basis_text(row.time),
+            }
+        )
     return rows
 
 
-def _short_titles(group: CommGroup) -> list[str]:
-    """Titles of the series; algorithms without their carrier where all have the same, which the label names."""
-    carriers = {found.carrier for found in group.series if not found.is_library}
-    return [found.algorithm if len(carriers) == 1 and not found.is_library else found.title for found in group.series]
+def _short_titles(group: GroupReport) -> dict[str, str]:
+    """What the legend calls each series; algorithms without their carrier where all have the same."""
+    carriers = {series.carrier for series in group.series if not series.is_library}
+    return {
+        series.title: series.algorithm if len(carriers) == 1 and not series.is_library else series.title
+        for series in group.series
+    }
 
 
-def _layers(alt: Any, group: CommGroup, rows: Rows, quantity: _Quantity) -> list[Any]:
+def _layers(alt: Any, group: GroupReport, rows: Rows, quantity: _Quantity) -> list[Any]:
     drawn = {row["series"] for row in rows}
     # Numbered over all series, so that one keeps its colour and shape in every chart.
-    looks = [(index, name) for index, name in enumerate(_short_titles(group)) if name in drawn]
+    looks = [(index, name) for index, name in enumerate(_short_titles(group).values()) if name in drawn]
     names = [name for _, name in looks]
     kinds = ["dlbench", "library"]
     legend = {"orient": "bottom", "columns": 2, "symbolStrokeWidth": 2, "symbolSize": 60}
@@ -153,17 +131,13 @@ def _layers(alt: Any, group: CommGroup, rows: Rows, quantity: _Quantity) -> list
     colour = alt.Color("series:N", title=None, sort=names).scale(domain=names, range=colours).legend(**legend)
     shape = alt.Shape("series:N", title=None, sort=names).scale(domain=names, range=shapes).legend(**legend)
     dash = alt.StrokeDash("kind:N", legend=None).scale(domain=kinds, range=[[1, 0], [6, 4]])
-    tooltip = [
-        alt.Tooltip("series:N", title="series"),
-        alt.Tooltip("size:N", title="size"),
-        alt.Tooltip("shown:N", title=quantity.axis.partition(",")[0]),
-        alt.Tooltip("basis:N", title="interval"),
-    ]
+    texts = (("series", "series"), ("size", "size"), ("shown", quantity.axis.partition(",")[0]), ("basis", "interval"))
+    tooltip = [alt.Tooltip(f"{field}:N", title=title) for field, title in texts]
     x = _size_axis(alt, rows)
     base = alt.Chart(alt.InlineData(values=rows)).encode(x=x)
     rule = base.mark_rule(strokeWidth=3, opacity=0.35).encode(y=alt.Y("low:Q"), y2="high:Q", color=colour)
     return [
-        *(_perfect(alt, rows) if quantity.name == "prediction" else []),
+        *(_perfect(alt, rows) if quantity is _PREDICTION else []),
         base.mark_line(strokeWidth=1.5, opacity=0.85).encode(
             y=_value_axis(alt, rows, quantity), color=colour, strokeDash=dash
         ),
@@ -182,19 +156,28 @@ def _size_axis(alt: Any, rows: Rows) -> Any:
     powers = [2**k for k in range(50) if sizes[0] <= 2**k <= sizes[-1]]
     # At most seven labels, at powers of two that are evenly apart.
     step = max(1, -(-len(powers) // 7))
-    return x.axis(values=powers[::step] or sizes[:1], grid=False, labelExpr=_SIZE_LABEL)
+    label = _label(("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+    return x.axis(values=powers[::step] or sizes[:1], grid=False, labelExpr=label)
+
+
+def _label(*units: tuple[str, float]) -> str:
+    """Vega's expression for a label in the largest unit that is not above the value; units descend."""
+    *larger, (smallest, size) = units
+    cases = "".join(f"datum.value >= {0.9 * s} ? format(datum.value / {s}, '~r') + ' {name}' : " for name, s in larger)
+    return f"{cases}format(datum.value / {size}, '~r') + ' {smallest}'"
 
 
 def _value_axis(alt: Any, rows: Rows, quantity: _Quantity) -> Any:
     values = [end for row in rows for end in (row["value"], row["low"], row["high"]) if end]
     y = alt.Y("value:Q", title=quantity.axis)
-    if quantity.name == "prediction":
+    if quantity is _PREDICTION:
         edge = max(1.3, *(value * 1.05 for value in values), *(1.05 / value for value in values))
         steps = [tick for tick in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10) if 1 / edge <= tick <= edge]
         return y.scale(type="log", domain=[1 / edge, edge], nice=False).axis(values=steps, format="~r")
-    if quantity.logarithmic:
+    if quantity is _TIME:
         domain = [min(values) / 1.3, max(values) * 1.3]
-        return y.scale(type="log", domain=domain, nice=False).axis(values=_decades(domain), labelExpr=_TIME_LABEL)
+        label = _label(("s", 1), ("ms", 1e-3), ("µs", 1e-6))
+        return y.scale(type="log", domain=domain, nice=False).axis(values=_decades(domain), labelExpr=label)
     return y.scale(domain=[0, max(values) * 1.08], nice=False).axis(format=".4~g", tickCount=6)
 
 
@@ -222,8 +205,8 @@ def _perfect(alt: Any, rows: Rows) -> list[Any]:
     ]
 
 
-def _words(group: CommGroup, rows: Rows, quantity: _Quantity) -> str:
+def _words(group: GroupReport, rows: Rows, quantity: _Quantity) -> str:
     """At the largest size of each series: enough to hear what the chart shows; the table holds all."""
     last = {row["series"]: row for row in rows}
-    told = "; ".join(f"{name} at {row['size']}: {row['shown']}" for name, row in last.items())
-    return f"{quantity.title} of {group.label}. {told}."
+    found = "; ".join(f"{name} at {row['size']}: {row['shown']}" for name, row in last.items())
+    return f"{quantity.title} of {group.label}. {found}."

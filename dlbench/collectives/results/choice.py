@@ -1,7 +1,4 @@
-"""Which algorithm to use at which size: the fastest measured, where the lead changes, and how large messages should be.
-
-Everything here is read off measurements; `dlbench.collectives.results.fit` says what the fitted model expects instead.
-"""
+"""Which algorithm to use at which size: the fastest, where the lead changes, and how large messages should be."""
 
 from __future__ import annotations
 
@@ -9,8 +6,11 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
-from dlbench.collectives.results.tables import CommGroup, Measurement, Series, SeriesName
+from dlbench.collectives.results.fits import Fits
+from dlbench.collectives.results.measurements import GIGA, CollectiveGroup, Measurement, SeriesName
+from dlbench.costs import predictions
 from dlbench.stats.estimates import Estimate, are_paired, ratio_estimate
 
 STAY_WITHIN = 0.05
@@ -25,33 +25,34 @@ class Best:
     """The fastest series of a size, and the one after it."""
 
     num_bytes: int
-    name: SeriesName
-    seconds: Estimate
-    second: SeriesName | None
-    """None where only one was measured."""
+    title: str
+    time: Estimate
+    rate: Estimate
+    """busbw, GB/s; algbw for one rank."""
+    second: str
+    """The next one; empty where only one was measured."""
     lead: Estimate | None
-    """Time of the second over that of the best (1)."""
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether the interval of the lead keeps away from 1; a single run has none, and is never clear."""
-        return self.lead is not None and self.lead.low is not None and self.lead.low > 1
+    """Time of the next over that of the fastest."""
+    is_clear: bool
+    """Whether the interval of the lead keeps away from 1; a single run has none, and is never clear."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crossover:
-    """Between two neighbouring sizes another series becomes the recommended one."""
+    """Where one series overtakes another."""
 
-    low: int
-    """Largest size of `before`, bytes."""
-    high: int
-    """Smallest size of `after`, bytes."""
-    before: SeriesName
-    after: SeriesName
+    source: Literal["measured", "model"]
+    before: str
+    after: str
     num_bytes: float
-    """Where their times meet, interpolated in logarithms of size and time; at `low` if `after` leads there already."""
-    is_clear: bool
-    """Whether at `high` the interval of their ratio keeps away from 1."""
+    """Measured: where their times meet, interpolated in logarithms of size and time; at `low` if `after` leads there
+    already. Model: the first size at which `after` is predicted to be faster."""
+    low: int | None = None
+    """Largest measured size of `before`; None for the model."""
+    high: int | None = None
+    """Smallest measured size of `after`; None for the model."""
+    is_clear: bool | None = None
+    """Whether at `high` the interval of their ratio keeps away from 1; None for the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,23 @@ class Recommended:
     """Smallest measured size of the range, bytes."""
     high: int
     """Largest measured size of the range, bytes."""
-    name: SeriesName
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fusion:
+    """How large a message of fused gradients should be."""
+
+    title: str
+    """Series it holds for: the one recommended at the largest size."""
+    num_bytes: float | None
+    """Bytes; None where every size costs the start-up alone."""
+    share: float
+    """Share of the asymptotic rate that it reaches."""
+    asymptotic_algbw: float | None
+    """GB/s."""
+    beyond_measured: bool
+    """Whether it is larger than the largest measured size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,68 +87,111 @@ class Ratio:
     """One of dlbench's algorithms against a library, at one size."""
 
     num_bytes: int
-    own: SeriesName
-    library: SeriesName
+    own: str
+    library: str
     speed: Estimate
     """Time of the library over time of the algorithm (1): above 1, the algorithm is faster."""
     paired: bool
     """Whether both were timed in the same runs."""
 
 
-def best(group: CommGroup) -> tuple[Best, ...]:
+def best(group: CollectiveGroup) -> tuple[Best, ...]:
     """The fastest series at each size, by size."""
     found = []
     for size in group.sizes:
-        ranked = sorted(_at(group, size), key=lambda one: one[1].seconds.value)
-        name, first = ranked[0]
-        second = ranked[1] if len(ranked) > 1 else None
+        measured = [(series.title, one) for series in group.series if (one := series.at(size)) is not None]
+        ranked = sorted(measured, key=lambda one: one[1].time.value)
+        title, first = ranked[0]
+        lead = _ratio(ranked[1][1], first)[0] if len(ranked) > 1 else None
         found.append(
             Best(
                 num_bytes=size,
-                name=name,
-                seconds=first.seconds,
-                second=second[0] if second else None,
-                lead=_ratio(second[1], first)[0] if second else None,
+                title=title,
+                time=first.time,
+                rate=first.busbw or first.algbw,
+                second=ranked[1][0] if len(ranked) > 1 else "",
+                lead=lead,
+                is_clear=_is_above_1(lead),
             )
         )
     return tuple(found)
 
 
-def crossovers(group: CommGroup) -> tuple[Crossover, ...]:
+def recommended(group: CollectiveGroup) -> tuple[Recommended, ...]:
+    """A series for each range of sizes: the fastest, but no change for a gain of `STAY_WITHIN` or less."""
+    ranges: list[Recommended] = []
+    for size in group.sizes:
+        leader, time = min(
+            ((series.title, one.time.value) for series in group.series if (one := series.at(size)) is not None),
+            key=lambda one: one[1],
+        )
+        if ranges:
+            kept = group.at(ranges[-1].title, size)
+            if kept is not None and kept.time.value <= time * (1 + STAY_WITHIN):
+                leader = ranges[-1].title
+        if ranges and ranges[-1].title == leader:
+            ranges[-1] = Recommended(low=ranges[-1].low, high=size, title=leader)
+        else:
+            ranges.append(Recommended(low=size, high=size, title=leader))
+    return tuple(ranges)
+
+
+def crossovers(group: CollectiveGroup) -> tuple[Crossover, ...]:
     """Where one recommended series gives way to the next; only between series that were measured at both sizes."""
     found = []
     for left, right in itertools.pairwise(recommended(group)):
-        ends = [_cell(group, name, size) for size in (left.high, right.low) for name in (left.name, right.name)]
-        if any(end is None for end in ends):
-            continue
-        before_low, after_low, before_high, after_high = [end for end in ends if end is not None]
-        found.append(
-            Crossover(
-                low=left.high,
-                high=right.low,
-                before=left.name,
-                after=right.name,
-                num_bytes=_meeting(before_low, after_low, before_high, after_high),
-                is_clear=_slower(before_high, after_high),
+        before_low, before_high = group.at(left.title, left.high), group.at(left.title, right.low)
+        after_low, after_high = group.at(right.title, left.high), group.at(right.title, right.low)
+        if before_low and before_high and after_low and after_high:
+            found.append(
+                Crossover(
+                    source="measured",
+                    before=left.title,
+                    after=right.title,
+                    num_bytes=_meeting(before_low, after_low, before_high, after_high),
+                    low=left.high,
+                    high=right.low,
+                    is_clear=_is_above_1(_ratio(before_high, after_high)[0]),
+                )
             )
-        )
     return tuple(found)
 
 
-def recommended(group: CommGroup) -> tuple[Recommended, ...]:
-    """A series for each range of sizes: the fastest, but no change for a gain of `STAY_WITHIN` or less."""
-    ranges: list[Recommended] = []
-    for leader in best(group):
-        name = leader.name
-        if ranges:
-            kept = _cell(group, ranges[-1].name, leader.num_bytes)
-            if kept is not None and kept.seconds.value <= leader.seconds.value * (1 + STAY_WITHIN):
-                name = ranges[-1].name
-        if ranges and ranges[-1].name == name:
-            ranges[-1] = Recommended(low=ranges[-1].low, high=leader.num_bytes, name=name)
-        else:
-            ranges.append(Recommended(low=leader.num_bytes, high=leader.num_bytes, name=name))
-    return tuple(ranges)
+def model_crossovers(group: CollectiveGroup, fits: Fits) -> Iterator[Crossover]:
+    """Where the model of each carrier expects the lead to change among a group's algorithms over it."""
+    own = [series for series in group.series if not series.is_library]
+    sizes = group.sizes
+    for carrier in dict.fromkeys(series.carrier for series in own):
+        algorithms = [series.algorithm for series in own if series.carrier == carrier]
+        fit = fits.of(group, carrier)
+        if fit is None or len(algorithms) < 2 or len(sizes) < 2:
+            continue
+        for size, before, after in predictions.crossovers(
+            group.collective, algorithms, group.layout, fit.network, sizes[0], sizes[-1]
+        ):
+            yield Crossover(
+                source="model",
+                before=SeriesName(carrier=carrier, algorithm=before).title,
+                after=SeriesName(carrier=carrier, algorithm=after).title,
+                num_bytes=size,
+            )
+
+
+def fusion(group: CollectiveGroup) -> Fusion | None:
+    """The size of fused messages for all-reduce; None for other collectives, and without a line."""
+    title = recommended(group)[-1].title
+    series = next(series for series in group.series if series.title == title)
+    if group.collective != "allreduce" or series.startup_s is None or series.per_byte_s is None:
+        return None
+    size = fusion_bytes(series.startup_s, series.per_byte_s)
+    is_finite = series.per_byte_s > 0
+    return Fusion(
+        title=title,
+        num_bytes=size if is_finite else None,
+        share=RATE_SHARE,
+        asymptotic_algbw=GIGA / series.per_byte_s if is_finite else None,
+        beyond_measured=is_finite and size > group.sizes[-1],
+    )
 
 
 def fusion_bytes(startup_s: float, per_byte_s: float, share: float = RATE_SHARE) -> float:
@@ -145,19 +205,18 @@ def fusion_bytes(startup_s: float, per_byte_s: float, share: float = RATE_SHARE)
     return share / (1 - share) * startup_s / per_byte_s
 
 
-def ratios(group: CommGroup) -> tuple[Ratio, ...]:
+def ratios(group: CollectiveGroup) -> Iterator[Ratio]:
     """Each own algorithm against each library at each size that both have; own algorithms in their order."""
-    own = [series for series in group.series if not series.name.is_library]
-    libraries = [series for series in group.series if series.name.is_library]
-    return tuple(ratio for mine in own for theirs in libraries for ratio in _ratios(mine, theirs))
-
-
-def _ratios(own: Series, library: Series) -> Iterator[Ratio]:
-    for mine in own.sizes:
-        theirs = library.at(mine.num_bytes)
-        if theirs is not None:
-            speed, paired = _ratio(theirs, mine)
-            yield Ratio(num_bytes=mine.num_bytes, own=own.name, library=library.name, speed=speed, paired=paired)
+    libraries = [series for series in group.series if series.is_library]
+    for own in (series for series in group.series if not series.is_library):
+        for library in libraries:
+            for mine in own.rows:
+                theirs = library.at(mine.num_bytes)
+                if theirs is not None:
+                    speed, paired = _ratio(theirs, mine)
+                    yield Ratio(
+                        num_bytes=mine.num_bytes, own=own.title, library=library.title, speed=speed, paired=paired
+                    )
 
 
 def _ratio(top: Measurement, bottom: Measurement) -> tuple[Estimate, bool]:
@@ -168,20 +227,8 @@ def _ratio(top: Measurement, bottom: Measurement) -> tuple[Estimate, bool]:
     return ratio_estimate(a, b), are_paired(a, b)
 
 
-def _slower(one: Measurement, other: Measurement) -> bool:
-    """Whether one is slower beyond the scatter of runs."""
-    low = _ratio(one, other)[0].low
-    return low is not None and low > 1
-
-
-def _at(group: CommGroup, num_bytes: int) -> list[tuple[SeriesName, Measurement]]:
-    cells = ((series.name, series.at(num_bytes)) for series in group.series)
-    return [(name, one) for name, one in cells if one is not None]
-
-
-def _cell(group: CommGroup, name: SeriesName, num_bytes: int) -> Measurement | None:
-    series = group.find(name)
-    return None if series is None else series.at(num_bytes)
+def _is_above_1(ratio: Estimate | None) -> bool:
+    return ratio is not None and ratio.low is not None and ratio.low > 1
 
 
 def _meeting(
@@ -189,6 +236,6 @@ def _meeting(
 ) -> float:
     """Where two lines through the points of two sizes cross, logarithms on both axes; bytes."""
     low, high = math.log(before_low.num_bytes), math.log(before_high.num_bytes)
-    ahead = max(0.0, math.log(after_low.seconds.value / before_low.seconds.value))
-    behind = math.log(before_high.seconds.value / after_high.seconds.value)
+    ahead = max(0.0, math.log(after_low.time.value / before_low.time.value))
+    behind = math.log(before_high.time.value / after_high.time.value)
     return math.exp(low + (high - low) * ahead / (ahead + behind))

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, cast
 
-from dlbench.collectives.results.tables import CommGroup, layout_of, name_of, why_not
+from dlbench.collectives.results.measurements import CollectiveGroup, layout_of, name_of, why_not
 from dlbench.costs.collectives import Layout, RankCounts, counts
-from dlbench.reading.environments import Environments, compare
+from dlbench.reading.doubts import Doubt, merged
+from dlbench.reading.environments import Environments, side_by_side
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun
 from dlbench.specs.collectives.plan import ELEMENT_BYTES, Collective
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import format_bytes
-from dlbench.views.doubts import Doubt
-
-if TYPE_CHECKING:
-    from dlbench.records.scan import Run
 
 NOISY = 0.5
 """Where the middle half of the iterations spans more than this share of the median, there is hardly a typical time."""
 
 
-def group_doubts(group: CommGroup) -> list[Doubt]:
-    """All reasons to doubt the figures of a group, serious ones first; equal texts are told once, with their runs."""
+def group_doubts(group: CollectiveGroup) -> list[Doubt]:
+    """All reasons to doubt the figures of a group, serious ones first; equal texts once, with their runs."""
     found = [*_few_repeats(group), *_environments(group.runs), *_one_hosts_layout(group), *_noise(group.runs)]
-    merged: dict[tuple[str, str], Doubt] = {}
-    for doubt in (doubt for run in group.runs for doubt in run_doubts(run) if doubt.code != "noisy-iterations"):
-        before = merged.get((doubt.code, doubt.text))
-        runs = (*before.runs, *doubt.runs) if before else doubt.runs
-        merged[doubt.code, doubt.text] = Doubt(code=doubt.code, severity=doubt.severity, text=doubt.text, runs=runs)
-    return sorted([*found, *merged.values()], key=lambda doubt: doubt.severity != "serious")
+    # Noise is counted over all runs at once.
+    found += merged(doubt for run in group.runs for doubt in run_doubts(run) if doubt.code != "noisy-iterations")
+    return sorted(found, key=lambda doubt: doubt.severity != "serious")
 
 
 def run_doubts(run: CommRun) -> list[Doubt]:
@@ -63,10 +56,10 @@ def counter_problem(run: CommRun, point: CommPoint) -> str:
         return ""
     layout, shards = layout_of(run), run.plan.comm.shards
     expected = _expected(point.collective, point.algorithm, layout, point.num_bytes, ELEMENT_BYTES[point.dtype], shards)
-    told = []
+    found = []
     steps = max(rank.steps for rank in expected)
     if point.steps != steps:
-        told.append(f"steps: {point.steps} counted, {steps} by the formula")
+        found.append(f"steps: {point.steps} counted, {steps} by the formula")
     for name, counted, wanted in (
         ("messages", point.messages, tuple(rank.messages for rank in expected)),
         ("bytes sent", point.bytes_sent, tuple(rank.bytes_sent for rank in expected)),
@@ -75,11 +68,11 @@ def counter_problem(run: CommRun, point: CommPoint) -> str:
         if counted == wanted:
             continue
         if len(counted) != len(wanted):
-            told.append(f"{name}: counted on {len(counted)} of {len(wanted)} ranks")
+            found.append(f"{name}: counted on {len(counted)} of {len(wanted)} ranks")
             continue
         rank = next(rank for rank, pair in enumerate(zip(counted, wanted, strict=True)) if pair[0] != pair[1])
-        told.append(f"{name} of rank {rank}: {counted[rank]:,} counted, {wanted[rank]:,} by the formula")
-    return f"counters differ from the formulas: {'; '.join(told)}" if told else ""
+        found.append(f"{name} of rank {rank}: {counted[rank]:,} counted, {wanted[rank]:,} by the formula")
+    return f"counters differ from the formulas: {'; '.join(found)}" if found else ""
 
 
 @lru_cache(maxsize=4096)
@@ -89,7 +82,7 @@ def _expected(
     return counts(collective, algorithm, layout, num_bytes // element_bytes, element_bytes, shards=shards)
 
 
-def _few_repeats(group: CommGroup) -> Iterator[Doubt]:
+def _few_repeats(group: CollectiveGroup) -> Iterator[Doubt]:
     if len(group.runs) < MIN_RUNS:
         count = f"{len(group.runs)} valid run{'s' * (len(group.runs) > 1)}"
         how = "; intervals are those of its iterations and say nothing on how runs differ" * (len(group.runs) == 1)
@@ -112,12 +105,11 @@ def _environments(runs: Sequence[CommRun]) -> Iterator[Doubt]:
 
 
 def environment(runs: Sequence[CommRun]) -> Environments:
-    """Environments side by side."""
-    # `compare` reads the run's id and its record's environment alone.
-    return compare(cast("Sequence[Run]", runs))
+    """The environments (of rank 0) of runs side by side; those without a record are passed over."""
+    return side_by_side({run.plan.run_id: run.record.environment for run in runs if run.record is not None})
 
 
-def _one_hosts_layout(group: CommGroup) -> Iterator[Doubt]:
+def _one_hosts_layout(group: CollectiveGroup) -> Iterator[Doubt]:
     plan = group.sample.plan
     hosts = {host for run in group.runs if run.record for host in run.record.hosts}
     if group.layout.num_groups > 1 and (plan.layout.nodes == 1 or len(hosts) == 1):

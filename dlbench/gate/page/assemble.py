@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
@@ -15,12 +14,11 @@ from dlbench.gate.page import model
 from dlbench.gate.page.words import headline, methods
 from dlbench.gate.sides import SidePoint, SideRun
 from dlbench.report.wording import ENGINE_TITLES, place_text, runs_text
+from dlbench.units import whole_seconds
 
 DAY_S = 86_400
 
 T = TypeVar("T")
-
-_SECOND_FRACTION = re.compile(r"\.\d+(?=Z$)")
 
 
 def assemble(found: Comparison) -> model.ComparisonReport:
@@ -126,7 +124,7 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
 
 
 def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
-    ends = sorted(_SECOND_FRACTION.sub("", run.finished) for run in runs)
+    ends = sorted(whole_seconds(run.finished) for run in runs)
     return (ends[0], ends[-1]) if ends else ("", "")
 
 

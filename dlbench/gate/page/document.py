@@ -66,7 +66,7 @@ def paired_lines(scan: Scan) -> list[str]:
     from dlbench.gate.page.assemble import assemble
     from dlbench.gate.pairs import paired_points
     from dlbench.gate.verdicts import Rule
-    from dlbench.reading.run_metrics import DEFAULT_METRIC
+    from dlbench.reading.metrics import DEFAULT_METRIC
 
     try:
         points, both = paired_points(scan, str(scan.root), {}, "--where")

@@ -8,7 +8,7 @@ from typing import Any
 
 import dlbench
 from dlbench.history.entry import HistoryEntry
-from dlbench.reading.run_metrics import METRICS
+from dlbench.reading.metrics import METRICS
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import place_text, runs_text

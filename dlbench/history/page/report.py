@@ -11,7 +11,7 @@ from dlbench.history.entry import HistoryEntry
 from dlbench.history.page.words import METHODS, verdict
 from dlbench.history.trends.series import Change, Trend, damaged_runs, dated, trends
 from dlbench.history.trends.slow_months import SlowMonths, slow_months
-from dlbench.reading.run_metrics import METRICS
+from dlbench.reading.metrics import METRICS
 
 FORMAT = "dlbench.trends"
 VERSION = 1
@@ -56,7 +56,7 @@ def trends_of(entries: Iterable[HistoryEntry], metrics: Sequence[str] = FOLLOWED
 
     Args:
         entries: of a history, in any order.
-        metrics: names of `dlbench.reading.run_metrics.METRICS`.
+        metrics: names of `dlbench.reading.metrics.METRICS`.
     """
     known = list(entries)
     with_figures = [entry for entry in dated(known) if entry.group and entry.figures]

@@ -25,7 +25,7 @@ from dlbench.history.trends.change_points import (
     newest,
     segments,
 )
-from dlbench.reading.run_metrics import METRICS, Metric
+from dlbench.reading.metrics import METRICS, Metric
 from dlbench.report.wording import clean, place_text
 from dlbench.stats.estimates import Estimate
 
@@ -147,7 +147,7 @@ class Trend:
     ranks: int
     nodes: int
     metric: str
-    """Its name; see `dlbench.reading.run_metrics.METRICS`."""
+    """Its name; see `dlbench.reading.metrics.METRICS`."""
     title: str
     """The metric in words."""
     unit: str

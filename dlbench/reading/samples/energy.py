@@ -20,10 +20,10 @@ from dlbench.reading.samples.gpu_use import GpuUse, computes_on_gpu, gpus_of_ran
 from dlbench.reading.samples.integral import NOTHING
 from dlbench.reading.samples.node_samples import (
     STAGES,
-    NodeCourse,
     NodeReader,
     NodeSamples,
-    node_course,
+    NodeStages,
+    node_stages,
     nodes_of,
     read_node,
     why_not_sampled,
@@ -33,7 +33,7 @@ from dlbench.records.scan import Run
 MAX_UNACCOUNTED = 0.02
 
 WHOLE_NODE = (
-    "host energy is that of the whole node's processors and memory as RAPL counts them, whatever ran on the node; "
+    "the energy of processors is that of the whole node, memory included, as RAPL counts it, whatever ran there; "
     "board, fans, disks and network are not in it"
 )
 
@@ -74,7 +74,7 @@ class RunEnergy:
         return () if kind in self.why else tuple(source for source in self.sources if source.kind == kind)
 
     def stage(self, kind: Kind, *stages: str) -> StageEnergy | None:
-        """Some stages together (without names: the whole run); None where nothing tells, or it was at none of them."""
+        """Some stages together (without names: the whole run); None where nothing is known of them."""
         chosen = stages or STAGES
         amounts = [
             reduce(add, (source.stages[stage] for stage in chosen if stage in source.stages), NOTHING)
@@ -82,7 +82,7 @@ class RunEnergy:
         ]
         if not any(amount.length_ns for amount in amounts):
             return None
-        told = [amount.rate for amount in amounts if amount.length_ns]
+        rates = [amount.rate for amount in amounts if amount.length_ns]
         is_whole = all(amount.coverage >= MIN_COVERAGE for amount in amounts)
         total = reduce(add, amounts)
         return StageEnergy(
@@ -90,7 +90,7 @@ class RunEnergy:
             sampled_share=total.coverage,
             seconds=total.length_ns / len(amounts) / 1e9,
             filled_joules=sum(amount.value / amount.coverage for amount in amounts) if is_whole else None,
-            mean_power_w=sum(rate for rate in told if rate is not None) if None not in told else None,
+            mean_power_w=sum(rate for rate in rates if rate is not None) if None not in rates else None,
         )
 
     def energy_per_sample_j(self, kind: Kind) -> float | None:
@@ -108,7 +108,7 @@ class RunEnergy:
 def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
     """The energy of a run with a record.
 
-    Figures of a kind are sums over all nodes: where one node does not tell, there is none.
+    Figures of a kind are sums over all nodes: where those of one node are missing, there is none.
 
     Args:
         run: with a record.
@@ -131,10 +131,10 @@ def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
             why.setdefault("GPUs", reason)
             continue
         samples = read(run, node, lambda name: ENERGY_FIELDS.fullmatch(name) is not None)
-        course = node_course(run, node)
+        stages = node_stages(run, node)
         use = gpus_of_ranks(run, samples)
-        found = tuple(gpu_sources(samples, course, use))
-        host = host_sources(samples, course)
+        found = tuple(gpu_sources(samples, stages, use))
+        host = host_sources(samples, stages)
         sources += found
         # A node that does no work on a GPU takes nothing from the figures of those that do.
         if not found and (computes_on_gpu(run, node) or not _has_gpu(run)):
@@ -145,7 +145,7 @@ def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
             sources += host
         if not use.is_certain:
             doubts.append(use.how)
-        doubts += _course_doubts(samples, course)
+        doubts += _stage_doubts(samples, stages)
         doubts += [_on(samples, f"failed on the way: {text}") for text in samples.failures if "energy" in text]
     doubts += [text for source in sources if source.kind not in why for text in source_doubts(source)]
     if "processors" not in why:
@@ -176,13 +176,13 @@ def _why_no_gpu(samples: NodeSamples, use: GpuUse) -> str:
     return "energy of a GPU was never read twice in a stage of the run"
 
 
-def _course_doubts(samples: NodeSamples, course: NodeCourse) -> Iterator[str]:
-    measured = sum(end - begin for stage, begin, end in course.pieces if stage == "measured") / 1e9
-    if not course.has_spans:
-        yield _on(samples, "no spans tell the stages: what came before the first and after the last step is left out")
-    if course.unaccounted_s > MAX_UNACCOUNTED * measured:
+def _stage_doubts(samples: NodeSamples, stages: NodeStages) -> Iterator[str]:
+    measured = sum(end - begin for stage, begin, end in stages.pieces if stage == "measured") / 1e9
+    if not stages.has_spans:
+        yield _on(samples, "no spans hold the stages: what came before the first and after the last step is left out")
+    if stages.unaccounted_s > MAX_UNACCOUNTED * measured:
         yield _on(
             samples,
-            f"{course.unaccounted_s / measured:.0%} of the measured window is in no step: pauses that no span tells of "
+            f"{stages.unaccounted_s / measured:.0%} of the measured window is in no step: pauses that no span holds "
             "are part of its energy",
         )

@@ -1,4 +1,4 @@
-"""Which GPUs of a node the ranks of a run computed on, by NVML's numbers, as far as that can be told.
+"""Which GPUs of a node the ranks of a run computed on, by NVML's numbers, as far as that is known.
 
 CUDA counts only the devices it sees, in an order of its own; NVML counts all, by their place on the bus.
 """
@@ -20,7 +20,7 @@ class GpuUse:
     """The GPUs of one node that count."""
 
     gpus: tuple[int, ...]
-    """NVML's numbers; none where no rank used one, or no share of a board can be told."""
+    """NVML's numbers; none where no rank used one, or the share of a board is not known."""
     is_certain: bool
     """False where some of them may not have been used by the run."""
     how: str
@@ -43,7 +43,7 @@ def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
 
     All, where there is a rank for each. Otherwise the ranks' CUDA devices are looked up in CUDA_VISIBLE_DEVICES, by
     number or by UUID, if all ranks had the same list; without a list CUDA's numbers are taken for NVML's where all
-    GPUs are of one model, because CUDA puts faster models first. Where nothing tells, all GPUs of the node.
+    GPUs are of one model, because CUDA puts faster models first. Otherwise all GPUs of the node.
     """
     ranks = node_ranks(run, samples.node_rank)
     if not computes_on_gpu(run, samples.node_rank):
@@ -69,12 +69,12 @@ def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
             gpus=(),
             is_certain=True,
             how=f"GPUs of {samples.host} are divided (MIG): power and energy are those of the whole board, and no "
-            "share of them is told",
+            "share of them is known",
         )
     return found or GpuUse(
         gpus=gpus,
         is_certain=False,
-        how=f"which of the {len(gpus)} GPUs of {samples.host} the {len(devices)} ranks used cannot be told: all of "
+        how=f"which of the {len(gpus)} GPUs of {samples.host} the {len(devices)} ranks used is not known: all of "
         "them count",
     )
 
@@ -86,7 +86,7 @@ def _looked_up(
     facts: Mapping[str, str],
     environment: Mapping[str, str],
 ) -> tuple[int, ...] | None:
-    """NVML's numbers of CUDA devices; None where they cannot be told."""
+    """NVML's numbers of CUDA devices; None where they are not known."""
     matches = [re.match(r"cuda:(\d+)", device) for device in devices]
     numbers = [int(match[1]) for match in matches if match]
     if len(set(numbers)) != len(devices):

@@ -1,7 +1,7 @@
 """A quantity from irregular samples over any interval: a counter, or a rate integrated over real time stamps.
 
 Between two neighbouring samples a counter is interpolated linearly, and a rate too (trapezoidal rule). What lies before
-the first sample, behind the last one, or in a gap is not known: it adds nothing, and is told as missing. A gap is a
+the first sample, behind the last one, or in a gap is not known: it adds nothing, and is reported as missing. A gap is a
 piece longer than five periods. A counter went on counting in it: its difference is right for the whole piece, and for
 no part of it. So an interval that holds all of such a piece knows it, and one whose border cuts it does not. But for
 such cuts the amounts of the parts of an interval sum to that of the whole.
@@ -47,7 +47,7 @@ class Amount:
 
     @property
     def rate(self) -> float | None:
-        """Mean over the known part, a second (watts); None where nothing is known."""
+        """Mean over the known part, per second (watts); None where nothing is known."""
         return self.value / self.known_ns * 1e9 if self.known_ns else None
 
     def __add__(self, other: Amount) -> Amount:
@@ -70,7 +70,7 @@ class Curve:
     time_ns: Times
     """When samples were taken, growing; shape (n,)."""
     begin_rate: Floats
-    """Rate (a second) at the begin of each piece between two samples; shape (n - 1,), or (0,) without samples."""
+    """Rate (per second) at the begin of each piece between two samples; shape (n - 1,), or (0,) without samples."""
     end_rate: Floats
     """The same at its end."""
     known: Flags
@@ -120,8 +120,8 @@ class Curve:
         values = np.diff((np.cumsum(amount) - amount)[piece] + part).tolist()
         times = np.diff((np.cumsum(known) - known)[piece] + np.where(self.known[piece], into, 0)).tolist()
         return [
-            Amount(value=value, known_ns=told, length_ns=end - begin)
-            for value, told, (begin, end) in zip(values, times, pairs, strict=True)
+            Amount(value=value, known_ns=time_ns, length_ns=end - begin)
+            for value, time_ns, (begin, end) in zip(values, times, pairs, strict=True)
         ]
 
     def known_within(self, begin_ns: int, end_ns: int) -> Flags:

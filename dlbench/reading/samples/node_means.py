@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 COUNTERS = re.compile(r".*(_j|throttled_s|(received|sent|read|written)_bytes|pcie_replays|ecc_(un)?corrected)")
-"""Fields that count from anywhere: their rate is told."""
+"""Fields that count from anywhere: their rate is reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FieldSummary:
-    """One field in the measured window; of a counter its rate, in its unit a second."""
+    """One field in the measured window; of a counter its rate, in its unit per second."""
 
     name: str
     is_rate: bool
@@ -73,12 +73,12 @@ def node_telemetry(
     wanted: Callable[[str], bool] = lambda name: True,
     read: NodeReader = read_node,
 ) -> tuple[list[NodeTelemetry], dict[str, str]]:
-    """Every sampled node of a run with a record, and why others tell nothing, by node.
+    """Every sampled node of a run with a record, and why others have no samples, by node.
 
     Args:
         run: with a record.
         nodes: those that are looked at; None: all.
-        wanted: the fields that are told of.
+        wanted: the fields that are summed up.
         read: reads a node, so that readers of the same samples can share them.
 
     Raises:
@@ -133,20 +133,20 @@ def _summary(samples: NodeSamples, name: str, values: Floats, window: Interval) 
     is_rate = COUNTERS.fullmatch(name) is not None
     if is_rate:
         curve = counter_curve(samples.time_ns, values, samples.period_of(name))
-        told, mean = curve.begin_rate[curve.known_within(*window)], curve.over(*window).rate
+        known, mean = curve.begin_rate[curve.known_within(*window)], curve.over(*window).rate
     else:
         inside = (samples.time_ns >= window[0]) & (samples.time_ns <= window[1]) & np.isfinite(values)
-        told, mean = values[inside], None
-    if not len(told):
+        known, mean = values[inside], None
+    if not len(known):
         return None
     return FieldSummary(
         name=name,
         is_rate=is_rate,
-        mean=float(told.mean()) if mean is None else mean,
-        median=float(np.median(told)),
-        lowest=float(told.min()),
-        highest=float(told.max()),
-        num_samples=len(told),
+        mean=float(known.mean()) if mean is None else mean,
+        median=float(np.median(known)),
+        lowest=float(known.min()),
+        highest=float(known.max()),
+        num_samples=len(known),
     )
 
 

@@ -50,7 +50,7 @@ class NodeSamples:
     names: tuple[str, ...]
     """All sampled fields."""
     unavailable: dict[str, str]
-    """What the node does not tell, each with the reason; a name may stand for a group (`gpu`)."""
+    """What the node could not read, each with the reason; a name may stand for a group (`gpu`)."""
     facts: dict[str, str]
     """What does not change: names and UUIDs of GPUs, limits."""
     failures: tuple[str, ...]
@@ -149,7 +149,7 @@ def nodes_of(run: Run) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeCourse:
+class NodeStages:
     """What a node did when, after its lowest rank."""
 
     whole: Interval
@@ -159,9 +159,9 @@ class NodeCourse:
     pieces: tuple[tuple[str, int, int], ...]
     """The whole, cut into stages of `STAGES`: stage, begin, end."""
     unaccounted_s: float
-    """Time in the stage `measured` that no measured step holds, seconds: pauses that no span tells of."""
+    """Time in the stage `measured` that no measured step holds, seconds: pauses that no span holds."""
     has_spans: bool
-    """Whether spans tell the stages; without them the whole is from the first to the last step."""
+    """Whether spans hold the stages; without them the whole is from the first to the last step."""
 
     @property
     def edges(self) -> list[int]:
@@ -196,8 +196,8 @@ def _steps(run: Run, node: int) -> dict[str, Times]:
     return found
 
 
-def node_course(run: Run, node: int) -> NodeCourse:
-    """The stages of a node; steps tell warm-up and measuring, spans of the lane of stages the rest.
+def node_stages(run: Run, node: int) -> NodeStages:
+    """The stages of a node; warm-up and measuring from its steps, the rest from spans of the lane of stages.
 
     Raises:
         IncompleteDataError: its steps or spans cannot be read.
@@ -219,7 +219,7 @@ def node_course(run: Run, node: int) -> NodeCourse:
     pieces = _cut(whole, found)
     held_ns = int(steps["step_ns"][steps["warmup"] == 0].sum())
     own = sum(end - begin for stage, begin, end in pieces if stage == "measured")
-    return NodeCourse(
+    return NodeStages(
         whole=whole,
         measured=measured,
         pieces=pieces,

@@ -1,8 +1,8 @@
-"""What samplers tell of the runs of a table, each file read once: energy and telemetry of as many runs as is cheap.
+"""What samplers saw of the runs of a table, each file read once: energy and telemetry of as many runs as is cheap.
 
 A run of 128 nodes has 128 files of samples, and a table may hold thousands of runs. So samples are read up to a number
 of nodes: of every scaling point first the run whose throughput is in the middle, the largest point first, then the
-runs next to it. What was left out is told.
+runs next to it. What was left out is counted.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.energy import RunEnergy, run_energy
 from dlbench.reading.samples.node_means import NodeTelemetry, node_telemetry
 from dlbench.reading.samples.node_samples import NodeSamples, nodes_of, read_node
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 
 MAX_NODES = 160
@@ -46,7 +46,7 @@ class MachineReading:
     nodes: tuple[NodeTelemetry, ...]
     """Of the measured window, by node."""
     why: dict[str, str]
-    """Why nodes tell nothing, by node (`node 3`)."""
+    """Why nodes have no samples, by node (`node 3`)."""
     problem: str
     """What is damaged; empty where nothing is."""
     left_out: int = 0
@@ -104,14 +104,21 @@ def read_machine(run: Run, nodes: tuple[int, ...] | None = None, *, all_fields: 
     def wanted(name: str) -> bool:
         return all_fields or FIELDS.fullmatch(name) is not None
 
+    found: list[NodeTelemetry] = []
+    why: dict[str, str] = {}
+    energy, problem = None, ""
     try:
         found, why = node_telemetry(run, nodes=nodes, wanted=wanted, read=shared)
         energy = run_energy(run, read=shared) if nodes is None else None
     except IncompleteDataError as error:
-        return MachineReading(run_id=run.plan.run_id, energy=None, nodes=(), why={}, problem=str(error))
-    left_out = 0 if nodes is None else len(nodes_of(run)) - len(nodes)
+        problem = str(error)
     return MachineReading(
-        run_id=run.plan.run_id, energy=energy, nodes=tuple(found), why=why, problem="", left_out=left_out
+        run_id=run.plan.run_id,
+        energy=energy,
+        nodes=tuple(found),
+        why=why,
+        problem=problem,
+        left_out=0 if nodes is None or problem else len(nodes_of(run)) - len(nodes),
     )
 
 

@@ -64,23 +64,23 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
             is read.
 
     Returns:
-        The share, or None where nothing tells; and the evidence, or the reason.
+        The share, or None where it is not known; and the evidence, or the reason.
 
     Raises:
         IncompleteDataError: samples or steps are damaged.
         ValueError: the run has no record.
     """
     if run.record is None:
-        raise ValueError(f"{run.plan.run_id} has no record: nothing tells of its clocks")
+        raise ValueError(f"{run.plan.run_id} has no record: its clocks are not known")
     nodes = nodes_of(run)
     on_gpu = [node for node in nodes if computes_on_gpu(run, node)]
     found: list[Throttled] = []
     why: list[str] = []
     silent = 0
     for node in on_gpu or nodes:
-        told = list(_node(run, node, why, window_of, on_gpu=bool(on_gpu)))
-        silent += not told
-        found += told
+        lost = list(_node(run, node, why, window_of, on_gpu=bool(on_gpu)))
+        silent += not lost
+        found += lost
     if not found:
         return None, why[0]
     share = sum(one.share for one in found) / len(found)
@@ -93,7 +93,7 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
     if missing > 0.01:
         parts.append(f"{missing:.0%} of the window was not sampled")
     if silent:
-        parts.append(f"{silent} {_plural('node', silent)} did not tell: {why[0]}")
+        parts.append(f"not known of {silent} {_plural('node', silent)}: {why[0]}")
     return share, "; ".join(parts)
 
 
@@ -104,7 +104,7 @@ def _plural(word: str, count: int) -> str:
 def _node(
     run: Run, node: int, why: list[str], window_of: Callable[[int], Interval] | None, *, on_gpu: bool
 ) -> Iterator[Throttled]:
-    """What the GPUs of a node, or the node, lost; adds to `why` where it does not tell."""
+    """What the GPUs of a node, or the node, lost; adds to `why` where that is not known."""
     reason = why_not_sampled(run, node)
     if reason:
         why.append(reason)
@@ -112,11 +112,11 @@ def _node(
     samples = read_node(run, node, lambda name: name == _QUOTA or _FIELDS.fullmatch(name) is not None)
     window = measured_window(run, node) if window_of is None else window_of(node)
     if not on_gpu:
-        told = _quota(run, samples, window)
-        if isinstance(told, str):
-            why.append(told)
+        lost = _quota(run, samples, window)
+        if isinstance(lost, str):
+            why.append(lost)
         else:
-            yield told
+            yield lost
         return
     use = gpus_of_ranks(run, samples)
     if not use.gpus:
@@ -146,13 +146,13 @@ class _Weights:
 
 
 def _gpu(samples: NodeSamples, name: str, weigh: _Weights) -> Throttled | str:
-    """What one GPU lost, or why that cannot be told."""
+    """What one GPU lost, or why that is not known."""
     import numpy as np
 
     where = f"{name} of {samples.host}"
-    for told in ("clock_reasons", "sm_clock_hz"):
-        if f"{name}.{told}" not in samples.columns:
-            return f"{where}: {samples.why_not(f'{name}.{told}')}"
+    for field_name in (f"{name}.clock_reasons", f"{name}.sm_clock_hz"):
+        if field_name not in samples.columns:
+            return f"{where}: {samples.why_not(field_name)}"
     reasons, clock = samples.columns[f"{name}.clock_reasons"], samples.columns[f"{name}.sm_clock_hz"]
     held = np.isfinite(reasons) & np.isfinite(clock)
     masks, clock = reasons[held].astype(np.int64), clock[held]
@@ -194,10 +194,10 @@ def _reference(samples: NodeSamples, name: str, at_work: Floats, highest_throttl
     if len(limits) and limits.max() > 0:
         return float(limits.max())
     try:
-        told = float(samples.facts.get(f"{name}.sm_clock_max_hz", ""))
+        highest = float(samples.facts.get(f"{name}.sm_clock_max_hz", ""))
     except ValueError:
         return None
-    return told if math.isfinite(told) and told > 0 else None
+    return highest if math.isfinite(highest) and highest > 0 else None
 
 
 def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Floats:
@@ -214,7 +214,7 @@ def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Floats:
 
     weight = np.zeros(len(time_ns))
     start, stop = time_ns[:-1], time_ns[1:]
-    # Half a nanosecond is less than any clock tells.
+    # Half a nanosecond is less than any clock resolves.
     middle = start + (stop - start) // 2
     near = joined(time_ns, period_s)
     weight[:-1] += np.where(near, _overlap(start, middle, window), 0)
@@ -230,7 +230,7 @@ def _overlap(start: Times, stop: Times, window: Interval) -> Times:
 
 
 def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
-    """What the ranks of a node lost to a used-up CPU quota, or why that cannot be told."""
+    """What the ranks of a node lost to a used-up CPU quota, or why that is not known."""
     if _QUOTA not in samples.columns:
         return f"no GPU and no CPU quota, clocks of CPUs are not attributed: {samples.why_not(_QUOTA)}"
     held_back = counter_curve(samples.time_ns, samples.columns[_QUOTA], samples.period_s).over(*window)

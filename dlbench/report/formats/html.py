@@ -142,8 +142,12 @@ def _svg(chart: Chart) -> Markup:
     return _trusted(svg.to_svg(chart.spec, chart.id))
 
 
-def _shown(section: Section, charts: dict[str, tuple[Drawn, ...]], charted: set[str], ids: Counter[str]) -> Shown:
+def _shown(
+    section: Section, charts: dict[str, tuple[Drawn, ...]], charted: set[str], ids: Counter[str], group: str = ""
+) -> Shown:
     drawn = charts.get(section.id, ())
+    if section.is_group and section.where:
+        group = str(section.where.get("group", ""))
     sheets = []
     for sheet in section.sheets:
         table = sheet.people()
@@ -151,20 +155,20 @@ def _shown(section: Section, charts: dict[str, tuple[Drawn, ...]], charted: set[
             kept = table.rows[: sheet.max_rows]
             left_out = len(table.rows) - len(kept)
             has_file = bool(sheet.names) and any(map(sheet.is_data, sheet.rows))
-            sheet_id = _sheet_id(sheet, section, ids)
+            sheet_id = _sheet_id(sheet.name, group, ids)
             sheets.append(ShownSheet(sheet, sheet_id, TextTable(table.header, kept), left_out, has_file))
     return Shown(
         section,
         drawn,
         tuple(sheets),
-        tuple(_shown(inner, charts, charted, ids) for inner in section.sections),
+        tuple(_shown(inner, charts, charted, ids, group) for inner in section.sections),
         without_charts=section.is_group and section.id not in charted,
     )
 
 
-def _sheet_id(sheet: Sheet[Any], section: Section, taken: Counter[str]) -> str:
+def _sheet_id(name: str, group: str, taken: Counter[str]) -> str:
     """The anchor of a table; a second one of the same name gets a number."""
-    wanted = f"table-{sheet.name}" if sheet.name in section.id else f"table-{sheet.name}-{section.id}"
+    wanted = f"table-{name}-{group}" if group else f"table-{name}"
     taken[wanted] += 1
     return wanted if taken[wanted] == 1 else f"{wanted}-{taken[wanted]}"
 

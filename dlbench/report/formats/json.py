@@ -40,7 +40,7 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return {name: as_plain(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, Mapping):
-        return {str(key): as_plain(item) for key, item in value.items()}
+        return {clean(str(key)): as_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [as_plain(item) for item in value]
     if isinstance(value, float):

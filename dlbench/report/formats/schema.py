@@ -10,7 +10,9 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
+
+from pydantic import BaseModel
 
 from dlbench.report.formats.json import HIDDEN, INLINE
 
@@ -52,10 +54,14 @@ class _Maker:
         if kind is float:
             # What is not finite is null.
             return {"type": ["number", "null"]}
-        if dataclasses.is_dataclass(kind):
+        if dataclasses.is_dataclass(kind) or _is_record(kind):
             assert isinstance(kind, type)
             return {"$ref": f"#/$defs/{self._name(kind)}"}
+        if kind is object:
+            return {}
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if origin is typing.Annotated:
+            return self.of(arguments[0])
         if origin is typing.Literal:
             return {"enum": list(arguments)}
         if origin in (typing.Union, types.UnionType):
@@ -81,7 +87,9 @@ class _Maker:
     def _object(self, kind: type) -> dict[str, Any]:
         hints = typing.get_type_hints(kind)
         properties: dict[str, Any] = {}
-        for field in dataclasses.fields(kind):
+        if _is_record(kind):
+            properties = {name: self.of(hints[name]) for name in kind.model_fields}
+        for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
             if field.metadata.get(INLINE):
                 properties |= {key: self.of(inner) for key, inner in self.inline[kind].items()}
             elif field.metadata.get(HIDDEN, True):
@@ -92,3 +100,7 @@ class _Maker:
             "required": list(properties),
             "additionalProperties": False,
         }
+
+
+def _is_record(kind: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dlbench.report.document import Document, Mark, Section
 from dlbench.report.table import TextTable
+from dlbench.report.wording import DASH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,11 +76,13 @@ def _section(section: Section, width: int, full: bool, *, is_outer: bool) -> Ite
 def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
     """Words and tables of a section by itself; in the summary the words stand under the tables."""
     tables = []
+    num_shown = sum(sheet.in_terminal for sheet in section.sheets)
     for sheet in section.sheets:
         if full or sheet.in_terminal:
             table = sheet.people(brief=not full)
             if table.rows:
-                title = _wrapped(sheet.title, width) if full and len(section.sheets) > 1 else []
+                is_titled = sheet.title != section.title if full else num_shown > 1
+                title = _wrapped(sheet.title, width) if is_titled else []
                 lines = whole(table, width) if full else fitted(_first_rows(table, sheet.max_rows), width)
                 more = 0 if full else len(table.rows) - len(table.rows[: sheet.max_rows])
                 lines += [f"... and {more} more rows"] if more else []
@@ -88,8 +91,7 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
     if full:
         yield from _sentences(section.about, width)
         if section.facts:
-            names, texts = zip(*section.facts, strict=True)
-            yield Block(tuple(_named(names, texts, width)))
+            yield Block(tuple(_named(section.facts, width)))
         yield from _sentences(section.words, width)
         yield from tables
         if section.notes:
@@ -110,11 +112,11 @@ def _first_rows(table: TextTable, most: int | None) -> TextTable:
     return TextTable(table.header, table.rows[:most])
 
 
-def _named(names: Sequence[str], texts: Sequence[str], width: int) -> list[str]:
+def _named(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
     """Names and values, a line each; further lines of a value stand under its begin."""
-    size = min(max(map(len, names)), width // 4)
+    size = min(max((len(name) for name, _ in pairs), default=0), width // 4)
     lines = []
-    for name, text in zip(names, texts, strict=True):
+    for name, text in pairs:
         head = f"  {name.ljust(size)}  "
         lines += textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * (size + 4)) or [head.rstrip()]
     return lines
@@ -145,15 +147,15 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def fitted(table: TextTable, width: int) -> list[str]:
-    """A table as lines, header first; intervals are left out where the width does not hold them.
+    """A table as lines, header first; where the width does not hold all, intervals are left out, from the right.
 
     Where that is not enough cells are shortened, and then columns on the right go: every other format prints them all.
     """
-    rows: list[tuple[str, ...]] = [table.header, *(tuple(map(str, row.cells)) for row in table.rows)]
-    if _width(rows) <= width:
-        return aligned(rows)
-    rows = [table.header, *(tuple(cell.text for cell in row.cells) for row in table.rows)]
-    short = rows
+    short = rows = _texts(table, len(table.header))
+    for kept in reversed(range(len(table.header))):
+        if _width(rows) <= width:
+            return aligned(rows)
+        rows = _texts(table, kept)
     for longest in (width, 20, 12):
         short = [tuple(shorten(cell, longest) for cell in row) for row in rows]
         if _width(short) <= width:
@@ -163,16 +165,30 @@ def fitted(table: TextTable, width: int) -> list[str]:
     return aligned(short)
 
 
+def _texts(table: TextTable, kept: int) -> list[tuple[str, ...]]:
+    """Header and cells, the first `kept` columns with their intervals."""
+    return [
+        table.header,
+        *(
+            tuple(str(cell) if place < kept else cell.text for place, cell in enumerate(row.cells))
+            for row in table.rows
+        ),
+    ]
+
+
 def whole(table: TextTable, width: int) -> list[str]:
     """A table as lines of which nothing is left out.
 
     One that is too wide becomes several below each other, each with the first column; where that is not enough, each
-    row becomes names and values.
+    row becomes names and values, without those that are missing.
     """
-    rows: list[tuple[str, ...]] = [table.header, *(tuple(map(str, row.cells)) for row in table.rows)]
     count = len(table.header)
+    rows = _texts(table, count)
     if max([_width([(row[0], row[place]) for row in rows]) for place in range(1, count)], default=0) > width:
-        return [line for row in rows[1:] for line in (*_named(table.header, row, width), "")][:-1]
+        known = [
+            [(name, text) for name, text in zip(table.header, row, strict=True) if text != DASH] for row in rows[1:]
+        ]
+        return [line for pairs in known for line in (*_named(pairs, width), "")][:-1]
     lines: list[str] = []
     start = 1
     while start < count or not lines:

@@ -119,7 +119,7 @@ def _next(experiment: Experiment, case: Case, network: NetworkModel | None) -> N
     if network is None or experiment.way is None:
         return NextExperiment(text=text, forecast_gain=None, basis="")
     if case.exchange is None:
-        return NextExperiment(text=text, forecast_gain=None, basis="the runs do not tell of their messages")
+        return NextExperiment(text=text, forecast_gain=None, basis="the runs do not report their messages")
     found = forecast(
         network,
         case.exchange,

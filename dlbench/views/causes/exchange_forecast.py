@@ -8,7 +8,7 @@ that is twice as slow as its fit does not spoil the forecast. With T the mean st
 
     forecast of the throughput = T / (T - x (1 - e_new / e_ran)) - 1
 
-A flat exchange is priced as a ring. Without fitted costs only the bound is told: what it would be if x were nothing.
+A flat exchange is priced as a ring. Without fitted costs there is only the bound: what it would be if x were nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Forecast:
 
 
 class _NoModelError(Exception):
-    """Something has no model, or was not told; the message says what."""
+    """Something has no model, or was not recorded; the message says what."""
 
 
 def upper_bound(share: float) -> float:
@@ -81,11 +81,11 @@ def forecast(
         result: the exchange as it ran.
         ranks: of the run.
         new: the change.
-        exchange_s: measured exposed exchange without waiting, mean seconds a step.
+        exchange_s: measured exposed exchange without waiting, mean seconds per step.
         step_s: mean step, seconds.
 
     Returns:
-        The forecast; or, where the run or the network does not tell enough, what is missing, in words.
+        The forecast; or, where the run or the network does not hold enough, what is missing, in words.
     """
     ran = Way(exchange=result.exchange, fusion=AS_IT_RAN, wire=result.wire, group_size=new.group_size)
     try:
@@ -117,7 +117,7 @@ def _exposed(network: NetworkModel, result: ExchangeResult, ranks: int, way: Way
         order = sorted(result.gradients, key=lambda gradient: gradient.ready_s)
         sizes, known = [float(gradient.num_bytes) for gradient in order], [gradient.ready_s for gradient in order]
     if not sizes:
-        raise _NoModelError("the run does not tell of its messages, or when its gradients were ready")
+        raise _NoModelError("the run does not report its messages, or when its gradients were ready")
     if len(known) < len(sizes):
         return sum(map(price, sizes))
     backward = result.backward_s if result.backward_s is not None else max(known)

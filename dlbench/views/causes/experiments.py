@@ -186,7 +186,7 @@ def _is_weak(case: Case) -> bool:
 
 
 def _larger_batch(case: Case) -> str:
-    return f"a larger batch a rank (--set train.batch_per_rank={2 * case.batch}): fewer steps for the same samples"
+    return f"a larger batch per rank (--set train.batch_per_rank={2 * case.batch}): fewer steps for the same samples"
 
 
 _COMPUTE_PARTS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimiser"}
@@ -262,7 +262,7 @@ RULES: Mapping[str, Rule] = {
         lost_in="lowered clocks",
         experiments=(
             Experiment(
-                text=lambda case: "higher power and thermal limits (nvidia-smi -q -d POWER,TEMPERATURE tells them)"
+                text=lambda case: "higher power and thermal limits (nvidia-smi -q -d POWER,TEMPERATURE shows them)"
             ),
         ),
     ),
@@ -270,7 +270,7 @@ RULES: Mapping[str, Rule] = {
     "compute": Rule(
         name="compute-bound",
         lost_in="computing that takes longer than at the baseline",
-        lost_in_strong="computing that does not shrink with the batch a rank",
+        lost_in_strong="computing that does not shrink with the batch per rank",
         experiments=(
             Experiment(text=_less_fixed_work, when=lambda case: not _is_weak(case)),
             Experiment(

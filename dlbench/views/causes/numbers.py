@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from dlbench.reading.attribution import Part, attribute
 from dlbench.reading.causes import CAUSES, Causes
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
+from dlbench.reading.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
 from dlbench.specs.collectives.network import NetworkModel

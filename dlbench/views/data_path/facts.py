@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.samples.node_samples import node_course, nodes_of
+from dlbench.reading.samples.node_samples import node_stages, nodes_of
 from dlbench.reading.samples.readings import MAX_NODES_OF_LARGE_RUN
 from dlbench.reading.scaling import Group
 from dlbench.records.scan import Run
@@ -35,18 +35,18 @@ def _readers(run: Run) -> str:
     if data.is_synthetic:
         return "none: batches are made once and used again"
     workers = data.loader_workers
-    told = dict(run.record.data) if run.record is not None else {}
-    decoder = f"; decoder {told['decoder']}" if "decoder" in told else ""
+    recorded = dict(run.record.data) if run.record is not None else {}
+    decoder = f"; decoder {recorded['decoder']}" if "decoder" in recorded else ""
     if not workers:
         return f"the training process itself reads (data.loader_workers 0){decoder}"
-    return f"{workers} reader processes a rank (data.loader_workers){decoder}"
+    return f"{workers} reader processes per rank (data.loader_workers){decoder}"
 
 
 def _order(run: Run) -> str:
     if run.plan.workload.data.is_synthetic:
         return "a pool of batches in turn, the same all over the run; no shuffling"
     return (
-        f"one permutation an epoch of the whole data set, of seed {run.plan.workload.train.seed}, the same on all "
+        f"one permutation per epoch of the whole data set, of seed {run.plan.workload.train.seed}, the same on all "
         "ranks and dealt out to them: global shuffling, no sample twice in an epoch. Which samples were read is not "
         "recorded one by one; it follows from the seed"
     )
@@ -59,13 +59,13 @@ def _coverage(run: Run) -> str:
     size = data.get("num_samples")
     if run.plan.workload.data.is_synthetic:
         pool = f" of {size:,} samples" if isinstance(size, int) else ""
-        return f"a pool{pool} a rank, used again and again"
+        return f"a pool{pool} per rank, used again and again"
     if not isinstance(size, int) or size <= 0:
         return "not known: the record names no size of the data set"
     text = f"{seen:,} samples of a set of {size:,}: {number_text(seen / size, 'epochs')} epochs, warm-up steps counted"
     dropped = data.get("dropped_per_epoch")
     if isinstance(dropped, int) and dropped:
-        text += f"; {dropped:,} samples an epoch are left out, others each time, because they fill no batch"
+        text += f"; {dropped:,} samples per epoch are left out, others each time, because they fill no batch"
     if seen < size:
         text += f"; at most {percent(seen / size)} of the set was read, so that its rest was never cached by this run"
     return text
@@ -111,15 +111,15 @@ def _staged_s(run: Run) -> float | None:
     found = []
     for node in spread(nodes_of(run), MAX_NODES_OF_LARGE_RUN):
         try:
-            course = node_course(run, node)
+            stages = node_stages(run, node)
         except IncompleteDataError:
             # Damage is reported by the views of telemetry and steps.
             continue
-        if course.has_spans:
-            found.append(sum(end - begin for stage, begin, end in course.pieces if stage == "staging") / 1e9)
+        if stages.has_spans:
+            found.append(sum(end - begin for stage, begin, end in stages.pieces if stage == "staging") / 1e9)
     return max(found, default=None)
 
 
 def spread(items: Sequence[int], most: int) -> list[int]:
-    """At most so many of some items, evenly spread, the first among them."""
+    """At most `most` items, evenly spread, the first among them."""
     return list(items[:: -(-len(items) // most)]) if len(items) > most else list(items)

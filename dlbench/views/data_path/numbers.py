@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.measures import PARTS
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.readings import MachineReading, machine_readings
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text, number_text, percent, place_text
@@ -178,19 +178,19 @@ def _stalls(run: Run) -> _Stalls:
 def _disks(reading: MachineReading | None) -> float | None:
     if reading is None or reading.left_out:
         return None
-    told = [
+    known = [
         summary.mean
         for node in reading.nodes
         for name, summary in node.fields.items()
         if re.fullmatch(r"host\.disk\..+\.read_bytes", name)
     ]
-    return sum(told) if told else None
+    return sum(known) if known else None
 
 
 def _page_cache(reading: MachineReading | None) -> float | None:
     nodes = reading.nodes if reading is not None else ()
-    told = [node.fields[_CACHE].mean for node in nodes if _CACHE in node.fields]
-    return sum(told) / len(told) if told else None
+    known = [node.fields[_CACHE].mean for node in nodes if _CACHE in node.fields]
+    return sum(known) / len(known) if known else None
 
 
 def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
@@ -205,7 +205,7 @@ def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
     if waits:
         start += f"; the longest single wait looked at was {number_text(max(waits), 's')}"
     if is_synthetic:
-        return f"{start}. The data is synthetic: made in memory, so that nothing here tells of storage."
+        return f"{start}. The data is synthetic: made in memory, so that these figures say nothing of storage."
     stalled = max((point.stalled for point in points if point.stalled is not None), default=0.0)
     if stalled > 0:
         start += f"; up to {percent(stalled)} of the steps stall (run in the middle, at most {MAX_RANKS} ranks)"
@@ -215,13 +215,13 @@ def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
 def _temperature(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
     if is_synthetic:
         return "no file is read"
-    told = [(point.disk_bytes_per_s, point) for point in points if point.disk_bytes_per_s is not None]
-    if not told:
+    known = [(point.disk_bytes_per_s, point) for point in points if point.disk_bytes_per_s is not None]
+    if not known:
         return (
-            "not known: no sample tells what disks read in the measured steps (watch.sampler, and disks that the "
+            "not known: no sample holds what disks read in the measured steps (watch.sampler, and disks that the "
             "kernel counts)"
         )
-    rate, point = max(told, key=lambda item: item[0])
+    rate, point = max(known, key=lambda item: item[0])
     cache = f"; page cache {format_bytes(point.page_cache_bytes)} a node" if point.page_cache_bytes else ""
     where = place_text(point.ranks, point.nodes)
     if rate < AT_REST:

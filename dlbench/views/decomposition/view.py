@@ -8,8 +8,10 @@ from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent, place_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
-from dlbench.views.decomposition.numbers import MARGIN, Decomposition, Difference
+from dlbench.views.decomposition.numbers import MARGIN, Decomposition, Difference, decompositions
 from dlbench.views.decomposition.reasons import WITHOUT, What
+from dlbench.views.model import Report
+from dlbench.views.view import ReportSource, ReportView
 
 _TITLES: Mapping[What, str] = {"input": "input", "exchange": "exchange and waiting for ranks"}
 
@@ -32,6 +34,23 @@ def decomposition_section(found: Sequence[Decomposition]) -> Section | None:
         ),
         sheets=(_sheet(found),) if any(point.differences for point in found) else (),
     )
+
+
+class DecompositionView(ReportView):
+    """What steps cost by taking things away, over all series that did."""
+
+    id = "decomposition"
+    title = "Decomposition"
+    key = "decomposition"
+
+    def numbers(self, source: ReportSource) -> tuple[Decomposition, ...]:
+        """Every scaling point whose series has variants."""
+        return decompositions(source.scan.runs)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """None where no series has variants."""
+        section = decomposition_section(report.all_of(Decomposition))
+        return () if section is None else (section,)
 
 
 Row = tuple[Decomposition, Difference]
@@ -66,7 +85,7 @@ def _sheet(found: Sequence[Decomposition]) -> Sheet[Row]:
 
 
 def _title(point: Decomposition) -> str:
-    step = "no run as asked for has figures"
+    step = "no plain run has figures"
     if point.step_s is not None:
         step = f"a step takes {figure_text(point.step_s)} (mean over ranks; {basis_text(point.step_s)})"
     return (

@@ -1,1 +1,1 @@
-"""What `dlbench diagnose` prints: a report on runs made of fewer views, each told in full."""
+"""What `dlbench diagnose` prints: a report on runs made of fewer views, each printed in full."""

@@ -10,11 +10,15 @@ from dlbench.report.document import Document
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.views.assemble import assemble
 from dlbench.views.causes.view import CausesView
+from dlbench.views.decomposition.view import DecompositionView
 from dlbench.views.document import document_of
+from dlbench.views.energy.numbers import DetailedEnergy
+from dlbench.views.energy.view import DetailedEnergyView
 from dlbench.views.model import Report
 from dlbench.views.runs.view import WithoutFiguresView
 from dlbench.views.slow_nodes.view import SlowNodesView
 from dlbench.views.stragglers.view import StragglersView
+from dlbench.views.telemetry.view import DetailedTelemetryView
 from dlbench.views.view import Views
 
 FORMAT = "dlbench.diagnosis"
@@ -32,12 +36,25 @@ def diagnosis(
         slurm: joules that Slurm counted for the jobs of runs, by run id.
     """
     views = Views(
-        group=(CausesView(network), StragglersView()),
-        closing=(SlowNodesView(), WithoutFiguresView()),
+        group=(
+            CausesView(network),
+            StragglersView(),
+            DetailedTelemetryView(),
+            DetailedEnergyView(slurm),
+        ),
+        closing=(SlowNodesView(), DecompositionView(), WithoutFiguresView()),
     )
     report = assemble(scan, views=views, with_digests=False)
+    # Samples of all runs are read here alone.
+    energies = (group.of(DetailedEnergy) for group in report.groups)
+    damaged = [line for energy in energies if energy is not None for line in energy.damaged]
     report = dataclasses.replace(
-        report, format=FORMAT, title=TITLE, methods=(), missing=views.missing_of_report(report)
+        report,
+        format=FORMAT,
+        title=TITLE,
+        methods=(),
+        damaged=tuple(dict.fromkeys([*report.damaged, *damaged])),
+        missing=views.missing_of_report(report),
     )
     document = document_of(report, views)
     costs = () if network is None else (f"Forecasts: fitted costs of {network.system} over {network.transport}.",)

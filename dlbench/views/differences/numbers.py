@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dlbench.reading.comparability import comparable_values, group_id
 from dlbench.reading.environments import compare
-from dlbench.reading.run_table import RunTable
+from dlbench.reading.table import RunTable
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
 

@@ -140,7 +140,7 @@ def _differences_sheet(found: Sequence[RunDifference], names: Mapping[str, str])
         is_shown=lambda row: row.item in shown,
         caption="The most telling first: settings, tags, environment, and last what differs by nature (hosts, "
         "jobs, rank counts). Groups by letter; their names stand in the next table. For two runs or two sets of "
-        "runs: dlbench compare A B." + (f" {hidden} keys more stand in the CSV alone." if hidden else ""),
+        "runs: dlbench compare A B." + (f" {hidden} more keys stand in the CSV alone." if hidden else ""),
     )
 
 
@@ -150,7 +150,7 @@ def _kind(row: _Row) -> str:
 
 def _value(row: _Row) -> str:
     if row.value is None:
-        return f"and {row.item.num_values - len(row.item.values)} values more"
+        return f"and {row.item.num_values - len(row.item.values)} more values"
     return row.value.value or "empty"
 
 
@@ -164,7 +164,7 @@ def _matrix_sheet(
 ) -> Sheet[tuple[RunDifference, Group]]:
     """Keys by groups, for people only."""
     hidden = len(groups) - MAX_GROUPS
-    more = f" {hidden} groups more have no column; the table of what differs names them." if hidden > 0 else ""
+    more = f" {hidden} more groups have no column; the table of what differs names them." if hidden > 0 else ""
     keys = Counter(item.key for item in found)
     return Sheet(
         name="differences-matrix",

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.energy import RunEnergy, StageEnergy
 from dlbench.reading.samples.energy_sources import KINDS, Kind
 from dlbench.reading.samples.node_samples import STAGES
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
 from dlbench.stats.estimates import Estimate, RunKey, by_definition, median_estimate, ratio_estimate
 
 
@@ -69,43 +69,6 @@ class Energy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceStage:
-    """One stage of one source."""
-
-    stage: str
-    joules: float
-    """Of what was sampled."""
-    seconds: float
-    sampled_share: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnergySource:
-    """One GPU or processor package in one run."""
-
-    node: int
-    host: str
-    name: str
-    """`gpu.0`, `package-0`."""
-    kind: Kind
-    method: str
-    counter_over_power: float | None
-    """Energy by the counter over energy by power, in the measured window (1); None where only one of them is there."""
-    samples_in_window: int
-    stages: tuple[SourceStage, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSources:
-    """What the energy of one run is made of."""
-
-    run_id: str
-    num_samples: int
-    """Samples of the measured steps of all ranks."""
-    sources: tuple[EnergySource, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class SlurmCheck:
     """Slurm's account of a job beside the samples of its run."""
 
@@ -124,9 +87,11 @@ class SlurmCheck:
 class DetailedEnergy(Energy):
     """Energy over all runs, with what it is made of."""
 
-    runs: tuple[RunSources, ...]
+    runs: tuple[RunEnergy, ...]
     slurm: tuple[SlurmCheck, ...]
     """Of the runs whose jobs Slurm counted; empty where it was not asked."""
+    damaged: tuple[str, ...]
+    """Runs whose samples could not be read, one line each."""
 
 
 def energy(group: Group, table: RunTable) -> Energy | None:
@@ -136,8 +101,8 @@ def energy(group: Group, table: RunTable) -> Energy | None:
         group: comparable runs.
         table: where they are from.
     """
-    found, notes, _ = _energy(group, table, machine_readings(table))
-    return Energy(points=found, notes=notes) if any(point.kinds for point in found) else None
+    points, energies, damaged = _energy(group, table, machine_readings(table))
+    return Energy(points=points, notes=_notes(energies, damaged)) if any(point.kinds for point in points) else None
 
 
 def detailed_energy(group: Group, table: RunTable, slurm: Mapping[str, float]) -> DetailedEnergy:
@@ -148,19 +113,20 @@ def detailed_energy(group: Group, table: RunTable, slurm: Mapping[str, float]) -
         table: where they are from.
         slurm: joules that Slurm counted for the job of each run, by run id.
     """
-    found, notes, energies = _energy(group, table, machine_readings(table, None))
+    points, energies, damaged = _energy(group, table, machine_readings(table, None))
     return DetailedEnergy(
-        points=found,
-        notes=notes,
-        runs=tuple(map(_sources, energies)),
+        points=points,
+        notes=_notes(energies, damaged),
+        runs=tuple(energies),
         slurm=tuple(_slurm_check(one, slurm[one.run_id]) for one in energies if one.run_id in slurm),
+        damaged=tuple(damaged),
     )
 
 
 def _energy(
     group: Group, table: RunTable, readings: MachineReadings
-) -> tuple[tuple[EnergyPoint, ...], tuple[str, ...], list[RunEnergy]]:
-    """Points, notes, and the runs behind them."""
+) -> tuple[tuple[EnergyPoint, ...], list[RunEnergy], list[str]]:
+    """Points, the runs behind them, and what is damaged."""
     keys = run_keys(table)
     runs = {run.plan.run_id: run for run in group.runs}
     points: list[EnergyPoint] = []
@@ -182,8 +148,12 @@ def _energy(
             efficiency = _efficiencies(own, reference, is_baseline=point is group.baseline)
             points.append(_point(point, energies, efficiency, num_unread=len(point.run_ids) - len(read)))
         every += energies
-    notes = [text for energy in every for text in energy.notes]
-    return tuple(points), tuple(dict.fromkeys([*notes, *(f"damaged: {text}" for text in damaged)])), every
+    return tuple(points), every, list(dict.fromkeys(damaged))
+
+
+def _notes(energies: Iterable[RunEnergy], damaged: Iterable[str]) -> tuple[str, ...]:
+    notes = [text for energy in energies for text in energy.notes]
+    return tuple(dict.fromkeys([*notes, *(f"damaged: {text}" for text in damaged)]))
 
 
 def run_keys(table: RunTable) -> dict[str, RunKey]:
@@ -259,34 +229,6 @@ def _over(values: Iterable[float | None], unit: str) -> Estimate | None:
 
 def _joules(stages: Iterable[StageEnergy | None]) -> Estimate | None:
     return _over((None if stage is None else stage.joules for stage in stages), "J")
-
-
-def _sources(energy: RunEnergy) -> RunSources:
-    return RunSources(
-        run_id=energy.run_id,
-        num_samples=energy.num_samples,
-        sources=tuple(
-            EnergySource(
-                node=source.node_rank,
-                host=source.host,
-                name=source.name,
-                kind=source.kind,
-                method=source.method,
-                counter_over_power=source.check,
-                samples_in_window=source.samples_in_window,
-                stages=tuple(
-                    SourceStage(
-                        stage=stage,
-                        joules=amount.value,
-                        seconds=amount.length_ns / 1e9,
-                        sampled_share=amount.coverage,
-                    )
-                    for stage, amount in source.stages.items()
-                ),
-            )
-            for source in energy.sources
-        ),
-    )
 
 
 def _slurm_check(energy: RunEnergy, slurm_j: float) -> SlurmCheck:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dlbench.reading.samples.energy_sources import KINDS, Kind
+from dlbench.reading.samples.energy import RunEnergy
+from dlbench.reading.samples.energy_sources import KINDS, Kind, SourceEnergy
+from dlbench.reading.samples.integral import Amount
 from dlbench.report.table import Cell, Column, Pivot, Sheet, Value, times_cell
 from dlbench.report.wording import basis_text, place_text
 from dlbench.stats.estimates import Estimate
-from dlbench.views.energy.numbers import EnergyPoint, EnergySource, KindEnergy, RunSources, SlurmCheck, SourceStage
+from dlbench.views.energy.numbers import EnergyPoint, KindEnergy, SlurmCheck
 
 NOT_MEASURED = "not measured"
 
@@ -174,26 +176,41 @@ def slurm_sheet(checks: Sequence[SlurmCheck]) -> Sheet[SlurmCheck]:
     )
 
 
-def sources_sheet(runs: Sequence[RunSources]) -> Sheet[tuple[RunSources, EnergySource, SourceStage]]:
+@dataclass(frozen=True)
+class _Source:
+    """One stage of one source in one run."""
+
+    run_id: str
+    source: SourceEnergy
+    stage: str
+    amount: Amount
+
+
+def sources_sheet(runs: Sequence[RunEnergy]) -> Sheet[_Source]:
     """Every GPU and processor package of every run, stage by stage; for programs only."""
-    columns: tuple[Column[tuple[RunSources, EnergySource, SourceStage]], ...] = (
-        Column("run_id", "", lambda row: row[0].run_id),
-        Column("node", "", lambda row: row[1].node),
-        Column("host", "", lambda row: row[1].host),
-        Column("source", "", lambda row: row[1].name),
-        Column("kind", "", lambda row: row[1].kind),
-        Column("method", "", lambda row: row[1].method),
-        Column("counter_over_power", "", lambda row: row[1].counter_over_power),
-        Column("samples_in_window", "", lambda row: row[1].samples_in_window),
-        Column("stage", "", lambda row: row[2].stage),
-        Column("joules", "", lambda row: row[2].joules),
-        Column("seconds", "", lambda row: row[2].seconds),
-        Column("sampled_share", "", lambda row: row[2].sampled_share),
+    columns: tuple[Column[_Source], ...] = (
+        Column("run_id", "", lambda row: row.run_id),
+        Column("node", "", lambda row: row.source.node_rank),
+        Column("host", "", lambda row: row.source.host),
+        Column("source", "", lambda row: row.source.name),
+        Column("kind", "", lambda row: row.source.kind),
+        Column("method", "", lambda row: row.source.method),
+        Column("counter_over_power", "", lambda row: row.source.counter_over_power),
+        Column("samples_in_window", "", lambda row: row.source.samples_in_window),
+        Column("stage", "", lambda row: row.stage),
+        Column("joules", "", lambda row: row.amount.value),
+        Column("seconds", "", lambda row: row.amount.length_ns / 1e9),
+        Column("sampled_share", "", lambda row: row.amount.coverage),
     )
     return Sheet(
         name="energy-sources",
         title="Energy of each source",
         columns=columns,
-        rows=[(run, source, stage) for run in runs for source in run.sources for stage in source.stages],
+        rows=[
+            _Source(run.run_id, source, stage, amount)
+            for run in runs
+            for source in run.sources
+            for stage, amount in source.stages.items()
+        ],
         is_shown=lambda row: False,
     )

@@ -26,19 +26,8 @@ class EnergyView(GroupView):
     title = "Energy"
     key = "energy"
 
-    def __init__(self, *, is_detailed: bool = False, slurm: Mapping[str, float] | None = None) -> None:
-        """The view.
-
-        Args:
-            is_detailed: whether the samples of all runs are read, and every source of every run is reported.
-            slurm: joules that Slurm counted for the jobs of runs, by run id; for the detailed form.
-        """
-        self.is_detailed, self.slurm = is_detailed, slurm or {}
-
     def numbers(self, source: GroupSource) -> Energy | None:
         """By rank count."""
-        if self.is_detailed:
-            return detailed_energy(source.group, source.table, self.slurm)
         return energy(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
@@ -66,6 +55,18 @@ class EnergyView(GroupView):
             "Samplers ran, but neither a GPU's power nor a processor's energy counter could be read: dlbench doctor "
             "says what is missing on a node (NVML for GPUs, readable /sys/class/powercap for processors)."
         )
+
+
+class DetailedEnergyView(EnergyView):
+    """The same over the samples of all runs, with every source of every run, and what Slurm counted."""
+
+    def __init__(self, slurm: Mapping[str, float] | None = None) -> None:
+        """The view; `slurm`: joules that Slurm counted for the jobs of runs, by run id."""
+        self.slurm = slurm or {}
+
+    def numbers(self, source: GroupSource) -> DetailedEnergy:
+        """By rank count, and by run."""
+        return detailed_energy(source.group, source.table, self.slurm)
 
 
 def _words(found: Energy) -> Iterator[str]:

@@ -25,7 +25,7 @@ from dlbench.units import format_seconds
 MIN_SIZES = 3
 """Different sizes of messages that a line needs: two always lie on one."""
 MIN_RATIO = 4.0
-"""Largest over smallest of these sizes: with less, start-up and rate cannot be told apart."""
+"""Largest over smallest of these sizes: with less, start-up and rate cannot be separated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +226,7 @@ def _predict(
 
 def _line_text(line: LineCost) -> str:
     start = format_seconds(line.startup_s) if line.startup_s else "0 s"
-    return f"{line.name}: {start} a message and {format_seconds(line.per_byte_s * 2**20)} a MiB"
+    return f"{line.name}: {start} per message and {format_seconds(line.per_byte_s * 2**20)} per MiB"
 
 
 def _share(ideal_s: float, compute_s: float, exposed_s: float) -> float:
@@ -237,7 +237,7 @@ def _share(ideal_s: float, compute_s: float, exposed_s: float) -> float:
 def _one_run(point: Point, result: ExchangeResult) -> _OneRun | str:
     """The model's numbers, or why there are none."""
     if not result.gradients:
-        return "not measured: the runs do not tell when each gradient was ready"
+        return "not measured: the runs do not record when each gradient was ready"
     lines = measured_lines(result, point.ranks)
     fitted = None if lines else fitted_line(result.messages, point.ranks, result.exchange)
     candidates = [*lines, *([fitted] if fitted else [])]

@@ -49,6 +49,6 @@ class ExchangeView(GroupView):
         if group.largest.ranks == 1:
             return "one rank exchanges nothing: add rank counts, for example --ranks 1,2."
         return (
-            "not recorded: these runs do not tell what their exchange did; --engine horovod and --engine ddp of this "
-            "version do, unless measure.warmup_steps is 0."
+            "not recorded: these runs do not say what their exchange did; runs of this version with --engine horovod "
+            "or --engine ddp do, unless measure.warmup_steps is 0."
         )

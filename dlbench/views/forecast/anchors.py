@@ -22,10 +22,10 @@ class Work(Spec):
 
     preset: Name = Field(description="Preset of the workload that holds the published configuration.")
     scaling: Literal["weak", "strong"] = Field(description="What grew with the ranks.")
-    batch_per_rank: Count = Field(description="Samples a rank and step.")
+    batch_per_rank: Count = Field(description="Samples per rank and step.")
     precision: tuple[Precision, ...] = Field(description="Precisions of its class: any of them.")
     data: Literal["real", "synthetic"] = Field(description="Whether files were read.")
-    model: dict[str, Any] = Field(description="Keys of the network; `family` tells which.")
+    model: dict[str, Any] = Field(description="Keys of the network; `family` names it.")
 
 
 class Anchor(Spec):
@@ -97,8 +97,8 @@ def _differences(run: Run, work: Work) -> tuple[Difference, ...]:
     asked: list[tuple[str, object, object]] = [
         ("preset", work.preset, workload.preset),
         ("scaling", work.scaling, run.plan.series.scaling),
-        ("batch a rank", work.batch_per_rank, workload.train.batch_per_rank),
-        ("parts a batch", 1, parts),
+        ("batch per rank", work.batch_per_rank, workload.train.batch_per_rank),
+        ("parts per batch", 1, parts),
         ("data", work.data, "synthetic" if workload.data.is_synthetic else "real"),
         *((f"model.{key}", value, ours.get(key)) for key, value in work.model.items()),
     ]

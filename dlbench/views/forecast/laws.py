@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
 from dlbench.stats.estimates import MIN_RUNS, RESAMPLES, SEED, Estimate, interval
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LawName = Literal["Amdahl", "Gustafson"]
 
 MIN_POINTS = 3
-"""Rank counts, baseline included: with two, every law fits, and nothing tells which is wrong."""
+"""Rank counts, baseline included: with two, every law fits, and nothing shows which is wrong."""
 MAX_RESIDUAL = 0.03
 """Efficiency (fraction) by which a law may miss a measured point before nothing is extrapolated from it."""
 FACTORS = (2, 4)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group
+from dlbench.reading.table import RunTable
 from dlbench.report.wording import ranks_text
 from dlbench.views.forecast import anchors
 from dlbench.views.forecast.laws import MIN_POINTS, ForecastPoint, Law, forecasts, law_of

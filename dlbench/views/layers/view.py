@@ -69,7 +69,7 @@ def _sheet(found: LayerTable) -> Sheet[_Row]:
         Column("network", "", lambda row: found.title),
         Column("layer", "Layer", lambda row: row.name, limit=200),
         Column("kind", "Kind", lambda row: row.kind, limit=80),
-        Column("macs_per_sample", "MACs of a sample, forward", lambda row: row.macs, _macs),
+        Column("macs_per_sample", "MACs per sample, forward", lambda row: row.macs, _macs),
         Column("share", "Share", lambda row: row.macs / found.macs if found.macs else 0.0, unit="fraction"),
     )
     return Sheet(

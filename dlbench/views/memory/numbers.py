@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.readings import MachineReading, MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
 from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import runs_text
@@ -51,7 +51,7 @@ class BatchMemory:
     """All runs of one workload, preset and device with one batch and precision, at any rank count."""
 
     batch: int
-    """Samples a rank and step."""
+    """Samples per rank and step."""
     parts: int
     """Parts in which a batch is computed."""
     precision: str
@@ -173,28 +173,28 @@ def _key(run: Run) -> tuple[str, int, int]:
 
 
 def _limit(group: Group, batches: tuple[BatchMemory, ...]) -> str:
-    """What the runs of the group's precision and parts tell of the largest batch."""
+    """What is known of the largest batch from the runs of the group's precision and parts."""
     train = group.sample.plan.workload.train
     own = [b for b in batches if b.precision == train.precision and b.parts == train.gradient_accumulation]
     largest = max((b for b in own if b.num_runs), key=lambda b: b.batch)
-    told = [f"{largest.batch} samples a rank fitted in {train.precision}"]
+    known = [f"{largest.batch} samples per rank fitted in {train.precision}"]
     if largest.peak_bytes:
-        told[0] += f" ({format_bytes(largest.peak_bytes)} at the rank that held most)"
+        known[0] += f" ({format_bytes(largest.peak_bytes)} at the rank that held most)"
     ended = [b for b in own if b.num_without_memory]
     for b in ended:
         if b.batch <= largest.batch:
             fits = f" and fitted in {b.num_runs}" if b.num_runs else ", though more fitted in others"
-            told.append(f"{b.batch} samples ended without memory in {runs_text(b.num_without_memory)}{fits}")
+            known.append(f"{b.batch} samples ended without memory in {runs_text(b.num_without_memory)}{fits}")
     above = [b.batch for b in ended if b.batch > largest.batch]
     if above:
-        return f"{'; '.join([*told, f'{min(above)} samples ended without memory'])}."
+        return f"{'; '.join([*known, f'{min(above)} samples ended without memory'])}."
     if ended:
-        told.append("no larger batch of this precision and these parts ended without memory")
+        known.append("no larger batch of this precision and these parts ended without memory")
     else:
-        told.append(
+        known.append(
             "what limits the batch was not measured: no run of this precision and these parts ended without memory"
         )
-    return f"{'; '.join(told)}. Larger ones: {_larger_batches(group, largest.batch)}"
+    return f"{'; '.join(known)}. Larger ones: {_larger_batches(group, largest.batch)}"
 
 
 def _larger_batches(group: Group, batch: int) -> str:

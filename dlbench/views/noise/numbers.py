@@ -70,7 +70,7 @@ def _point(point: Point, measured: Sequence[NoiseScale], batch: int) -> NoisePoi
         noise_scale=scale,
         share=share,
         advice=_advice_text(share, len(measured), len(measured) - len(known)),
-        basis=f"batches of {first.small_batch:,} and {first.large_batch:,} samples, {steps:,} steps a run",
+        basis=f"batches of {first.small_batch:,} and {first.large_batch:,} samples, {steps:,} steps per run",
     )
 
 
@@ -79,7 +79,7 @@ def _advice_text(share: float | None, num_runs: int, num_unknown: int) -> str:
     if share is None:
         return (
             f"unknown: no estimate of the squared gradient or of its variance is positive in {runs_text(num_runs)}; "
-            "more steps, or batches further apart, may tell"
+            "more steps, or batches further apart, may give one"
         )
     steps, samples = doubled_batch(share)
     word = {

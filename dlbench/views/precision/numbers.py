@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dlbench.reading.comparability import group_id
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.energy_sources import Kind
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, RunKey, are_paired, median_estimate, ratio_estimate

@@ -108,7 +108,7 @@ def _loss(row: PrecisionRow) -> str:
     bad = f"not finite in {runs_text(row.num_not_finite)}" if row.num_not_finite else ""
     overflow = ""
     if row.overflow_steps is not None and row.overflow_steps.value > 0:
-        overflow = f"{number_text(row.overflow_steps.value, 'messages')} steps left out for overflow"
+        overflow = f"{number_text(row.overflow_steps.value, 'messages')} steps skipped for overflow"
     known = figure_text(row.loss) if row.loss is not None else ""
     return "; ".join(filter(None, [known, bad, overflow])) or "not known"
 

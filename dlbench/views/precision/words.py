@@ -25,7 +25,7 @@ def caption(plan: RunPlan) -> str:
     batch = (
         f"{plan.global_batch} {unit} in all"
         if plan.series.scaling == "strong"
-        else f"{plan.workload.train.batch_per_rank} {unit} a rank"
+        else f"{plan.workload.train.batch_per_rank} {unit} per rank"
     )
     data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
     return (
@@ -55,7 +55,7 @@ def _judged(ratio: Estimate) -> str:
         return "has too few runs for a verdict against"
     if ratio.low > 1:
         return "is faster than"
-    return "is slower than" if ratio.high < 1 else "cannot be told from"
+    return "is slower than" if ratio.high < 1 else "cannot be distinguished from"
 
 
 def notes(*, is_interleaved: bool, is_finite: bool) -> tuple[str, ...]:

@@ -123,13 +123,13 @@ def _rules(alt: Any, found: Quality) -> list[Any]:
 
 
 def _words(found: Quality, axis: Axis) -> str:
-    told = []
+    points = []
     for point in found.points:
         count = reached_text(point.num_reached, point.num_runs)
         figure = point.samples if axis == "samples" else point.time
         unit = " samples" if axis == "samples" else ""
         after = "" if figure is None else f" after {value_text(figure)}{unit} (median)"
-        told.append(f"{place_text(point.ranks, point.nodes)}: {count} reached it{after}")
+        points.append(f"{place_text(point.ranks, point.nodes)}: {count} reached it{after}")
     goal = number_text(found.target, found.unit)
     skill = number_text(found.predictor_value, found.unit)
-    return f"{found.metric_title} of every run; the target is {goal}, no skill {skill}. {'; '.join(told)}."
+    return f"{found.metric_title} of every run; the target is {goal}, no skill {skill}. {'; '.join(points)}."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
+from dlbench.reading.doubts import Severity
 from dlbench.reading.scaling import Group
 from dlbench.records.record import QualityResult, Record
 from dlbench.records.scan import Run
@@ -15,7 +15,6 @@ from dlbench.views.quality.numbers import Quality, QualityPoint
 from dlbench.views.quality.outcome import fit, meets_target, until_target
 from dlbench.views.utilisation.numbers import utilisation
 
-Severity = Literal["serious", "note"]
 Found = tuple[str, Severity, str]
 """Code, severity and text."""
 
@@ -98,7 +97,7 @@ def _contradictions(run: Run, result: QualityResult, throughput: float) -> Itera
         yield (
             "contradiction",
             "serious",
-            "the last evaluation tells no epochs or no time: its figures cannot be checked",
+            "the last evaluation records no epochs or no time: its figures cannot be checked",
         )
     elif verdict.status != "fits":
         hint = " (warm-up steps are in the time, not in the rate)" if verdict.status == "unexplained" else ""

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from dlbench.reading.comparability import planned_id
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.wording import DASH, basis_text, number_text, place_text, value_text
 from dlbench.stats.estimates import (
@@ -164,7 +164,7 @@ class Quality:
 
 
 def group_quality(group: Group, table: RunTable) -> Quality | None:
-    """Quality of a group's runs; None if they measure speed, or no record tells of quality."""
+    """Quality of a group's runs; None if they measure speed, or no record holds a quality."""
     result = next((run.record.quality for run in group.runs if run.record and run.record.quality), None)
     if group.sample.plan.measure.until != "quality" or result is None:
         return None

@@ -47,11 +47,11 @@ def account(result: QualityResult) -> tuple[float, float, float]:
 
 
 def fit(run: Run, throughput: float) -> Verdict | None:
-    """Whether throughput, epochs and time in training steps can all be true; None where one of them is not told.
+    """Whether throughput, epochs and time in training steps can all be true; None where one of them is not known.
 
     Args:
-        run: a run with a record that tells of quality.
-        throughput: samples a second of its measured steps, all ranks together.
+        run: a run with a record of training to a quality.
+        throughput: samples per second of its measured steps, all ranks together.
     """
     result, epoch = quality_of(run), epoch_samples(run)
     last = result.evaluations[-1] if result.evaluations else None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlbench.report.document import Mark, Section
-from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.document import Section
+from dlbench.report.runs import MAX_LISTED, warnings_cell, without_figures
+from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import runs_text
 from dlbench.views.model import EnvironmentDifference, Report, RunRow
 from dlbench.views.view import ReportView
-
-MAX_LISTED = 500
-"""Runs listed in a page, so that it stays small."""
 
 CAPTION = (
     "One run per line: throughput is that of all ranks together; the step is that of the slowest rank; scatter is the "
@@ -57,7 +55,7 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
         Column("step_cv", "Scatter", lambda run: run.step_cv, unit="fraction"),
         Column("finished", "", lambda run: run.finished),
         Column("story", "", lambda run: run.story),
-        Column("warnings", "Warnings", lambda run: " | ".join(run.warnings), _warnings),
+        Column("warnings", "Warnings", lambda run: " | ".join(run.warnings), lambda run: warnings_cell(run.warnings)),
         Column("", "Configuration", lambda run: run.configuration),
         Column("goal", "", lambda run: run.goal),
         Column("reached", "", lambda run: run.reached),
@@ -76,11 +74,6 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
     )
 
 
-def _warnings(run: RunRow) -> Cell:
-    count = len(run.warnings)
-    return Cell(str(count) if count else "none", items=run.warnings, number=count)
-
-
 class WithoutFiguresView(ReportView):
     """Runs that yield no figure, and why."""
 
@@ -89,33 +82,7 @@ class WithoutFiguresView(ReportView):
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """One table, and the damaged files."""
-        without = report.without_figures
-        if not (without or report.damaged):
-            return ()
-        columns: tuple[Column[RunRow], ...] = (
-            Column("", "Run", lambda run: run.run_id),
-            Column("", "State", lambda run: run.state),
-            Column("", "Ranks", lambda run: run.ranks),
-            Column("", "Why", lambda run: run.story),
-        )
-        sheet = Sheet(
-            name="without-figures",
-            title="Runs without figures",
-            columns=columns,
-            rows=without,
-            is_sortable=True,
-            max_rows=MAX_LISTED,
-        )
-        listed = [f"- {run.run_id}: {run.state}: {run.story}" for run in without]
-        return (
-            Section(
-                id=self.id,
-                title=self.title,
-                marks=tuple(Mark(severity="serious", label="Damaged", text=line) for line in report.damaged),
-                sheets=(sheet,),
-                brief=(f"{runs_text(len(without))} without figures:", *listed) if without else (),
-            ),
-        )
+        return without_figures(report.without_figures, report.damaged)
 
 
 @dataclass(frozen=True)

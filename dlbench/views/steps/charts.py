@@ -91,7 +91,7 @@ def _curves(alt: Any, rows: Rows, places: list[str]) -> list[Any]:
     kind = "log" if low > 0 and high > 8 * low else "linear"
 
     def x_of(field: str) -> Any:
-        x = alt.X(f"{field}:Q", title="time of a step").scale(type=kind, zero=False, nice=False)
+        x = alt.X(f"{field}:Q", title="step time").scale(type=kind, zero=False, nice=False)
         return x.axis(labelExpr="format(datum.value, '~s') + 's'", tickCount=5)
 
     y = alt.Y("share:Q", title="share of the steps").scale(domain=[0, 100]).axis(labelExpr="datum.value + ' %'")

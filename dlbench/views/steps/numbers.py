@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.reading.digest import QUANTILES, OutlierStep, RankStepMap, StepDigest
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.stats.estimates import Estimate, median_estimate
 from dlbench.views.steps.slow_periods import map_finding

@@ -121,7 +121,7 @@ def _noise(excess: Sequence[Sequence[float]]) -> float:
 def map_finding(found: RankStepMap) -> str:
     """Which ranks were slow, by how much and when; or what was searched for and not found."""
     if len(found.cells) < 2:
-        return "One rank: there is no other one to compare it with."
+        return "One rank: there is no other rank to compare it with."
     slow = find_slow_period(found)
     if slow is None:
         return _nothing_found(found)
@@ -132,7 +132,7 @@ def map_finding(found: RankStepMap) -> str:
 def _nothing_found(found: RankStepMap) -> str:
     columns = len(found.step_starts)
     if columns < MIN_COLUMNS:
-        return "Too few steps to tell."
+        return "Too few steps to look for slow ranks."
     least = min_columns(columns)
     edges = (*found.step_starts, found.last_step + 1)
     steps = max(end - start for start, end in zip(edges, edges[least:], strict=False))

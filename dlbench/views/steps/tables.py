@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlbench.reading.digest import OutlierStep
-from dlbench.report.table import Column, Pivot, Sheet
+from dlbench.report.table import Cell, Column, Pivot, Sheet
 from dlbench.report.wording import DASH, PART_TITLES, basis_text
 from dlbench.views.steps.numbers import MapRow, RankMap, StepPoint, StepQuantile, StepTimes
-from dlbench.views.steps.words import correlation_text, map_text, outliers_text, place, row_title
+from dlbench.views.steps.words import correlation_cell, map_text, outliers_text, place, row_title
 
 DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98, 99, 100)
 """Percents of the quantiles that are drawn and stand in tables for people."""
@@ -20,6 +20,10 @@ MAX_ROWS = 16
 """Rows of a map in a table for people; the slowest ones."""
 
 WHAT_A_STEP_IS = "A step's time is that of its slowest rank."
+
+
+def _ratio(value: float, decimals: int) -> Cell:
+    return Cell(f"{value:.{decimals}f}x", number=value)
 
 
 def steps_sheet(found: StepTimes, caption: str) -> Sheet[StepPoint]:
@@ -48,7 +52,7 @@ def steps_sheet(found: StepTimes, caption: str) -> Sheet[StepPoint]:
             "autocorrelation",
             "Autocorrelation",
             lambda point: point.autocorrelation,
-            lambda point: correlation_text(point.autocorrelation),
+            lambda point: correlation_cell(point.autocorrelation),
             has_interval=True,
         ),
         Column("interval", "Interval", lambda point: point.p50.kind, lambda point: basis_text(point.p50)),
@@ -79,7 +83,7 @@ def outlier_sheet(points: Sequence[StepPoint], caption: str, most: int = MAX_OUT
         Column("is_baseline", "", lambda row: row[0].is_baseline),
         Column("step", "Step", lambda row: row[1].step),
         Column("seconds", "Took", lambda row: row[1].seconds, unit="s"),
-        Column("ratio_to_median", "Over the median", lambda row: row[1].ratio, lambda row: f"{row[1].ratio:.2f}x"),
+        Column("ratio_to_median", "Over the median", lambda row: row[1].ratio, lambda row: _ratio(row[1].ratio, 2)),
         Column("rank", "Rank", lambda row: row[1].rank),
         Column("host", "Host", lambda row: row[1].host, limit=64),
         Column("phase", "Grew most", lambda row: row[1].phase, lambda row: PART_TITLES[row[1].phase]),
@@ -149,8 +153,8 @@ def rank_sheet(found: RankMap, caption: str, most: int = MAX_ROWS) -> Sheet[MapR
         Column("first_rank", "", lambda row: row.first_rank),
         Column("last_rank", "", lambda row: row.last_rank),
         Column("hosts", "Hosts", lambda row: row.hosts, lambda row: row.hosts or DASH, limit=140),
-        Column("mean_ratio", "Mean", lambda row: row.mean, lambda row: f"{row.mean:.3f}x"),
-        Column("largest_ratio", "Largest", lambda row: row.largest, lambda row: f"{row.largest:.3f}x"),
+        Column("mean_ratio", "Mean", lambda row: row.mean, lambda row: _ratio(row.mean, 3)),
+        Column("largest_ratio", "Largest", lambda row: row.largest, lambda row: _ratio(row.largest, 3)),
         Column("", "In steps", _steps_of_largest),
         Column("largest_first_step", "", lambda row: row.largest_first_step),
         Column("largest_last_step", "", lambda row: row.largest_last_step),

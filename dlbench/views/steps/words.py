@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dlbench.report.table import Cell
 from dlbench.report.wording import PART_TITLES, figure_text, percent, place_text, runs_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.steps.numbers import MapRow, RankMap, StepPoint, StepTimes
@@ -28,8 +29,8 @@ def _point_text(point: StepPoint) -> str:
     )
     if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED:
         text += (
-            f" Successive steps are alike (autocorrelation {correlation_text(point.autocorrelation)}): they are no "
-            "independent measurements: only runs count as such."
+            f" Successive steps are correlated (autocorrelation {correlation_cell(point.autocorrelation)}), so steps "
+            "are not independent measurements; runs are."
         )
     return text
 
@@ -39,13 +40,13 @@ def outliers_text(point: StepPoint) -> str:
     return f"{point.num_outliers:,} ({percent(point.pooled_outlier_share, 2)})"
 
 
-def correlation_text(correlation: Estimate | None) -> str:
+def correlation_cell(correlation: Estimate | None) -> Cell:
     """A correlation with its interval, to the hundredth."""
     if correlation is None:
-        return "not known"
-    if correlation.low is None or correlation.high is None:
-        return f"{correlation.value:.2f}"
-    return f"{correlation.value:.2f} [{correlation.low:.2f}, {correlation.high:.2f}]"
+        return Cell("not known")
+    known = correlation.low is not None and correlation.high is not None
+    interval = f"[{correlation.low:.2f}, {correlation.high:.2f}]" if known else ""
+    return Cell(f"{correlation.value:.2f}", interval, number=correlation.value)
 
 
 def _longest_step_text(point: StepPoint) -> tuple[str, ...]:
@@ -54,7 +55,7 @@ def _longest_step_text(point: StepPoint) -> tuple[str, ...]:
     worst = point.outliers[0]
     return (
         f"The longest against its run's median at {place(point)}: step {worst.step} of run {worst.run_id}, "
-        f"{worst.ratio:.2f} times as long; the longest own work had rank {worst.rank} on {worst.host}, and most of the "
+        f"{worst.ratio:.2f} times as long; rank {worst.rank} on {worst.host} had the longest own work, and most of the "
         f"growth is in {PART_TITLES[worst.phase]}.",
     )
 

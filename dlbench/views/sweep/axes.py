@@ -36,7 +36,7 @@ class Measured:
     acting: frozenset[str]
     """Swept keys that act in this combination."""
     throughput: Mapping[int, float]
-    """Samples a second, by repeat."""
+    """Samples per second, by repeat."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ def _estimate(logs: Sequence[float]) -> Estimate | None:
 
 
 def interaction(settings: Sequence[Measured], levels: Mapping[str, Sequence[AxisValue]]) -> Interaction | None:
-    """The largest deviation from additivity; None where it cannot be told.
+    """The largest deviation from additivity; None where it cannot be computed.
 
     It can where two axes or more act in every combination of their values, and all of these ran in at
     least one common repeat. `levels` as `levels_of` gives them.

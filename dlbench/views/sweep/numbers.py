@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from dlbench.reading.environments import compare
-from dlbench.reading.run_table import RunTable
+from dlbench.reading.table import RunTable
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
 from dlbench.report.wording import DASH, percent, place_text
@@ -140,7 +140,7 @@ def _sweep(runs: Sequence[Run], table: RunTable, sweep_id: str) -> Sweep | None:
     plan = next((run for run in runs if run.plan.run_id in table.runs), runs[0]).plan
     keys = tuple(sorted({key for run in runs for key in run.plan.series.axes}))
     unit = plan.workload.sample_unit
-    batch = f"{plan.workload.train.batch_per_rank} {unit} a rank"
+    batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
     if plan.series.scaling == "strong":
         batch = f"{plan.global_batch} {unit} in all"
     last = cells[-1] if cells else None

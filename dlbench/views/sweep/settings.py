@@ -300,7 +300,7 @@ def _autotune_words(found: Autotune, *, is_faster: bool) -> str:
     gain = format_seconds(found.gain_s or 0.0)
     sure = "" if is_faster else ", a gain that is not certain"
     return "; ".join(
-        [*parts, f"paid back after {format_number(found.break_even_steps, 3)} steps ({gain} a step{sure})"]
+        [*parts, f"paid back after {format_number(found.break_even_steps, 3)} steps ({gain} per step{sure})"]
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlbench.report.table import Cell, Column, Sheet, times_cell
+from dlbench.report.table import Column, Sheet, times_cell
 from dlbench.report.wording import basis_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.sweep.axes import Axis, Level
@@ -40,7 +40,14 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
         Column("options", "", lambda one: one.options),
         Column("is_baseline", "", lambda one: one.is_baseline),
         Column("throughput_per_s", f"Throughput, {sweep.sample_unit}/s", lambda one: one.throughput, has_interval=True),
-        Column("ratio", "Over the baseline", lambda one: one.ratio, _ratio, has_interval=True, is_brief=True),
+        Column(
+            "ratio",
+            "Over the baseline",
+            lambda one: one.ratio,
+            lambda one: times_cell(one.ratio),
+            has_interval=True,
+            is_brief=True,
+        ),
         Column(
             "verdict",
             "Verdict",
@@ -69,10 +76,6 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
 def _value_column(place: int, title: str) -> Column[Setting]:
     """The value of one swept key."""
     return Column("", title, lambda one: one.values[place][1], is_brief=True, limit=80)
-
-
-def _ratio(one: Setting) -> Cell | None:
-    return times_cell(one.ratio) if one.ratio else None
 
 
 def _remarks(setting: Setting) -> list[str]:
@@ -122,7 +125,7 @@ AXIS_COLUMNS: tuple[Column[_AxisRow], ...] = (
         "effect",
         "Effect on throughput",
         lambda row: row.level.effect,
-        lambda row: "compared with" if row.is_first else times_cell(row.level.effect) if row.level.effect else None,
+        lambda row: "compared with" if row.is_first else times_cell(row.level.effect),
         has_interval=True,
     ),
     Column("verdict", "Verdict", lambda row: row.axis.verdict, lambda row: row.axis.words if row.is_first else ""),

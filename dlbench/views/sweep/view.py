@@ -52,18 +52,17 @@ class SweepView(ReportView):
 
 def _cell(sweep: Sweep, cell: SweepCell) -> Section:
     place = place_text(cell.ranks, cell.nodes)
-    told = (cell.verdict, f"Next: {cell.advice}")
     return Section(
         id=f"{sweep.id}-{sweep.cells.index(cell) + 1}",
         title=place,
         marks=tuple(Mark(severity="note", text=text) for text in cell.notes),
         caption=f"{cell.conditions}; {sweep.caption}. Baseline: {cell.baseline}. In brackets: the interval.",
         # The card of the series says it of the largest rank count.
-        words=(*(told if cell is not sweep.cells[-1] else ()), cell.interaction),
+        words=(cell.verdict, f"Next: {cell.advice}") if cell is not sweep.cells[-1] else (),
         charts=lambda: settings_chart(sweep, cell),
         charts_per_row=1,
         sheets=(settings_sheet(sweep, cell), axes_sheet(cell), losses_sheet(cell)),
-        notes=(MARKS,),
+        notes=(cell.interaction, MARKS),
         brief=(
             f"Baseline: {cell.baseline}.",
             cell.verdict,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dlbench.exports.mllog import Statement
 from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, system_fields
-from dlbench.reading.run_table import RunTable
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.wording import runs_text
 
@@ -20,15 +20,15 @@ MAX_DESCRIBED = 200
 _TITLES = {
     "number_of_nodes": "Nodes",
     "host_processor_model_name": "Processor",
-    "host_processor_vcpu_count": "Processor threads of a node",
+    "host_processor_vcpu_count": "Processor threads per node",
     "host_processor_core_count": "Processor cores",
-    "host_processors_per_node": "Processors of a node",
-    "host_memory_capacity": "Memory of a node",
-    "accelerators_per_node": "GPUs of a node in use",
+    "host_processors_per_node": "Processors per node",
+    "host_memory_capacity": "Memory per node",
+    "accelerators_per_node": "GPUs in use per node",
     "accelerator_model_name": "GPU",
     "accelerator_memory_capacity": "GPU memory",
-    "accelerator_interconnect": "Interconnect of GPUs",
-    "host_networking": "Interconnect of nodes",
+    "accelerator_interconnect": "GPU interconnect",
+    "host_networking": "Node interconnect",
     "host_storage_type": "Storage",
     "cooling": "Cooling",
     "operating_system": "Operating system",
@@ -81,7 +81,7 @@ def _system(name: str, runs: Sequence[Run]) -> SystemDescription:
             fields.append((title, _joined(texts)))
     fields += _of_plans(looked_at)
     if len(looked_at) < len(runs):
-        fields.append(("Looked at", f"{len(looked_at)} of {len(runs)} runs"))
+        fields.append(("Runs read", f"{len(looked_at)} of {len(runs)} runs"))
     return SystemDescription(
         id=name,
         name=name,
@@ -116,7 +116,7 @@ def _of_plans(runs: Sequence[Run]) -> list[tuple[str, str]]:
     pinned = ["each rank on cores of its own" if run.plan.system.launch.pin else "not bound" for run in runs]
     found = [("Launcher", _joined(launchers)), ("Binding", _joined(pinned))]
     if any(interfaces):
-        found.append(("Network interface asked for", _joined([text or "none" for text in interfaces])))
+        found.append(("Network interface requested", _joined([text or "none" for text in interfaces])))
     variables = [_set_variables(run) for run in runs]
     if any(variables):
         found.append(("Variables", _joined([text or "none" for text in variables])))

@@ -26,7 +26,7 @@ _IN_WORDS = {"power_w": "a GPU's power"}
 """Panels whose title does not read well in a sentence, by name."""
 
 _ALIKE = 0.02
-"""Means that differ by less are told as one."""
+"""Means that differ by less are one number in words."""
 
 _THROTTLED = "#d55e00"
 
@@ -75,11 +75,11 @@ def finding(timeline: Timeline) -> str:
 
 def _means(panel: Panel) -> str:
     """The mean of a panel's lines, or the lowest and the highest where they differ."""
-    told = sorted((line.mean, line.lane) for line in panel.lines if line.mean is not None)
-    if not told:
+    means = sorted((line.mean, line.lane) for line in panel.lines if line.mean is not None)
+    if not means:
         return ""
     title = _IN_WORDS.get(panel.name, panel.title)
-    (low, first), (high, last) = told[0], told[-1]
+    (low, first), (high, last) = means[0], means[-1]
     if high - low <= _ALIKE * abs(high):
         return f"{title} {format_number(high, 3)} {panel.unit}"
     ends = f"{format_number(low, 3)} {panel.unit} at {first} to {format_number(high, 3)} {panel.unit} at {last}"

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dlbench.reading.run_table import RunTable
 from dlbench.reading.samples.node_means import FieldSummary, NodeTelemetry
 from dlbench.reading.samples.node_samples import node_watch, nodes_of
 from dlbench.reading.samples.readings import MachineReading, MachineReadings, machine_readings
 from dlbench.reading.scaling import Group
+from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.views.telemetry.timeline import Timeline, timeline, worst_throttled
 
@@ -20,7 +20,7 @@ MAX_UNAVAILABLE = 40
 
 @dataclass(frozen=True, kw_only=True)
 class NodeMeans:
-    """One node in the measured window of one run; None: not told."""
+    """One node in the measured window of one run; None: not known."""
 
     ranks: int
     nodes: int
@@ -28,11 +28,11 @@ class NodeMeans:
     node_rank: int
     host: str
     num_gpus: int
-    """Sampled ones that ranks computed on, as far as that can be told."""
+    """Sampled ones that ranks computed on, as far as that is known."""
     gpu_power_w: float | None
-    """Of all its GPUs together, mean; None where not all of them tell."""
+    """Of all its GPUs together, mean; None where not all of them report it."""
     num_power: int
-    """GPUs that tell their power."""
+    """GPUs that report their power."""
     sm_clock_hz: float | None
     """Mean over its GPUs."""
     gpu_utilisation: float | None
@@ -50,10 +50,10 @@ class NodeMeans:
     host_memory_bytes: float | None
     """Mean."""
     network_received: float | None
-    """Bytes a second, all interfaces together."""
+    """Bytes per second, all interfaces together."""
     network_sent: float | None
     disk_read: float | None
-    """Bytes a second, all disks together."""
+    """Bytes per second, all disks together."""
     num_samples: int
     num_gaps: int
     missing: float
@@ -75,7 +75,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Unavailable:
-    """What nodes do not tell."""
+    """What nodes do not report."""
 
     what: str
     reason: str
@@ -89,7 +89,7 @@ class Telemetry:
     nodes: tuple[NodeMeans, ...]
     """Of the runs that were read, by rank count, run and node."""
     timeline: Timeline | None
-    """Of the run in the middle of the point with most ranks; None where none of its nodes tells."""
+    """Of the run in the middle of the point with most ranks; None where none of its nodes was sampled."""
     sampling: Sampling | None
     unavailable: tuple[Unavailable, ...]
     num_runs: int
@@ -186,8 +186,8 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         return [value(summary) for summary in summaries if summary is not None]
 
     def total(pattern: str) -> float | None:
-        told = [summary.mean for name, summary in node.fields.items() if re.fullmatch(pattern, name)]
-        return sum(told) if told else None
+        known = [summary.mean for name, summary in node.fields.items() if re.fullmatch(pattern, name)]
+        return sum(known) if known else None
 
     power = of_gpus("power_w", lambda summary: summary.mean)
     worst = worst_throttled(node, gpus)
@@ -227,7 +227,7 @@ def _of(node: NodeTelemetry, *names: str) -> float | None:
 
 
 def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:
-    """The node's GPUs whose energy counts, which are those of the ranks; all sampled ones where none is told."""
+    """The node's GPUs whose energy counts, which are those of the ranks; all sampled ones where that is not known."""
     sources = reading.energy.sources if reading.energy is not None else ()
     used = {
         int(source.name.removeprefix("gpu."))
@@ -239,26 +239,26 @@ def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:
 
 
 def _sampling(run: Run) -> Sampling | None:
-    told = [watched for node in nodes_of(run) if (watched := node_watch(run, node)) is not None]
-    if not told:
+    known = [watched for node in nodes_of(run) if (watched := node_watch(run, node)) is not None]
+    if not known:
         return None
     return Sampling(
-        period_s=max(watched.period_s for watched in told),
-        late_median_s=max(watched.late_median_s for watched in told),
-        late_max_s=max(watched.late_max_s for watched in told),
-        dropped=sum(watched.dropped_samples for watched in told),
+        period_s=max(watched.period_s for watched in known),
+        late_median_s=max(watched.late_median_s for watched in known),
+        late_max_s=max(watched.late_max_s for watched in known),
+        dropped=sum(watched.dropped_samples for watched in known),
     )
 
 
 def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:
-    """What nodes do not tell, each reason once, with the number of nodes of all runs that were read."""
+    """What nodes do not report, each reason once, with the number of nodes of all runs that were read."""
     counts: dict[tuple[str, str], int] = {}
     for reading in readings:
         for reason in reading.why.values():
             counts["all samples", reason] = counts.get(("all samples", reason), 0) + 1
         for node in reading.nodes:
-            told = [*node.unavailable.items(), *(("failed on the way", text) for text in node.failures)]
-            for what, reason in told:
+            reasons = [*node.unavailable.items(), *(("failed on the way", text) for text in node.failures)]
+            for what, reason in reasons:
                 counts[what, reason] = counts.get((what, reason), 0) + 1
     return tuple(
         Unavailable(what=what, reason=reason, num_nodes=count)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dlbench.reading.samples.integral import counter_curve, joined
 from dlbench.reading.samples.node_means import COUNTERS
-from dlbench.reading.samples.node_samples import Interval, NodeCourse, NodeSamples
+from dlbench.reading.samples.node_samples import Interval, NodeSamples, NodeStages
 from dlbench.records.throttle_reasons import THROTTLING_MASK, throttling_names
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class _Line:
 
 
 def series(samples: NodeSamples, names: Sequence[str], window: Interval) -> tuple[SeriesPoint, ...]:
-    """The mean (host.cpu.N.busy) or sum (anything else) of fields over time; of counters the rate, a second.
+    """The mean (host.cpu.N.busy) or sum (anything else) of fields over time; of counters the rate, per second.
 
     Args:
         samples: of one node.
@@ -138,12 +138,12 @@ def thinned(time_ns: Times, values: Floats, gap_behind: Flags, max_points: int =
     return sorted(chosen)
 
 
-def stage_stretches(lane: str, course: NodeCourse) -> tuple[Stretch, ...]:
+def stage_stretches(lane: str, stages: NodeStages) -> tuple[Stretch, ...]:
     """The stages of a node without idle times; second 0 is the begin of the measured window."""
-    start = course.measured[0]
+    start = stages.measured[0]
     stretches = [
         Stretch(lane=lane, begin_s=(begin - start) / 1e9, end_s=(end - start) / 1e9, name=stage)
-        for stage, begin, end in course.pieces
+        for stage, begin, end in stages.pieces
         if stage != "idle"
     ]
     return _joined_stretches(stretches)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.samples.gpu_use import computes_on_gpu, gpus_of_ranks
 from dlbench.reading.samples.node_means import NodeTelemetry
-from dlbench.reading.samples.node_samples import NodeCourse, NodeSamples, node_course, read_node
+from dlbench.reading.samples.node_samples import NodeSamples, NodeStages, node_stages, read_node
 from dlbench.reading.samples.readings import MachineReading
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
@@ -20,7 +20,7 @@ MAX_LANES = 3
 """GPUs, or nodes without any, that are drawn over time."""
 
 _AT_REST = 1e4
-"""Bytes a second below which a network or a disk is not worth a panel."""
+"""Bytes per second below which a network or a disk is not worth a panel."""
 
 _THROTTLING = {reason.name for reason in CLOCK_REASONS if reason.is_throttling}
 
@@ -78,15 +78,15 @@ class Timeline:
 
 
 def worst_throttled(node: NodeTelemetry, gpus: Iterable[int]) -> tuple[float, int, str] | None:
-    """Share of the time (1), number of the GPU and reason that held a clock down most; None where none tells."""
-    told = [
+    """Share of the time (1), number of the GPU and reason that held a clock down most; None where none is known."""
+    known = [
         (share, gpu, reason)
         for gpu in gpus
         if f"gpu.{gpu}" in node.clock_reasons
         for reason, share in ({"": 0.0} | node.clock_reasons[f"gpu.{gpu}"]).items()
         if not reason or reason in _THROTTLING
     ]
-    return max(told, key=lambda one: one[0], default=None)
+    return max(known, key=lambda one: one[0], default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class _Lane:
     node: int
     gpu: int | None
     samples: NodeSamples
-    course: NodeCourse
+    stages: NodeStages
     host: str
     """Unique among the nodes of the run."""
 
@@ -116,7 +116,7 @@ def timeline(run: Run, reading: MachineReading, notes: list[str]) -> Timeline | 
     panels = [panel for panel in (*_gpu_panels(lanes, reading), *_host_panels(by_node, reading)) if panel is not None]
     if not panels:
         return None
-    window = lanes[0].course.measured
+    window = lanes[0].stages.measured
     return Timeline(
         run_id=run.plan.run_id,
         ranks=run.plan.layout.ranks,
@@ -124,12 +124,12 @@ def timeline(run: Run, reading: MachineReading, notes: list[str]) -> Timeline | 
         window_s=(window[1] - window[0]) / 1e9,
         lanes=tuple(dict.fromkeys(line.lane for panel in panels for line in panel.lines)),
         panels=tuple(panels),
-        stages=tuple(one for lane in by_node.values() for one in stage_stretches(lane.host, lane.course)),
+        stages=tuple(one for lane in by_node.values() for one in stage_stretches(lane.host, lane.stages)),
         throttled=tuple(
             one
             for lane in lanes
             if lane.gpu is not None
-            for one in throttled_stretches(lane.name, lane.samples, lane.gpu, lane.course.measured)
+            for one in throttled_stretches(lane.name, lane.samples, lane.gpu, lane.stages.measured)
         ),
     )
 
@@ -143,12 +143,12 @@ def _lanes(run: Run, reading: MachineReading) -> list[_Lane]:
     lanes: list[_Lane] = []
     spare: list[_Lane] = []
     for node in wanted:
-        samples, course = read_node(run, node, lambda name: True), node_course(run, node)
+        samples, stages = read_node(run, node, lambda name: True), node_stages(run, node)
         gpus = gpus_of_ranks(run, samples).gpus if computes_on_gpu(run, node) else ()
         worst = worst_throttled(summaries[node], gpus)
         first = worst[1] if worst is not None and worst[0] > 0 else next(iter(gpus), None)
         host = _host(summaries[node], reading)
-        lanes.append(_Lane(node=node, gpu=first, samples=samples, course=course, host=host))
+        lanes.append(_Lane(node=node, gpu=first, samples=samples, stages=stages, host=host))
         spare += [dataclasses.replace(lanes[-1], gpu=gpu) for gpu in gpus if gpu != first]
     return [*lanes, *spare][:MAX_LANES]
 
@@ -222,13 +222,13 @@ def _host(node: NodeTelemetry, reading: MachineReading) -> str:
 
 def _busiest(reading: MachineReading, pattern: str) -> str:
     """The counter with the highest rate of all nodes; empty where all were as good as at rest."""
-    told = [
+    known = [
         (summary.mean, name)
         for node in reading.nodes
         for name, summary in node.fields.items()
         if re.fullmatch(pattern, name) and summary.mean > _AT_REST
     ]
-    return max(told)[1] if told else ""
+    return max(known)[1] if known else ""
 
 
 def _panel(spec: _Spec, members: Sequence[_Member], reading: MachineReading) -> Panel | None:
@@ -238,9 +238,9 @@ def _panel(spec: _Spec, members: Sequence[_Member], reading: MachineReading) -> 
     for label, lane, fields, summary_name in members:
         if not fields or not set(fields) <= lane.samples.columns.keys():
             continue
-        points = series(lane.samples, fields, lane.course.measured)
-        told = summaries[lane.node]
-        summary = told.get(summary_name) or told.get(fields[0])
+        points = series(lane.samples, fields, lane.stages.measured)
+        of_node = summaries[lane.node]
+        summary = of_node.get(summary_name) or of_node.get(fields[0])
         if not points or summary is None:
             continue
         lines.append(

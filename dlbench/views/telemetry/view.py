@@ -24,14 +24,8 @@ class TelemetryView(GroupView):
     title = "Telemetry"
     key = "telemetry"
 
-    def __init__(self, *, is_detailed: bool = False) -> None:
-        """The view; `is_detailed`: the samples of all runs are read, and every field is reported."""
-        self.is_detailed = is_detailed
-
     def numbers(self, source: GroupSource) -> Telemetry | None:
         """By node, and one run over time."""
-        if self.is_detailed:
-            return detailed_telemetry(source.group, source.table)
         return telemetry(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
@@ -54,6 +48,14 @@ class TelemetryView(GroupView):
     def remedy(self, group: Group) -> str:
         """What makes runs with samples."""
         return not_sampled(group)
+
+
+class DetailedTelemetryView(TelemetryView):
+    """The same over the samples of all runs, with every field of every node."""
+
+    def numbers(self, source: GroupSource) -> DetailedTelemetry:
+        """By node, one run over time, and by run."""
+        return detailed_telemetry(source.group, source.table)
 
 
 def not_sampled(group: Group) -> str:
@@ -85,5 +87,6 @@ def _throttling(found: Telemetry) -> str:
             f"{percent(worst.throttled)} of the measured window."
         )
     if known:
-        return f"No GPU of the {len(known)} sampled nodes was throttled in the measured window."
+        nodes = "node" if len(known) == 1 else "nodes"
+        return f"No GPU was throttled in the measured window of {len(known)} sampled {nodes}."
     return "Whether clocks were held down is not known: no GPU was sampled."

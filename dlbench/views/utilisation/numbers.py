@@ -1,6 +1,6 @@
 """What share of the hardware's peak a scaling point turns into the model's arithmetic, and how long a training takes.
 
-MFU = FLOPs of training on one sample x samples a second / (ranks x peak of one rank); see `dlbench.costs.utilisation`.
+MFU = FLOPs of training per sample x samples per second / (ranks x peak of one rank); see `dlbench.costs.utilisation`.
 The peak is the system's own declaration (`node.peak_tflops`), else a data sheet's, found by the GPU's name.
 """
 
@@ -25,11 +25,11 @@ class Peak:
     """The peak of one rank."""
 
     flops_per_s: float
-    """Floating-point operations a second: of its GPU, or of its cores together."""
+    """Floating-point operations per second: of its GPU, or of its cores together."""
     unit_flops_per_s: float
     """Of one GPU or one core, as it was declared."""
     per_rank: float
-    """GPUs or cores a rank; below 1 where ranks share a GPU."""
+    """GPUs or cores per rank; below 1 where ranks share a GPU."""
     unit: Literal["GPU", "core"]
     source: str
     is_declared: bool
@@ -81,7 +81,7 @@ class Utilisation:
 
 
 def utilisation(group: Group) -> Utilisation | None:
-    """MFU and time to train of every point; None where a record tells neither FLOPs nor the length of a training."""
+    """MFU and time to train of every point; None where neither FLOPs nor the training are known."""
     flops, amount = training_flops(group), recipe(group)
     if flops is None and amount is None:
         return None
@@ -115,8 +115,8 @@ def utilisation(group: Group) -> Utilisation | None:
 
 def _peak_text(peak: Peak, group: Group) -> str:
     precision = group.sample.plan.workload.train.precision
-    one = f"{format_number(peak.unit_flops_per_s / TERA)} TFLOP/s a {peak.unit} at {precision}"
-    many = "" if peak.per_rank == 1 else f", {peak.per_rank:.3g} {peak.unit}s a rank"
+    one = f"{format_number(peak.unit_flops_per_s / TERA)} TFLOP/s per {peak.unit} at {precision}"
+    many = "" if peak.per_rank == 1 else f", {peak.per_rank:.3g} {peak.unit}s per rank"
     how = "" if peak.is_declared else ", found by the GPU's name; node.peak_tflops of the system overrides it"
     return f"{one}{many} ({peak.source}{how})"
 
@@ -148,9 +148,9 @@ def _recipe_text(group: Group, amount: Recipe, unit: str) -> str:
 
 
 def training_flops(group: Group) -> int | None:
-    """Model FLOPs of training on one sample; None if no run tells, or runs disagree."""
-    told = {run.record.training_flops_per_sample for run in group.runs if run.record}
-    (found,) = told if len(told) == 1 else (None,)
+    """Model FLOPs of training on one sample; None if no run records them, or runs disagree."""
+    recorded = {run.record.training_flops_per_sample for run in group.runs if run.record}
+    (found,) = recorded if len(recorded) == 1 else (None,)
     return found or None
 
 

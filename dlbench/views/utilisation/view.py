@@ -34,7 +34,7 @@ class UtilisationView(GroupView):
     def remedy(self, group: Group) -> str:
         """Newer runs."""
         return (
-            "not known: these runs do not record the FLOPs of a sample, and their recipe tells no length of a "
+            "not known: these runs do not record the FLOPs of a sample, and their recipe names no length of a "
             "training; runs of this version of dlbench record the FLOPs."
         )
 
@@ -84,7 +84,7 @@ def _caption(found: Utilisation) -> str:
     parts = []
     if found.training_flops_per_sample:
         flops = format_number(found.training_flops_per_sample / 1e9)
-        parts.append(f"Model FLOPs of training on a sample: {flops} GFLOP. Peak: {found.peak}.")
+        parts.append(f"Model FLOPs of training per sample: {flops} GFLOP. Peak: {found.peak}.")
     if found.recipe:
         parts.append(f"Time to train: {found.recipe}")
     return " ".join(parts)

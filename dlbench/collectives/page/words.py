@@ -1,0 +1,227 @@
+"""Measurements of collectives in words: labels, verdicts, captions, and how the numbers are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from dlbench.collectives.results.choice import RATE_SHARE, STAY_WITHIN, Best, Crossover, Fusion, Recommended
+from dlbench.collectives.results.fits import Fit
+from dlbench.collectives.results.measurements import CollectiveGroup
+from dlbench.collectives.results.predictions import Prediction, Predictions
+from dlbench.reading.comparability import Condition
+from dlbench.report.wording import figure_text, optional, percent, place_text
+from dlbench.stats.estimates import MIN_RUNS, RESAMPLES
+from dlbench.units import format_bytes, format_number
+
+TITLE: Final = "dlbench collective benchmark"
+
+COLLECTIVE_TITLES = {
+    "allreduce": "all-reduce",
+    "reduce-scatter": "reduce-scatter",
+    "all-gather": "all-gather",
+    "broadcast": "broadcast",
+    "all-to-all": "all-to-all",
+}
+
+
+def about(num_bytes: float) -> str:
+    """Bytes that are computed, not chosen: three digits."""
+    if not math.isfinite(num_bytes):
+        return "no size"
+    value, unit = format_bytes(num_bytes).split(" ")
+    return f"{float(f'{float(value):.3g}'):g} {unit}"
+
+
+def range_text(low: float, high: float) -> str:
+    """A range of sizes, or one size."""
+    return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
+
+
+def per_byte_text(seconds_per_byte: float) -> str:
+    """Seconds per byte as the rate that they are, GB/s; `free` where bytes cost nothing."""
+    return "free" if seconds_per_byte <= 0 else format_number(1e-9 / seconds_per_byte, 3)
+
+
+# Groups
+
+
+def label_of(group: CollectiveGroup) -> str:
+    """A group in one line: system, collective, type, layout, carriers."""
+    plan, layout = group.sample.plan, group.layout
+    groups = f" in {layout.num_groups} groups of {layout.group_size}" if layout.num_groups > 1 else ""
+    nodes = f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""
+    carriers = ", ".join(dict.fromkeys(series.carrier for series in group.series))
+    what = f"{COLLECTIVE_TITLES[group.collective]} {group.dtype}"
+    return f"{plan.system.name}: {what}, {plan.layout.ranks} ranks{groups}{nodes}, over {carriers}"
+
+
+def conditions_of(group: CollectiveGroup) -> tuple[Condition, ...]:
+    """What all runs of a group share."""
+    plan, record = group.sample.plan, group.sample.record
+    assert record is not None
+    iterations = sorted({row.iterations for series in group.series for row in series.rows})
+    hosts = sorted({host for run in group.runs if run.record for host in run.record.hosts})
+    has_servers = any(series.algorithm == "parameter-server" for series in group.series)
+    values = (
+        ("system", "System", plan.system.name),
+        ("launcher", "Launcher", plan.system.launch.launcher),
+        ("layout", "Ranks", place_text(plan.layout.ranks, plan.layout.nodes)),
+        ("groups", "Groups", f"{group.layout.num_groups} of {group.layout.group_size}"),
+        ("cores", "Cores per rank", str(plan.layout.cores_per_rank)),
+        ("device", "Device", record.device),
+        ("collective", "Collective", COLLECTIVE_TITLES[group.collective]),
+        ("dtype", "Type", group.dtype),
+        ("shards", "Servers", str(plan.comm.shards or "every rank") if has_servers else ""),
+        ("iterations", "Timed iterations", " or ".join(map(str, iterations))),
+        ("hosts", "Hosts", ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")),
+    )
+    return tuple(Condition(name=name, title=title, value=value) for name, title, value in values if value)
+
+
+def verdict(group: CollectiveGroup, best: Sequence[Best], ranges: Sequence[Recommended]) -> str:
+    """What is fastest at the largest and smallest size, and what to use in between."""
+    first, last = best[0], best[-1]
+    rate_name = "busbw" if group.layout.ranks > 1 else "algbw"
+    text = (
+        f"At {format_bytes(last.num_bytes)} the fastest is {last.title}: {figure_text(last.time)}, "
+        f"{figure_text(last.rate)} GB/s {rate_name}."
+    )
+    if len(best) > 1:
+        text += f" At {format_bytes(first.num_bytes)} it is {first.title}: {figure_text(first.time)}."
+    if len(ranges) > 1:
+        text += f" Recommended: {'; '.join(f'{range_text(one.low, one.high)}: {one.title}' for one in ranges)}."
+    return text + (" Too few runs for a comparison." if len(group.runs) < MIN_RUNS else "")
+
+
+def crossover_text(found: Crossover) -> str:
+    """Where one series overtakes another."""
+    between = ""
+    if found.low is not None and found.high is not None:
+        between = f" (between {format_bytes(found.low)} and {format_bytes(found.high)})"
+    scatter = " (within scatter)" if found.is_clear is False else ""
+    where = f"{found.source}: from {about(found.num_bytes)}{between}"
+    return f"{where} {found.after} instead of {found.before}{scatter}"
+
+
+def fusion_text(found: Fusion | None) -> str:
+    """The recommended fusion size with its rule, in one sentence; empty where there is none."""
+    if found is None:
+        return ""
+    if found.num_bytes is None:
+        return f"No fusion size: {found.title} costs no more for larger messages as far as it was measured."
+    beyond = " That is beyond the largest size measured: an extrapolation." if found.beyond_measured else ""
+    return f"{_fusion(found.num_bytes, found.title)}.{beyond}"
+
+
+def _fusion(num_bytes: float, title: str) -> str:
+    return (
+        f"Recommended fusion size: {about(num_bytes)}, the smallest message that reaches {percent(RATE_SHARE, 0)} of "
+        f"the asymptotic rate of {title} (9 x start-up / time per byte of a line through its sizes)"
+    )
+
+
+# Fits and predictions
+
+
+def fit_caption(fit: Fit) -> str:
+    """What stands behind a fit, in a few sentences."""
+    if not fit.pieces:
+        return "Only libraries were measured: each is a line through its sizes, at the rank counts measured."
+    ranks = " and ".join(", ".join(map(str, fit.ranks)).rsplit(", ", 1))
+    text = f"Fitted to {fit.num_points} points at {ranks} ranks; in brackets 95 % intervals."
+    if any(piece.level == "across" for piece in fit.pieces):
+        link = "share one link" if fit.shared_link else "have a link each"
+        text += f" In the model, ranks of a group {link} to other groups."
+    if fit.shared_memory:
+        text += " Inside a group the bytes of all its ranks add up: they share memory or processors."
+    return f"{text} Held out: {fit.held_out_by}."
+
+
+def layout_text(found: Predictions, one: Prediction) -> str:
+    """What is predicted of which layout."""
+    groups = one.ranks // one.group_size
+    where = f" in {groups} groups of {one.group_size}" if groups > 1 else ""
+    return f"{COLLECTIVE_TITLES[found.collective]} {found.dtype}, {one.ranks} ranks{where}"
+
+
+def predicted_fusion_text(found: Predictions, one: Prediction) -> str:
+    """The fusion size, and what it makes of all gradients; empty where there is none."""
+    if one.fusion_bytes is None:
+        return ""
+    text = _fusion(one.fusion_bytes, one.fusion_of)
+    if one.fusion_messages is None or one.fusion_workload_s is None:
+        return text + "."
+    return (
+        f"{text}: {one.fusion_messages:,} messages for {about(found.workload_bytes or 0)} of gradients, together "
+        f"{optional(one.fusion_workload_s, 's')} without overlap."
+    )
+
+
+METHODS: tuple[tuple[str, str], ...] = (
+    (
+        "Which points count",
+        "Only points whose result was right on every rank, of runs whose record is valid. A run with a wrong result "
+        "anywhere yields no figure. All others are listed with the reason. Warm-up iterations are not recorded.",
+    ),
+    (
+        "Time",
+        "In each iteration the slowest rank counts, from a common start. A run's time is the median over its timed "
+        "iterations.",
+    ),
+    (
+        "Medians and intervals",
+        f"The run is the experimental unit, not the iteration. Figures are medians over runs. With {MIN_RUNS} runs or "
+        f"more, the interval is a 95 % percentile bootstrap of the median ({RESAMPLES:,} resamples, fixed seed). With "
+        "fewer runs the range is printed. For a single run it is the middle half of its iterations, labelled "
+        "within-run, which says nothing on how runs differ.",
+    ),
+    (
+        "algbw and busbw",
+        "As nccl-tests defines them: algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, (p - 1) / p "
+        "for reduce-scatter, all-gather and all-to-all, and 1 for broadcast, with p ranks. Bytes are those of each "
+        "rank's whole buffer: for all-gather the gathered result, for reduce-scatter the input. GB/s is 1e9 bytes per "
+        "second.",
+    ),
+    (
+        "Counters",
+        "Steps, messages and bytes are counted by the transport while an algorithm runs, and must equal the formulas "
+        "exactly; a difference is a warning. Bytes are the largest of any rank. Libraries do not report theirs.",
+    ),
+    (
+        "Fitted costs",
+        "A message costs alpha + bytes x beta, by level (inside a group, across groups) and message size; a byte "
+        "reduced costs gamma. One fit for each system, carrier and type of element, over all collectives, layouts, "
+        "algorithms and sizes, with relative errors and robust against outliers. Where groups hold several ranks, "
+        "whether these share one link to other groups or have a link each, and whether their bytes inside the group "
+        "add up (shared memory or processors), is what predicts held-out points better.",
+    ),
+    (
+        "Predictions",
+        "What stands beside a measurement is predicted by a fit that did not see the point; how it was held out is "
+        "said with the fit. Libraries choose their algorithms themselves and are not predicted.",
+    ),
+    (
+        "Recommended",
+        "By size the fastest series; where the one of the next smaller size is at most "
+        f"{STAY_WITHIN:.0%} slower, that one stays.",
+    ),
+    (
+        "Where the lead changes",
+        "Measured: between two neighbouring sizes with different recommended series, where lines through their times "
+        "meet on logarithmic axes. It is beyond scatter if at the larger size the interval of the ratio keeps away "
+        "from 1. Model: the size from which another algorithm is predicted to be faster.",
+    ),
+    (
+        "Fusion size",
+        f"The smallest message that reaches {RATE_SHARE:.0%} of the asymptotic rate of the series recommended at the "
+        "largest size: 9 x start-up / time per byte, of a line through its sizes fitted with relative errors. Smaller "
+        "messages waste start-ups; larger ones leave less to overlap with the backward pass.",
+    ),
+    (
+        "Against libraries",
+        "Time of the library over time of dlbench's algorithm, from runs that hold both, resampled in pairs. Above 1, "
+        "the algorithm is faster.",
+    ),
+)

@@ -1,0 +1,359 @@
+"""Measurements become fitted costs, and what these predict is set beside what was measured.
+
+One fit for each system, carrier and type of element, over every collective, layout, algorithm and size of dlbench's
+own algorithms. Libraries choose their algorithms themselves, so that only a line through their sizes is fitted, for
+each rank count; the same is done for every algorithm, for programs that want one exchange and no model.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from dlbench.collectives.results.measurements import CollectiveGroup, CollectiveTable, Series
+from dlbench.costs.fit.link_fit import Observation, choose_sharing, fit_network
+from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
+from dlbench.specs.base import Precision
+from dlbench.specs.collectives.network import Level, LevelName, LineCost, NetworkModel
+from dlbench.specs.collectives.plan import ELEMENT_BYTES
+
+LARGE_BYTES = 1_000_000
+"""Messages from here on are told apart in the errors: what gradients are sent in."""
+
+HELD_OUT_SEVERAL = (
+    "each size and rank count is predicted from points of other sizes and other rank counts; only which costs there "
+    "are is taken from the fit to all points"
+)
+HELD_OUT_ONE = (
+    "each size is predicted from points of other sizes, all at {ranks} ranks, the only rank count; only which costs "
+    "there are is taken from the fit to all points"
+)
+
+PointKey = tuple[str, str, int]
+"""Id of the group, title of the series, bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What one fit is about."""
+
+    system: str
+    carrier: str
+    dtype: Precision
+
+    @property
+    def title(self) -> str:
+        """System, carrier and type in a few words."""
+        return f"{self.system}, {self.carrier}, {self.dtype}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """Errors of predictions over some points."""
+
+    scope: str
+    num_points: int
+    median: float
+    """Median of |predicted / measured - 1|."""
+    worst: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelCosts:
+    """Costs of messages of one level, up to a size."""
+
+    level: LevelName
+    up_to_bytes: int | None
+    """Largest message; None: no limit."""
+    alpha_s: float
+    alpha_low_s: float | None
+    alpha_high_s: float | None
+    beta_s_per_byte: float
+    beta_low_s_per_byte: float | None
+    beta_high_s_per_byte: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The fitted costs of one system, carrier and type of element."""
+
+    label: str
+    system: str
+    carrier: str
+    dtype: Precision
+    pieces: tuple[LevelCosts, ...]
+    gamma_s_per_byte: float
+    shared_link: bool
+    shared_memory: bool
+    num_points: int
+    ranks: tuple[int, ...]
+    """Rank counts behind it, ascending."""
+    held_out_by: str
+    """How the predictions came about, in words."""
+    errors: tuple[Errors, ...]
+    """Over all held-out points, over large ones, and by algorithm."""
+    lines: tuple[LineCost, ...]
+    """Each series at each rank count as a line."""
+    network: NetworkModel = field(metadata={"json": False})
+    predicted: dict[PointKey, float] = field(metadata={"json": False})
+    """Seconds that a fit without the point expects of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fits:
+    """All fits of a table."""
+
+    fits: tuple[Fit, ...]
+    unfitted: tuple[str, ...]
+    """Scopes without a fit, and why."""
+
+    def of(self, group: CollectiveGroup, carrier: str) -> Fit | None:
+        """The fit that holds for a group's algorithms over a carrier."""
+        wanted = (group.sample.plan.system.name, carrier, group.dtype)
+        return next((fit for fit in self.fits if (fit.system, fit.carrier, fit.dtype) == wanted), None)
+
+    def beside(self, group: CollectiveGroup) -> CollectiveGroup:
+        """A group with what fits that did not see its points predict of them."""
+        return replace(group, series=tuple(self._beside(group, series) for series in group.series))
+
+    def _beside(self, group: CollectiveGroup, series: Series) -> Series:
+        fit = None if series.is_library else self.of(group, series.carrier)
+        rows = []
+        for row in series.rows:
+            seconds = None if fit is None else fit.predicted.get((group.id, series.title, row.num_bytes))
+            ratio = None if seconds is None else seconds / row.time.value
+            rows.append(replace(row, predicted_s=seconds, predicted_over_measured=ratio))
+        return replace(series, rows=tuple(rows))
+
+
+def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = None) -> Fits:
+    """Fits of every system, carrier and type in a table.
+
+    Args:
+        table: measurements.
+        fitted: the time to write into the models, UTC, ISO 8601.
+        only: fit this one alone.
+    """
+    scopes: dict[Scope, list[tuple[CollectiveGroup, Series]]] = {}
+    for group in table.groups:
+        for series in group.series:
+            if not series.is_library:
+                scope = Scope(system=group.sample.plan.system.name, carrier=series.carrier, dtype=group.dtype)
+                scopes.setdefault(scope, []).append((group, series))
+    fits, unfitted = [], []
+    for scope, found in scopes.items():
+        if only is not None and scope != only:
+            continue
+        try:
+            fit, left = _fit(scope, found, lines_of(table, scope), fitted)
+        except DlbenchError as error:
+            unfitted.append(f"{scope.title}: {error}")
+            continue
+        fits.append(fit)
+        unfitted += [f"{scope.title}: {left}"] if left else []
+    return Fits(fits=tuple(fits), unfitted=tuple(unfitted))
+
+
+def fit_one(
+    table: CollectiveTable, *, system: str | None, transport: str | None, dtype: str | None, fitted: str, where: str
+) -> Fit:
+    """The fit that a file (`*.network.json`) holds: of one system, one carrier, one type of element.
+
+    Where only libraries were measured the model has no levels, and holds their lines alone.
+
+    Args:
+        table: measurements.
+        system: which system; None: the only one.
+        transport: which carrier; None: the only one.
+        dtype: which type; None: fp32 if it was measured, else the only one.
+        fitted: the time to write into the model, UTC, ISO 8601.
+        where: what errors call the runs.
+
+    Raises:
+        UserError: several systems, carriers or types, and none chosen; or one that was not measured.
+        IncompleteDataError: no run has figures, or too few of them for a fit.
+    """
+    if not table.groups:
+        reasons = [f"{one.run.plan.run_id}: {one.state}: {one.why}" for one in table.without] or list(table.damaged)
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        raise IncompleteDataError(
+            f"{where}: no run of the collective benchmark has figures; {reasons[0] + more if reasons else 'none'}"
+        )
+    chosen = _chosen("--system", system, [group.sample.plan.system.name for group in table.groups], where)
+    groups = [group for group in table.groups if group.sample.plan.system.name == chosen]
+    known = [group.dtype for group in groups]
+    precision = _chosen("--dtype", dtype or ("fp32" if "fp32" in known else None), list(known), where)
+    groups = [group for group in groups if group.dtype == precision]
+    own = [one.carrier for group in groups for one in group.series if not one.is_library]
+    carriers = own or [one.carrier for group in groups for one in group.series]
+    carrier = _chosen("--transport", transport, carriers, where)
+    table = CollectiveTable(groups=tuple(groups), without=(), damaged=())
+    scope = Scope(system=chosen, carrier=carrier, dtype=groups[0].dtype)
+    fits = fit_all(table, fitted=fitted, only=scope)
+    if fits.fits:
+        return fits.fits[0]
+    if own:
+        raise IncompleteDataError(f"{where}: {fits.unfitted[0]}")
+    lines = lines_of(table, scope)
+    if not lines:
+        raise IncompleteDataError(f"{where}: {scope.title}: one size only; a line needs two or more (--sizes)")
+    runs = tuple(dict.fromkeys(run.plan.run_id for group in groups for run in group.runs))
+    network = NetworkModel(system=chosen, transport=carrier, collectives=lines, sources=runs, fitted=fitted)
+    return _described(scope, network, tuple(sorted({line.ranks for line in lines})))
+
+
+def _chosen(option: str, asked: str | None, found: list[str], where: str) -> str:
+    known = list(dict.fromkeys(found))
+    if asked is not None:
+        if asked not in known:
+            raise UserError(f"{option} {asked}: not among the runs in {where}: {nearest(asked, known)}")
+        return asked
+    if len(known) > 1:
+        raise UserError(
+            f"{where}: one file holds one of {', '.join(known)}; choose by {option}, e.g. {option} {known[0]}"
+        )
+    return known[0]
+
+
+def lines_of(table: CollectiveTable, scope: Scope) -> tuple[LineCost, ...]:
+    """Lines of a system and type, over all carriers; of layouts with equal names and rank counts that of most nodes."""
+    chosen: dict[tuple[str, int], tuple[int, LineCost]] = {}
+    for group in table.groups:
+        plan = group.sample.plan
+        if plan.system.name != scope.system or group.dtype != scope.dtype:
+            continue
+        for series in group.series:
+            if series.startup_s is None or series.per_byte_s is None:
+                continue
+            key = (line_name(group, series), group.layout.ranks)
+            if key not in chosen or chosen[key][0] < plan.layout.nodes:
+                line = LineCost(name=key[0], ranks=key[1], startup_s=series.startup_s, per_byte_s=series.per_byte_s)
+                chosen[key] = (plan.layout.nodes, line)
+    return tuple(line for _, line in chosen.values())
+
+
+def line_name(group: CollectiveGroup, series: Series) -> str:
+    """What a line is called: of all-reduces the carrier as exchanges of training call it, and `flat` or the algorithm.
+
+    A library's all-reduce is what the exchange `flat` calls. Other collectives have their name between the two.
+    """
+    carrier = series.carrier.removeprefix("torch-")
+    if group.collective == "allreduce":
+        return f"{carrier} {'flat' if series.is_library else series.algorithm}"
+    return f"{carrier} {group.collective} {series.algorithm}"
+
+
+def _fit(
+    scope: Scope, found: Sequence[tuple[CollectiveGroup, Series]], lines: tuple[LineCost, ...], fitted: str
+) -> tuple[Fit, str]:
+    """The fit of a scope, and what it left out, in words."""
+    used, left = _real_groups(found)
+    observed = dict(_observations(used))
+    observations = list(observed.values())
+    sharing, predictions = choose_sharing(observations)
+    network = fit_network(
+        observations,
+        system=scope.system,
+        transport=scope.carrier,
+        sources=tuple(dict.fromkeys(run.plan.run_id for group, _ in used for run in group.runs)),
+        fitted=fitted,
+        sharing=sharing,
+    )
+    ranks = tuple(sorted({seen.layout.ranks for seen in observations}))
+    keys = {id(seen): key for key, seen in observed.items()}
+    fit = _described(
+        scope,
+        network.model_copy(update={"collectives": lines}),
+        ranks,
+        held_out_by=HELD_OUT_SEVERAL if len(ranks) > 1 else HELD_OUT_ONE.format(ranks=ranks[0]),
+        predicted={keys[id(seen)]: seconds for seen, seconds in predictions},
+        errors=tuple(_errors(predictions)),
+    )
+    return fit, left
+
+
+def _described(
+    scope: Scope,
+    network: NetworkModel,
+    ranks: tuple[int, ...],
+    *,
+    held_out_by: str = "",
+    predicted: dict[PointKey, float] | None = None,
+    errors: tuple[Errors, ...] = (),
+) -> Fit:
+    return Fit(
+        label=f"Fitted costs of {scope.title}",
+        system=scope.system,
+        carrier=scope.carrier,
+        dtype=scope.dtype,
+        pieces=(*_pieces("inside", network.inside), *_pieces("across", network.across)),
+        gamma_s_per_byte=network.gamma_s_per_byte,
+        shared_link=network.shared_link,
+        shared_memory=network.shared_memory,
+        num_points=network.num_points,
+        ranks=ranks,
+        held_out_by=held_out_by,
+        errors=errors,
+        lines=network.collectives,
+        network=network,
+        predicted=predicted or {},
+    )
+
+
+def _pieces(name: LevelName, level: Level | None) -> Iterator[LevelCosts]:
+    for piece in () if level is None else level.pieces:
+        alpha = piece.alpha_interval_s or (None, None)
+        beta = piece.beta_interval_s_per_byte or (None, None)
+        yield LevelCosts(
+            level=name,
+            up_to_bytes=piece.up_to_bytes,
+            alpha_s=piece.alpha_s,
+            alpha_low_s=alpha[0],
+            alpha_high_s=alpha[1],
+            beta_s_per_byte=piece.beta_s_per_byte,
+            beta_low_s_per_byte=beta[0],
+            beta_high_s_per_byte=beta[1],
+        )
+
+
+def _real_groups(
+    found: Sequence[tuple[CollectiveGroup, Series]],
+) -> tuple[list[tuple[CollectiveGroup, Series]], str]:
+    """Groups inside one node say nothing of messages between nodes: beside real ones they are left out."""
+    pretended = [one for one in found if one[0].sample.plan.layout.nodes == 1 and one[0].layout.num_groups > 1]
+    if len(pretended) == len(found) or not any(group.sample.plan.layout.nodes > 1 for group, _ in found):
+        return list(found), ""
+    used = [one for one in found if one not in pretended]
+    count = sum(len(series.rows) for _, series in pretended)
+    return used, f"{count} points of groups inside one node are left out beside groups on several" if count else ""
+
+
+def _errors(predictions: Sequence[tuple[Observation, float]]) -> Iterator[Errors]:
+    scopes: dict[str, list[float]] = {}
+    for seen, seconds in predictions:
+        error = abs(seconds / seen.seconds - 1)
+        names = ["all", f"{seen.collective}, {seen.algorithm}"]
+        for name in [*names[:1], *(["1 MB and more"] if seen.num_bytes >= LARGE_BYTES else []), *names[1:]]:
+            scopes.setdefault(name, []).append(error)
+    order = sorted(scopes, key=lambda name: {"all": 0, "1 MB and more": 1}.get(name, 2))
+    for name in order:
+        values = scopes[name]
+        yield Errors(scope=name, num_points=len(values), median=statistics.median(values), worst=max(values))
+
+
+def _observations(found: Iterable[tuple[CollectiveGroup, Series]]) -> Iterator[tuple[PointKey, Observation]]:
+    for group, series in found:
+        for one in series.rows:
+            yield (
+                (group.id, series.title, one.num_bytes),
+                Observation(
+                    collective=group.collective,
+                    algorithm=series.algorithm,
+                    layout=group.layout,
+                    num_bytes=one.num_bytes,
+                    element_bytes=ELEMENT_BYTES[group.dtype],
+                    shards=group.sample.plan.comm.shards,
+                    seconds=one.time.value,
+                ),
+            )

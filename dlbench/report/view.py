@@ -1,4 +1,0 @@
-"""Transitional: old-style views."""
-
-from dlbench.views.old_view import Sheet as Sheet
-from dlbench.views.old_view import View as View

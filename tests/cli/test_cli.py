@@ -1,0 +1,703 @@
+"""The command line as a user meets it: processes, exit codes, one clear line for every mistake, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlbench.cli import COMMANDS
+from dlbench.cli import run as run_module
+from dlbench.jobs import local
+from dlbench.records import folder
+from dlbench.records.folder import RunFolder
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.yamlfile import parse_yaml
+from tests.conftest import Cli
+from tests.support import run_factory
+from tests.support.paths import ROOT
+from tests.support.run_factory import NOW, Story, Training, constant, quality_plans, write_run, write_unfinished
+
+TIMES = constant([1, 0, 3, 5, 0, 1])
+COSMO = ("run", "cosmoflow", "--preset", "ci", "--engine", "single")
+SUBMIT = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--series", "s")
+
+
+def plans(**request: Any) -> list[Any]:
+    return run_factory.plans(**{"workload": "cosmoflow", "preset": "ci", **request})
+
+
+def everything_below(folder: Path) -> dict[str, bytes | None]:
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+
+
+# What there is
+
+
+def test_help_lists_the_commands_in_the_order_of_work(cli: Cli) -> None:
+    for option in ("--help", "-h"):
+        done = cli(option)
+        assert (done.returncode, done.stderr) == (0, "")
+        section = done.stdout.partition("Commands, in the order of work:\n")[2]
+        names = [line.split()[0] for line in section.splitlines() if line.startswith("  ") and line[2] != " "]
+        expected = ["doctor", "setup", "data", "ls", "show", "run", "submit", "status", "comm", "report"]
+        expected += ["trace", "diagnose", "compare", "check", "baseline", "history", "estimate", "export", "box"]
+        assert names == expected
+
+
+@pytest.mark.parametrize("command", [name for name, *_ in COMMANDS])
+def test_every_command_explains_itself_with_an_example(cli: Cli, command: str) -> None:
+    done = cli(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    words = " ".join(done.stdout.split())
+    assert f"dlbench {command}" in words
+    # A group's examples may stand at its commands.
+    assert "Example" in words or "COMMAND" in words
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(cli: Cli) -> None:
+    done = cli("sumbit")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == "Error: unknown command 'sumbit': did you mean submit?"
+    told = cli("qqqq").stderr.splitlines()[-1]
+    assert told.startswith("Error: unknown command 'qqqq': known: ")
+    assert [name for name, *_ in COMMANDS if name not in told] == []
+
+
+def test_the_version(cli: Cli) -> None:
+    done = cli("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("dlbench, version ")
+
+
+def test_ls_is_machine_readable(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "site" / "workloads").mkdir(parents=True)
+    (tmp_path / "site" / "systems").mkdir()
+    own = (ROOT / "workloads" / "cosmoflow.yaml").read_text().replace("name: cosmoflow", "name: mine")
+    (tmp_path / "site" / "workloads" / "mine.yaml").write_text(own)
+    (tmp_path / "site" / "systems" / "broken.yaml").write_text("a: [")
+    done = cli("ls", "--json", DLBENCH_PATH=str(tmp_path / "site"))
+    assert (done.returncode, done.stderr) == (0, "")
+    content = json.loads(done.stdout)
+    workloads = {row["name"]: row for row in content["workloads"]}
+    systems = {row["name"]: row for row in content["systems"]}
+    assert set(workloads) == {"bert", "cosmoflow", "mine", "resnet50"}
+    assert set(workloads["bert"]["presets"]) == {"full", "base", "ci"}
+    assert workloads["mine"]["file"] == str(tmp_path / "site" / "workloads" / "mine.yaml")
+    assert all(row["title"] for row in workloads.values())
+    assert set(systems) == {"box", "broken", "example-gpu", "local"}
+    # One broken file hides nothing else.
+    assert systems["broken"]["problem"].startswith("unusable: ")
+    assert systems["box"]["title"]
+    lines = cli("ls", DLBENCH_PATH=str(tmp_path / "site")).stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == [
+        *sorted(workloads, key=list(workloads).index),
+        *sorted(systems, key=list(systems).index),
+    ]
+
+
+def test_show_prints_every_key_decided(cli: Cli) -> None:
+    done = cli("show", "resnet50", "--preset", "ci", "--set", "train.batch_per_rank=16", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    content = json.loads(done.stdout)
+    assert (content["name"], content["preset"]) == ("resnet50", "ci")
+    assert content["train"]["batch_per_rank"] == 16
+    assert content["train"]["optimizer"]["name"] == "sgd"
+    assert content["engine"]["horovod"]["cycle_time_ms"] == 1.0  # a default that no file says
+    text = cli("show", "resnet50", "--preset", "ci", "--set", "train.batch_per_rank=16").stdout
+    assert "  batch_per_rank: 16\n" in text
+    assert parse_yaml(text, "show") == content
+
+
+def test_show_prints_a_system(cli: Cli, tmp_path: Path) -> None:
+    done = cli("show", "box", "--set", "slurm.partition=gpu", "--json")
+    assert done.returncode == 0
+    content = json.loads(done.stdout)
+    assert (content["name"], content["slurm"]["partition"]) == ("box", "gpu")
+    assert content["slurm"]["time_limit"] == "00:10:00"
+    shutil.copyfile(ROOT / "systems" / "box.yaml", tmp_path / "own.yaml")
+    shutil.copyfile(ROOT / "systems" / "box.yaml", tmp_path / "own")
+    for path in ("own.yaml", "./own.yaml", "./own"):
+        done = cli("show", path, "--json", "--set", "system.slurm.partition=gpu")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == content
+
+
+# Mistakes
+
+WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
+    "workload": (("run", "cosmoflw"), ["workload 'cosmoflw'", "cosmoflow"]),
+    "workload file": (("run", "./cosmoflow.yaml"), ["./cosmoflow.yaml", "no such workload file"]),
+    "preset": (("run", "cosmoflow", "--preset", "c1"), ["preset 'c1'", "ci"]),
+    "system": ((*COSMO, "--system", "lcal"), ["system 'lcal'", "local"]),
+    "key": ((*COSMO, "--set", "train.batch=4"), ["--set", "train.batch: unknown key", "batch_per_rank"]),
+    "sweep key": ((*COSMO, "--sweep", "train.sed=1,2"), ["--sweep", "train.sed: unknown key", "seed"]),
+    "engine": (("run", "cosmoflow", "--preset", "ci", "--engine", "hvd"), ["--engine", "'hvd'", "horovod"]),
+    "launcher": ((*COSMO, "--launcher", "ssh"), ["--launcher", "'ssh'", "srun-gloo"]),
+    "no ranks": ((*COSMO, "--ranks", "0"), ["--ranks '0'", "1 or more"]),
+    "negative ranks": ((*COSMO, "--ranks", "-1"), ["--ranks '-1'"]),
+    "ranks twice": ((*COSMO, "--ranks", "1,1"), ["--ranks '1,1'", "twice"]),
+    "ranks in words": ((*COSMO, "--ranks", "a"), ["--ranks 'a'", "whole numbers"]),
+    "no repeats": ((*COSMO, "--repeats", "0"), ["--repeats 0", "1 or more"]),
+    "no ranks per node": ((*COSMO, "--ranks-per-node", "0"), ["--ranks-per-node 0", "1 or more"]),
+    "single with two": ((*COSMO, "--ranks", "2"), ["engine 'single'", "not 2"]),
+    "empty value": ((*COSMO, "--set", "batch="), ["--set batch", "empty"]),
+    "no value": ((*COSMO, "--set", "batch"), ["--set 'batch'", "key=value"]),
+    "a flag for a count": ((*COSMO, "--set", "train.batch_per_rank=true"), ["--set", "train.batch_per_rank", "True"]),
+    "no date": ((*COSMO, "--set", "train.seed=2024-13-45"), ["--set train.seed"]),
+    "no data": ((*COSMO, "--data", "/nonexistent"), ["--data /nonexistent", "synthetic"]),
+    "empty data": ((*COSMO, "--data", ""), ["--data"]),
+    "data of nobody": ((*COSMO, "--data", "~nobody-of-this-name/x"), ["--data"]),
+    "data with a newline": ((*COSMO, "--data", "/no\nsuch"), ["--data"]),
+    "data of no text": ((*COSMO, "--data", os.fsdecode(b"/no\xff")), ["--data"]),
+    "a terminal's words": (("run", "\x1b[2Jcosmoflow"), ["workload"]),
+    "out is a file": ((*COSMO, "--out", "a file"), ["--out a file"]),
+    "out below a file": ((*COSMO, "--out", "a file/runs"), ["--out a file/runs"]),
+    "out unwritable": ((*COSMO, "--out", "/proc/dlbench-runs"), ["--out /proc/dlbench-runs"]),
+    "series": ((*COSMO, "--series", "a b"), ["--series 'a b'"]),
+    "series is a path": ((*COSMO, "--series", "../x"), ["--series '../x'"]),
+    "uneven strong scaling": (
+        ("run", "cosmoflow", "--preset", "ci", "--ranks", "2,3", "--scaling=strong", "--set", "train.batch_per_rank=2"),
+        ["--scaling strong", "global batch 4", "3 ranks"],
+    ),
+    "inert setting": ((*COSMO, "--set", "engine.ddp.backend=gloo"), ["--set engine.ddp.backend", "no effect"]),
+    "two kinds of variants": ((*COSMO, "--decompose", "--watch-cost"), ["--decompose", "--watch-cost", "exclude"]),
+    "variants to a quality": ((*COSMO, "--decompose", "--to-quality"), ["--decompose", "leave out --to-quality"]),
+    "twins to a quality": ((*COSMO, "--watch-cost", "--to-quality"), ["--watch-cost", "leave out --to-quality"]),
+    "one pair of twins": ((*COSMO, "--watch-cost"), ["--watch-cost", "--repeats 2"]),
+    "nothing to go without": ((*COSMO, "--decompose"), ["--decompose", "nothing can be taken away", "--data"]),
+    "one side only": ((*COSMO, "--ab", "plain", ""), ["--ab (side b)", "KEY=VALUE"]),
+    "a side's wrong key": ((*COSMO, "--ab", "plain", "train.sed=1"), ["--ab (side b)", "unknown key", "seed"]),
+    "sides of a sweep": ((*COSMO, "--ab", "plain", "plain", "--sweep", "train.seed=1,2"), ["--ab", "--sweep"]),
+    "sides to a quality": ((*COSMO, "--ab", "plain", "plain", "--to-quality"), ["--ab", "--to-quality"]),
+    "sides of two allocations": (
+        (*SUBMIT, "--nodes", "1", "--ab", "plain", "system.slurm.partition=gpu", "--dry-run"),
+        ["--ab", "system.slurm.partition", "one Slurm job"],
+    ),
+    "a tag of no value": ((*COSMO, "--tag", "branch"), ["--tag 'branch'", "key=value"]),
+    "a tag twice": ((*COSMO, "--tag", "a=1", "--tag", "a=2"), ["--tag a", "twice"]),
+    "fault on no rank": (
+        (*COSMO, "--set", "fault.step_delay_s=0.1", "--set", "fault.ranks=1"),
+        ["fault.ranks", "rank 1", "in no run"],
+    ),
+    "fault that is none": ((*COSMO, "--set", "fault.ranks=0"), ["--set", "fault", "says no fault"]),
+    "submit to no scheduler": (
+        ("submit", "cosmoflow", "--preset", "ci", "--system", "local", "--nodes", "1"),
+        ["system local has no scheduler", "dlbench run"],
+    ),
+    "submit sides to two systems": (
+        (*SUBMIT, "--nodes", "1", "--ab", "plain", "system.scheduler=none,system.launch.launcher=local"),
+        ["--ab", "system.scheduler"],
+    ),
+    "submit to two nodes of this machine": (
+        ("submit", "cosmoflow", "--preset", "ci", "--system", "local", "--nodes", "2"),
+        ["local"],
+    ),
+    "run outside an allocation": (("run", "cosmoflow", "--preset", "ci", "--system", "box"), ["system box", "submit"]),
+    "submit how large": (SUBMIT, ["--nodes", "--ranks"]),
+    "submit too large": ((*SUBMIT, "--nodes", "1", "--ranks", "1"), ["--nodes", "--ranks"]),
+    "submit uneven": ((*SUBMIT, "--ranks", "3", "--ranks-per-node", "2"), ["3 ranks", "2 nodes"]),
+    # Slurm takes a backslash in --output for a sign of its own, however often it is doubled: every job would fail.
+    "submit into a backslash": ((*SUBMIT, "--nodes", "1", "--out", "a\\b", "--dry-run"), ["--out a\\b", "backslash"]),
+    "show": (("show", "reznet50"), ["'reznet50'", "resnet50"]),
+    "show a wrong key": (("show", "bert", "--set", "modle.dropout=0"), ["--set", "modle", "model"]),
+    "show a system's preset": (("show", "box", "--preset", "ci"), ["--preset"]),
+    "status of nothing": (("status", "no such"), ["no such: no such folder of runs"]),
+    "status of a newline": (("status", "a\nb"), ["no such folder of runs"]),
+    "status of a file": (("status", "a file"), ["a file: no such folder of runs"]),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_mistake_is_answered_in_one_line_and_leaves_nothing(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    arguments, words = WRONG[mistake]
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)  # these tests may run inside an allocation
+    (tmp_path / "a file").write_text("mine")
+    before = everything_below(tmp_path)
+    done = cli(*arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dlbench: error: ")
+    assert line.isprintable()
+    assert [word for word in words if word not in line] == [], line
+    assert everything_below(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run",),
+        (*COSMO, "--rank", "1"),
+        (*COSMO, "--repeats", "many"),
+        (*COSMO, "--scaling", "sideways"),
+        (*COSMO, "--ranks"),
+        ("run", "cosmoflow", "bert"),
+        (*COSMO, "--ab", "plain"),
+        ("submit", "cosmoflow", "--nodes", "1"),
+        ("show",),
+        ("ls", "everything"),
+        ("box", "strat", "x"),
+        ("setup", "horovd"),
+    ],
+)
+def test_what_click_refuses_is_told_the_same_way(cli: Cli, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    done = cli(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("Error: ")
+    assert everything_below(tmp_path) == {}
+
+
+def test_a_broken_file_is_named_with_its_line(cli: Cli, tmp_path: Path) -> None:
+    text = (ROOT / "workloads" / "cosmoflow.yaml").read_text()
+    (tmp_path / "w.yaml").write_text(text + "name: again\n")
+    done = cli("run", "w.yaml", "--preset", "ci")
+    assert done.returncode == 2
+    number = len(text.splitlines()) + 1
+    assert done.stderr.startswith(f"dlbench: error: w.yaml:{number}: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["[", "{a: ", "[&x ", "- ", "[\n"])
+def test_a_file_nested_without_end_is_refused_and_not_pondered(cli: Cli, tmp_path: Path, text: str) -> None:
+    """The parser's work must not grow with the square of the depth: 900 kB of brackets would take it hours."""
+    (tmp_path / "w.yaml").write_text(text * (900_000 // len(text)))
+    done = cli("show", "w.yaml", timeout=30)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dlbench: error: w.yaml:")
+
+
+# Trying without doing
+
+
+def test_a_dry_run_prints_the_same_bytes_twice_and_touches_nothing(cli: Cli, tmp_path: Path) -> None:
+    arguments = (*SUBMIT, "--nodes", "1,2", "--repeats", "2", "--out", "runs", "--dry-run")
+    # Without Slurm's programs, without torch, and with a clock that moved on.
+    one, two = cli(*arguments), cli(*arguments)
+    assert (one.returncode, two.returncode) == (0, 0), one.stderr
+    assert (one.stdout, one.stderr) == (two.stdout, two.stderr)
+    assert one.stdout.count("#!/bin/bash\n") == 4
+    assert one.stderr.count("sbatch --parsable") == 4
+    assert everything_below(tmp_path) == {}
+    scripts = one.stdout.split("#!/bin/bash\n")[1:]
+    nodes = [line for script in scripts for line in script.splitlines() if line.startswith("#SBATCH --nodes=")]
+    assert nodes == [f"#SBATCH --nodes={count}" for count in (1, 2, 2, 1)]
+
+
+def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) -> None:
+    stub = tmp_path / "bin" / "sbatch"
+    stub.parent.mkdir()
+    stub.write_text('#!/bin/bash\nprintf \'%s\\0\' "$@" >> "$CALLS"; echo "$((++n))$(date +%N)"\n')
+    stub.chmod(0o755)
+    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls")}
+    shown = cli(*SUBMIT, "--nodes", "1,2", "--dry-run")
+    done = cli(*SUBMIT, "--nodes", "1,2", **variables)
+    assert done.returncode == 0, done.stderr
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert "".join((folder / "job.sbatch").read_text() for folder in folders) == shown.stdout
+    jobs = done.stdout.split()
+    assert [json.loads((folder / "submission.json").read_text())["job_id"] for folder in folders] == jobs
+    calls = (tmp_path / "calls").read_text().split("\0")
+    # Jobs of a series wait for each other.
+    assert [word for word in calls if word.startswith("--dependency")] == [f"--dependency=afterany:{jobs[0]}"]
+    again = cli(*SUBMIT, "--nodes", "1,2", **variables)
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 1
+    assert "exists already" in again.stderr
+
+
+def test_a_refused_submission_is_one_line_and_leaves_no_run(cli: Cli, tmp_path: Path) -> None:
+    stub = tmp_path / "bin" / "sbatch"
+    stub.parent.mkdir()
+    stub.write_text(
+        "#!/bin/bash\necho 'sbatch: error: invalid account' >&2\necho 'sbatch: error: failed' >&2\nexit 1\n"
+    )
+    stub.chmod(0o755)
+    done = cli(*SUBMIT, "--nodes", "1", PATH=f"{stub.parent}:{os.environ['PATH']}")
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dlbench: error: sbatch refused s-cosmoflow-ci-")
+    assert "invalid account" in line
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_submitting_without_slurm_is_told_before_anything_is_made(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    done = cli(*SUBMIT, "--nodes", "1", PATH=str(tmp_path / "bin"))
+    assert done.returncode == 5
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dlbench: error: sbatch is not on PATH; ")
+    assert sorted(everything_below(tmp_path)) == ["bin"]
+
+
+@pytest.mark.parametrize("name", ["a b", "'q' \"q\"", "new\nline", "$(touch canary)", "100%j", "--x", "é"])
+def test_an_output_folder_of_any_name(cli: Cli, tmp_path: Path, name: str) -> None:
+    stub = tmp_path / "bin" / "sbatch"
+    stub.parent.mkdir()
+    # What Slurm would do: run the script, here with an srun that only tells its last word.
+    stub.write_text('#!/bin/bash\nexport SLURM_JOB_NUM_NODES=1 SLURM_JOB_ID=5\nbash "${@: -1}" >&2 || exit\necho 5\n')
+    (stub.parent / "srun").write_text(
+        '#!/bin/bash\n[ "$1" = --mpi=list ] && { echo pmix; exit; }\nprintf "%s" "${@: -1}" > "$TOLD"\n'
+    )
+    for program in stub.parent.iterdir():
+        program.chmod(0o755)
+    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}", "TOLD": str(tmp_path / "told")}
+    done = cli(*SUBMIT, "--nodes", "1", f"--out={name}", **variables)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / name).iterdir()
+    assert (tmp_path / "told").read_text() == str(folder / "plan.json")
+    assert not list(tmp_path.rglob("canary"))
+    done = cli("status", "--json", "--", name, PATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert [row["job"] for row in json.loads(done.stdout)["runs"]] == ["5"]
+
+
+def test_an_output_folder_that_is_no_text_is_refused(cli: Cli, tmp_path: Path) -> None:
+    """The script and the plan are UTF-8; a path that is not could not stand in them."""
+    stub = tmp_path / "bin" / "sbatch"
+    stub.parent.mkdir()
+    stub.write_text("#!/bin/bash\necho 5\n")
+    stub.chmod(0o755)
+    done = cli(*SUBMIT, "--nodes", "1", "--out", os.fsdecode(b"\xff"), PATH=f"{stub.parent}:{os.environ['PATH']}")
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dlbench: error: --out ")
+    assert sorted(everything_below(tmp_path)) == ["bin", "bin/sbatch"]
+
+
+def test_a_dry_run_names_variants_and_what_is_left_out(cli: Cli, tmp_path: Path) -> None:
+    words = ("run", "cosmoflow", "--preset", "ci", "--engine", "ddp", "--ranks", "1,2", "--data", "synthetic")
+    done = cli(*words, "--series", "s", "--decompose", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    names = [line.partition("2 ranks")[2] for line in done.stdout.splitlines() if "2 ranks" in line]
+    assert names == [", repeat 1 of 1, batch 4 a rank", ", no-exchange, repeat 1 of 1, batch 4 a rank"]
+    assert "s-cosmoflow-ci-p01-n0002-k00-apart" in done.stdout
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["--decompose"] * 2
+    assert "no runs with synthetic input" in done.stderr
+    assert "no runs without exchange there" in done.stderr
+    assert everything_below(tmp_path) == {}
+
+
+def test_a_dry_run_of_run_prints_what_would_start(cli: Cli, tmp_path: Path) -> None:
+    done = cli(*COSMO, "--series", "s", "--sweep", "train.precision=fp32,bf16", "--out", "a b", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert len(lines) == 2
+    for number, line in enumerate(lines):
+        plan = tmp_path / "a b" / f"s-cosmoflow-ci-p0{number}-n0001-k00" / "plan.json"
+        assert shlex.split(line) == [sys.executable, "-m", "dlbench.node", str(plan)]
+    assert everything_below(tmp_path) == {}
+
+
+# Status
+
+
+@pytest.mark.parametrize("bar", [False, True])
+def test_runs_to_a_quality_say_what_they_came_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bar: bool
+) -> None:
+    values = iter([(0.2, 0.55), (0.2, 0.3), (None,)])
+
+    def create(root: Path, plan: RunPlan) -> RunFolder:
+        return write_run(root, plan, TIMES, Story(training=Training(values=next(values), every=4000)))
+
+    # Everything is real but the ranks.
+    monkeypatch.setattr(folder, "create", create)
+    monkeypatch.setattr(local, "run", lambda plan, made, tell: local._verdict(made, ""))
+    monkeypatch.setattr(run_module.signal, "signal", lambda number, action: None)
+    monkeypatch.setenv("COLUMNS", "200")
+    code = run_module.run_all(
+        quality_plans(points=(1,), repeats=3), tmp_path / "runs", "dlbench report runs", fail_fast=True, bar=bar
+    )
+    assert code == 0
+    said = capsys.readouterr().err
+    for words in (
+        ": reached 0.5 top1 after 8,000 samples",
+        ": did NOT reach 0.5 top1 within 8,000 samples; the last evaluation is 0.3",
+        ": did NOT reach 0.5 top1 within 4,000 samples; the last evaluation is not finite",
+    ):
+        assert sum(line.rstrip().endswith(words) for line in said.splitlines()) == 1
+    assert (
+        f"3 of 3 runs valid, 2 of them did NOT reach the quality, in {tmp_path / 'runs'}; next: dlbench report runs"
+        in said
+    )
+
+
+def test_a_run_of_speed_says_nothing_of_quality(tmp_path: Path) -> None:
+    (plan,) = plans(points=(1,), repeats=1)
+    assert local._verdict(write_run(tmp_path, plan, TIMES), "").quality == ""
+
+
+def test_csv_holds_the_tables_of_quality(cli: Cli, tmp_path: Path) -> None:
+    for plan in quality_plans(points=(1,), repeats=2):
+        write_run(tmp_path / "runs", plan, TIMES, Story(training=Training(values=(0.2, 0.55))))
+    for table, lines, column in (("quality", 2, "time_to_quality_s"), ("evaluations", 5, "value")):
+        done = cli("report", "runs", "--format", "csv", "--table", table)
+        assert (done.returncode, done.stderr) == (0, "")
+        header, *rows = done.stdout.splitlines()
+        assert column in header.split(",")
+        assert len(rows) == lines - 1
+
+
+def test_status_of_an_empty_folder(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    done = cli("status")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 runs, 0 valid\n", "")
+    assert json.loads(cli("status", "--json").stdout) == {"runs": [], "problems": []}
+
+
+def test_status_of_good_runs(cli: Cli, tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2), repeats=1):
+        write_run(tmp_path / "runs", plan, TIMES, Story(finished=NOW + timedelta(minutes=1)))
+    done = cli("status", "runs")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "2 runs, 2 valid"
+    rows = json.loads(cli("status", "runs", "--json").stdout)["runs"]
+    assert [row["state"] for row in rows] == ["valid", "valid"]
+
+
+def test_status_of_a_failed_run_says_why(cli: Cli, tmp_path: Path) -> None:
+    one, two = plans(points=(2,), repeats=2)
+    write_run(tmp_path / "runs", one, TIMES)
+    write_unfinished(tmp_path / "runs", two, "failed", "out of\x1b[2J memory", host="node-b")
+    done = cli("status")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert "rank 1 on node-b failed at step 7: out of" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert done.stdout.splitlines()[-1] == "2 runs, 1 valid"
+
+
+def test_status_of_a_run_without_a_figure(cli: Cli, tmp_path: Path) -> None:
+    (plan,) = plans(points=(1,), repeats=1)
+    check = {"name": "finite loss", "passed": False, "detail": "the loss of rank 0 is not finite"}
+    write_run(tmp_path / "runs", plan, TIMES, Story(state="invalid", checks=[check]))
+    done = cli("status")
+    assert done.returncode == 3
+    assert f"invalid     {plan.run_id}\n" in done.stdout
+    assert "finite loss: the loss of rank 0 is not finite" in done.stdout
+
+
+def test_status_of_a_damaged_record(cli: Cli, tmp_path: Path) -> None:
+    one, two, three = plans(points=(1,), repeats=3)
+    write_run(tmp_path / "runs", one, TIMES)
+    damaged = write_run(tmp_path / "runs", two, TIMES).record
+    damaged.write_bytes(damaged.read_bytes()[:-10])
+    write_unfinished(tmp_path / "runs", three, "failed", "x")
+    done = cli("status")
+    assert done.returncode == 4  # damage hides more than a failed run does
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dlbench: damaged: ")
+    assert str(Path("runs") / two.run_id / "record.json") in line
+    assert done.stdout.splitlines()[-1] == "2 runs, 1 valid"
+    content = json.loads(cli("status", "--json").stdout)
+    assert len(content["runs"]) == 2
+    assert len(content["problems"]) == 1
+
+
+def test_status_tells_what_slurm_says_of_jobs_without_a_record(cli: Cli, tmp_path: Path) -> None:
+    answers = {"11": "PENDING", "12": "RUNNING", "13": "CANCELLED by 0", "14": None, "15": "RUNNING"}
+    made = plans(points=(1,), repeats=5)
+    for plan, job in zip(made, answers, strict=True):
+        folder = (
+            write_run(tmp_path / "runs", plan, TIMES)
+            if job == "15"
+            else write_unfinished(tmp_path / "runs", plan, "measuring")
+        )
+        content = {"job_id": job, "command": ["sbatch"], "submitted": "2026-03-01T12:00:00Z"}
+        folder.submission.write_text(json.dumps({"format": "dlbench.submission", "version": 1, **content}))
+    stub = tmp_path / "bin" / "squeue"
+    stub.parent.mkdir()
+    lines = "".join(f"echo '{job}|{state}'\n" for job, state in answers.items() if state)
+    stub.write_text(f'#!/bin/bash\necho "$@" >> "{tmp_path}/calls"\n{lines}')
+    stub.chmod(0o755)
+    (stub.parent / "sacct").write_text("#!/bin/bash\nexit 1\n")
+    (stub.parent / "sacct").chmod(0o755)
+    done = cli("status", "--json", PATH=f"{stub.parent}:{os.environ['PATH']}")
+    assert done.returncode == 3
+    rows = json.loads(done.stdout)["runs"]
+    assert [row["state"] for row in rows] == ["PENDING", "RUNNING", "failed", "incomplete", "valid"]
+    assert rows[2]["story"].startswith("job 13 ended as CANCELLED without a record")
+    assert "slurm-13.out" in rows[2]["story"]
+    assert rows[3]["story"].startswith("Slurm no longer knows job 14")
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) == 1  # one question for all jobs, and none about a run that is done
+    assert "--jobs=11,12,13,14" in calls[0]
+
+
+def test_status_tells_runs_of_one_job_apart(cli: Cli, tmp_path: Path) -> None:
+    finished, _, waiting = made = plans(points=(1,), repeats=3)
+    names = [plan.run_id for plan in made]
+    for plan in made:
+        folder = (
+            write_run(tmp_path / "runs", plan, TIMES)
+            if plan is finished
+            else write_unfinished(tmp_path / "runs", plan, "measuring")
+        )
+        if plan is waiting:
+            for path in folder.path.glob("*.status.json"):
+                path.unlink()
+        content = {"job_id": "21", "command": ["sbatch"], "submitted": "2026-03-01T12:00:00Z", "runs": names}
+        folder.submission.write_text(json.dumps({"format": "dlbench.submission", "version": 1, **content}))
+    stub = tmp_path / "bin" / "squeue"
+    stub.parent.mkdir()
+    for state, expected in (
+        ("PENDING", ["valid", "PENDING", "PENDING"]),
+        ("RUNNING", ["valid", "RUNNING", "RUNNING"]),
+        ("TIMEOUT", ["valid", "failed", "failed"]),
+    ):
+        stub.write_text(f'#!/bin/bash\necho "$@" >> "{tmp_path}/calls-{state}"\necho "21|{state}"\n')
+        stub.chmod(0o755)
+        done = cli("status", "--json", PATH=f"{stub.parent}:{os.environ['PATH']}")
+        rows = json.loads(done.stdout)["runs"]
+        assert [row["state"] for row in rows] == expected
+        assert {row["job"] for row in rows} == {"21"}
+        (call,) = (tmp_path / f"calls-{state}").read_text().splitlines()
+        assert call.endswith("--jobs=21")
+        told = rows[2]["story"]
+        if state == "PENDING":
+            assert told == ""
+        elif state == "RUNNING":
+            assert rows[1]["story"] == ""
+            assert "the 3 runs of job 21 go one after the other" in told
+        else:
+            assert told.startswith("job 21 ended as TIMEOUT without a record; not started")
+            assert f"see launch.log, and slurm-21.out of {names[0]}" in told
+
+
+def test_a_comparison_is_submitted_whole_or_not_at_all(cli: Cli, tmp_path: Path) -> None:
+    stub = tmp_path / "bin" / "sbatch"
+    stub.parent.mkdir()
+    stub.write_text(f'#!/bin/bash\necho "$@" >> "{tmp_path}/calls"\necho 7\n')
+    stub.chmod(0o755)
+    command = (*SUBMIT, "--nodes", "1,2", "--repeats", "2", "--ab", "plain", "train.seed=7")
+    promised = cli(*command, "--dry-run")
+    assert promised.returncode == 0, promised.stderr
+    path = f"{stub.parent}:{os.environ['PATH']}"
+    there = tmp_path / "runs" / "s-cosmoflow-ci-p00-n0001-k01-a"
+    there.mkdir(parents=True)
+    refused = cli(*command, PATH=path)
+    assert refused.returncode == 2
+    assert "exists already" in refused.stderr
+    assert everything_below(tmp_path / "runs") == {there.name: None}
+    there.rmdir()
+    done = cli(*command, PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["7", "7"]
+    assert "4 runs of sides a and b in one job" in done.stderr
+    assert len((tmp_path / "calls").read_text().splitlines()) == 2
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert len(folders) == 8
+    scripts = [(folder / "job.sbatch").read_text() for folder in folders]
+    assert scripts == [scripts[0]] * 4 + [scripts[4]] * 4
+    assert scripts[0] + scripts[4] == promised.stdout
+
+
+# What is installed
+
+HIDING = """
+import importlib.machinery, os
+hidden = os.environ["HIDE"].split(",")
+original = importlib.machinery.PathFinder.find_spec
+
+@classmethod
+def find_spec(cls, fullname, path=None, target=None):
+    return None if fullname.split(".")[0] in hidden else original(fullname, path, target)
+
+importlib.machinery.PathFinder.find_spec = find_spec
+"""
+
+
+def without(tmp_path: Path, *packages: str) -> dict[str, str]:
+    """Variables for a Python in which some packages cannot be found, as if they were not installed."""
+    folder = tmp_path / "hiding"
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(HIDING)
+    paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "HIDE": ",".join(packages)}
+
+
+def test_an_engine_that_is_not_installed_is_told_with_its_remedy(cli: Cli, tmp_path: Path) -> None:
+    variables = without(tmp_path, "horovod")
+    before = everything_below(tmp_path)
+    done = cli("run", "cosmoflow", "--preset", "ci", "--engine", "horovod", **variables)
+    assert (done.returncode, done.stdout) == (5, "")
+    (line,) = [text for text in done.stderr.splitlines() if text]
+    assert line.startswith("dlbench: error: engine horovod is not installed in ")
+    assert "dlbench setup horovod" in line
+    assert "--engine ddp" in line
+    assert everything_below(tmp_path) == before
+
+
+def test_a_login_node_without_torch_can_plan_and_tell(cli: Cli, tmp_path: Path) -> None:
+    variables = without(tmp_path, "torch", "horovod", "numpy", "pandas", "scipy", "h5py", "altair")
+    done = cli("run", "cosmoflow", "--preset", "ci", "--engine", "ddp", **variables)
+    assert done.returncode == 5
+    assert "pip install 'dlbench[node]'" in done.stderr
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "runs").mkdir()
+    for arguments in (("ls",), ("show", "bert"), (*SUBMIT, "--nodes", "2", "--dry-run"), ("status",)):
+        done = cli(*arguments, **variables)
+        assert done.returncode == 0, done.stderr
+
+
+def test_doctor_tells_what_is_here_and_the_remedy_for_what_is_not(cli: Cli) -> None:
+    done = cli("doctor", "--json")
+    assert done.stderr == ""
+    findings = json.loads(done.stdout)
+    assert isinstance(findings, list)
+    for finding in findings:
+        assert {"name", "state", "detail", "remedy"} <= set(finding)
+        assert finding["state"] in ("ok", "absent", "problem")
+        assert finding["detail"]
+        assert finding["state"] == "ok" or finding["remedy"], finding
+        # Absent is fine for some purposes: it says for which it is not.
+        assert finding["state"] != "absent" or finding["needed_for"], finding
+    states = {finding["name"]: finding["state"] for finding in findings}
+    assert states["Python"] == "ok"
+    assert {"Cores", "PyTorch", "Horovod", "MPI", "Slurm", "NVML", "Analysis", "Data", "Checkpoints"} <= set(states)
+    assert done.returncode == (5 if "problem" in states.values() else 0)
+
+
+def test_doctor_on_a_bare_machine(cli: Cli, tmp_path: Path) -> None:
+    bare = {**without(tmp_path, "horovod", "torch"), "PATH": str(tmp_path), "TMPDIR": str(tmp_path / "gone")}
+    done = cli("doctor", "--json", **bare)
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert done.returncode == 5  # TMPDIR is set, and wrong
+    assert findings["Scratch TMPDIR"]["state"] == "problem"
+    assert "TMPDIR" in findings["Scratch TMPDIR"]["remedy"]
+    assert (findings["Horovod"]["state"], findings["MPI"]["state"], findings["Slurm"]["state"]) == ("absent",) * 3
+    assert "dlbench setup horovod" in findings["Horovod"]["remedy"]
+    text = cli("doctor", **bare).stdout
+    assert "PROBLEM Scratch TMPDIR" in text
+    assert "absent  Slurm: sbatch is not on PATH" in text
+    assert "remedy: submit from a login node" in " ".join(text.split())
+
+
+def test_doctor_survives_programs_that_answer_nonsense(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, body in (("mpirun", "true"), ("sbatch", "printf '\\xff\\n'"), ("sinfo", "true"), ("srun", "kill -9 $$")):
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    broken = tmp_path / "broken" / "horovod"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise SystemExit(0)\n")  # ends well, and says nothing
+    variables = without(tmp_path, "torch")
+    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(broken.parent)])
+    done = cli("doctor", "--json", PATH=f"{folder}:{os.environ['PATH']}", **variables)
+    assert done.stderr == ""
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert findings["Horovod"]["state"] == "problem"
+    assert findings["Horovod"]["remedy"]
+    assert {"MPI", "Slurm", "Data"} <= set(findings)
+    assert done.returncode == 5

@@ -1,0 +1,562 @@
+"""`dlbench comm run` and `submit` as a user meets them: plans, scripts, mistakes, and what is told of their runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.errors import IncompleteDataError, UserError
+from dlbench.jobs import local
+from dlbench.records.collectives import CommRecord
+from dlbench.records.collectives_scan import read_comm_run, read_launched, scan_comm
+from dlbench.records.files import write_json
+from dlbench.records.folder import RunFolder, create
+from dlbench.records.scan import read_run, scan
+from dlbench.records.status import write_failure, write_status
+from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES, CommPlan
+from dlbench.specs.collectives.request import CommRequest, CommRuns, expand_comm
+from dlbench.specs.collectives.sizes import parse_sizes
+from tests.cli.test_cli import everything_below, without
+from tests.conftest import Cli
+from tests.support import run_factory
+from tests.support.paths import DATA
+from tests.support.run_factory import constant, edit_json, status, write_run
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
+FORMATS = DATA / "formats" / "comm"
+RUN = ("comm", "run")
+SUBMIT = ("comm", "submit", "--system", "box", "--series", "s")
+
+
+def expanded(installed: Sequence[str] = (), **request: Any) -> CommRuns:
+    return expand_comm(CommRequest(**{"series": "s", **request}), machine_cores=4, installed=installed, now=NOW)
+
+
+def plans(**request: Any) -> list[CommPlan]:
+    return expanded(**request).plans
+
+
+def write_comm(out: Path, plan: CommPlan, **changes: Any) -> RunFolder:
+    """A finished run of the collective benchmark, as compute nodes leave it."""
+    out.mkdir(parents=True, exist_ok=True)
+    folder = create(out, plan)
+    points = [
+        {
+            "collective": plan.comm.collective,
+            "algorithm": algorithm,
+            "carrier": "torch-gloo",
+            "num_bytes": size,
+            "dtype": plan.comm.dtype,
+            "times_s": [1e-3] * plan.comm.iterations,
+            "correct": True,
+            "max_error": 0.0,
+        }
+        for algorithm in plan.comm.algorithms
+        for size in plan.comm.sizes
+    ]
+    content = {
+        "run_id": plan.run_id,
+        "state": "valid",
+        "started": "2026-03-01T12:00:00Z",
+        "finished": "2026-03-01T12:01:00Z",
+        "hosts": ["n0"] * plan.layout.ranks,
+        "device": "cpu",
+        "group_size": plan.group_size,
+        "points": points,
+        "environment": {"host": "n0"},
+        **changes,
+    }
+    write_json(folder.comm, CommRecord.model_validate(content).model_dump(mode="json"))
+    for rank in range(plan.layout.ranks):
+        write_status(folder, status(rank, "n0", "done"))
+    return folder
+
+
+# Plans
+
+
+def test_points_are_rank_counts_and_go_there_and_back_again() -> None:
+    made = plans(points=(2, 3, 4), repeats=2, sizes="1KiB:16KiB", algorithms="ring,direct", backends="gloo")
+    assert [plan.run_id for plan in made] == [
+        *(f"s-comm-allreduce-p0{point}-n000{ranks}-k00" for point, ranks in ((0, 2), (1, 3), (2, 4))),
+        *(f"s-comm-allreduce-p0{point}-n000{ranks}-k01" for point, ranks in ((2, 4), (1, 3), (0, 2))),
+    ]
+    assert [plan.series.position for plan in made] == list(range(6))
+    assert {plan.series.repeats for plan in made} == {2}
+    # The cores of a rank are those of the largest point: its speed must not change with the count.
+    assert {plan.layout.cores_per_rank for plan in made} == {1}
+    (spec,) = {plan.comm for plan in made}
+    assert spec.algorithms == ("ring", "direct")
+    assert spec.backends == ("gloo",)
+    assert spec.sizes == (1024, 4096, 16384)
+    assert spec.check is True
+    assert made[0] == CommPlan.model_validate(json.loads(made[0].to_json()))
+
+
+def test_what_is_asked_for_stands_in_the_plan() -> None:
+    (plan,) = plans(
+        collective="all-gather",
+        algorithms="none",
+        backends="gloo,horovod",
+        dtype="fp16",
+        sizes="6,2",
+        iterations=3,
+        warmup=0,
+        timeout_s=900.0,
+        overrides={"system.launch.pin": False},
+    )
+    comm = plan.comm
+    assert (comm.collective, comm.algorithms, comm.backends) == ("all-gather", (), ("gloo", "horovod"))
+    assert (comm.dtype, comm.sizes, comm.iterations, comm.warmup, comm.timeout_s) == ("fp16", (2, 6), 3, 0, 900.0)
+    assert plan.system.launch.pin is False
+    assert plan.overrides == {"system.launch.pin": False}
+    # The watch over the whole rank must not bark before an iteration may end.
+    assert plan.stall_timeout_s > plan.comm.timeout_s
+
+
+@pytest.mark.parametrize("collective", ALGORITHMS)
+def test_all_algorithms_are_those_that_the_layout_permits(collective: Any) -> None:
+    grouped = [name for name in ALGORITHMS[collective] if name in ("hierarchical", "leader")]
+    others = tuple(name for name in ALGORITHMS[collective] if name not in grouped)
+    made = expanded(collective=collective, points=(2, 4), group_size=2)
+    two, four = made.plans
+    assert two.comm.algorithms == others
+    assert four.comm.algorithms == ALGORITHMS[collective]
+    told = [note for note in made.notes if "left out at" in note and "ranks" in note]
+    assert len(told) == (1 if grouped else 0)
+    if grouped:
+        assert told[0].startswith("hierarchical, leader left out at 2 ranks: needs two groups")
+
+
+def test_nodes_are_groups() -> None:
+    def algorithms(**request: Any) -> tuple[str, ...]:
+        (plan,) = plans(system="box", points=(2,), points_are="nodes", **request)
+        return plan.comm.algorithms
+
+    assert "leader" not in algorithms(ranks_per_node=1)
+    assert "leader" in algorithms(ranks_per_node=2)
+    with pytest.raises(UserError, match="algorithm leader: needs two groups of two ranks or more"):
+        algorithms(ranks_per_node=1, algorithms="leader")
+
+
+@pytest.mark.parametrize(
+    ("request_", "installed", "expected"),
+    [
+        ({}, (), ("gloo",)),
+        ({}, ("horovod", "mpi4py"), ("gloo", "horovod")),
+        ({"launcher": "mpirun"}, ("mpi4py",), ("gloo", "mpi")),
+        ({"launcher": "mpirun", "transport": "mpi"}, ("mpi4py", "horovod"), ("mpi", "horovod")),
+        ({"launcher": "mpirun"}, (), ("gloo",)),
+        ({"system": "box", "points_are": "nodes"}, ("mpi4py",), ("gloo", "mpi")),
+        # Another Python: what it has is not known here.
+        ({"system": "example-gpu", "points_are": "nodes"}, ("mpi4py", "horovod"), ("nccl",)),
+        ({"backends": "none"}, ("horovod",), ()),
+        ({"backends": "horovod,gloo"}, (), ("horovod", "gloo")),
+    ],
+)
+def test_the_usual_backends(request_: dict[str, Any], installed: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    made = expanded(installed, **request_)
+    assert made.plans[0].comm.backends == expected
+    told = [note for note in made.notes if note.startswith("back-ends as references: ")]
+    assert told == ([] if "backends" in request_ else [f"back-ends as references: {', '.join(expected)}"])
+
+
+# Sizes
+
+
+@given(
+    dtype=st.sampled_from(sorted(ELEMENT_BYTES)),
+    low=st.integers(1, 2**20),
+    times=st.integers(2, 2**14),
+    count=st.integers(2, 12),
+)
+def test_a_range_is_of_whole_elements_and_holds_both_ends(dtype: Any, low: int, times: int, count: int) -> None:
+    width = ELEMENT_BYTES[dtype]
+    first, last = low * width, low * times * width
+    stepped = parse_sizes(f"{first}:{last}", dtype)
+    assert (stepped[0], stepped[-1]) == (first, last)
+    assert all(small * 4 == large for small, large in itertools.pairwise(stepped[:-1]))
+    assert stepped[-2] < last <= 4 * stepped[-2]
+    if low * (times ** (1 / (count - 1)) - 1) < 1.01:
+        return  # less than an element apart at the lower end: some would be the same
+    spaced = parse_sizes(f"{first}:{last}:{count}", dtype)
+    assert len(spaced) == count
+    assert (spaced[0], spaced[-1]) == (first, last)
+    assert all(size % width == 0 for size in spaced)
+    assert list(spaced) == sorted(spaced)
+    factor = (last / first) ** (1 / (count - 1))
+    for number, size in enumerate(spaced):
+        assert first * factor**number - width - 1 <= size <= first * factor**number + 1
+
+
+def test_a_list_of_sizes_is_sorted() -> None:
+    assert parse_sizes("64KiB,1KB,4", "fp32") == (4, 1000, 65536)
+    assert parse_sizes("2", "bf16") == (2,)
+
+
+# Mistakes
+
+WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
+    "collective": (("--collective", "allreduc"), ["--collective", "'allreduc'", "did you mean allreduce?"]),
+    "algorithm": (("--algorithms", "ring,drect"), ["--algorithms", "'drect'", "allreduce", "direct"]),
+    "algorithm of another": (
+        ("--collective", "broadcast", "--algorithms", "ring"),
+        ["'ring' is no algorithm of broadcast", "chain"],
+    ),
+    "algorithm twice": (("--algorithms", "ring,ring"), ["--algorithms 'ring,ring'", "twice"]),
+    "no algorithm": (("--algorithms", ""), ["--algorithms", "''", "ring"]),
+    "back-end": (("--backends", "glo"), ["--backends", "'glo'", "gloo"]),
+    "nothing": (("--algorithms", "none", "--backends", "none"), ["nothing is left to measure"]),
+    "no bytes": (("--sizes", "0"), ["--sizes", "0 bytes"]),
+    "no bytes in a range": (("--sizes", "0:1MiB"), ["--sizes", "0 bytes"]),
+    "no whole elements": (("--sizes", "1KiB,6"), ["--sizes", "6 bytes", "fp32 elements of 4 bytes"]),
+    "no whole halves": (("--sizes", "3", "--dtype", "fp16"), ["3 bytes", "fp16 elements of 2 bytes"]),
+    "sizes in words": (("--sizes", "large"), ["--sizes", "'large'"]),
+    "a size twice": (("--sizes", "1KiB,1024"), ["--sizes '1KiB,1024'", "twice"]),
+    "a size of no machine": (("--sizes", "9" * 400), ["--sizes", "more than a rank can hold"]),
+    "a range backwards": (("--sizes", "1MiB:1KiB"), ["--sizes '1MiB:1KiB'", "begin below its end"]),
+    "a range of nothing": (("--sizes", "1KiB:1KiB"), ["begin below its end"]),
+    "a range of four": (("--sizes", "1:2:3:4"), ["LOW:HIGH:COUNT"]),
+    "a range of one": (("--sizes", "1KiB:1MiB:1"), ["the count", "from 2"]),
+    "a range of words": (("--sizes", "1KiB:1MiB:x"), ["the count"]),
+    "a range too fine": (("--sizes", "4:40:50"), ["fewer than 50 sizes of whole fp32 elements"]),
+    "type": (("--dtype", "fp64"), ["--dtype", "'fp64'", "fp32"]),
+    "transport": (("--transport", "tcp"), ["--transport", "'tcp'", "torch"]),
+    "transport without MPI": (("--transport", "mpi"), ["transport mpi", "mpirun or srun-mpi"]),
+    "back-end without MPI": (("--backends", "mpi"), ["backend mpi", "mpirun or srun-mpi"]),
+    "groups of one node": (("--algorithms", "hierarchical", "--ranks", "4"), ["hierarchical", "--group-size"]),
+    "groups that do not divide": (("--ranks", "4", "--group-size", "3"), ["--group-size 3", "4 ranks"]),
+    "no group": (("--group-size", "0"), ["--group-size 0", "1 or more"]),
+    "too many shards": (("--shards", "3"), ["--shards 3", "here are 2"]),
+    "inert shards": (("--shards", "1", "--algorithms", "ring"), ["--shards", "no effect", "parameter-server"]),
+    "no shards": (("--shards", "0"), ["--shards 0", "1 or more"]),
+    "one rank": (("--ranks", "1"), ["1 rank", "two ranks or more"]),
+    "ranks": (("--ranks", "2,x"), ["--ranks '2,x'"]),
+    "no iterations": (("--iterations", "0"), ["--iterations 0", "1 or more"]),
+    "warm-up": (("--warmup", "-1"), ["--warmup -1", "0 or more"]),
+    "no repeats": (("--repeats", "0"), ["--repeats 0", "1 or more"]),
+    "no time": (("--timeout", "0"), ["--timeout 0", "above 0"]),
+    "no number of seconds": (("--timeout", "nan"), ["--timeout nan", "above 0"]),
+    "for ever": (("--timeout", "inf"), ["--timeout inf", "above 0"]),
+    "a workload's key": (("--set", "train.seed=1"), ["--set train.seed", "system."]),
+    "a wrong key": (("--set", "system.launch.pn=1"), ["--set", "system.launch.pn", "pin"]),
+    "an inert key": (("--set", "system.slurm.qos=x"), ["--set system.slurm.qos", "no effect"]),
+    "an inert interface": (
+        ("--launcher", "mpirun", "--transport", "mpi", "--backends", "mpi", "--set", "system.launch.interface=eth0"),
+        ["--set system.launch.interface", "no effect"],
+    ),
+    "launcher": (("--launcher", "ssh"), ["--launcher", "'ssh'", "srun-gloo"]),
+    "ranks per node": (("--ranks-per-node", "2"), ["--ranks-per-node", "one machine"]),
+    "system": (("--system", "lcal"), ["system 'lcal'", "local"]),
+    "outside an allocation": (("--system", "box"), ["system box", "submit"]),
+    "series": (("--series", "a b"), ["--series 'a b'"]),
+    "out is a file": (("--out", "a file"), ["--out a file"]),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_mistake_is_answered_in_one_line_and_leaves_nothing(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    arguments, words = WRONG[mistake]
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    (tmp_path / "a file").write_text("mine")
+    before = everything_below(tmp_path)
+    done = cli(*RUN, *arguments, COLUMNS="80")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    lines = done.stderr.splitlines()
+    # The folder is made after the choices are told.
+    assert [line for line in lines[:-1] if mistake != "out is a file" or not line.startswith("note: ")] == []
+    assert lines[-1].startswith("dlbench: error: ")
+    assert lines[-1].isprintable()
+    assert [word for word in words if word not in lines[-1]] == [], lines[-1]
+    assert everything_below(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (SUBMIT, ["--nodes", "--ranks"]),
+        ((*SUBMIT, "--nodes", "2", "--ranks", "2"), ["--nodes", "--ranks"]),
+        ((*SUBMIT, "--nodes", "1"), ["1 rank", "two ranks or more"]),
+        ((*SUBMIT, "--ranks", "3", "--ranks-per-node", "2"), ["3 ranks", "2 nodes"]),
+        ((*SUBMIT, "--nodes", "2", "--out", "a\\b"), ["--out a\\b", "backslash"]),
+        (("comm", "submit", "--system", "local", "--ranks", "2"), ["no scheduler", "dlbench comm run"]),
+    ],
+)
+def test_a_mistake_in_submitting(cli: Cli, tmp_path: Path, arguments: tuple[str, ...], words: list[str]) -> None:
+    done = cli(*arguments, "--dry-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert [word for word in words if word not in line] == [], line
+    assert everything_below(tmp_path) == {}
+
+
+def test_what_is_not_installed_is_told_with_its_remedy(cli: Cli, tmp_path: Path) -> None:
+    for package, arguments, remedy in (
+        ("torch", (), "pip install 'dlbench[node]'"),
+        ("horovod", ("--backends", "horovod"), "dlbench setup horovod"),
+    ):
+        done = cli(*RUN, *arguments, **without(tmp_path, package))
+        assert (done.returncode, done.stdout) == (5, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("dlbench: error: ")
+        assert package in line
+        assert remedy in line
+        assert not (tmp_path / "runs").exists()
+
+
+def test_mpi4py_is_asked_for_only_by_who_names_mpi(cli: Cli, tmp_path: Path) -> None:
+    stub = tmp_path / "bin" / "mpirun"
+    stub.parent.mkdir()
+    stub.write_text("#!/bin/bash\nexit 7\n")
+    stub.chmod(0o755)
+    variables = {**without(tmp_path, "mpi4py"), "PATH": f"{stub.parent}:{os.environ['PATH']}"}
+    done = cli(*RUN, "--launcher", "mpirun", "--backends", "gloo,mpi", **variables)
+    assert done.returncode == 5
+    assert "pip install 'dlbench[mpi]'" in done.stderr
+    assert not (tmp_path / "runs").exists()
+    done = cli(*RUN, "--launcher", "mpirun", **variables)
+    assert done.returncode == 3  # the stub's ranks end without a record
+    assert "back-end mpi left out: mpi4py is not known to be installed" in done.stderr
+
+
+# Trying without doing
+
+
+def test_a_dry_run_prints_what_would_start_and_what_was_chosen(cli: Cli, tmp_path: Path) -> None:
+    arguments = (*RUN, "--series", "s", "--ranks", "2,4", "--backends", "gloo", "--out", "a b", "--dry-run")
+    # A login node without torch can plan.
+    done = cli(*arguments, **without(tmp_path, "torch", "numpy", "mpi4py", "horovod"))
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "# collective benchmark of allreduce, 2 ranks, repeat 1 of 1"
+    commands = [shlex.split(line) for line in lines if not line.startswith("#")]
+    assert [words[1:3] for words in commands] == [["-m", "dlbench.node"]] * 2
+    names = ("s-comm-allreduce-p00-n0002-k00", "s-comm-allreduce-p01-n0004-k00")
+    assert [words[-1] for words in commands] == [str(tmp_path / "a b" / name / "plan.json") for name in names]
+    notes = done.stderr.splitlines()
+    assert [note.split(":")[0] for note in notes] == ["note", "note"]
+    assert "hierarchical, leader left out at 2 ranks" in notes[0]
+    assert "hierarchical, leader left out at 4 ranks" in notes[1]
+    assert not (tmp_path / "a b").exists()
+
+
+def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) -> None:
+    stub = tmp_path / "bin" / "sbatch"
+    stub.parent.mkdir()
+    stub.write_text('#!/bin/bash\nprintf \'%s\\0\' "$@" >> "$CALLS"; date +%N\n')
+    stub.chmod(0o755)
+    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls")}
+    asked = (*SUBMIT, "--nodes", "2,3", "--ranks-per-node", "2", "--repeats", "2")
+    shown = cli(*asked, "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    assert not (tmp_path / "runs").exists()
+    done = cli(*asked, **variables)
+    assert done.returncode == 0, done.stderr
+    jobs = done.stdout.split()
+    runs = scan_comm(tmp_path / "runs").runs
+    assert [run.plan.layout.nodes for run in runs] == [2, 3, 3, 2]
+    assert "".join(run.folder.script.read_text() for run in runs) == shown.stdout
+    assert [json.loads(run.folder.submission.read_text())["job_id"] for run in runs] == jobs
+    words = (tmp_path / "calls").read_text().split("\0")
+    waits = [word for word in words if word.startswith("--dependency")]
+    assert waits == [f"--dependency=afterany:{job}" for job in jobs[:-1]]
+    told = json.loads(cli("status", "--json", PATH=str(tmp_path)).stdout)
+    assert [(row["job"], row["state"]) for row in told["runs"]] == [(job, "incomplete") for job in jobs]
+
+
+# Reading
+
+
+def mixed(root: Path) -> tuple[list[Any], list[CommPlan]]:
+    """Two training runs and two of the collective benchmark in one folder."""
+    training = run_factory.plans(workload="cosmoflow", preset="ci", points=(1, 2), repeats=1)
+    comm = plans(points=(2, 4), algorithms="ring", sizes="1KiB")
+    for one in training:
+        write_run(root, one, constant([1, 0, 3, 5, 0, 1]))
+    for other in comm:
+        write_comm(root, other)
+    return training, comm
+
+
+def test_both_kinds_of_run_lie_in_one_folder(cli: Cli, tmp_path: Path) -> None:
+    training, comm = mixed(tmp_path / "runs")
+    found, other = scan(tmp_path / "runs"), scan_comm(tmp_path / "runs")
+    assert ([run.plan for run in found.runs], found.problems) == (training, [])
+    assert ([run.plan for run in other.runs], other.problems) == (comm, [])
+    assert {run.state for run in other.runs} == {"valid"}
+    assert {run.story for run in other.runs} == {""}
+    assert type(read_launched(other.runs[0].folder.path)) is not type(read_launched(found.runs[0].folder.path))
+    done = cli("status")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "4 runs, 4 valid"
+    report = cli("report", "runs", "--format", "json")
+    assert (report.returncode, report.stderr) == (0, "")
+    assert "-comm-" not in report.stdout
+
+
+def test_a_run_of_the_other_kind_is_named(cli: Cli, tmp_path: Path) -> None:
+    training, comm = mixed(tmp_path)
+    with pytest.raises(UserError, match="is a run of the collective benchmark, not of training"):
+        read_run(tmp_path / comm[0].run_id)
+    with pytest.raises(UserError, match="is no run of the collective benchmark"):
+        read_comm_run(tmp_path / training[0].run_id)
+    done = cli("export", "mllog", tmp_path / comm[0].run_id)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "unknown key", "no list"])
+def test_a_damaged_record_is_named(cli: Cli, tmp_path: Path, damage: str) -> None:
+    good, bad = plans(points=(2,), repeats=2, algorithms="ring", sizes="1KiB")
+    write_comm(tmp_path / "runs", good)
+    path = write_comm(tmp_path / "runs", bad).comm
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-10])
+    elif damage == "foreign":
+        edit_json(path, run_id=good.run_id)
+    elif damage == "unknown key":
+        edit_json(path, bandwidth=1)
+    else:
+        edit_json(path, points=7)
+    found = scan_comm(tmp_path / "runs")
+    assert [run.plan for run in found.runs] == [good]
+    (problem,) = found.problems
+    assert str(path) in problem
+    done = cli("status")
+    assert done.returncode == 4
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dlbench: damaged: ")
+    assert "comm.json" in line
+    assert done.stdout.splitlines()[-1] == "1 runs, 1 valid"
+
+
+def test_a_folder_that_may_be_of_either_kind_is_named_once(cli: Cli, tmp_path: Path) -> None:
+    (plan,) = plans(algorithms="ring", sizes="1KiB")
+    folder = write_comm(tmp_path / "runs", plan)
+    folder.plan.write_bytes(folder.plan.read_bytes()[:-10])
+    with pytest.raises(IncompleteDataError, match=r"plan\.json: damaged"):
+        read_comm_run(folder.path)
+    done = cli("status")
+    assert done.returncode == 4
+    (line,) = done.stderr.splitlines()
+    assert str(Path("runs") / plan.run_id / "plan.json") in line
+    folder.plan.unlink()
+    (line,) = cli("status").stderr.splitlines()
+    assert "no plan.json" in line
+
+
+def test_a_wrong_result_yields_no_figure_and_says_which(tmp_path: Path) -> None:
+    (plan,) = plans(algorithms="ring", sizes="1KiB,4KiB")
+    point = {
+        "collective": "allreduce",
+        "algorithm": "ring",
+        "carrier": "torch-gloo",
+        "num_bytes": 4096,
+        "dtype": "fp32",
+        "times_s": [0.1],
+        "correct": False,
+        "max_error": 0.25,
+    }
+    points = [{**point, "num_bytes": 1024, "correct": True, "max_error": 0.0}, point]
+    folder = write_comm(tmp_path, plan, state="invalid", points=points)
+    outcome = local._verdict(folder, "")
+    told = "allreduce ring over torch-gloo of 4 KiB: wrong result, largest relative error 0.25"
+    assert (int(outcome.exit_code), outcome.story) == (3, f"no figure: {told}")
+    many = write_comm(tmp_path / "more", plan, state="invalid", points=[{**point, "problem": "overflow"}] * 5)
+    assert read_comm_run(many.path).story.endswith("of 4 KiB: overflow; and 2 points more")
+
+
+def test_what_is_known_of_a_run_without_a_record(tmp_path: Path) -> None:
+    one, two, three = plans(points=(2,), repeats=3, algorithms="ring", sizes="1KiB")
+    untouched = create(tmp_path, one)
+    assert read_comm_run(untouched.path).story == "not started: no rank wrote a status"
+    running = create(tmp_path, two)
+    write_status(running, status(0, "n0", "measuring"))
+    run = read_comm_run(running.path)
+    assert run.state == "incomplete"
+    assert run.story.startswith("1 of 2 ranks started")
+    assert run.story.endswith("rank 0 on n0, measuring, point 7")
+    failed = create(tmp_path, three)
+    write_status(failed, status(0, "n0", "failed", "rank 1 is gone"))
+    write_status(failed, status(1, "n1", "measuring"))
+    write_failure(failed, "rank 1 was the first to end, by signal SIGKILL")
+    run = read_comm_run(failed.path)
+    assert run.state == "failed"
+    assert run.story == (
+        "rank 1 was the first to end, by signal SIGKILL; rank 1 on n1 vanished at point 7 (measuring); "
+        "rank 0 on n0 failed at point 7: rank 1 is gone"
+    )
+
+
+@pytest.mark.parametrize(
+    ("noticed", "told"),
+    [
+        (
+            "process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).",
+            "rank 1 was the first to end, by signal SIGKILL",
+        ),
+        # What mpirun itself did to the others is no cause.
+        (
+            "process rank 0 with PID 7 on node n1 exited on signal 15 (Terminated).",
+            "the launched process was the first to end, with exit code 137",
+        ),
+        ("nothing", "the launched process was the first to end, with exit code 137"),
+    ],
+)
+def test_mpirun_s_word_on_a_killed_rank_is_read(cli: Cli, tmp_path: Path, noticed: str, told: str) -> None:
+    """Its exit code names no rank, and it may end the others before they can say what they saw."""
+    stub = tmp_path / "bin" / "mpirun"
+    stub.parent.mkdir()
+    stub.write_text(f"#!/bin/bash\necho 'mpirun noticed that {noticed}'\nexit 137\n")
+    stub.chmod(0o755)
+    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
+    done = cli(*RUN, "--launcher", "mpirun", "--algorithms", "ring", "--backends", "none", **variables)
+    assert done.returncode == 3
+    assert told in done.stderr
+    (run,) = scan_comm(tmp_path / "runs").runs
+    assert (run.state, run.story) == ("failed", told)
+
+
+def test_a_plan_that_is_none_is_refused_by_the_node(tmp_path: Path) -> None:
+    from dlbench.node.__main__ import load_plan
+
+    (plan,) = plans(algorithms="ring", sizes="1KiB")
+    folder = create(tmp_path, plan)
+    assert load_plan(folder.plan) == plan
+    edit_json(folder.plan, comm={"sizes": [3]})
+    with pytest.raises(UserError, match="not a readable plan"):
+        load_plan(folder.plan)
+
+
+def test_help_of_the_group_is_in_the_order_of_work(cli: Cli) -> None:
+    done = cli("comm", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    names = [line.split()[0] for line in done.stdout.partition("Commands:\n")[2].splitlines() if line.strip()]
+    assert names[:2] == ["run", "submit"]
+    for name in names:
+        assert f"dlbench comm {name}" in cli("comm", name, "--help").stdout
+
+
+def test_the_login_node_path_stays_light(cli: Cli, tmp_path: Path) -> None:
+    hidden = without(tmp_path, "torch", "numpy", "pandas", "scipy", "horovod", "mpi4py", "altair")
+    assert cli("comm", "--help", **hidden).returncode == 0
+    assert cli(*SUBMIT, "--nodes", "2", "--dry-run", **hidden).returncode == 0
+
+
+def test_every_form_that_was_ever_written_is_read() -> None:
+    (run,) = scan_comm(FORMATS / "v1").runs
+    assert (run.state, run.story, run.plan.layout.ranks) == ("valid", "", 2)
+    assert run.record is not None
+    assert {point.algorithm for point in run.record.points} == {"ring", "direct", "library"}

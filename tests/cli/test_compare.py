@@ -1,0 +1,592 @@
+"""`dlbench compare`, `check` and `baseline`: verdicts and exit codes on runs with known times, and on real ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dlbench.cli import cli as dlbench
+from dlbench.errors import DlbenchError, ExitCode, IncompleteDataError, UserError
+from dlbench.gate.baseline import read_baseline
+from dlbench.gate.page.document import paired_lines
+from dlbench.reading.metrics import METRICS, metrics_by_run
+from dlbench.reading.table import tabulate
+from dlbench.records.scan import scan
+from tests.conftest import Cli
+from tests.support.run_factory import (
+    NOW,
+    Story,
+    Training,
+    constant,
+    edit_json,
+    plans,
+    quality_plans,
+    write_run,
+    write_unfinished,
+)
+
+STEADY = (1.000, 1.002, 0.998, 1.001, 0.999, 1.003, 0.997, 1.004, 1.001, 0.996)
+PHASES_MS = (5.0, 0.0, 30.0, 45.0, 10.0, 10.0)
+
+
+def write_side(
+    out: Path,
+    factors: Sequence[float],
+    *,
+    days: int = 0,
+    story: Callable[[], Story] = Story,
+    **request: Any,
+) -> Path:
+    """Runs of 100 ms a step times a factor each, one factor for each repeat."""
+    asked = {"points": (1,), "repeats": len(factors), "series": out.name, **request}
+    for plan in plans(**asked):
+        told = story()
+        told.finished = NOW + timedelta(days=days, minutes=plan.series.position)
+        write_run(out, plan, constant([part * factors[plan.series.repeat] for part in PHASES_MS]), told)
+    return out
+
+
+def slower(by: float, count: int = 5) -> list[float]:
+    return [x * by for x in STEADY[-count:]]
+
+
+def call(*arguments: str | Path) -> Result:
+    """A command as the group runs it; its one-line errors are in `exception`."""
+    return CliRunner().invoke(dlbench, [str(word) for word in arguments])
+
+
+def refused(*arguments: str | Path) -> DlbenchError:
+    result = call(*arguments)
+    assert isinstance(result.exception, DlbenchError), (result.output, result.exception)
+    assert len(str(result.exception).splitlines()) == 1
+    return result.exception
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    return write_side(tmp_path / "old", STEADY[:5])
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("factors", "verdict", "code"),
+    [
+        (slower(1.05), "regressed", 1),
+        (slower(1 / 1.05), "improved", 0),
+        (slower(1.0), "equivalent", 0),
+        ([0.9, 1.1, 0.95, 1.08, 1.01], "inconclusive", 6),
+        (slower(1.05, 4), "insufficient", 6),
+    ],
+)
+@pytest.mark.parametrize("command", ["compare", "check"])
+def test_each_verdict_has_its_exit_code(
+    tmp_path: Path, old: Path, command: str, factors: list[float], verdict: str, code: int
+) -> None:
+    new = write_side(tmp_path / "new", factors)
+    sides = [old, new] if command == "compare" else ["--baseline", old, "--candidate", new]
+    result = call(command, *sides)
+    assert result.exit_code == code, result.output
+    assert f"Verdict: {verdict}" in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_compare_can_only_inform(tmp_path: Path, old: Path) -> None:
+    new = write_side(tmp_path / "new", slower(1.05))
+    assert call("compare", old, new, "--exit-zero").exit_code == 0
+
+
+def test_all_formats_hold_the_same_numbers(tmp_path: Path, old: Path) -> None:
+    new = write_side(tmp_path / "new", slower(1.05))
+    files = [tmp_path / f"out.{suffix}" for suffix in ("txt", "json", "md", "xml")]
+    for file in files:
+        assert call("compare", old, new, "-o", file).exit_code == 1
+    text, content, markdown, junit = (file.read_text(encoding="utf-8") for file in files)
+    found = json.loads(content)
+    assert (found["format"], found["version"], found["verdict"]) == ("dlbench.comparison", 1, "regressed")
+    (point,) = found["points"]
+    metric = point["metrics"][0]
+    assert (metric["name"], metric["gated"], metric["verdict"]) == ("step_median_s", True, "regressed")
+    assert metric["ratio"]["value"] == pytest.approx(1.05, rel=0.005)
+    assert metric["a"]["n"] == metric["b"]["n"] == 5
+    assert metric["values_a"] == pytest.approx([0.1 * x for x in STEADY[:5]])
+    assert metric["p_worse"] == pytest.approx(1 / 252)
+    assert metric["test"] in " ".join(text.split())
+    assert {one["verdict"] for one in point["metrics"][1:]} == {"information"}
+    shown = f"{metric['ratio']['value']:.3f}x"
+    assert shown in text
+    assert shown in markdown
+    assert shown in junit
+    # Equal runs, equal bytes.
+    call("compare", old, new, "-o", tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text(encoding="utf-8") == content
+
+
+def test_outputs_for_ci_in_one_call(tmp_path: Path, old: Path) -> None:
+    new = write_side(tmp_path / "new", slower(1.05))
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n", encoding="utf-8")
+    result = call(
+        *("check", "--baseline", old, "--candidate", new, "--junit", tmp_path / "j.xml"),
+        *("--json", tmp_path / "c.json", "--summary", summary),
+    )
+    assert result.exit_code == 1
+    assert "Verdict: regressed" in result.output
+    assert "<failure" in (tmp_path / "j.xml").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))["verdict"] == "regressed"
+    assert summary.read_text(encoding="utf-8").startswith("before\n# dlbench comparison of B against A: regressed")
+
+
+def test_the_tolerance_is_the_persons(tmp_path: Path, old: Path) -> None:
+    new = write_side(tmp_path / "new", slower(1.05))
+    assert call("check", "--baseline", old, "--candidate", new, "--tolerance", "10%").exit_code == 0
+    assert call("check", "--baseline", old, "--candidate", new, "--tolerance", "0.04").exit_code == 1
+    assert call("check", "--baseline", old, "--candidate", new, "--level", "0.1%").exit_code == 6
+
+
+def test_more_points_and_metrics_are_one_family(tmp_path: Path) -> None:
+    old = write_side(tmp_path / "old", STEADY, points=(1, 2))
+    new = write_side(tmp_path / "new", [x * 1.05 for x in STEADY], points=(1, 2))
+    result = call("compare", old, new, "--metric", "all", "--format", "json")
+    assert result.exit_code == 1
+    found = json.loads(result.output)
+    # Energy and time to quality are told by no run and are no comparisons.
+    assert found["num_compared"] == 6
+    assert [point["ranks"] for point in found["points"]] == [1, 2]
+    for point in found["points"]:
+        assert [metric["name"] for metric in point["metrics"]] == ["step_median_s", "step_mean_s", "step_p95_s"]
+        for metric in point["metrics"]:
+            assert metric["p_worse_adjusted"] == pytest.approx(6 * metric["p_worse"])
+
+
+def test_five_repeats_of_three_points_cannot_fail_and_say_so(tmp_path: Path) -> None:
+    old = write_side(tmp_path / "old", STEADY[:5], points=(1, 2, 4))
+    new = write_side(tmp_path / "new", slower(1.2), points=(1, 2, 4))
+    result = call("check", "--baseline", old, "--candidate", new)
+    assert result.exit_code == 6
+    assert "the exact test cannot reach the level" in " ".join(result.output.split())
+
+
+def test_a_metric_that_nobody_tells_is_insufficient_where_it_decides(tmp_path: Path, old: Path) -> None:
+    new = write_side(tmp_path / "new", slower(1.0))
+    result = call("compare", old, new, "--metric", "energy_per_sample_j")
+    assert result.exit_code == 6
+    assert "no run tells" in result.output
+
+
+def test_time_to_quality_decides_where_it_is_asked_for(tmp_path: Path) -> None:
+    for name, evaluations in (("old", 2), ("new", 4)):
+        for plan in quality_plans(points=(1,), series=name):
+            values = [0.1] * (evaluations - 1) + [0.9] * (6 - evaluations)
+            write_run(tmp_path / name, plan, constant(PHASES_MS), Story(training=Training(values=values)))
+    result = call("compare", tmp_path / "old", tmp_path / "new", "--metric", "time_to_quality_s", "--format", "json")
+    assert result.exit_code == 1, result.output
+    metric = next(one for one in json.loads(result.output)["points"][0]["metrics"] if one["gated"])
+    assert metric["ratio"]["value"] == pytest.approx(2.0)
+
+
+def test_metrics_of_runs(tmp_path: Path) -> None:
+    write_side(tmp_path / "old", [1.0, 2.0])
+    table = tabulate(scan(tmp_path / "old"))
+    found = metrics_by_run(table)
+    assert sorted(value["step_median_s"] for value in found.values()) == pytest.approx([0.1, 0.2])
+    for values in found.values():
+        assert values["step_mean_s"] == pytest.approx(values["step_median_s"])
+        assert values.keys() == {"step_median_s", "step_mean_s", "step_p95_s"}
+    assert metrics_by_run(table, wanted=["step_p95_s"]).keys() == found.keys()
+    assert {metric.name for metric in METRICS} >= {name for values in found.values() for name in values}
+
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+
+
+def test_incomparable_runs_are_refused_with_the_differing_keys(tmp_path: Path, old: Path) -> None:
+    new = write_side(tmp_path / "new", slower(1.0), overrides={"train.precision": "bf16", "train.seed": 3})
+    error = refused("check", "--baseline", old, "--candidate", new)
+    assert isinstance(error, UserError)
+    assert error.exit_code == ExitCode.USAGE
+    for words in ("Precision: fp32 against bf16", "train.seed: 0 against 3", "--allow precision,train.seed"):
+        assert words in str(error)
+    assert "train.precision" not in str(error)
+    result = call("check", "--baseline", old, "--candidate", new, "--allow", "precision,train.seed")
+    assert result.exit_code == 0
+    assert "Differs on purpose: Precision: fp32 against bf16; train.seed: 0 against 3" in result.output
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"overrides": {"fault.step_delay_s": 0.5}}, "Planted fault: none against step_delay_s=0.5"),
+        ({"overrides": {"watch.sampler": False}}, "Watching: default against"),
+        ({"engine": "single"}, "Engine: horovod against single"),
+        ({"overrides": {"train.batch_per_rank": 8}}, "Batch a rank: 4 against 8"),
+    ],
+)
+def test_profiled_faulty_and_other_runs_are_refused(
+    tmp_path: Path, old: Path, request_: dict[str, Any], words: str
+) -> None:
+    new = write_side(tmp_path / "new", slower(1.0), **request_)
+    assert words in str(refused("compare", old, new))
+
+
+def test_a_fault_may_differ_on_purpose(tmp_path: Path, old: Path) -> None:
+    new = write_side(tmp_path / "new", slower(1.5), overrides={"fault.step_delay_s": 0.05})
+    result = call("check", "--baseline", old, "--candidate", new, "--allow", "fault")
+    assert result.exit_code == 1
+    assert "Differs on purpose: Planted fault: none against step_delay_s=0.05" in result.output
+
+
+def test_what_may_differ_between_the_sides_must_not_differ_within_one(tmp_path: Path, old: Path) -> None:
+    write_side(old, slower(1.0), series="faulty", overrides={"fault.step_delay_s": 0.05})
+    new = write_side(tmp_path / "new", slower(1.0))
+    error = refused("compare", old, new, "--allow", "fault")
+    assert "differ only in what may differ (Planted fault: step_delay_s=0.05 against none)" in str(error)
+    assert call("compare", old, new, "--allow", "fault", "--where-a", "series=faulty").exit_code == 0
+
+
+def test_other_sizes_are_refused_or_named(tmp_path: Path, old: Path) -> None:
+    two = write_side(tmp_path / "two", slower(1.0), points=(2,))
+    assert "Ranks: 1 against 2" in str(refused("compare", old, two))
+    both = write_side(tmp_path / "both", slower(1.0), points=(1, 2))
+    result = call("compare", old, both)
+    assert result.exit_code == 0
+    name = "sample, tiny preset, Horovod, fp32, batch 4 per rank, weak scaling, 2 ranks"
+    assert f"Only in B, compared with nothing: {name}" in " ".join(result.output.split())
+    # What the baseline has and the candidate lacks must not pass.
+    result = call("check", "--baseline", both, "--candidate", old)
+    assert result.exit_code == 6
+    assert "B has no run with figures here" in " ".join(result.output.split())
+
+
+def test_sides_of_one_folder_by_their_properties(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    write_side(out, STEADY[:5], series="first", tags={"commit": "aaa"})
+    write_side(out, slower(1.05), series="second", tags={"commit": "bbb"})
+    for key, one, two in (("series", "first", "second"), ("tag.commit", "aaa", "bbb")):
+        result = call("compare", out, out, "--where-a", f"{key}={one}", "--where-b", f"{key}={two}")
+        assert result.exit_code == 1
+        assert "commit aaa" in result.output
+    assert call("compare", out, out, "--where", "ranks=1", "--where", "series=first").exit_code == 0
+    assert "did you mean first" in str(refused("compare", out, out, "--where-a", "series=firs"))
+    assert "no such property" in str(refused("compare", out, out, "--where-b", "serie=first"))
+    assert "KEY=VALUE" in str(refused("compare", out, out, "--where", "first"))
+
+
+def test_a_run_compared_with_itself_is_told(old: Path) -> None:
+    result = call("compare", old, old)
+    assert result.exit_code == 0
+    assert "5 runs on both sides: a run is compared with itself" in result.output
+
+
+def test_runs_that_were_to_be_subtracted_are_left_out(tmp_path: Path) -> None:
+    old = write_side(tmp_path / "old", STEADY[:5], points=(2,))
+    out = tmp_path / "new"
+    for plan in plans(points=(2,), repeats=5, decompose=True, series="d"):
+        factor = 1.0 if plan.series.variant == "plain" else 0.5
+        write_run(out, plan, constant([part * factor for part in PHASES_MS]))
+    result = call("compare", old, out)
+    assert result.exit_code == 0, result.output
+    assert "something taken away on purpose" in " ".join(result.output.split())
+
+
+def test_times_and_environments_on_both_sides_are_told(tmp_path: Path, old: Path) -> None:
+    new = write_side(
+        tmp_path / "new",
+        slower(1.05),
+        days=12,
+        story=lambda: Story(environment={"host": "n7", "python": "3.11.7", "os": "Debian 13"}),
+    )
+    words = " ".join(call("compare", old, new).output.split())
+    assert "The sides were run 12 days apart: a drift of the machine in between counts as a difference" in words
+    assert "Environments of A and B differ: os: Debian 12 against Debian 13." in words
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_damaged_data_ends_with_4_and_the_rest_is_told(tmp_path: Path, old: Path) -> None:
+    new = write_side(tmp_path / "new", slower(1.0, 6))
+    (new / sorted(path.name for path in new.iterdir())[0] / "rank-0000.steps").write_bytes(b"nothing")
+    result = call("check", "--baseline", old, "--candidate", new, "--junit", tmp_path / "j.xml")
+    assert result.exit_code == ExitCode.INCOMPLETE
+    assert "damaged" in result.output
+    assert "Verdict: equivalent" in result.output
+    assert 'type="damaged"' in (tmp_path / "j.xml").read_text(encoding="utf-8")
+
+
+def test_a_side_without_figures_ends_with_4(tmp_path: Path, old: Path) -> None:
+    for plan in plans(points=(1,), repeats=5, series="dead"):
+        write_unfinished(tmp_path / "dead", plan, stage="failed", reason="out of memory")
+    error = refused("check", "--baseline", old, "--candidate", tmp_path / "dead")
+    assert isinstance(error, IncompleteDataError)
+    assert "no run has figures" in str(error)
+    assert "out of memory" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["compare", "OLD"], "two sides"),
+        (["compare", "OLD", "OLD", "--paired"], "one folder"),
+        (["compare", "OLD", "--paired", "--where-a", "series=old"], "have no effect"),
+        (["compare", "OLD", "--paired"], "no run belongs to a paired comparison"),
+        (["compare", "OLD", "nowhere"], "no such folder of runs"),
+        (["compare", "OLD", "OLD", "--metric", "speed"], "no such metric"),
+        (["compare", "OLD", "OLD", "--tolerance", "two"], "is no share"),
+        (["compare", "OLD", "OLD", "--level", "0"], "is no share above 0"),
+        (["compare", "OLD", "OLD", "--allow", "sistem"], "did you mean system"),
+        (["compare", "OLD", "OLD", "-o", "x.pdf"], "suffix '.pdf'"),
+        (["compare", "OLD", "OLD", "--junit", "no/where.xml"], "there is no folder"),
+        (["check", "--baseline", "OLD"], "give --baseline and --candidate"),
+        (["check", "--paired", "OLD", "--baseline", "OLD"], "holds both sides"),
+        (["baseline", "OLD", "-o", "no/where.json"], "there is no folder"),
+    ],
+)
+def test_wrong_use_is_one_line_and_2(old: Path, arguments: list[str], words: str) -> None:
+    error = refused(*(old if word == "OLD" else word for word in arguments))
+    assert words in str(error)
+    assert error.exit_code == ExitCode.USAGE
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def write_pairs(out: Path, by: float, *, repeats: int = 8, drift: float = 0.03, **more: Any) -> Path:
+    """Interleaved runs of two seeds; both sides of a pair share a drift that is larger than the change."""
+    sides = {"a": {"train.seed": 1}, "b": {"train.seed": 2}}
+    for plan in plans(**{"points": (1,), "repeats": repeats, "series": "ab", "sides": sides, **more}):
+        factor = STEADY[plan.series.repeat % 10] * (1 + drift * plan.series.repeat)
+        factor *= by if plan.series.side == "b" else 1.0
+        write_run(out, plan, constant([part * factor for part in PHASES_MS]))
+    return out
+
+
+def test_pairs_are_compared_pair_by_pair(tmp_path: Path) -> None:
+    out = write_pairs(tmp_path / "runs", 1.04)
+    result = call("compare", out, "--paired", "--format", "json")
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.output)
+    (point,) = found["points"]
+    assert found["paired"] is True
+    assert "exact sign-flip test" in point["metrics"][0]["test"]
+    assert point["metrics"][0]["ratio"]["value"] == pytest.approx(1.04, rel=1e-3)
+    assert [(one["key"], one["a"], one["b"]) for one in point["allowed"]] == [("train.seed", "1", "2")]
+    assert call("check", "--paired", out).exit_code == 1
+    # The same runs as two separate sides: the drift hides it.
+    separate = call("compare", out, out, "--where-a", "side=a", "--where-b", "side=b", "--allow", "side,train.seed")
+    assert separate.exit_code == 6
+    lines = paired_lines(scan(out))
+    assert "Verdict: regressed" in lines
+    assert max(map(len, lines)) <= 80
+
+
+def test_sides_that_differ_in_more_than_was_set_are_refused(tmp_path: Path) -> None:
+    sides = {"a": {}, "b": {"train.label_smoothing": 0.1}}
+    for side, overrides in (("a", {}), ("b", {"train.seed": 9})):
+        for plan in plans(points=(1,), series="ab", sides=sides, overrides=overrides):
+            if plan.series.side == side:
+                write_run(tmp_path / "runs", plan, constant(PHASES_MS))
+    error = refused("compare", tmp_path / "runs", "--paired")
+    assert "differ in more than was set on them: train.seed: 0 against 9" in str(error)
+    assert "label_smoothing" not in str(error)
+
+
+def test_different_paired_comparisons_in_one_folder_are_not_mixed(tmp_path: Path) -> None:
+    out = write_pairs(tmp_path / "runs", 1.05)
+    write_pairs(out, 1.0, series="other", sides={"a": {"train.seed": 1}, "b": {"train.label_smoothing": 0.1}})
+    found = json.loads(call("compare", out, "--paired", "--format", "json").output)
+    assert [[one["key"] for one in point["allowed"]] for point in found["points"]] == [
+        ["train.seed"],
+        ["train.label_smoothing", "train.seed"],
+    ]
+    assert found["points"][0]["metrics"][0]["ratio"]["value"] == pytest.approx(1.05, rel=1e-3)
+    assert found["points"][1]["metrics"][0]["ratio"]["value"] == pytest.approx(1.0, rel=1e-3)
+
+
+def test_paired_comparisons_of_equal_sides_and_other_settings_are_never_dropped(tmp_path: Path) -> None:
+    sides = {"a": {}, "b": {"sync.fusion": "single"}}
+    out = write_pairs(tmp_path / "runs", 2.0, series="one", sides=sides, points=(2,))
+    write_pairs(out, 1.0, series="two", sides=sides, points=(2,), overrides={"sync.wire": "fp16"})
+    error = refused("check", "--paired", out)
+    assert "holds runs of different comparisons" in str(error)
+    assert "--where series=NAME" in str(error)
+    assert call("check", "--paired", out, "--where", "series=one").exit_code == 1
+
+
+def test_pairs_without_their_partner_are_left_out(tmp_path: Path) -> None:
+    out = write_pairs(tmp_path / "runs", 1.0, repeats=6)
+    victim = next(run for run in scan(out).runs if run.plan.series.side == "b")
+    edit_json(victim.folder.record, state="invalid")
+    result = call("check", "--paired", out)
+    words = " ".join(result.output.split())
+    assert "1 run without a partner on the other side left out" in words
+    assert "5 pairs: the exact test cannot reach 0.01" in words
+    assert result.exit_code == 0
+
+
+def test_a_paired_comparison_without_pairs_says_so_and_does_not_raise(tmp_path: Path) -> None:
+    (plan, *_) = plans(points=(1,), repeats=1, sides={"a": {"train.seed": 1}, "b": {"train.seed": 2}})
+    write_unfinished(tmp_path, plan)
+    assert "no run has figures" in " ".join(paired_lines(scan(tmp_path)))
+
+
+# --- baseline file ----------------------------------------------------------------------------------------------------
+
+
+def test_a_baseline_file_stands_for_its_runs(tmp_path: Path, old: Path) -> None:
+    file = tmp_path / "baseline.json"
+    assert call("baseline", old, "-o", file).exit_code == 0
+    again = tmp_path / "again.json"
+    assert call("baseline", old, "-o", again).exit_code == 0
+    assert file.read_bytes() == again.read_bytes()
+    for factors in (slower(1.05), slower(1.0), slower(1 / 1.05)):
+        new = write_side(tmp_path / f"new{factors[0]:.3f}", factors)
+        results = []
+        for side in (old, file):
+            result = call("check", "--baseline", side, "--candidate", new, "--format", "json")
+            found = json.loads(result.output)
+            results.append((result.exit_code, found["verdict"], found["points"][0]["metrics"]))
+        # The order of the runs is another one, and the figures of all formats are not.
+        for (code, verdict, metrics), (code2, verdict2, metrics2) in [results]:
+            assert (code, verdict) == (code2, verdict2)
+            for one, two in zip(metrics, metrics2, strict=True):
+                assert one["ratio"] == two["ratio"]
+                assert one["p_worse"] == two["p_worse"]
+
+
+def test_a_baseline_file_refuses_other_runs_by_the_same_keys(tmp_path: Path, old: Path) -> None:
+    file = tmp_path / "baseline.json"
+    call("baseline", old, "-o", file)
+    new = write_side(tmp_path / "new", slower(1.0), overrides={"train.seed": 5})
+    error = refused("check", "--baseline", file, "--candidate", new)
+    assert "train.seed: 0 against 5" in str(error)
+    assert call("check", "--baseline", file, "--candidate", new, "--allow", "train.seed").exit_code == 0
+    assert call("compare", file, file).exit_code == 0
+    assert "does not know it" in str(refused("compare", file, file, "--where-a", "series=old"))
+
+
+def test_a_baseline_needs_five_runs_and_whole_data(tmp_path: Path, old: Path) -> None:
+    few = write_side(tmp_path / "few", STEADY[:3])
+    file = tmp_path / "baseline.json"
+    assert "5 runs a point, there are 3 at 1 rank" in str(refused("baseline", few, "-o", file))
+    assert not file.exists()
+    assert call("baseline", few, "-o", file, "--allow-few").exit_code == 0
+    assert call("check", "--baseline", file, "--candidate", old).exit_code == 6
+    (old / sorted(path.name for path in old.iterdir())[0] / "rank-0000.steps").write_bytes(b"")
+    file.unlink()
+    assert isinstance(refused("baseline", old, "-o", file), IncompleteDataError)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({"version": 2}, UserError, "version 2 of the format"),
+        ({"format": "other"}, UserError, "holds no baseline"),
+        ({"points": []}, IncompleteDataError, "damaged: points"),
+        ({"more": 1}, IncompleteDataError, "damaged: more"),
+    ],
+)
+def test_a_file_that_is_no_baseline_is_named(
+    tmp_path: Path, old: Path, change: dict[str, Any], kind: type[DlbenchError], words: str
+) -> None:
+    file = tmp_path / "baseline.json"
+    call("baseline", old, "-o", file)
+    edit_json(file, **change)
+    error = refused("check", "--baseline", file, "--candidate", old)
+    assert isinstance(error, kind)
+    assert words in str(error)
+    assert str(file) in str(error)
+
+
+@given(st.binary(max_size=60))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_anything_else_is_a_clear_error(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "any.json"
+    file.write_bytes(content)
+    with pytest.raises((UserError, IncompleteDataError)):
+        read_baseline(file)
+
+
+# --- foreign text -----------------------------------------------------------------------------------------------------
+
+
+def test_foreign_text_does_no_harm(tmp_path: Path) -> None:
+    evil = "\x1b[31m<script>|`*\u202e\nx"
+    sides = []
+    for name, factors in (("a", STEADY[:5]), ("b", slower(1.05))):
+        environment = {"host": "n0", "os": f"{evil}{name}"}
+        sides.append(
+            write_side(
+                tmp_path / name,
+                factors,
+                story=lambda environment=environment: Story(environment=environment),  # type: ignore[misc]
+                tags={"commit": f"{evil}{name}"},
+            )
+        )
+    for suffix in ("txt", "md", "xml", "json"):
+        file = tmp_path / f"out.{suffix}"
+        assert call("compare", *sides, "-o", file).exit_code == 1
+        text = file.read_text(encoding="utf-8")
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert "<script>" not in (tmp_path / "out.md").read_text(encoding="utf-8")
+    assert "<script>" not in (tmp_path / "out.xml").read_text(encoding="utf-8")
+
+
+# --- real runs --------------------------------------------------------------------------------------------------------
+
+REAL = ("cosmoflow", "--preset", "ci", "--data", "synthetic", "--engine", "single", "--no-progress")
+SHORT = ("--set", "train.batch_per_rank=1", "--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3")
+PLANTED = ("--set", "fault.step_delay_s=1.5")
+# A machine that others use scatters by a third; the delay is ten steps long, far beyond what is tolerated.
+GATE = ("check", "--baseline", "baseline.json", "--tolerance", "250%")
+
+
+def measured(cli: Cli, name: str, repeats: int, *more: str) -> None:
+    made = ("--repeats", str(repeats), "--series", name, "--out", name, "--set", "layout.cores_per_rank=1")
+    done = cli("run", *REAL, *SHORT, *more, *made, timeout=900)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_planted_slowdown_is_measured_and_named(cli: Cli, tmp_path: Path) -> None:
+    """One run a side: enough for the figure, too few for a verdict."""
+    measured(cli, "old", 1)
+    measured(cli, "slow", 1, *PLANTED)
+    written = cli("baseline", "old", "-o", "baseline.json", "--allow-few")
+    assert written.returncode == 0, written.stderr
+    refused_ = cli(*GATE, "--candidate", "slow")
+    assert refused_.returncode == 2
+    assert "Planted fault: none against step_delay_s=1.5" in refused_.stderr
+    told = cli(*GATE, "--candidate", "slow", "--allow", "fault", "--format", "json")
+    assert told.returncode == 6, told.stdout + told.stderr
+    (point,) = json.loads(told.stdout)["points"]
+    metric = point["metrics"][0]
+    assert (metric["name"], metric["verdict"]) == ("step_median_s", "insufficient")
+    # Slept by every step; time.sleep never ends early.
+    assert metric["values_b"][0] >= 1.5
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_planted_slowdown_fails_the_gate_and_an_equal_series_passes(cli: Cli, tmp_path: Path) -> None:
+    for name, more in (("old", ()), ("same", ()), ("slow", PLANTED)):
+        measured(cli, name, 5, *more)
+    written = cli("baseline", "old", "-o", "baseline.json")
+    assert written.returncode == 0, written.stderr
+    failed = cli(*GATE, "--candidate", "slow", "--allow", "fault", "--junit", "slow.xml")
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert 'type="regressed"' in (tmp_path / "slow.xml").read_text(encoding="utf-8")
+    passed = cli(*GATE, "--candidate", "same", "--junit", "same.xml")
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    assert "<failure" not in (tmp_path / "same.xml").read_text(encoding="utf-8")

@@ -1,0 +1,487 @@
+"""`dlbench data`: every command as a process, from making a set to naming its bad files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlbench.datasets.making import catalogue, demo
+from dlbench.datasets.making.catalogue import Paired, Wish, order
+from dlbench.datasets.making.journal import Journal
+from dlbench.datasets.making.manifest import read_files, read_manifest, verify_manifest
+from dlbench.datasets.making.production import produce
+from dlbench.datasets.recognition import KINDS, detect
+from dlbench.datasets.splits import train_folder, validation_folder
+from dlbench.datasets.verification import verify
+from dlbench.errors import UserError
+from tests.conftest import Cli
+from tests.support.noise_recipe import Noise
+from tests.support.paths import ROOT
+
+for package in ("h5py", "PIL", "skimage", "sklearn", "tokenizers", "google_crc32c"):
+    pytest.importorskip(package)
+
+SENTENCES = "The {0} value is returned.\nIt is {0} again, and no other.\nNothing else follows {0}.\n\n"
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small set of each kind; tests copy what they change."""
+    root = tmp_path_factory.mktemp("sets")
+    for name, kind, wish in (
+        ("images", "images", Wish(samples=20, validation=10, size="32")),
+        ("image-shards", "images", Wish(samples=20, validation=10, size="32", container="tar", samples_per_file=8)),
+        ("density", "density", Wish(samples=6, validation=2, size="8", samples_per_file=2)),
+        ("records", "density", Wish(samples=6, validation=2, size="8", container="tfrecord")),
+    ):
+        produce(order(kind, wish).recipe, root / name)
+    for split, num in (("train", 40), ("validation", 8)):
+        (root / "text" / split).mkdir(parents=True)
+        text = "".join(SENTENCES.format(f"{split}{i}") for i in range(num))
+        (root / "text" / split / "a.txt").write_text(text, encoding="utf-8")
+    ordered = catalogue.pretraining(
+        root / "text", vocabulary="english-4096", sequence_length=32, max_predictions=None, duplicates=2, seed=0
+    )
+    produce(ordered.recipe, root / "samples")
+    return root
+
+
+@pytest.fixture
+def copy(sets: Path, tmp_path: Path) -> Callable[[str], Path]:
+    def copied(name: str) -> Path:
+        return Path(shutil.copytree(sets / name, tmp_path / name))
+
+    return copied
+
+
+def damage(path: Path) -> None:
+    """Flips all bits of a tenth of a file, in its middle, and cuts off its end: a tar has no checksum of contents."""
+    content = bytearray(path.read_bytes())
+    start, stop = len(content) // 2, len(content) * 6 // 10
+    content[start:stop] = bytes(b ^ 0xFF for b in content[start:stop])
+    path.write_bytes(content[:-7])
+
+
+# make
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "unit", "counts"),
+    [
+        ("images", ("--samples", "20", "--size", "32x24"), "images", {"train": 20, "validation": 10}),
+        ("images", ("--samples", "12", "--size", "32", "--classes", "3", "--container", "tfrecord"), "images", None),
+        ("density", ("--samples", "5", "--validation", "2", "--size", "8"), "volumes", {"train": 5, "validation": 2}),
+    ],
+)
+def test_made_sets_are_whole_and_a_second_call_finds_them(
+    cli: Cli, tmp_path: Path, kind: str, options: tuple[str, ...], unit: str, counts: dict[str, int] | None
+) -> None:
+    done = cli("data", "make", kind, "set", *options, "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "set\n"
+    folder = tmp_path / "set"
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert counts is None or manifest.counts == counts
+    assert f"{unit} in train and {manifest.counts['validation']} {unit} in validation" in done.stderr
+    assert verify_manifest(folder) == []
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    again = cli("data", "make", kind, "set", *options)
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "wish"),
+    [
+        ("images", Wish(size_on_disk=400_000, size="64")),
+        ("images", Wish(size_on_disk=400_000, size="64", container="tar")),
+        ("density", Wish(size_on_disk=400_000, size="16")),
+        ("density", Wish(size_on_disk=400_000, size="16", samples_per_file=8, container="tfrecord")),
+    ],
+)
+def test_size_on_disk_is_met_within_a_tenth(tmp_path: Path, kind: str, wish: Wish) -> None:
+    ordered = order(kind, wish)
+    manifest = produce(ordered.recipe, tmp_path / "set")
+    assert manifest.num_bytes == pytest.approx(400_000, rel=0.1)
+    assert ordered.estimated_bytes == pytest.approx(manifest.num_bytes, rel=0.1)
+    assert manifest.counts["validation"] == pytest.approx(manifest.counts["train"] / 10, abs=10)
+    assert order(kind, wish) == ordered
+
+
+def test_text_of_a_size(tmp_path: Path) -> None:
+    ordered = order("text", Wish(size_on_disk=2_000_000))
+    manifest = produce(ordered.recipe, tmp_path / "set")
+    train = sum(e.num_bytes for e in read_files(tmp_path / "set") if e.path.startswith("train/"))
+    assert train == pytest.approx(2_000_000, rel=0.05)
+    assert manifest.distinct_bytes is not None
+    assert manifest.distinct_bytes < train
+
+
+WRONG = {
+    "unknown kind": (("make", "imagse", "set"), "unknown kind of data 'imagse': did you mean images?"),
+    "no number": (("make", "images", "set"), "give one of --samples and --size-on-disk"),
+    "two numbers": (("make", "density", "set", "--samples", "3", "--size-on-disk", "1GB"), "give one of"),
+    "no size": (("make", "images", "set", "--size-on-disk", "lots"), "--size-on-disk: 'lots' is not a number of bytes"),
+    "too small": (("make", "density", "set", "--size-on-disk", "10", "--size", "8"), "too small; a sample takes about"),
+    "no pixels": (("make", "images", "set", "--samples", "20", "--size", "big"), "--size 'big': not a size in pixels"),
+    "no edge": (("make", "density", "set", "--samples", "20", "--size", "8x8"), "--size '8x8': not the edge"),
+    "container": (("make", "density", "set", "--samples", "2", "--container", "tar"), "density has hdf5, tfrecord"),
+    "classes": (("make", "density", "set", "--samples", "2", "--classes", "3"), "--classes: density has no such"),
+    "text samples": (("make", "text", "set", "--samples", "3"), "--samples: text is counted in bytes"),
+    "few images": (("make", "images", "set", "--samples", "3", "--size", "32"), "train_images is 3"),
+    "no source": (("pack", "nowhere", "set"), "'nowhere': no such file or folder"),
+    "no text": (("samples", "nowhere", "set", "--vocabulary", "english-4096"), "'nowhere': no such file or folder"),
+    "no vocabulary": (("samples", "TEXT", "set", "--vocabulary", "english"), "unknown vocabulary 'english'"),
+    "tiny text": (("vocab", "TEXT", "set.txt", "--size", "30000"), "vocabulary size 30000: the text gives at most"),
+    "no kind": (("verify", "TEXT", "--kind", "texts"), "--kind 'texts': did you mean text?"),
+    "nothing": (("verify", "nowhere"), "'nowhere': no such file or folder"),
+    "no data": (("verify", "."), "no data set that dlbench knows"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes_end_in_one_line_and_leave_nothing(cli: Cli, tmp_path: Path, sets: Path, name: str) -> None:
+    arguments, told = WRONG[name]
+    done = cli("data", *(str(sets / "text") if a == "TEXT" else a for a in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_other_things_is_refused(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
+    done = cli("data", "make", "density", ".", "--samples", "2", "--size", "8")
+    assert done.returncode == 2
+    assert "'.' exists without a manifest.json of dlbench; give another folder" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_other_numbers_in_a_finished_folder_are_refused(cli: Cli, copy: Callable[[str], Path]) -> None:
+    done = cli("data", "make", "density", copy("density"), "--samples", "7", "--validation", "2", "--size", "8")
+    assert done.returncode == 2
+    assert "num_train 6, asked for 7" in done.stderr
+
+
+def test_no_space_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    done = cli(
+        "data",
+        "make",
+        "density",
+        "set",
+        "--samples",
+        "100000000000",
+        "--size",
+        "8",
+        "--samples-per-file",
+        "10000000000",
+    )
+    assert done.returncode == 2
+    assert "its disk has" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_says_how_to_continue_and_continuing_ends_whole(cli: Cli, tmp_path: Path) -> None:
+    words = ["data", "make", "density", "set", "--samples", "200", "--size", "16", "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dlbench", *words],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    journal, deadline = tmp_path / "set" / Journal.NAME, time.monotonic() + 60
+    while not journal.is_file() or journal.read_bytes().count(b"\n") < 5:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said.split("\n") == ["set: not finished; the same command continues", "", "dlbench: interrupted", ""]
+    done = cli(*words)
+    assert done.returncode == 0, done.stderr
+    assert "are there already" in done.stderr
+    assert verify_manifest(tmp_path / "set") == []
+
+
+def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "dlbench", "data", "make", "density", "set", "--samples", "3", "--size", "8"]
+    done = subprocess.run(words, cwd=tmp_path, stderr=theirs, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    os.close(theirs)
+    said = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert done.stdout == "set\n"
+    assert "volumes" in said
+    assert "4 of 4" in said
+
+
+# pack, vocab, samples
+
+
+@pytest.mark.parametrize("container", ["tar", "tfrecord"])
+def test_packed_shards_hold_both_splits(cli: Cli, sets: Path, tmp_path: Path, container: str) -> None:
+    from dlbench.datasets.images.image_set import open_image_set
+
+    done = cli("data", "pack", sets / "images", "out", "--container", container, "--samples-per-shard", "8")
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "out" / "train").glob(f"*.{container}"))) == 3
+    for split in ("train", "validation"):
+        packed, tree = open_image_set(tmp_path / "out" / split), open_image_set(sets / "images" / split)
+        assert sorted((packed.label(i), packed.read(i)) for i in range(packed.num_samples)) == sorted(
+            (tree.label(i), tree.read(i)) for i in range(tree.num_samples)
+        )
+    assert verify(tmp_path / "out").faults == []
+
+
+def test_vocabulary_and_samples_of_a_text(cli: Cli, sets: Path, tmp_path: Path) -> None:
+    done = cli("data", "vocab", sets / "text", "v.txt", "--size", "80")
+    assert (done.returncode, done.stdout) == (0, "v.txt\n")
+    assert len((tmp_path / "v.txt").read_text(encoding="utf-8").splitlines()) == 80
+    again = cli("data", "vocab", sets / "text", "v.txt", "--size", "80")
+    assert again.returncode == 2
+    assert "never overwritten" in again.stderr
+    words = ("data", "samples", sets / "text", "out", "--vocabulary", "v.txt", "--sequence-length", "32")
+    done = cli(*words, "--duplicates", "2", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    verdict = verify(tmp_path / "out", vocabulary=str(tmp_path / "v.txt"))
+    assert (verdict.kind, verdict.faults) == ("samples", [])
+    assert verdict.samples["train"] > verdict.samples["validation"] > 0
+
+
+def test_paired_recipes_keep_the_splits_apart(tmp_path: Path) -> None:
+    class OnlyTrain(Noise):
+        pass
+
+    first, second = (OnlyTrain(num_train=n, num_validation=0, seed=s) for n, s in ((4, 1), (2, 2)))
+    both = Paired(first, second)
+    produce(both, tmp_path / "both")
+    produce(first, tmp_path / "first")
+    produce(second, tmp_path / "second")
+    assert dict(both.made_with) == {**first.made_with, "validation_seed": 2, "validation_train": 2}
+    for split, single in (("train", "first"), ("validation", "second")):
+        mine, theirs = tmp_path / "both" / split, tmp_path / single / "train"
+        assert {p.relative_to(mine): p.read_bytes() for p in mine.rglob("*") if p.is_file()} == {
+            p.relative_to(theirs): p.read_bytes() for p in theirs.rglob("*") if p.is_file()
+        }
+
+
+# verify
+
+MADE = ["images", "image-shards", "density", "records", "samples", "text"]
+
+
+@pytest.mark.parametrize("with_manifest", [True, False])
+@pytest.mark.parametrize("name", MADE)
+def test_kinds_are_recognised_and_whole(
+    sets: Path, copy: Callable[[str], Path], name: str, with_manifest: bool
+) -> None:
+    folder = sets / name
+    if not with_manifest:
+        folder = copy(name)
+        (folder / "manifest.json").unlink(missing_ok=True)
+    kind = {"records": "density"}.get(name, name)
+    assert kind in KINDS
+    for source in (folder, folder / "train"):
+        assert detect(source) == kind
+        verdict = verify(source, workers=1)
+        assert verdict.faults == []
+        assert verdict.manifest == ("whole" if with_manifest and name != "text" else "none")
+    counts = {"images": (20, 10), "image-shards": (20, 10), "density": (6, 2), "records": (6, 2)}
+    if name in counts:
+        assert tuple(verify(folder).samples.values()) == counts[name]
+
+
+@pytest.mark.parametrize("with_manifest", [True, False])
+@pytest.mark.parametrize("name", MADE)
+def test_every_bad_file_is_named(cli: Cli, copy: Callable[[str], Path], name: str, with_manifest: bool) -> None:
+    folder = copy(name)
+    files = sorted(
+        p for p in folder.rglob("*") if p.suffix in (".jpg", ".tar", ".h5", ".tfrecord", ".txt") and p.parent != folder
+    )
+    bad = [files[0], files[-1]]
+    for path in bad:
+        damage(path)
+    if not with_manifest:
+        (folder / "manifest.json").unlink(missing_ok=True)
+    done = cli("data", "verify", folder, "--workers", "2")
+    assert done.returncode == 4, done.stderr
+    for path in bad:
+        assert any(path.name in line for line in done.stdout.splitlines()), done.stdout
+    whole = [p.name for p in files if p not in bad]
+    if len({p.name for p in files}) == len(files):
+        assert not any(w in done.stdout for w in whole)
+    assert "listed above" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["samples", "density"])
+def test_no_damage_of_hdf5_is_a_defect(copy: Callable[[str], Path], name: str) -> None:
+    """Bytes altered, lost, added and zeroed, as disks and interrupted copies leave them."""
+    folder = copy(name)
+    for listing in ("manifest.json", "manifest.files.jsonl"):
+        (folder / listing).unlink()
+    path = min((folder / "train").glob("*.h5"))
+    whole, generator = path.read_bytes(), random.Random(1)
+    found = 0
+    for number in range(200):
+        content, at = bytearray(whole), generator.randrange(min(4096, len(whole)) if number % 2 else len(whole))
+        end = min(len(whole), at + generator.randrange(1, 2000))
+        content[at:end] = {
+            0: bytes(b ^ generator.randrange(256) for b in content[at : at + 1]) + content[at + 1 : end],
+            1: b"",
+            2: generator.randbytes(end - at + 100),
+            3: bytes(end - at),
+        }[generator.randrange(4)]
+        path.write_bytes(content)
+        verdict = verify(folder)
+        assert all(line.startswith(f"train/{path.name}: ") and "\n" not in line for line in verdict.faults)
+        found += bool(verdict.faults)
+    assert found > 150
+
+
+def test_missing_and_added_files_are_found(copy: Callable[[str], Path]) -> None:
+    density = copy("density")
+    (density / "train" / "density-00001.h5").unlink()
+    assert "train/density-00001.h5: missing" in verify(density).faults
+    images = copy("images")
+    folder = next(p for p in (images / "train").iterdir())
+    shutil.copy(next(folder.iterdir()), folder / "added.jpg")
+    assert verify(images).faults == ["train: 21 samples in its files, 20 in manifest.json; remove what was added"]
+
+
+def test_an_unfinished_set_is_not_whole(copy: Callable[[str], Path]) -> None:
+    folder = copy("density")
+    (folder / "manifest.json").unlink()
+    (folder / Journal.NAME).touch()
+    assert verify(folder).faults == [".production.jsonl: the set is not finished; repeat the command that makes it"]
+
+
+def test_a_damaged_list_of_files_is_a_fault(copy: Callable[[str], Path]) -> None:
+    folder = copy("density")
+    listing = folder / "manifest.files.jsonl"
+    listing.write_bytes(listing.read_bytes()[:-50])
+    verdict = verify(folder)
+    assert verdict.manifest == "altered"
+    assert len(verdict.faults) == 1
+
+
+def test_json_is_for_programs(cli: Cli, copy: Callable[[str], Path]) -> None:
+    folder = copy("density")
+    damage(folder / "train" / "density-00002.h5")
+    done = cli("data", "verify", folder, "--json")
+    assert done.returncode == 4
+    told = json.loads(done.stdout)
+    assert (told["kind"], told["whole"], told["manifest"], told["is_public_set"]) == (
+        "density",
+        False,
+        "altered",
+        False,
+    )
+    assert told["public_set"] == "cosmoUniverse"
+    assert [line.partition(":")[0] for line in told["faults"]] == ["train/density-00002.h5"]
+
+
+def test_the_whole_public_set_is_told(monkeypatch: pytest.MonkeyPatch, sets: Path) -> None:
+    from dlbench.datasets.images import image_set as images
+
+    told = verify(sets / "images").as_json()
+    assert told["is_public_set"] is False
+    assert "1,281,167" in str(told["lacking"])
+    monkeypatch.setattr(images, "IMAGENET", {"train": 20, "validation": 10})
+    monkeypatch.setattr(images, "IMAGENET_CLASSES", 10)
+    assert verify(sets / "images").as_json()["is_public_set"] is True
+    assert verify(sets / "images" / "train").as_json()["is_public_set"] is False
+
+
+def test_hostile_names_print_as_one_line(cli: Cli, copy: Callable[[str], Path]) -> None:
+    folder = copy("images")
+    (folder / "manifest.json").unlink()
+    victim = next(next((folder / "train").iterdir()).iterdir())
+    damage(victim)
+    victim.rename(victim.with_name("new\nline \x1b[31m.jpg"))
+    done = cli("data", "verify", folder)
+    assert done.returncode == 4
+    assert len(done.stdout.splitlines()) == 1
+    assert "\x1b" not in done.stdout
+
+
+# demo
+
+
+def test_demo_is_made_once_with_both_splits(cli: Cli, tmp_path: Path) -> None:
+    done = cli("data", "demo", "d")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["d/images", "d/text", "d/density"]
+    for name in ("images", "text", "density"):
+        folder = tmp_path / "d" / name
+        assert train_folder(folder) == folder / "train"
+        assert validation_folder(folder) == folder / "validation"
+        assert verify(folder).faults == []
+    files = [p for p in (tmp_path / "d").rglob("*") if p.is_file()]
+    assert sum(p.stat().st_size for p in files) < 20e6
+    # Nothing is made again, and the text is not parsed: it could not be.
+    for path in (tmp_path / "d" / "text").rglob("*.txt"):
+        path.write_bytes(b"\xff" * path.stat().st_size)
+    made = {path: path.stat().st_mtime_ns for path in files}
+    again = cli("data", "demo", "d")
+    assert (again.stdout, again.stderr) == (done.stdout, "")
+    assert {path: path.stat().st_mtime_ns for path in files} == made
+
+
+def test_demo_names_old_and_foreign_folders_before_making_anything(cli: Cli, tmp_path: Path) -> None:
+    from dlbench.datasets.making.manifest import write_manifest
+
+    (tmp_path / "old" / "text").mkdir(parents=True)
+    write_manifest(tmp_path / "old" / "text", kind="demo-text", made_with={"version": 1}, counts={})
+    (tmp_path / "foreign" / "density").mkdir(parents=True)
+    (tmp_path / "foreign" / "density" / "mine").touch()
+    for name, told in (
+        ("old", "holds demonstration data of an older dlbench"),
+        ("foreign", "exists without a manifest"),
+    ):
+        done = cli("data", "demo", name)
+        assert done.returncode == 2
+        assert told in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert len(list((tmp_path / name).iterdir())) == 1
+
+
+def test_demo_refuses_another_seed(tmp_path: Path) -> None:
+    recipe = demo.recipes(0)["density"]
+    small = type(recipe)(**{**recipe.__dict__, "num_train": 2, "num_validation": 2, "size": 8})
+    produce(small, tmp_path / "density")
+    with pytest.raises(UserError, match=r"density' holds a data set with num_train 2, asked for 128"):
+        demo.prepare_demo_data(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["density"]
+
+
+# help
+
+
+def test_help_lists_commands_in_the_order_of_work_and_fits_80_columns(cli: Cli) -> None:
+    listed = cli("data", "--help", COLUMNS="80")
+    names = [line.split()[0] for line in listed.stdout.partition("Commands:")[2].splitlines() if line[2:3].strip()]
+    assert names == ["demo", "make", "pack", "vocab", "samples", "verify"]
+    for name in names:
+        said = cli("data", name, "--help", COLUMNS="80").stdout
+        assert "Example:" in said
+        assert [line for line in said.splitlines() if len(line) > 80] == []
+
+
+def test_help_imports_no_library_of_data() -> None:
+    code = "import sys, dlbench.cli.data.command; print({'numpy', 'torch', 'h5py', 'PIL', 'rich'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

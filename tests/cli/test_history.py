@@ -1,0 +1,401 @@
+"""`dlbench history`: where the store is found, what is printed, exit codes, and that foreign text stays text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dlbench.cli import cli
+from dlbench.cli.history import command as group
+from dlbench.errors import DlbenchError, RunError
+from dlbench.history import prune as history_prune
+from dlbench.history.entry import HistoryEntry
+from dlbench.history.reading import open_history
+from tests.support.history_factory import history_plan, write_history
+from tests.support.run_factory import NOW, Story, constant, edit_json, write_run, write_unfinished
+
+STEP = constant([5, 0, 30, 50, 0, 10])
+ESCAPE = "\x1b]0;owned\x07\u202e=cmd"
+
+
+def call(*arguments: str | Path, **environment: str) -> Result:
+    variables = {"DLBENCH_HISTORY": None, "DLBENCH_HISTORY_INDEX": None, **environment}
+    return CliRunner().invoke(cli, ["history", *map(str, arguments)], env=variables)
+
+
+def failed(result: Result) -> str:
+    """The message of a command that ended with an error."""
+    assert isinstance(result.exception, DlbenchError), result.output
+    return str(result.exception)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("history") / "store"
+    write_history(
+        store,
+        [(9.0 * number, 1 + number / 100) for number in range(6)],
+        commit=lambda number: f"c{number // 2}",
+        host=lambda number, rank: f"n{rank}",
+        environment=lambda number: {"variable.SLURM_JOB_ID": str(4000 + number)},
+    )
+    return store
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "store"))
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+# Where
+
+
+def test_a_history_must_be_named() -> None:
+    message = failed(call("list"))
+    assert "--store" in message
+    assert "DLBENCH_HISTORY" in message
+
+
+def test_the_environment_names_store_and_index(made: Path, tmp_path: Path) -> None:
+    index = tmp_path / "my.sqlite"
+    result = call("list", DLBENCH_HISTORY=str(made), DLBENCH_HISTORY_INDEX=str(index))
+    assert result.exit_code == 0
+    assert result.output.endswith("6 runs, 6 valid\n")
+    assert index.exists()
+
+
+def test_every_command_but_import_wants_a_history(tmp_path: Path) -> None:
+    for command in (["list"], ["export", "-o", tmp_path / "a.tar"], ["prune", "--keep-days", "1"], ["rebuild"]):
+        assert "is no history" in failed(call(*command, "--store", tmp_path / "none"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_group_names_commands_that_are_there() -> None:
+    text = call("--help").output
+    for name, _, _, words in group.COMMANDS:
+        assert name in text
+        assert words in " ".join(text.split())
+        assert call(name, "--help").exit_code == 0
+    assert "No such command" in call("lst").output
+
+
+def foreign_database(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE mine (precious TEXT)")
+    connection.commit()
+    connection.close()
+
+
+FOREIGN: list[Callable[[Path], object]] = [lambda path: path.write_text("precious\n"), foreign_database]
+
+
+@pytest.mark.parametrize("make", FOREIGN)
+@pytest.mark.parametrize("command", [["list"], ["rebuild"], ["prune", "--keep-days", "0"]])
+def test_a_file_that_is_no_index_is_left_alone(
+    store: Path, tmp_path: Path, make: Callable[[Path], object], command: list[str]
+) -> None:
+    mine = tmp_path / "mine"
+    make(mine)
+    before = (mine.read_bytes(), tree(store))
+    for result in (
+        call(*command, "--store", store, "--index", mine),
+        call(*command, "--store", store, DLBENCH_HISTORY_INDEX=str(mine)),
+    ):
+        assert failed(result) == f"--index {mine}: is no index of a history; name another file, or delete it"
+    assert (mine.read_bytes(), tree(store)) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "store"}
+
+
+def test_an_index_elsewhere_is_known_again_and_made_anew(store: Path, tmp_path: Path) -> None:
+    index = tmp_path / "my.sqlite"
+    index.touch()
+    options = ["--store", store, "--index", index]
+    assert call("list", *options).output.endswith("6 runs, 6 valid\n")
+    index.write_bytes(index.read_bytes()[:5000])
+    harmed = call("list", *options)
+    assert "made anew" in harmed.stderr
+    assert call("rebuild", *options).stdout == "6 runs indexed\n"
+    # The store's own place, named.
+    (store / "index.sqlite").write_text("garbage")
+    assert call("list", "--store", store, "--index", store / "index.sqlite").exit_code == 0
+
+
+def test_a_pipe_is_no_index(store: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no index" in failed(call("list", "--store", store, "--index", tmp_path / "pipe"))
+
+
+def test_stray_folders_are_passed_over_and_told_once(store: Path) -> None:
+    (store / "runs" / "2026-03" / "copy of a run").mkdir()
+    (store / "runs" / "2026-03" / os.fsdecode(b"x\xff")).mkdir()
+    (store / "runs" / os.fsdecode(b"\xfe")).mkdir()
+    for command in ("list", "rebuild"):
+        result = call(command, "--store", store)
+        assert result.exit_code == 0, result.output
+        assert result.stderr.count("passed over") == 3
+        assert r"'runs/2026-03/x\udcff'" in result.stderr
+    assert len(open_history(store).entries()) == 6
+
+
+# Bringing in
+
+
+def test_import_says_what_became_of_every_run(tmp_path: Path) -> None:
+    runs, store = tmp_path / "runs", tmp_path / "store"
+    for number in range(2):
+        write_run(runs, history_plan(number, 0, points=(1,)), STEP)
+    write_unfinished(runs, history_plan(2, 0, points=(1,)))
+    result = call("import", runs, "--store", store)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[-1] == "2 imported, 1 skipped"
+    assert sorted(line.split()[0] for line in lines[:-1]) == ["imported", "imported", "skipped"]
+    assert "still running" in result.stdout
+    again = call("import", runs, "--store", store)
+    assert (again.exit_code, again.stdout.splitlines()[-1]) == (0, "2 already there, 1 skipped")
+    edit_json(sorted(runs.iterdir())[0] / "record.json", finished="2027-01-01T00:00:00Z")
+    refused = call("import", runs, "--store", store)
+    assert refused.exit_code == 2
+    assert "refused" in refused.stderr
+    (sorted(runs.iterdir())[1] / "plan.json").write_text("{")
+    damaged = call("import", runs, "--store", store)
+    assert damaged.exit_code == 4
+    assert "damaged" in damaged.stderr
+    assert damaged.stdout.splitlines()[-1] == "1 skipped, 1 refused, 1 damaged"
+
+
+def test_import_takes_single_runs_folders_and_archives_at_once(made: Path, tmp_path: Path) -> None:
+    entries = open_history(made).entries()
+    call("export", "-o", tmp_path / "a.tar.gz", "--store", made, "--where", f"run_id={entries[0].run_id}")
+    result = call(
+        "import",
+        tmp_path / "a.tar.gz",
+        made / entries[5].folder,
+        made / "runs" / "2026-03",
+        "--store",
+        tmp_path / "new",
+    )
+    assert result.exit_code == 0, result.output
+    month = [entry for entry in entries if entry.folder.startswith("runs/2026-03/")]
+    assert len(open_history(tmp_path / "new").entries()) == len(month) + 1
+    assert result.stdout.splitlines()[-1] == f"{len(month) + 1} imported, 1 already there"
+
+
+def test_import_wants_something_that_is_there(tmp_path: Path) -> None:
+    assert "no such folder" in failed(call("import", tmp_path / "none", "--store", tmp_path / "store"))
+    assert not (tmp_path / "store").exists()
+
+
+def test_import_takes_the_root_of_another_history(made: Path, tmp_path: Path) -> None:
+    result = call("import", made, "--store", tmp_path / "new")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "6 imported")
+    assert open_history(tmp_path / "new").entries() == open_history(made).entries()
+
+
+@pytest.mark.parametrize("name", ["plan.json", "record.json", "rank-0000.steps", "data"])
+def test_a_pipe_in_a_run_does_not_hang(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "runs", history_plan(0, 0, points=(1,)), STEP)
+    stored = write_history(tmp_path / "old", [(0.0, 1.0)])
+    for path in (folder.path, stored.run_folder(stored.entries()[0])):
+        (path / name).unlink(missing_ok=True)
+        os.mkfifo(path / name)
+    result = call("import", tmp_path / "runs", "--store", tmp_path / "new")
+    assert result.exit_code == 4
+    assert "plain files alone" in result.stderr
+    assert call("rebuild", "--store", tmp_path / "old").exit_code == 0
+    (run,) = json.loads(call("list", "--store", tmp_path / "old", "--format", "json").stdout)["runs"]
+    assert (run["state"], run["content_digest"]) == ("damaged", "")
+
+
+def test_an_archive_from_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    message = failed(call("import", tmp_path / "pipe", "--store", tmp_path / "new"))
+    assert message == f"{tmp_path / 'pipe'}: is no plain file; write the archive to a file first"
+    assert "no plain file" in failed(call("import", "/dev/null", "--store", tmp_path / "new"))
+
+
+def test_without_permission_one_line_says_so(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, whom nothing is denied."""
+    stat = Path.stat
+    denied: list[Path] = []
+
+    def deny(path: Path, **options: bool) -> os.stat_result:
+        if path in denied:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", deny)
+    for path, command in (
+        (store / "history.json", ["list"]),
+        (tmp_path / "runs", ["import", tmp_path / "runs"]),
+    ):
+        denied[:] = [path]
+        assert failed(call(*command, "--store", store)) == f"{path}: cannot be read: Permission denied"
+    denied[:] = [store / "index.sqlite"]
+    result = call("list", "--store", store)
+    assert result.exit_code == 0
+    assert "kept in memory" in result.stderr
+
+
+def test_a_month_is_a_folder_of_runs(made: Path) -> None:
+    result = CliRunner().invoke(cli, ["status", str(made / "runs" / "2026-03")])
+    assert result.exit_code == 0
+    assert "valid" in result.output
+
+
+# Listing
+
+
+def test_the_list_fits_a_terminal(made: Path) -> None:
+    result = call("list", "--store", made)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    for entry in open_history(made).entries():
+        assert entry.run_id in result.stdout
+    text = " ".join(result.stdout.split())
+    assert "step 95 ms" not in text
+    assert "step 100 ms (median, single run); 2 ranks on 1 node (n0, n1); Slurm job 4000; commit c0" in text
+
+
+def test_the_list_can_be_narrowed(made: Path) -> None:
+    result = call("list", "--store", made, "--where", "tag.commit=c1", "--where", "host=n1", "--format", "json")
+    assert [run["commit"] for run in json.loads(result.stdout)["runs"]] == ["c1", "c1"]
+    assert call("list", "--store", made, "--where", "slurm_job_id=4003").stdout.endswith("1 run, 1 valid\n")
+    assert "did you mean" in failed(call("list", "--store", made, "--where", "comit=c1"))
+    assert "tag.NAME" in failed(call("list", "--store", made, "--where", "tag.=1"))
+    assert "environment.NAME" in failed(call("list", "--store", made, "--where", "environment.=x"))
+
+
+def test_csv_and_json_hold_the_same(made: Path) -> None:
+    entries = open_history(made).entries()
+    found = json.loads(call("list", "--store", made, "--format", "json").stdout)
+    assert (found["format"], found["version"]) == ("dlbench.history-list", 1)
+    assert [HistoryEntry.from_dict(run) for run in found["runs"]] == entries
+    rows = list(csv.DictReader(io.StringIO(call("list", "--store", made, "--format", "csv").stdout)))
+    for row, entry in zip(rows, entries, strict=True):
+        assert row["run_id"] == entry.run_id
+        assert int(row["ranks"]) == entry.ranks
+        assert row["hosts"] == "n0 n1"
+        assert json.loads(row["tags"]) == entry.tags
+        assert {name: float(row[name]) for name in entry.figures} == dict(entry.figures)
+
+
+def test_foreign_text_stays_text(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    plan = history_plan(0, 0, {"commit": ESCAPE}, points=(2,))
+    environment = {"variable.SLURM_JOB_ID": ESCAPE, "host": ESCAPE}
+    write_run(runs, plan, STEP, Story(environment=environment, host=lambda rank: f"{ESCAPE}{rank}"))
+    broken = write_run(runs, history_plan(1, 0, points=(1,)), STEP)
+    (runs / f"x{ESCAPE}").mkdir()
+    check = [{"name": ESCAPE, "passed": False, "detail": ESCAPE}]
+    edit_json(broken.record, state="invalid", checks=check)
+    brought = call("import", runs, "--store", tmp_path / "store")
+    texts = [brought.output, call("list", "--store", tmp_path / "store").output]
+    texts.append(call("list", "--store", tmp_path / "store", "--format", "csv").output)
+    texts.append(call("prune", "--keep-days", "0", "--dry-run", "--store", tmp_path / "store").output)
+    for text in texts:
+        assert all(c.isprintable() for c in text.replace("\n", "")), text
+    rows = list(csv.DictReader(io.StringIO(texts[2])))
+    assert not any(value.startswith(("=", "+", "-", "@")) for row in rows for value in row.values())
+    kept = json.loads(call("list", "--store", tmp_path / "store", "--format", "json").stdout)["runs"]
+    assert ESCAPE in {run["commit"] for run in kept}
+
+
+# Exporting, pruning, rebuilding
+
+
+def test_export_and_import(made: Path, tmp_path: Path) -> None:
+    result = call("export", "-o", tmp_path / "a.tar.gz", "--store", made, "--where", "tag.commit=c2")
+    assert result.exit_code == 0
+    assert "2 runs" in result.stderr
+    call("import", tmp_path / "a.tar.gz", "--store", tmp_path / "new")
+    entries = [entry for entry in open_history(made).entries() if entry.commit == "c2"]
+    assert open_history(tmp_path / "new").entries() == entries
+
+
+def test_export_leaves_damaged_runs_out(store: Path, tmp_path: Path) -> None:
+    entry = open_history(store).entries()[0]
+    (store / entry.folder / "record.json").unlink()
+    (store / entry.folder / "record.json").write_text("{")
+    result = call("export", "-o", tmp_path / "a.tar", "--store", store)
+    assert result.exit_code == 0
+    assert entry.run_id in result.stderr
+    assert "5 runs" in result.stderr
+
+
+def test_a_dry_run_of_prune_touches_nothing(store: Path) -> None:
+    call("list", "--store", store)
+    before = tree(store)
+    for more in ([], ["--traces-only"]):
+        result = call("prune", "--keep-days", "0", "--dry-run", "--store", store, *more)
+        assert result.exit_code == 0
+        assert "would remove" in result.stdout
+    assert tree(store) == before
+
+
+def test_prune_prints_what_goes_and_how_much(store: Path) -> None:
+    days = (datetime.now(timezone.utc) - NOW) / timedelta(days=1)
+    entries = open_history(store).entries()
+    # The runs are 9 days apart: so far back lie the first three.
+    options = ["--keep-days", str(days - 22), "--store", store]
+    planned = call("prune", *options, "--dry-run").stdout
+    sizes = sum(file.stat().st_size for entry in entries[:3] for file in (store / entry.folder).iterdir())
+    done = call("prune", *options)
+    assert done.exit_code == 0
+    assert done.stdout == planned.replace("would remove", "removed")
+    assert [entry.run_id in done.stdout for entry in entries] == [True] * 3 + [False] * 3
+    assert done.stdout.splitlines()[-1] == f"removed {sizes / 1024:.4g} KiB of 3 of 6 runs"
+    assert open_history(store).entries() == entries[3:]
+    kept = call("prune", "--keep-days", "0", "--keep-last", "2", "--store", store)
+    assert kept.exit_code == 0
+    assert open_history(store).entries() == entries[4:]
+
+
+def test_prune_says_what_is_done_and_not_what_will_be(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RunError("the file system refuses")
+
+    monkeypatch.setattr(history_prune, "prune", refuse)
+    result = call("prune", "--keep-days", "0", "--store", store)
+    assert failed(result) == "the file system refuses"
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["--keep-days", "-1"], "--keep-days"), (["--keep-days", "nan"], "--keep-days"),
+     (["--keep-days", "1", "--keep-last", "-1"], "--keep-last")],
+)  # fmt: skip
+def test_prune_refuses_what_makes_no_sense(store: Path, options: list[str], words: str) -> None:
+    before = tree(store)
+    assert words in failed(call("prune", *options, "--store", store))
+    assert tree(store) == before
+    assert call("prune", "--store", store).exit_code == 2
+
+
+def test_rebuild(store: Path) -> None:
+    before = call("list", "--store", store, "--format", "json").stdout
+    result = call("rebuild", "--store", store)
+    assert (result.exit_code, result.stdout) == (0, "6 runs indexed\n")
+    assert call("list", "--store", store, "--format", "json").stdout == before
+
+
+def test_a_damaged_index_is_told_in_one_line(store: Path, cli: Callable[..., object]) -> None:
+    (store / "index.sqlite").write_bytes(b"garbage" * 300)
+    done = cli("history", "list", "--store", store)
+    assert done.returncode == 0  # type: ignore[attr-defined]
+    assert len(done.stderr.splitlines()) == 1  # type: ignore[attr-defined]
+    assert "made anew" in done.stderr  # type: ignore[attr-defined]

@@ -1,0 +1,449 @@
+"""Data sets on disk: what is listed, what is refused and with which words, what the demonstration data consist of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench import bundled
+from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
+from dlbench.datasets.images.photo_crops import PHOTOS, Photo, photo_path
+from dlbench.datasets.making import demo
+from dlbench.datasets.making.demo import DemoData, prepare_demo_data
+from dlbench.datasets.making.manifest import describe_files, read_manifest, verify_manifest, write_manifest
+from dlbench.datasets.making.production import Part
+from dlbench.datasets.text.corpus import TextCorpus, read_corpus, save_corpus
+from dlbench.datasets.text.python_topics import topic_sentences
+from dlbench.datasets.text.vocabulary import SPECIAL, Vocabulary, load_vocabulary
+from dlbench.datasets.volumes.density import index_density
+from dlbench.errors import EnvironmentLacksError, UserError
+from tests.support.noise_recipe import Noise
+from tests.support.paths import DATA
+
+h5py = pytest.importorskip("h5py")
+pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="session")
+def demo_data(tmp_path_factory: pytest.TempPathFactory) -> DemoData:
+    for package in ("PIL", "skimage", "sklearn"):
+        pytest.importorskip(package)
+    return prepare_demo_data(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return load_vocabulary("english-4096")
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+
+
+def test_packages_import_without_numpy_and_torch() -> None:
+    modules = [p.stem for p in Path(demo.__file__).parent.glob("*.py") if p.stem != "__init__"]
+    code = "import sys\n" + "".join(f"import dlbench.datasets.{m}\n" for m in sorted(modules))
+    code += "print([m for m in ('numpy', 'torch', 'h5py', 'PIL', 'tokenizers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# JPEG trees
+
+
+def test_classes_and_files_are_sorted(tmp_path: Path) -> None:
+    touch(tmp_path, "b/2.jpg", "b/10.JPEG", "a/x.jpeg", "a/notes.txt", "LICENSES.txt", ".hidden/y.jpg", "a/.z.jpg")
+    tree = index_jpeg_tree(tmp_path)
+    assert tree.classes == ("a", "b")
+    assert [(tree.path(i).relative_to(tmp_path).as_posix(), tree.label(i)) for i in range(tree.num_samples)] == [
+        ("a/x.jpeg", 0),
+        ("b/10.JPEG", 1),
+        ("b/2.jpg", 1),
+    ]
+
+
+def test_hostile_names_survive(tmp_path: Path) -> None:
+    folder = tmp_path / "a 'tree'\n\"$(x)\" -- é"
+    names = ["with space/it's.jpg", 'new\nline/"quoted".jpg', "-rf/*.jpg", "$(id)/;.jpg"]
+    touch(folder, *names)
+    latin = folder / "-rf" / "caf\udce9.jpg"  # a byte that is not UTF-8
+    latin.write_bytes(b"")
+    tree = index_jpeg_tree(folder)
+    assert {tree.path(i) for i in range(tree.num_samples)} == {folder / n for n in names} | {latin}
+    assert all(tree.path(i).is_file() for i in range(tree.num_samples))
+    copy = pickle.loads(pickle.dumps(tree))
+    assert [copy.path(i) for i in range(5)] == [tree.path(i) for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ([], "holds no class folders; expected <folder>/<class>/<image>.jpg"),
+        (["loose.jpg"], "holds no class folders"),
+        (["a/1.jpg", "b/1.png"], "/b' holds no .jpg or .jpeg file"),
+    ],
+)
+def test_wrong_jpeg_trees_are_named(tmp_path: Path, names: list[str], told: str) -> None:
+    touch(tmp_path, *names)
+    with pytest.raises(UserError) as raised:
+        index_jpeg_tree(tmp_path)
+    assert told in str(raised.value)
+    assert str(tmp_path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_missing_folder_and_file_instead_of_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        index_jpeg_tree(tmp_path / "missing\nfolder")
+    touch(tmp_path, "file")
+    with pytest.raises(UserError, match="is not a folder"):
+        index_jpeg_tree(tmp_path / "file")
+
+
+def test_index_digest_sees_renames(tmp_path: Path) -> None:
+    touch(tmp_path, "a/1.jpg", "b/1.jpg")
+    before = index_jpeg_tree(tmp_path).sha256
+    (tmp_path / "a" / "1.jpg").rename(tmp_path / "a" / "2.jpg")
+    assert index_jpeg_tree(tmp_path).sha256 != before
+
+
+# Text
+
+
+def sentences_of(corpus: TextCorpus) -> list[list[str]]:
+    """Documents as lists of sentences, decoded again."""
+    entries, offsets = corpus.vocabulary.entries, corpus.sentence_offsets
+    return [
+        [
+            " ".join(entries[t] for t in corpus.tokens[offsets[s] : offsets[s + 1]]).replace(" ##", "")
+            for s in range(corpus.document_offsets[d], corpus.document_offsets[d + 1])
+        ]
+        for d in range(corpus.num_documents)
+    ]
+
+
+def test_documents_sentences_and_lines(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    (tmp_path / "b.txt").write_bytes(b"Return the value. The value is None!\nOne more line\n\n \n\nA function\r\n")
+    (tmp_path / "a.txt").write_text("e.g. version 3.11 is fine. But not this? (Yes)", encoding="utf-8")
+    (tmp_path / "LICENSES").write_text("not text of the corpus", encoding="utf-8")
+    corpus = read_corpus(tmp_path, vocabulary)
+    assert sentences_of(corpus) == [
+        ["e . g . version 3 . 11 is fine .", "but not this ?", "( yes )"],
+        ["return the value .", "the value is none !", "one more line"],
+        ["a function"],
+    ]
+    assert corpus.tokens.dtype == np.uint16
+    assert (corpus.num_documents, corpus.num_sentences) == (3, 7)
+
+
+@given(
+    documents=st.lists(
+        st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")))
+    )
+)
+def test_offsets_are_sound_for_any_text(
+    tmp_path_factory: pytest.TempPathFactory, vocabulary: Vocabulary, documents: list[list[str]]
+) -> None:
+    path = tmp_path_factory.mktemp("text") / "any.txt"
+    path.write_text("\n\n".join("\n".join(d) for d in documents) + "\n\nthe end\n", encoding="utf-8")
+    corpus = read_corpus(path, vocabulary)
+    for offsets, end in (
+        (corpus.sentence_offsets, len(corpus.tokens)),
+        (corpus.document_offsets, corpus.num_sentences),
+    ):
+        assert offsets[0] == 0
+        assert offsets[-1] == end
+        assert (np.diff(offsets) > 0).all()
+    assert sentences_of(corpus)[-1] == ["the end"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.txt", b"", "holds no text"),
+        ("a.txt", b" \n\n\t\n", "holds no text"),
+        ("a.md", b"text", "holds no .txt file"),
+        ("a.txt", b"fine\nnot \xff fine\n", "a.txt', line 2: not UTF-8"),
+    ],
+)
+def test_wrong_texts_are_named(tmp_path: Path, vocabulary: Vocabulary, name: str, content: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as raised:
+        read_corpus(tmp_path, vocabulary)
+    assert told in str(raised.value)
+    with pytest.raises(UserError, match="no such file or folder"):
+        read_corpus(tmp_path / "missing", vocabulary)
+
+
+def test_saved_corpus_is_mapped_and_pickled_by_name(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    (tmp_path / "a.txt").write_text("return\nthe value\n\nno value\n" * 50, encoding="utf-8")
+    corpus, folder = read_corpus(tmp_path / "a.txt", vocabulary), tmp_path / "saved"
+    save_corpus(corpus, folder)
+    opened = read_corpus(folder, vocabulary)
+    assert isinstance(opened.tokens, np.memmap)
+    pickled = pickle.dumps(opened)
+    assert len(pickle.dumps(pickle.loads(pickled))) == len(pickled)
+    assert isinstance(pickle.loads(pickled).tokens, np.memmap)
+    for other in (opened, pickle.loads(pickled), pickle.loads(pickle.dumps(corpus))):
+        assert (other.tokens == corpus.tokens).all()
+        assert (other.sentence_offsets == corpus.sentence_offsets).all()
+        assert (other.document_offsets == corpus.document_offsets).all()
+        assert other.sha256 == corpus.sha256
+    with pytest.raises(UserError, match="File exists"):
+        save_corpus(corpus, folder)
+
+
+def test_saved_corpus_that_does_not_fit_is_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    (tmp_path / "a.txt").write_text("return\n\nvalue\n", encoding="utf-8")
+    folder = tmp_path / "saved"
+    save_corpus(read_corpus(tmp_path / "a.txt", vocabulary), folder)
+    (tmp_path / "own.txt").write_text("\n".join([*SPECIAL, "return"]), encoding="utf-8")
+    with pytest.raises(UserError, match=r"another vocabulary than data\.vocabulary"):
+        read_corpus(folder, load_vocabulary(str(tmp_path / "own.txt")))
+    np.save(folder / "tokens.npy", np.zeros(9, dtype=np.uint16))
+    with pytest.raises(UserError, match="form or sizes are not those of"):
+        read_corpus(folder, vocabulary)
+    (folder / "tokens.npy").write_bytes(b"no array")
+    with pytest.raises(UserError, match="not a whole token corpus"):
+        read_corpus(folder, vocabulary)
+    (folder / "corpus.json").write_text('{"format": "other"}', encoding="utf-8")
+    with pytest.raises(UserError, match="not a whole token corpus"):
+        read_corpus(folder, vocabulary)
+
+
+# Vocabularies
+
+
+def test_bundled_vocabulary_is_frozen(vocabulary: Vocabulary) -> None:
+    assert len(vocabulary) == 4096
+    assert vocabulary.entries[:5] == SPECIAL
+    assert vocabulary.lowercase
+    folder = bundled.folder("workloads") / "vocabularies"
+    assert vocabulary.path == folder / "english-4096.txt"
+    assert (folder / "english-4096.txt.sha256").read_text(encoding="utf-8").split() == [
+        hashlib.sha256(vocabulary.path.read_bytes()).hexdigest(),
+        "english-4096.txt",
+    ]
+    assert vocabulary.tokenizer().encode("The Functions!", add_special_tokens=False).tokens == ["the", "functions", "!"]
+
+
+def test_vocabularies_are_found_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "workloads" / "vocabularies"
+    folder.mkdir(parents=True)
+    (folder / "mine.txt").write_text("\n".join([*SPECIAL, "Word"]) + "\n", encoding="utf-8")
+    monkeypatch.setenv("DLBENCH_PATH", str(tmp_path))
+    mine = load_vocabulary("mine")
+    assert (len(mine), mine.lowercase) == (6, False)
+    with pytest.raises(UserError, match=r"unknown vocabulary 'english-4069': did you mean english-4096\?"):
+        load_vocabulary("english-4069")
+
+
+def test_damaged_vocabularies_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "v.txt"
+    with pytest.raises(UserError, match="cannot be read"):
+        load_vocabulary(str(path))
+    path.write_text("[PAD]\n[UNK]\n[CLS]\nword\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"\[SEP\], \[MASK\] missing"):
+        load_vocabulary(str(path))
+    path.write_text("\n".join([*SPECIAL, "twice", "twice"]), encoding="utf-8")
+    with pytest.raises(UserError, match="entry 'twice' is there twice"):
+        load_vocabulary(str(path))
+    path.write_bytes(b"[PAD]\n\xff\n")
+    with pytest.raises(UserError, match="not UTF-8 at byte 6"):
+        load_vocabulary(str(path))
+    path.write_text("\n".join(SPECIAL), encoding="utf-8")
+    Path(f"{path}.sha256").write_text(f"{'0' * 64}  v.txt\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"is not the file that v.txt.sha256 was written for"):
+        load_vocabulary(str(path))
+
+
+# Demonstration data
+
+
+def test_demo_data_are_whole_and_licensed(demo_data: DemoData) -> None:
+    licences = (demo_data.images / "LICENSES.txt").read_text(encoding="utf-8")
+    assert all(f"{photo.class_name}: " in licences for photo in PHOTOS)
+    assert "Python Software Foundation License" in (demo_data.text / "LICENSES").read_text(encoding="utf-8")
+    for split, images, volumes in (("train", 400, 128), ("validation", 100, 32)):
+        tree = index_jpeg_tree(demo_data.images / split)
+        assert (len(tree.classes), tree.num_samples) == (10, images)
+        index = index_density(demo_data.density / split)
+        assert (index.num_samples, index.size, index.channels, index.num_targets) == (volumes, 32, 4, 4)
+        assert not index.chunks_span_samples
+    for folder in (demo_data.images, demo_data.text, demo_data.density):
+        assert verify_manifest(folder) == []
+    manifest = read_manifest(demo_data.images)
+    assert manifest is not None
+    assert manifest.counts == {"train": 400, "validation": 100}
+    everything = demo_data.images.parent
+    assert sorted(p.name for p in everything.iterdir()) == ["density", "images", "text"]
+
+
+def test_demo_images_vary_in_size(demo_data: DemoData) -> None:
+    from PIL import Image
+
+    sizes = set()
+    for path in (demo_data.images / "train" / "cat").iterdir():
+        with Image.open(path) as image:
+            assert image.mode == "RGB"
+            sizes.add(image.size)
+    assert len(sizes) > 10
+    assert all(96 <= side <= 128 for size in sizes for side in size)
+
+
+def test_demo_text_covers_the_bundled_vocabulary(demo_data: DemoData, vocabulary: Vocabulary) -> None:
+    corpus = read_corpus(demo_data.text / "train", vocabulary)
+    assert corpus.num_documents > 70
+    assert len(corpus.tokens) > 90_000
+    assert (corpus.tokens == 1).mean() < 0.001
+    assert len(np.unique(corpus.tokens)) > 3000
+    validation = read_corpus(demo_data.text / "validation", vocabulary)
+    assert validation.num_documents == pytest.approx(corpus.num_documents / 9, abs=1)
+
+
+def test_second_call_makes_nothing_and_other_seeds_are_refused(
+    demo_data: DemoData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, lines = demo_data.images.parent, list[str]()
+    monkeypatch.setattr(demo, "produce", None)
+    assert prepare_demo_data(folder, progress=lines.append) == demo_data
+    with pytest.raises(UserError, match=r"images' holds a data set with seed 0, asked for 1"):
+        prepare_demo_data(folder, seed=1)
+    assert lines == []
+
+
+def test_demo_data_depend_on_the_seed_alone(demo_data: DemoData, tmp_path: Path) -> None:
+    for name, recipe in demo.recipes(0).items():
+        made = read_manifest(getattr(demo_data, name))
+        assert made is not None
+        assert dict(made.made_with) == dict(recipe.made_with)
+    # A file of each, as another process on another day would write it, and with another seed.
+    for name, number in (("images", 0), ("density", 3)):
+        for seed in (0, 1):
+            recipe = demo.recipes(seed)[name]
+            part = recipe.parts()[number]
+            written = tmp_path / str(seed) / name
+            written.parent.mkdir(exist_ok=True)
+            recipe.write(part, written)
+            assert (digests(written) == digests(getattr(demo_data, name) / part.name)) is (seed == 0)
+
+
+def digests(path: Path) -> list[tuple[str, str]]:
+    """Files below a folder (or one file) with their SHA-256, without the name of the file itself."""
+    return [(entry.path if path.is_dir() else "", entry.sha256) for entry in describe_files(path)]
+
+
+def test_a_set_that_cannot_be_made_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = demo.recipes(0)
+    small = {"images": replace(whole["images"], train_images=20, validation_images=10), "text": FullDisk()}
+    monkeypatch.setattr(demo, "recipes", lambda _seed: small)
+    with pytest.raises(UserError, match="cannot be made: No space left on device"):
+        prepare_demo_data(tmp_path)
+    assert verify_manifest(tmp_path / "images") == []
+    assert read_manifest(tmp_path / "text") is None
+    assert list((tmp_path / "text").rglob("half")) == []
+
+
+class FullDisk(Noise):
+    """A recipe that the disk has no room for."""
+
+    def write(self, part: Part, path: Path) -> None:
+        path.mkdir()
+        (path / "half").write_text("half", encoding="utf-8")
+        raise OSError(28, "No space left on device")
+
+
+def test_missing_photographs_name_the_remedy() -> None:
+    for package in ("skimage", "no_such_package"):
+        with pytest.raises(EnvironmentLacksError, match=r"of x is not installed; pip install 'dlbench\[demo\]'"):
+            photo_path(Photo("x", package, "x", "data/missing.png", ""))
+
+
+def test_topics_are_unwrapped_and_split() -> None:
+    topic = 'Title\n*****\n\nA sentence\nover lines. Another: "quoted".\n\n   code()\n   more\n\n----\n'
+    assert topic_sentences(topic) == ["Title", "A sentence over lines.", "Another:", '"quoted".', "code() more"]
+
+
+# Manifests
+
+
+def test_manifest_finds_every_change(tmp_path: Path) -> None:
+    touch(tmp_path, "a/one", "two\nlines", "gone")
+    (tmp_path / "caf\udce9").write_bytes(b"latin")
+    (tmp_path / "long").write_bytes(b"12345")
+    write_manifest(tmp_path, kind="test", made_with={"seed": 1}, counts={"files": 5})
+    assert verify_manifest(tmp_path) == []
+    (tmp_path / "gone").unlink()
+    (tmp_path / "long").write_bytes(b"123456")
+    (tmp_path / "caf\udce9").write_bytes(b"LATIN")
+    assert sorted(verify_manifest(tmp_path)) == [
+        "caf\udce9: altered (SHA-256 differs)",
+        "gone: missing",
+        "long: 6 bytes, expected 5",
+    ]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": "dlbench.dataset", "version": 1}', "\xe9"])
+def test_foreign_manifests_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "manifest.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=r"manifest.json: not a manifest of dlbench"):
+        read_manifest(tmp_path)
+
+
+def test_other_forms_of_manifests_are_refused(tmp_path: Path) -> None:
+    write_manifest(tmp_path, kind="test", made_with={}, counts={})
+    path = tmp_path / "manifest.json"
+    whole = path.read_text(encoding="ascii")
+    for change, told in (
+        (('"version": 1', '"version": 2'), "'dlbench.dataset', version 2; expected 'dlbench.dataset', version 1"),
+        (('"dlbench.dataset"', '"other"'), "format 'other', version 1"),
+        (('"files"', '"parts"'), "not a manifest of dlbench: 'files'"),
+        (('"sha256"', '"a.txt"'), "not a manifest of dlbench: 'sha256'"),
+    ):
+        path.write_text(whole.replace(*change), encoding="ascii")
+        with pytest.raises(UserError, match=told):
+            read_manifest(tmp_path)
+
+
+# Made by the writer of its time; see tests/data/formats
+FORMATS = DATA / "formats" / "dataset"
+
+
+def test_a_saved_manifest_still_reads(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    shutil.copytree(FORMATS / "v1", folder)
+    content = json.loads((folder / "manifest.json").read_text(encoding="ascii"))
+    assert (content["format"], content["version"]) == ("dlbench.dataset", 1)
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert (manifest.kind, dict(manifest.made_with), dict(manifest.counts)) == (
+        "test",
+        {"generator": "by hand", "seed": 7},
+        {"train": 2, "validation": 1},
+    )
+    assert (manifest.num_files, manifest.num_bytes) == (3, 3)
+    assert manifest.distinct_bytes == 2
+    assert manifest.files_sha256 == "62bd8b8b6c7d0b9821b1f70f702127590f1ad901b2f2244435c2b0bb72280b92"
+    assert verify_manifest(folder) == []
+    (folder / "train" / "b.txt").write_bytes(b"x")
+    assert verify_manifest(folder) == ["train/b.txt: altered (SHA-256 differs)"]
+
+
+def test_folder_without_manifest(tmp_path: Path) -> None:
+    assert read_manifest(tmp_path) is None
+    with pytest.raises(UserError, match=r"has no manifest.json"):
+        verify_manifest(tmp_path)

@@ -1,0 +1,665 @@
+"""Labelled images: trees and shards hold the same samples, bad ones are named, crops are where they should be."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.datasets.containers.tf_example import encode_example
+from dlbench.datasets.containers.tfrecord import RecordWriter
+from dlbench.datasets.images import jpeg_decode, shard_scan
+from dlbench.datasets.images.image_set import IMAGENET, ImageSet, completeness, open_image_set
+from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
+from dlbench.datasets.images.packing import Container, PackRecipe, class_labels, index_foreign
+from dlbench.datasets.images.photo_crops import PHOTOS, PhotoRecipe
+from dlbench.datasets.images.shards import INDEX, ImageShards, open_image_shards
+from dlbench.datasets.images.verify import verify_images
+from dlbench.datasets.making.manifest import verify_manifest
+from dlbench.datasets.making.production import Part, produce
+from dlbench.errors import UserError
+from dlbench.node.data import jpeg
+from dlbench.node.data.images import image_classes, open_images
+from dlbench.node.data.loader import LoadedSource
+from dlbench.node.data.reader import BadSampleError, SampleReader
+from dlbench.node.data.sharding import ShardedOrder
+from dlbench.specs.workload import ResNetModel
+from tests.support.jpeg_files import encode, write_tree
+
+Image = pytest.importorskip("PIL.Image")
+pytest.importorskip("google_crc32c")
+torch.set_num_threads(1)
+
+RESNET = ResNetModel(family="resnet", image_size=32, num_classes=3, stage_blocks=(1, 1, 1, 1), base_width=8)
+CONTAINERS: tuple[Container, ...] = ("tar", "tfrecord")
+
+
+def smooth(width: int, height: int) -> np.ndarray:
+    """A picture without fine detail, (height, width, 3)."""
+    y, x = np.mgrid[:height, :width]
+    waves = [np.sin(x / 150 + c) + np.cos(y / 120 + 2 * c) for c in range(3)]
+    return (127 + 60 * np.stack(waves, axis=2)).astype(np.uint8)
+
+
+def smooth_jpeg(width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(smooth(width, height)).save(buffer, "JPEG", quality=95)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "some 'images'\n")
+
+
+BAD = {"empty": "empty file", "cut": "", "text": "not an image"}
+ODD = {"grey": "grey", "cmyk": "JPEG, CMYK", "png": "PNG, RGB"}
+
+
+def spoil(folder: Path) -> dict[str, Path]:
+    """Makes one file of each kind of bad and odd."""
+    folder = folder / "class 1"
+    contents = {
+        "empty": b"",
+        "cut": encode((64, 64, 3))[:1500],
+        "text": b"not an image",
+        "grey": encode((30, 30), "L"),
+        "cmyk": encode((30, 30, 3), "CMYK"),
+        "png": encode((30, 30, 3), "RGB", "PNG"),
+    }
+    for name, content in contents.items():
+        (folder / f"{name}.jpg").write_bytes(content)
+    return {name: folder / f"{name}.jpg" for name in contents}
+
+
+def packed(source: Path, folder: Path, container: Container, **changes: Any) -> ImageShards:
+    produce(PackRecipe(train=source, container=container, **{"samples_per_shard": 4, **changes}), folder)
+    return open_image_shards(folder / "train")
+
+
+def contents(images: ImageSet) -> list[tuple[str, bytes]]:
+    return sorted((images.classes[images.label(i)], images.read(i)) for i in range(images.num_samples))
+
+
+# Forms
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_shards_hold_the_samples_of_the_tree_mixed(tree: Path, tmp_path: Path, container: Container) -> None:
+    spoil(tree)
+    source = index_jpeg_tree(tree)
+    shards = packed(tree, tmp_path / "shards", container)
+    assert contents(shards) == contents(source)
+    assert shards.classes == source.classes
+    assert shards.kind == container
+    assert shards.remarks == ()
+    assert len(shards.index.shards) == 6
+    assert [shards.label(i) for i in range(21)] != sorted(shards.label(i) for i in range(21))
+    again = packed(tree, tmp_path / "again", container)
+    other = packed(tree, tmp_path / "other", container, seed=1)
+    assert again.sha256 == shards.sha256 != other.sha256
+    assert verify_manifest(tmp_path / "shards") == []
+    # A set packed anew from shards is the same set.
+    assert contents(packed(tmp_path / "shards" / "train", tmp_path / "third", "tar")) == contents(source)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_scanning_finds_what_the_index_says(tree: Path, tmp_path: Path, container: Container) -> None:
+    shards = packed(tree, tmp_path / "shards", container)
+    (tmp_path / "shards" / "train" / INDEX).unlink()
+    scanned = open_image_set(tmp_path / "shards" / "train")
+    assert isinstance(scanned, ImageShards)
+    for name in ("shard", "records", "offsets", "lengths", "labels"):
+        np.testing.assert_array_equal(getattr(scanned.index, name), getattr(shards.index, name))
+    # Only TFRecords have room for the names of the classes.
+    assert scanned.classes == (shards.classes if container == "tfrecord" else ("0", "1", "2"))
+    assert any("counts from 1" in r or "count from 1" in r for r in scanned.remarks) == (container == "tfrecord")
+    assert index_foreign(tmp_path / "shards" / "train") == 15
+    assert open_image_set(tmp_path / "shards" / "train").sha256 == scanned.sha256
+
+
+def test_tars_are_as_others_read_them(tree: Path, tmp_path: Path) -> None:
+    shards = packed(tree, tmp_path / "shards", "tar")
+    with tarfile.open(tmp_path / "shards" / "train" / "shard-00001.tar") as tar:
+        names = tar.getnames()
+        assert names == [f"{n:08d}.{s}" for n in range(4, 8) for s in ("jpg", "cls")]
+        label, image = tar.extractfile(names[1]), tar.extractfile(names[0])
+        assert label is not None
+        assert image is not None
+        assert int(label.read()) == shards.label(4)
+        assert image.read() == shards.read(4)
+    assert shards.name(4).endswith("shard-00001.tar', member '00000004.jpg'")
+
+
+def write_tar(path: Path, members: dict[str, bytes], **options: Any) -> None:
+    with tarfile.open(path, "w", **options) as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def test_tars_of_others_are_understood(tmp_path: Path) -> None:
+    long = "folder/" + "x" * 150
+    members = {"a.cls": b"2\n", "a.jpg": b"A", "a.json": b"{}", f"{long}.JPEG": b"BB", f"{long}.cls": b" 0"}
+    write_tar(tmp_path / "b-000000.tar", members, format=tarfile.PAX_FORMAT)
+    images = open_image_set(tmp_path)
+    assert [(images.label(i), images.read(i)) for i in range(images.num_samples)] == [(2, b"A"), (0, b"BB")]
+    assert images.classes == ("0", "1", "2")
+    assert images.remarks == ("members of the tar files that are neither image nor label, passed over: 1",)
+
+
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        ({"a.jpg": b"A"}, "member 'a.jpg' has no .cls beside it"),
+        ({"a.jpg": b"A", "b.jpg": b"B"}, "member 'a.jpg' has no .cls beside it"),
+        ({"a.jpg": b"A", "b.cls": b"1"}, "member 'a.jpg' has no .cls beside it"),
+        ({"a.jpg": b"A", "a.cls": b"cat"}, "member 'a.cls' holds b'cat', not a label in digits"),
+        ({"a.txt": b"A"}, "the shards hold no image"),
+    ],
+)
+def test_wrong_tars_are_named(tmp_path: Path, members: dict[str, bytes], told: str) -> None:
+    write_tar(tmp_path / "x.tar", members)
+    with pytest.raises(UserError) as raised:
+        open_image_set(tmp_path)
+    assert told in str(raised.value)
+    assert str(tmp_path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_public_imagenet_records_count_from_one(tmp_path: Path) -> None:
+    for number, labels in enumerate(((2, 1), (4, 2))):
+        with RecordWriter(tmp_path / f"train-0000{number}-of-00002") as writer:
+            for label in labels:
+                example = {"image/encoded": b"J%d" % label, "image/class/label": np.array([label])}
+                writer.write(encode_example({**example, "image/class/text": b"a dog"}))
+    images = open_image_set(tmp_path)
+    assert [(images.label(i), images.read(i)) for i in range(4)] == [(1, b"J2"), (0, b"J1"), (3, b"J4"), (1, b"J2")]
+    assert images.remarks == (
+        "labels in the records count from 1 (0 is the background class); they were lowered by one",
+    )
+    with RecordWriter(tmp_path / "train-00001-of-00002") as writer:
+        writer.write(encode_example({"image/encoded": b"J", "image/class/label": np.array([0])}))
+    images = open_image_set(tmp_path)
+    assert [images.label(i) for i in range(3)] == [2, 1, 0]
+    assert images.remarks == ()
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_few_files_stay_open_and_copies_open_their_own(tree: Path, tmp_path: Path, container: Container) -> None:
+    shards = packed(tree, tmp_path / "shards", container, samples_per_shard=1)
+    few = ImageShards(shards.root, shards.index, open_at_most=3)
+    everything = [few.read(i) for i in (*range(15), *range(15))]
+    assert len(few._descriptors) == 3
+    copy = pickle.loads(pickle.dumps(few))
+    few.close()
+    assert [copy.read(i) for i in (*range(15), *range(15))] == everything
+
+
+def test_damaged_shards_and_indices_are_named(tree: Path, tmp_path: Path) -> None:
+    shards = packed(tree, tmp_path / "shards", "tar")
+    folder = shards.root
+    first = folder / "shard-00000.tar"
+    whole = first.read_bytes()
+    first.write_bytes(whole[:-600])
+    with pytest.raises(UserError, match=r"shard-00000.tar': \d+ bytes, index.npz says \d+; copy the set anew"):
+        open_image_set(folder)
+    first.unlink()
+    with pytest.raises(UserError, match=r"shard-00000.tar': No such file or directory; index.npz lists it"):
+        open_image_set(folder)
+    first.write_bytes(whole)
+    (folder / INDEX).write_bytes(b"PK\x03\x04 not one")
+    with pytest.raises(UserError, match=r"index.npz': not a whole index of images: .*; remove it"):
+        open_image_set(folder)
+    (folder / INDEX).unlink()
+    first.write_bytes(whole[:700])
+    with pytest.raises(UserError, match=r"shard-00000.tar': not a whole shard of images: "):
+        open_image_set(folder)
+    first.write_bytes(whole)
+    (folder / "x.tfrecord").write_bytes(b"")
+    with pytest.raises(UserError, match="holds tar and TFRecord files"):
+        open_image_set(folder)
+
+
+def test_splits_instead_of_classes_are_told(tree: Path, tmp_path: Path) -> None:
+    produce(PackRecipe(train=tree, validation=tree, samples_per_shard=8), tmp_path / "shards")
+    for folder in (tmp_path / "shards",):
+        with pytest.raises(UserError, match=r"holds splits, not classes; give '.*train' or the other one"):
+            open_image_set(folder)
+    assert open_image_set(tmp_path / "shards" / "validation").num_samples == 15
+
+
+def test_files_passed_over_are_told(tree: Path) -> None:
+    assert index_jpeg_tree(tree).remarks == ()
+    (tree / "loose.jpg").write_bytes(b"")
+    (tree / "class 0" / "notes.txt").write_bytes(b"")
+    (tree / "LICENSES.txt").write_bytes(b"")
+    assert index_jpeg_tree(tree).remarks == (
+        "passed over, not .jpg or .jpeg in a class folder: 2 ('class 0/notes.txt', 'loose.jpg')",
+    )
+
+
+def test_completeness_is_by_counts(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = open_image_set(tree)
+    told = completeness(images, "train")
+    assert told is not None
+    assert "15 images in 3 classes; ImageNet-2012 has 1,281,167 in 1,000 (train)" in told
+    monkeypatch.setitem(IMAGENET, "validation", 15)
+    monkeypatch.setattr("dlbench.datasets.images.image_set.IMAGENET_CLASSES", 3)
+    assert completeness(images, "validation") is None
+
+
+# Packing
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_packing_goes_on_where_it_stopped(
+    tree: Path, tmp_path: Path, container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = PackRecipe(train=tree, container=container, samples_per_shard=4)
+    expected = produce(recipe, tmp_path / "straight")
+    write, written = PackRecipe.write, []
+
+    def interrupted(self: PackRecipe, part: Part, path: Path) -> None:
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+        written.append(part.name)
+        write(self, part, path)
+
+    monkeypatch.setattr(PackRecipe, "write", interrupted)
+    with pytest.raises(UserError, match="No space left on device"):
+        produce(recipe, tmp_path / "shards")
+    monkeypatch.setattr(
+        PackRecipe, "write", lambda self, part, path: (written.append(part.name), write(self, part, path))
+    )
+    found = produce(recipe, tmp_path / "shards")
+    assert len(written) == len(set(written)) == 4
+    assert found.files_sha256 == expected.files_sha256
+    monkeypatch.undo()
+    assert produce(recipe, tmp_path / "by-workers", workers=2).files_sha256 == expected.files_sha256
+
+
+def test_packing_names_what_it_cannot_read(tree: Path, tmp_path: Path) -> None:
+    recipe = PackRecipe(train=tree, samples_per_shard=100)
+    (part,) = recipe.parts()
+    (tree / "class 2" / '"3".jpg').unlink()
+    with pytest.raises(UserError, match=r"class 2/\"3\".jpg': No such file or directory; repair or remove it"):
+        recipe.write(part, tmp_path / "x.tar")
+
+
+def test_validation_classes_are_those_of_training(tree: Path, tmp_path: Path) -> None:
+    validation = tmp_path / "validation"
+    (validation / "class 2").mkdir(parents=True)
+    (validation / "class 2" / "x.jpg").write_bytes(encode((40, 40, 3)))
+    produce(PackRecipe(train=tree, validation=validation), tmp_path / "shards")
+    assert open_image_set(tmp_path / "shards" / "validation").label(0) == 2
+    reader = open_images(validation, RESNET, 0, training=False, classes=image_classes(tree))
+    assert reader.read((0, 0)).arrays["label"] == 2
+    (validation / "class 2").rename(validation / "class x")
+    told = r"not among the 3 training classes: 'class x'; give each class the same name"
+    with pytest.raises(UserError, match=told):
+        open_images(validation, RESNET, 0, training=False, classes=image_classes(tree))
+    with pytest.raises(UserError, match=told):
+        PackRecipe(train=tree, validation=validation).parts()
+    assert class_labels(open_image_set(tree), ("z", "class 2", "class 0", "class 1")) == (2, 3, 1)
+
+
+# Bad samples
+
+
+@pytest.mark.parametrize("form", ["tree", *CONTAINERS])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_verification_names_every_bad_file(
+    tree: Path, tmp_path: Path, form: Literal["tree", "tar", "tfrecord"], workers: int
+) -> None:
+    seen: list[tuple[int, int]] = []
+    assert verify_images(tree, None, 1) == []
+    paths = spoil(tree)
+    folder, names = tree, {name: repr(str(path)) for name, path in paths.items()}
+    if form != "tree":
+        shards = packed(tree, tmp_path / "shards", form)
+        folder = shards.root
+        places = {shards.read(i): shards.name(i) for i in range(shards.num_samples)}
+        names = {name: places[path.read_bytes()] for name, path in paths.items()}
+    odd: list[str] = []
+    bad = verify_images(folder, lambda done, total: seen.append((done, total)), workers, odd.append)
+    assert len(bad) == len(BAD)
+    assert len(odd) == len(ODD)
+    for expected, lines in ((BAD, bad), (ODD, odd)):
+        for name, reason in expected.items():
+            (line,) = [line for line in lines if line.startswith(f"{names[name]}: ")]
+            assert reason in line
+    assert seen[-1] == (21, 21)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_verification_finds_a_changed_bit(tree: Path, tmp_path: Path, container: Container) -> None:
+    shards = packed(tree, tmp_path / "shards", container)
+    assert verify_images(tmp_path / "shards" / "train") == []
+    place = int(shards.index.offsets[6]) + int(shards.index.lengths[6]) // 2
+    path = shards.root / "shard-00001.tar".replace("tar", container)
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    found = verify_images(tmp_path / "shards" / "train")
+    assert found[0] == f"{str(path)!r}: altered (SHA-256 differs from the manifest)"
+    if container == "tfrecord":
+        assert found[1:] == [
+            f"{shards.name(6)}: record at byte {shards.index.records[6]}: the checksum of its payload differs"
+        ]
+    path.write_bytes(data[:-2000])
+    (line,) = verify_images(tmp_path / "shards" / "train")
+    assert "index.npz says" in line
+
+
+def loaded(reader: SampleReader, on_bad: Literal["stop", "skip"], batch_size: int = 7) -> LoadedSource:
+    order = ShardedOrder(reader.num_samples, batch_size=batch_size, rank=0, world_size=1, seed=3)
+    return LoadedSource(reader, order, loader_workers=0, on_bad_sample=on_bad)
+
+
+@pytest.mark.parametrize("form", ["tree", *CONTAINERS])
+def test_bad_samples_stop_or_are_passed_over_but_told(
+    tree: Path, tmp_path: Path, form: Literal["tree", "tar", "tfrecord"]
+) -> None:
+    spoil(tree)
+    folder = tree if form == "tree" else packed(tree, tmp_path / "shards", form).root
+    source = loaded(open_images(folder, RESNET, 3, training=True), "skip")
+    list(itertools.islice(source, 3))
+    about = source.describe()
+    json.dumps(about)
+    assert {reason for reason in BAD.values() if any(reason in f for f in source.failures)} == set(BAD.values())
+    assert about["bad_samples"] == len(source.failures) >= 3
+    assert isinstance(about["converted_names"], list)
+    for kind in ODD.values():
+        assert any(kind in line for line in about["converted_names"])
+    with pytest.raises(UserError, match=r"set data.on_bad_sample to skip") as raised:
+        list(itertools.islice(loaded(open_images(folder, RESNET, 3, training=True), "stop"), 3))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("with_simplejpeg", [True, False])
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (encode((9, 7, 3)), None),
+        (encode((9, 7, 3), progressive=True), None),
+        (encode((9, 7), "L"), "grey"),
+        (encode((9, 7, 3), "CMYK"), "JPEG, CMYK"),
+        (encode((9, 7, 3), "RGBA", "PNG"), "PNG, RGBA"),
+    ],
+)
+def test_other_colours_are_converted_and_named(
+    data: bytes, kind: str | None, with_simplejpeg: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if with_simplejpeg:
+        pytest.importorskip("simplejpeg")
+    else:
+        monkeypatch.setattr(jpeg_decode, "_simplejpeg", lambda: None)
+    pixels, found = jpeg_decode.decode(data)
+    assert pixels.shape == (9, 7, 3)
+    assert pixels.dtype == np.uint8
+    assert found == (None if kind is None else f"{kind}, converted to RGB")
+
+
+@pytest.mark.parametrize("with_simplejpeg", [True, False])
+def test_decoders_agree_and_refuse_the_same(with_simplejpeg: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = encode((40, 50, 3), quality=95)
+    with Image.open(io.BytesIO(whole)) as opened:
+        expected = np.asarray(opened)
+    if not with_simplejpeg:
+        monkeypatch.setattr(jpeg_decode, "_simplejpeg", lambda: None)
+    assert np.abs(jpeg_decode.decode(whole)[0].astype(int) - expected).max() <= 4
+    for bad in (b"", whole[: len(whole) // 2], whole[:20], b"\xff\xd8", b"GIF89a", b"text", whole[:2] + bytes(99)):
+        with pytest.raises(ValueError, match=r"."):
+            jpeg_decode.decode(bad)
+    # A header that claims 60,000 x 60,000 pixels.
+    place = whole.index(b"\xff\xc0") + 5
+    with pytest.raises(ValueError, match="178956970 pixels"):
+        jpeg_decode.decode(whole[:place] + b"\xea\x60\xea\x60" + whole[place + 4 :])
+
+
+@given(place=st.integers(0, 10**6), value=st.integers(0, 255), cut=st.integers(0, 10**6))
+def test_damage_is_a_value_error_or_an_image(place: int, value: int, cut: int) -> None:
+    data = bytearray(encode((24, 24, 3)))
+    data[place % len(data)] = value
+    spoiled = bytes(data[: cut % (2 * len(data))])
+    try:
+        pixels, told = jpeg_decode.decode(spoiled)
+    except ValueError as error:
+        pixels, told = None, str(error)
+    assert pixels is None or pixels.ndim == 3
+    assert told is None or (told and "\n" not in told)
+
+
+def test_extraneous_bytes_are_told_not_refused() -> None:
+    pytest.importorskip("simplejpeg")
+    whole = smooth_jpeg(64, 48)
+    pixels, remark = jpeg_decode.decode(whole[:-2] + b"\x01" * 20 + whole[-2:])
+    assert remark is not None
+    assert "extraneous bytes" in remark
+    np.testing.assert_array_equal(pixels, jpeg_decode.decode(whole)[0])
+
+
+def test_files_that_vanish_are_named(tree: Path) -> None:
+    images = index_jpeg_tree(tree)
+    images.path(2).unlink()
+    with pytest.raises(BadSampleError, match="No such file"):
+        jpeg.JpegReader(images, 32, 0).read((0, 2))
+
+
+def test_more_classes_than_the_model_has(tree: Path) -> None:
+    model = ResNetModel(family="resnet", num_classes=2)
+    with pytest.raises(UserError, match=r"has 3 classes, model.num_classes is 2"):
+        open_images(tree, model, 0, training=True)
+
+
+# Crops
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_samples_are_eight_bit_channels_last_and_equal_in_all_forms(tree: Path, tmp_path: Path, training: bool) -> None:
+    reference = open_images(tree, RESNET, 3, training=training)
+    by_content = {}
+    for index in range(15):
+        sample = reference.read((1, index)).arrays
+        assert sample["image"].shape == (32, 32, 3)
+        assert sample["image"].dtype == np.uint8
+        assert sample["image"].flags.c_contiguous
+        assert sample["label"].dtype == np.int64
+        assert sample["label"].shape == ()
+        by_content[index_jpeg_tree(tree).read(index)] = int(sample["label"])
+    for container in CONTAINERS:
+        shards = packed(tree, tmp_path / container, container)
+        reader = open_images(shards.root, RESNET, 3, training=training)
+        json.dumps(reader.describe())
+        for index in range(15):
+            sample, data = reader.read((1, index)), shards.read(index)
+            assert sample.arrays["label"] == by_content[data]
+            generator = np.random.default_rng([3, 1, index])
+            image, _remark = jpeg.training_image(data, 32, generator) if training else jpeg.evaluation_image(data, 32)
+            np.testing.assert_array_equal(sample.arrays["image"], image)
+
+
+def test_augmentation_belongs_to_epoch_and_sample(tree: Path) -> None:
+    data = open_images(tree, RESNET, 3, training=True)
+    one, two, other = (data.read(key).arrays["image"] for key in ((0, 5), (0, 5), (1, 5)))
+    np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(one, other)
+    evaluation = open_images(tree, RESNET, 3, training=False)
+    np.testing.assert_array_equal(*(evaluation.read((epoch, 5)).arrays["image"] for epoch in (0, 1)))
+
+
+@given(width=st.integers(1, 600), height=st.integers(1, 600), seed=st.integers(0, 10**6))
+def test_crops_lie_inside_and_keep_their_bounds(width: int, height: int, seed: int) -> None:
+    box = jpeg.crop_box(width, height, np.random.default_rng(seed))
+    left, top, right, bottom = box
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+    w, h = right - left, bottom - top
+    if min(width, height) >= 100 and 0.5 < width / height < 2:
+        assert 0.07 < w * h / (width * height) <= 1
+        assert 0.7 < w / h < 1.4
+    for factor in jpeg_decode.FACTORS:
+        if w >= factor <= h:
+            left, top, right, bottom = jpeg.scaled_box(box, factor)
+            assert 0 <= left < right <= -(-width // factor)
+            assert 0 <= top < bottom <= -(-height // factor)
+            edges = np.array([left, top, right, bottom])
+            assert np.abs(edges * factor - box).max() <= factor / 2
+
+
+def test_half_of_the_images_are_mirrored() -> None:
+    ramp = np.repeat(np.arange(64, dtype=np.uint8)[None, :, None] * 4, 64, axis=0).repeat(3, axis=2)
+    buffer = io.BytesIO()
+    Image.fromarray(ramp).save(buffer, "JPEG", quality=95)
+    mirrored = 0
+    for seed in range(400):
+        row = jpeg.training_image(buffer.getvalue(), 8, np.random.default_rng(seed))[0][4, :, 0]
+        mirrored += int(row[0] > row[-1])
+    assert 150 < mirrored < 250
+
+
+@pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (90, 90), (1100, 900), (33, 400)])
+def test_evaluation_is_resize_and_centre_crop(width: int, height: int) -> None:
+    data = smooth_jpeg(width, height)
+    image, remark = jpeg.evaluation_image(data, 56)
+    assert remark is None
+    # The same with Pillow, step by step: shorter edge 64, centre of 56.
+    whole = Image.fromarray(jpeg_decode.decode(data)[0])
+    edge = min(width, height)
+    resized = whole.resize((64 * width // edge, 64 * height // edge), Image.Resampling.BILINEAR)
+    left, top = (resized.width - 56) // 2, (resized.height - 56) // 2
+    expected = np.asarray(resized.crop((left, top, left + 56, top + 56))).astype(int)
+    difference = np.abs(image - expected)
+    assert difference.max() <= 1
+
+
+def test_resizing_is_as_pillow_does() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    for part, size in ((pixels, (40, 56)), (pixels[5:60, 11:99], (64, 80)), (pixels[:1, :1], (3, 3))):
+        expected = Image.fromarray(np.ascontiguousarray(part)).resize(size[::-1], Image.Resampling.BILINEAR)
+        assert np.abs(jpeg.resize(part, *size).astype(int) - np.asarray(expected)).max() <= 1
+
+
+@pytest.mark.parametrize("with_simplejpeg", [True, False])
+def test_decoding_smaller_changes_little(with_simplejpeg: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if with_simplejpeg:
+        pytest.importorskip("simplejpeg")
+    else:
+        monkeypatch.setattr(jpeg_decode, "_simplejpeg", lambda: None)
+    data = smooth_jpeg(811, 603)
+    encoded = jpeg_decode.inspect(data)
+    for factor in jpeg_decode.FACTORS:
+        assert encoded.pixels(factor)[0].shape == (-(-603 // factor), -(-811 // factor), 3)
+    used = set()
+    for seed in range(30):
+        small, _remark = jpeg.training_image(data, 64, np.random.default_rng(seed))
+        box = jpeg.crop_box(811, 603, np.random.default_rng(seed))
+        used.add(jpeg.decode_factor(box[2] - box[0], box[3] - box[1], 64, 64))
+        with monkeypatch.context() as patch:
+            patch.setattr(jpeg, "FACTORS", (1,))
+            full, _remark = jpeg.training_image(data, 64, np.random.default_rng(seed))
+        assert np.abs(small.astype(int) - full).mean() < 1.5
+    assert used >= {2, 4}
+
+
+@given(*[st.integers(1, 4000)] * 4)
+def test_decoding_smaller_never_enlarges_a_crop(width: int, height: int, wide: int, high: int) -> None:
+    factor = jpeg.decode_factor(width, height, wide, high)
+    assert factor == 1 or (width / factor >= wide and height / factor >= high)
+    assert factor == 8 or width < 2 * factor * wide or height < 2 * factor * high
+
+
+# Photographs
+
+
+@pytest.fixture
+def photographs() -> None:
+    for package in ("skimage", "sklearn"):
+        pytest.importorskip(package)
+
+
+SMALL: dict[str, Any] = {"width": 48, "height": 36, "train_images": 25, "validation_images": 13}
+
+
+def test_photographs_are_the_same_in_tree_and_shards(photographs: None, tmp_path: Path) -> None:
+    produce(PhotoRecipe(**SMALL), tmp_path / "tree")
+    for container in CONTAINERS:
+        recipe = PhotoRecipe(**SMALL, container=container, samples_per_shard=7)
+        assert produce(recipe, tmp_path / container).counts == {"train": 25, "validation": 13}
+        for split, count in (("train", 25), ("validation", 13)):
+            images = open_image_set(tmp_path / container / split)
+            assert images.num_samples == count
+            assert contents(images) == contents(open_image_set(tmp_path / "tree" / split))
+        assert verify_images(tmp_path / container) == []
+        first = [open_image_set(tmp_path / container / "train").label(i) for i in range(10)]
+        assert sorted(first) == list(range(10)) != first
+    assert open_image_set(tmp_path / "tree" / "train").classes == tuple(sorted(p.class_name for p in PHOTOS))
+    licences = (tmp_path / "tree" / "LICENSES.txt").read_text(encoding="utf-8")
+    assert all(photo.licence in licences for photo in PHOTOS)
+    assert verify_images(tmp_path / "tree") == []
+
+
+def test_photographs_differ_between_splits_seeds_and_numbers(photographs: None) -> None:
+    recipe, other = PhotoRecipe(**SMALL), PhotoRecipe(**SMALL, seed=1)
+    images = [
+        r.image(split, label, n)
+        for r in (recipe, other)
+        for split in ("train", "validation")
+        for label in (0, 9)
+        for n in range(5)
+    ]
+    assert len(set(images)) == len(images)
+    assert recipe.image("train", 3, 2) == PhotoRecipe(**SMALL).image("train", 3, 2)
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 11, 100, 1000])
+def test_photographs_give_many_classes(photographs: None, num_classes: int) -> None:
+    recipe = PhotoRecipe(train_images=num_classes, validation_images=0, num_classes=num_classes)
+    assert len(set(recipe.classes)) == num_classes
+    assert list(recipe.classes) == sorted(recipe.classes)
+    for label in (0, num_classes // 2, num_classes - 1):
+        with Image.open(io.BytesIO(recipe.image("train", label, 0))) as image:
+            assert image.size == (500, 375)
+    assert sum(part.count for part in recipe.parts()) == num_classes
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"train_images": 9}, "train_images is 9, 10 is the least"),
+        ({"validation_images": 9}, "validation_images is 9, expected 0 or at least one a class"),
+        ({"num_classes": 1001}, "num_classes is 1001, expected 2 to 1000"),
+        ({"vary": 1.0}, "vary is 1.0, expected 0 up to"),
+        ({"quality": 0}, "quality is 0, expected 1 to 100"),
+    ],
+)
+def test_wrong_photograph_recipes_are_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as raised:
+        PhotoRecipe(**{**SMALL, **changes})
+    assert told in str(raised.value)
+
+
+def test_scanning_reads_headers_only(tree: Path, tmp_path: Path) -> None:
+    """A shard whose images are all zeros, but whose headers are whole, gives the same index."""
+    shards = packed(tree, tmp_path / "shards", "tar")
+    for name in shards.index.shards:
+        data = bytearray((shards.root / name).read_bytes())
+        for i in np.flatnonzero(shards.index.shard == shards.index.shards.index(name)):
+            start, length = int(shards.index.offsets[i]), int(shards.index.lengths[i])
+            data[start : start + length] = bytes(length)
+        (shards.root / name).write_bytes(data)
+    scanned = shard_scan.scan_shards(shards.root)
+    np.testing.assert_array_equal(scanned.lengths, shards.index.lengths)
+    np.testing.assert_array_equal(scanned.labels, shards.index.labels)

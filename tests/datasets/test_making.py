@@ -1,0 +1,300 @@
+"""The engine that makes data sets: whatever happens in between, the same bytes; nothing foreign is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlbench.datasets.making.journal import PARTIAL, Journal
+from dlbench.datasets.making.manifest import (
+    FILES_NAME,
+    NAME,
+    read_files,
+    read_manifest,
+    verify_manifest,
+)
+from dlbench.datasets.making.production import produce
+from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from tests.support.noise_recipe import Noise
+from tests.support.paths import ROOT
+
+JOURNAL = Journal.NAME
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("whole") / "set"
+    produce(Noise(), folder)
+    return contents(folder)
+
+
+def test_a_set_has_its_files_a_manifest_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    manifest = produce(Noise(), folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["LICENSE", FILES_NAME, NAME, "train", "validation"]
+    assert manifest == read_manifest(folder)
+    assert (manifest.kind, dict(manifest.made_with)) == ("noise", dict(Noise().made_with))
+    assert manifest.counts == {"train": 90, "validation": 21}
+    assert manifest.distinct_bytes == 17
+    assert (manifest.num_files, manifest.num_bytes) == (12 + 4 + 1, 12 * 5000 + 4 * 10 + 5)
+    assert {e.path for e in read_files(folder)} == set(contents(folder)) - {NAME, FILES_NAME}
+    assert verify_manifest(folder) == []
+
+
+@pytest.mark.parametrize("workers", [2, 30])
+def test_parallel_equals_serial(tmp_path: Path, whole: dict[str, bytes], workers: int) -> None:
+    produce(Noise(), tmp_path / "set", workers=workers)
+    assert contents(tmp_path / "set") == whole
+
+
+def test_progress_begins_at_nothing_and_ends_at_all(tmp_path: Path) -> None:
+    told: list[tuple[int, int, int]] = []
+    produce(Noise(), tmp_path / "set", progress=lambda *state: told.append(state))
+    assert told[0] == (0, 111, 0)
+    assert told[-1] == (111, 111, 12 * 5000 + 4 * 10)
+    assert len(told) == 13
+    assert told == sorted(told)
+
+
+def test_a_finished_set_is_left_alone(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    produce(Noise(), tmp_path / "set")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "set").rglob("*")}
+    told: list[int] = []
+    produce(Noise(fail="defect"), tmp_path / "set", workers=4, progress=lambda *state: told.append(1))
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "set").rglob("*")}
+    assert told == []
+
+
+def kill_when(folder: Path, lines: int, workers: int, number: signal.Signals) -> tuple[int, str]:
+    """Starts a process that makes a set, and ends it when its journal has so many lines; its code and stderr."""
+    code = (
+        "import sys; from pathlib import Path; from tests.support.noise_recipe import Noise, produce\n"
+        f"produce(Noise(delay_s=0.1), Path(sys.argv[1]), workers={workers})"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    journal, deadline = folder / JOURNAL, time.monotonic() + 60
+    while not journal.is_file() or journal.read_bytes().count(b"\n") < lines:
+        assert process.poll() is None, "ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    children = psutil.Process(process.pid).children(recursive=True)
+    if number is signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    _gone, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive, "workers outlive the process that started them"
+    return process.returncode, said
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_killed_in_the_middle_and_continued_gives_the_same_bytes(
+    tmp_path: Path, whole: dict[str, bytes], workers: int
+) -> None:
+    folder = tmp_path / "set"
+    for lines in (1, 4, 9):  # killed three times
+        code, _ = kill_when(folder, lines, workers, signal.SIGKILL)
+        assert code == -signal.SIGKILL
+        assert (folder / JOURNAL).is_file()
+        assert read_manifest(folder) is None
+    told: list[tuple[int, int, int]] = []
+    produce(Noise(), folder, workers=workers, progress=lambda *state: told.append(state))
+    assert told[0][0] >= 7 * 8  # what was done is not done again
+    assert contents(folder) == whole
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_ends_all_workers_quietly_and_can_be_continued(
+    tmp_path: Path, whole: dict[str, bytes], workers: int
+) -> None:
+    folder = tmp_path / "set"
+    _, said = kill_when(folder, 4, workers, signal.SIGINT)
+    assert said.count("Traceback") == 1  # that of the one process that was told
+    assert said.strip().endswith("KeyboardInterrupt")
+    assert not (folder / PARTIAL).exists()
+    produce(Noise(), folder, workers=workers)
+    assert contents(folder) == whole
+
+
+@settings(max_examples=12)
+@given(cut=st.integers(0, 100_000), lost=st.sets(st.integers(0, 11), max_size=3), seed=st.integers(0, 3))
+def test_any_torn_journal_is_continued(
+    tmp_path_factory: pytest.TempPathFactory, whole: dict[str, bytes], cut: int, lost: set[int], seed: int
+) -> None:
+    folder = tmp_path_factory.mktemp("torn")
+    state = half_made(folder)
+    journal = (folder / JOURNAL).read_bytes()
+    (folder / JOURNAL).write_bytes(journal[: cut % (len(journal) + 1)])
+    for number in lost:  # a power cut may take files that the journal knows
+        name = state[number % len(state)]
+        target = folder / name
+        if target.is_dir():
+            (target / "a.bin").write_bytes(b"cut")
+        else:
+            target.unlink(missing_ok=True)
+    produce(Noise(), folder)
+    assert contents(folder) == whole
+
+
+def half_made(folder: Path) -> list[str]:
+    """A folder as a process leaves it that was killed with seven parts done, and one renamed but not in the journal."""
+    with pytest.raises(ZeroDivisionError):
+        produce_or_stop(Noise(), folder, 8)
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    (folder / JOURNAL).write_bytes(b"".join(lines[:-1]))
+    left = folder / PARTIAL / "0" / "train"
+    left.mkdir(parents=True)
+    (left / "noise-008").write_bytes(b"torn")
+    return [json.loads(line)["part"] for line in lines[1:]]
+
+
+def produce_or_stop(recipe: Noise, folder: Path, parts: int) -> None:
+    told = 0
+
+    def stop(*_state: int) -> None:
+        nonlocal told
+        told += 1
+        if told > parts:
+            raise ZeroDivisionError
+
+    produce(recipe, folder, progress=stop)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (Noise(seed=1), "with seed 0, asked for 1"),
+        (Noise(num_bytes=1), "with num_bytes 5000, asked for 1"),
+        (Noise(kind="loud"), "with kind 'noise', asked for 'loud'"),
+    ],
+)
+def test_another_recipe_is_refused(tmp_path: Path, finished: bool, other: Noise, told: str) -> None:
+    folder = tmp_path / "set"
+    if finished:
+        produce(Noise(), folder)
+    else:
+        half_made(folder)
+    before = contents(folder)
+    with pytest.raises(UserError) as raised:
+        produce(other, folder)
+    assert told in str(raised.value)
+    assert str(folder) in str(raised.value)
+    assert contents(folder) == before
+
+
+def test_foreign_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=r"exists without a manifest.json of dlbench; give another folder"):
+        produce(Noise(), tmp_path)
+    with pytest.raises(UserError, match="is not a folder"):
+        produce(Noise(), tmp_path / "notes.txt")
+    with pytest.raises(UserError, match="cannot be made: Not a directory"):
+        produce(Noise(), tmp_path / "notes.txt" / "below")
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    produce(Noise(), tmp_path)
+    assert contents(tmp_path) == whole
+
+
+def test_a_second_maker_is_refused(tmp_path: Path) -> None:
+    tmp_path.joinpath("set").mkdir()
+    with Journal(tmp_path / "set"), pytest.raises(UserError, match="is being made by another process"):
+        produce(Noise(), tmp_path / "set")
+    produce(Noise(), tmp_path / "set")
+
+
+def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
+    half_made(tmp_path)
+    text = (tmp_path / JOURNAL).read_text(encoding="ascii")
+    (tmp_path / JOURNAL).write_text(text.replace('"part"', '"piece"', 1), encoding="ascii")
+    with pytest.raises(UserError, match=r"\.production\.jsonl: line 2 is damaged"):
+        produce(Noise(), tmp_path)
+
+
+def test_no_space_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    with pytest.raises(UserError, match=r"needs about .* PiB more, its disk has .* free"):
+        produce(Noise(needed=10**18), folder)
+    assert not folder.exists()
+    produce(Noise(needed=1000), folder)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("fail", "error", "told"),
+    [
+        ("user", UserError, "train/noise-004: source.jpg is no JPEG"),
+        ("lacks", EnvironmentLacksError, "train/noise-004: h5py is not installed; pip install it"),
+        ("disk", UserError, "train/noise-004: cannot be made: No space left on device"),
+        ("source", UserError, "train/noise-004: cannot be made: /mnt/source.txt: Input/output error"),
+    ],
+)
+def test_a_failure_names_part_and_reason(
+    tmp_path: Path, whole: dict[str, bytes], workers: int, fail: str, error: type[Exception], told: str
+) -> None:
+    folder = tmp_path / "set"
+    with pytest.raises(error) as raised:
+        produce(Noise(fail=fail), folder, workers=workers)
+    assert str(raised.value) == told
+    assert not (folder / PARTIAL).exists()
+    produce(Noise(), folder)
+    assert contents(folder) == whole
+
+
+def test_a_defect_keeps_its_trace(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)train/noise-004 cannot be made:.*_fail.*ZeroDivisionError"):
+        produce(Noise(fail="defect"), tmp_path, workers=2)
+
+
+def test_a_killed_worker_is_told_with_its_part(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"^train/noise-004: the process that made it was killed by signal 9 \(out of"):
+        produce(Noise(fail="killed"), tmp_path, workers=2)
+
+
+def test_no_workers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="workers 0: must be 1 or more"):
+        produce(Noise(), tmp_path / "set", workers=0)
+    assert not (tmp_path / "set").exists()
+
+
+def test_verification_finds_every_change(tmp_path: Path) -> None:
+    produce(Noise(), tmp_path)
+    (tmp_path / "train" / "noise-001").write_bytes(b"short")
+    flipped = bytearray((tmp_path / "train" / "noise-002").read_bytes())
+    flipped[100] ^= 1
+    (tmp_path / "train" / "noise-002").write_bytes(flipped)
+    shutil.rmtree(tmp_path / "train" / "noise-003" / "inner")
+    assert verify_manifest(tmp_path) == [
+        "train/noise-001: 5 bytes, expected 5000",
+        "train/noise-002: altered (SHA-256 differs)",
+        "train/noise-003/inner/b.bin: missing",
+    ]
+
+
+def test_an_altered_list_of_files_is_told(tmp_path: Path) -> None:
+    produce(Noise(), tmp_path)
+    text = (tmp_path / FILES_NAME).read_text(encoding="ascii")
+    (tmp_path / FILES_NAME).write_text("".join(text.splitlines(keepends=True)[:-1]), encoding="ascii")
+    with pytest.raises(UserError, match=r"manifest.files.jsonl: altered"):
+        verify_manifest(tmp_path)

@@ -1,0 +1,879 @@
+"""BERT's data: vocabularies, pairs and masks, samples in HDF5, the embedded text, and what is wrong with a file."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dlbench.datasets.making.production import Recipe, produce
+from dlbench.datasets.text import recipes as text_recipes
+from dlbench.datasets.text import vocabulary_training
+from dlbench.datasets.text.corpus import TextCorpus, read_corpus, save_corpus
+from dlbench.datasets.text.masking import Masking, mask_tokens, most_frequent_share, num_predictions
+from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
+from dlbench.datasets.text.python_text import Document, python_documents
+from dlbench.datasets.text.recipes import TextRecipe, split_documents
+from dlbench.datasets.text.samples_recipe import SamplesRecipe
+from dlbench.datasets.text.verify import verify_text
+from dlbench.datasets.text.vocabulary import SPECIAL, load_vocabulary
+from dlbench.datasets.text.vocabulary_training import train_vocabulary
+from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.node.data.reader import BadSampleError, BatchReader
+from dlbench.node.data.text import PretrainingHdf5Reader, TextReader, open_text
+from dlbench.node.models.build import build_model, loss_for
+from dlbench.specs.workload import BertModel, TextData
+
+h5py = pytest.importorskip("h5py")
+pytest.importorskip("tokenizers")
+torch.set_num_threads(1)
+
+PAD, UNKNOWN, CLS, SEP, MASK = range(5)
+BERT = BertModel(
+    family="bert",
+    vocab_size=4096,
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=32,
+    max_positions=64,
+)
+
+
+def sentences(num_documents: int, seed: int = 0) -> str:
+    """Documents of 1 to 12 sentences of 1 to 30 words."""
+    rng = np.random.default_rng(seed)
+    entries = load_vocabulary("english-4096").entries
+    words = np.array([w for w in entries if w.isalpha() and w.isascii() and len(w) > 3])
+    documents = [
+        "\n".join(" ".join(rng.choice(words, rng.integers(1, 31))) for _ in range(rng.integers(1, 13)))
+        for _ in range(num_documents)
+    ]
+    return "\n\n".join(documents) + "\n"
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    path.write_text(sentences(150), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def corpus(text_file: Path) -> TextCorpus:
+    return read_corpus(text_file, load_vocabulary("english-4096"))
+
+
+def text_spec(source: str = "x", **changes: Any) -> TextData:
+    return TextData.model_validate(
+        {"format": "text", "source": source, "sequence_length": 64, "max_predictions": 10, **changes}
+    )
+
+
+def rule(length: int = 64, predictions: int = 10, **changes: Any) -> SampleRule:
+    return SampleRule(sequence_length=length, max_predictions=predictions, **changes)
+
+
+def unmasked(arrays: dict[str, Any]) -> list[int]:
+    """The ids before masking, without padding."""
+    ids = arrays["input_ids"].copy()
+    used = arrays["masked_weights"] > 0
+    ids[arrays["masked_positions"][used]] = arrays["masked_ids"][used]
+    return list(ids[arrays["attention_mask"] == 1])
+
+
+# Masks
+
+
+def binomial_bounds(count: int, share: float) -> tuple[float, float]:
+    """Six standard deviations around the expected share: a right draw fails once in 500 million."""
+    spread = 6 * (share * (1 - share) / count) ** 0.5 + 1 / count
+    return share - spread, share + spread
+
+
+@given(
+    words=st.integers(2, 509),
+    split=st.floats(0, 1),
+    max_predictions=st.integers(1, 100),
+    probability=st.floats(0.01, 0.9),
+    seed=st.integers(0, 2**32),
+)
+def test_masks_follow_the_published_rule(
+    words: int, split: float, max_predictions: int, probability: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    used, length = words + 3, words + 3 + int(rng.integers(0, 20))
+    middle = 1 + min(words - 1, 1 + int(split * (words - 1)))
+    ids = np.zeros(length, dtype=np.int64)
+    ids[:used] = rng.integers(5, 1000, used)
+    ids[0], ids[middle], ids[used - 1] = CLS, SEP, SEP
+    candidates = np.setdiff1d(np.arange(used), [0, middle, used - 1])
+    before = ids.copy()
+    rule = Masking(mask_id=MASK, words=np.arange(5, 1000), max_predictions=max_predictions, probability=probability)
+    hidden, positions, labels = mask_tokens(ids, candidates, used, rule, rng)
+    assert (ids == before).all()
+    assert len(positions) == min(words, max_predictions, max(1, round(used * probability)))
+    assert (np.diff(positions) > 0).all()
+    assert np.isin(positions, candidates).all()
+    assert (labels == before[positions]).all()
+    others = np.setdiff1d(np.arange(length), positions)
+    assert (hidden[others] == before[others]).all()
+    assert (hidden[positions] >= MASK).all()
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32))
+def test_eighty_ten_ten(seed: int) -> None:
+    count, words = 20_000, np.arange(5, 4096)
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(5, 4096, count)
+    masking = Masking(mask_id=MASK, words=words, max_predictions=count, probability=1.0)
+    hidden, positions, labels = mask_tokens(ids, np.arange(count), count, masking, rng)
+    assert len(positions) == count
+    masked, kept = (hidden == MASK).mean(), (hidden == labels).mean()
+    # A random word is the right one in one of 4,091 cases.
+    for share, expected in ((masked, 0.8), (kept, 0.1 + 0.1 / len(words)), (1 - masked - kept, 0.1 - 0.1 / len(words))):
+        low, high = binomial_bounds(count, expected)
+        assert low <= share <= high
+
+
+def test_published_numbers_of_predictions() -> None:
+    assert num_predictions(128, 20, 0.15) == 19
+    assert num_predictions(512, 76, 0.15) == 76
+    assert num_predictions(512, 80, 0.15) == 77
+    assert num_predictions(5, 20, 0.15) == 1
+
+
+def test_share_of_the_most_frequent_target() -> None:
+    assert most_frequent_share(np.array([7, 3, 7, 9])) == 0.5
+    assert most_frequent_share(np.array([[1, 1], [1, 2]])) == 0.75
+    with pytest.raises(ValueError, match="no ids"):
+        most_frequent_share(np.array([], dtype=np.int64))
+
+
+# Samples
+
+
+def check_sample(a: dict[str, Any], length: int, predictions: int) -> None:
+    used = int(a["attention_mask"].sum())
+    assert a["attention_mask"].tolist() == [1] * used + [0] * (length - used)
+    assert not a["input_ids"][used:].any()
+    ids = unmasked(a)
+    assert (ids[0], ids[-1]) == (CLS, SEP)
+    middle = ids.index(SEP)
+    assert 1 < middle < used - 2  # both segments have a word
+    assert (ids.count(SEP), ids.count(CLS)) == (2, 1)
+    types = [0] * (middle + 1) + [1] * (used - middle - 1) + [0] * (length - used)
+    assert a["token_type_ids"].tolist() == types
+    num = int(a["masked_weights"].sum())
+    assert num == min(predictions, max(1, round(used * 0.15)))
+    assert a["masked_weights"].tolist() == [1.0] * num + [0.0] * (predictions - num)
+    places = a["masked_positions"][:num]
+    assert (np.diff(places) > 0).all()
+    assert not {0, middle, used - 1} & set(places.tolist())
+    assert not a["masked_positions"][num:].any()
+    assert not a["masked_ids"][num:].any()
+    assert a["masked_ids"][:num].min() >= 5
+
+
+@pytest.mark.parametrize("length", [5, 6, 17, 64, 512])
+def test_form_of_a_sample_made_on_the_fly(corpus: TextCorpus, length: int) -> None:
+    data = TextReader(corpus, text_spec(sequence_length=length, max_predictions=8), seed=1)
+    for index in range(0, data.num_samples, max(1, data.num_samples // 150)):
+        check_sample(data.read((2, index)).arrays, length, 8)
+
+
+@pytest.mark.parametrize("length", [6, 64])
+def test_form_of_a_prepared_sample(corpus: TextCorpus, length: int) -> None:
+    maker = SampleMaker(corpus, rule(length, 8))
+    for document in range(40):
+        generator = np.random.default_rng(document)
+        for pair in maker.document_pairs(document, generator):
+            check_sample(maker.sample(pair, generator), length, 8)
+
+
+def test_pairs_follow_or_come_from_another_document(corpus: TextCorpus) -> None:
+    maker = SampleMaker(corpus, rule(short_sequence_probability=0.0))
+    ends = corpus.sentence_offsets[corpus.document_offsets]
+    tokens = [corpus.tokens[a:b].tolist() for a, b in itertools.pairwise(ends)]
+    labels = []
+    for document, own in enumerate(tokens):
+        generator = np.random.default_rng([3, document])
+        for pair in maker.document_pairs(document, generator):
+            sample = maker.sample(pair, generator)
+            ids = unmasked(sample)
+            middle = ids.index(SEP)
+            first, second = ids[1:middle], ids[middle + 1 : -1]
+            labels.append(int(sample["next_sentence"]))
+            assert contains(own, first)
+            if not labels[-1]:
+                assert contains(own, second)
+            elif len(second) > 2:  # one or two words may stand in several documents
+                assert not contains(own, second)
+                assert any(contains(other, second) for other in tokens)
+    low, high = binomial_bounds(len(labels), 0.5)
+    assert low <= np.mean(labels) <= high
+
+
+def contains(whole: list[int], part: list[int]) -> bool:
+    return f" {' '.join(map(str, part))} " in f" {' '.join(map(str, whole))} "
+
+
+def test_displaced_sentences_are_put_back(corpus: TextCorpus) -> None:
+    maker = SampleMaker(corpus, rule(32, short_sequence_probability=0.0))
+    for document in range(corpus.num_documents):
+        pairs = maker.document_pairs(document, np.random.default_rng(document))
+        used = [t for p in pairs for t in range(p.begin, p.split if p.random_next else p.stop)]
+        assert len(set(used)) == len(used)
+        ends = corpus.sentence_offsets[corpus.document_offsets[document : document + 2]]
+        missing = set(range(*ends.tolist())) - set(used)
+        # Only the second halves of gatherings of a single sentence are left out, where B is random.
+        sentence_of = np.searchsorted(corpus.sentence_offsets, np.arange(len(corpus.tokens)), side="right")
+        single = [p for p in pairs if p.random_next and sentence_of[p.begin] == sentence_of[p.stop - 1]]
+        alone = {t for p in single for t in range(p.split, p.stop)}
+        assert missing <= alone
+
+
+def test_short_documents_of_a_pass_and_their_share(corpus: TextCorpus) -> None:
+    maker = SampleMaker(corpus, rule())
+    targets = [
+        pairs[0].target
+        for seed, document in itertools.product(range(20), range(corpus.num_documents))
+        if (pairs := maker.document_pairs(document, np.random.default_rng([seed, document])))
+    ]
+    low, high = binomial_bounds(len(targets), 0.1 * 59 / 60)  # one in 60 draws is the full length again
+    assert low <= np.mean(np.array(targets) < 61) <= high
+    assert min(targets) >= 2
+    assert max(targets) == 61
+
+
+def test_every_sentence_is_in_one_run(corpus: TextCorpus) -> None:
+    runs, documents = SampleMaker(corpus, rule(32)).runs()
+    assert [s for start, end in runs for s in range(start, end)] == list(range(corpus.num_sentences))
+    for (start, end), document in zip(runs, documents, strict=True):
+        assert corpus.document_offsets[document] <= start < end <= corpus.document_offsets[document + 1]
+        tokens = corpus.sentence_offsets[start], corpus.sentence_offsets[end - 1]
+        assert tokens[1] - tokens[0] < 29  # without its last sentence, the run would not fill the sequence
+
+
+def test_training_is_masked_anew_and_evaluation_is_not(corpus: TextCorpus) -> None:
+    training, evaluation = (TextReader(corpus, text_spec(), seed=1, training=t) for t in (True, False))
+    for data, changes in ((training, True), (evaluation, False)):
+        once, again, later = (data.read(key).arrays for key in ((0, 3), (0, 3), (1, 3)))
+        assert all(np.array_equal(once[k], again[k]) for k in once)
+        assert changes != np.array_equal(once["masked_positions"], later["masked_positions"])
+
+
+def test_wrong_text_settings_are_named(tmp_path: Path) -> None:
+    def build(content: str, model: BertModel = BERT, **changes: Any) -> None:
+        (tmp_path / "a.txt").write_text(content, encoding="utf-8")
+        open_text(tmp_path, model, text_spec(**changes), 0, training=True)
+
+    with pytest.raises(UserError, match="holds a single document"):
+        build("one\ndocument\n")
+    with pytest.raises(UserError, match=r"data.sequence_length 4 is too short"):
+        build("one\n\ntwo\n", sequence_length=4)
+    small = BERT.model_copy(update={"vocab_size": 4095})
+    with pytest.raises(UserError, match=r"english-4096 has 4096 entries, model.vocab_size is 4095"):
+        build("one\n\ntwo\n", small)
+    (tmp_path / "v.vocab").write_text("\n".join(SPECIAL), encoding="utf-8")
+    with pytest.raises(UserError, match="no word"):
+        build("one\n\ntwo\n", vocabulary=str(tmp_path / "v.vocab"))
+
+
+def test_a_saved_corpus_gives_the_samples_of_its_text(corpus: TextCorpus, tmp_path: Path) -> None:
+    save_corpus(corpus, tmp_path / "saved")
+    opened = open_text(tmp_path / "saved", BERT, text_spec(), 1, training=True)
+    for index in (0, 5):
+        one, other = (data.read((4, index)).arrays for data in (opened, TextReader(corpus, text_spec(), 1)))
+        assert all(np.array_equal(one[k], other[k]) for k in one)
+
+
+# Samples in HDF5
+
+
+@pytest.fixture
+def recipe(text_file: Path) -> SamplesRecipe:
+    return SamplesRecipe(
+        source=str(text_file), sequence_length=64, max_predictions=10, duplicates=2, samples_per_file=200, seed=3
+    )
+
+
+def make(recipe: Recipe, folder: Path) -> Path:
+    for part in recipe.parts():
+        (folder / part.name).parent.mkdir(parents=True, exist_ok=True)
+        # As a worker process would get them.
+        pickle.loads(pickle.dumps(recipe)).write(pickle.loads(pickle.dumps(part)), folder / part.name)
+    recipe.finish(folder)
+    return folder
+
+
+def test_what_the_recipe_writes_the_reader_reads(recipe: SamplesRecipe, tmp_path: Path) -> None:
+    parts = recipe.parts()
+    make(recipe, tmp_path)
+    assert len([p for p in parts if p.split == "train"]) > 2
+    for split in ("train", "validation"):
+        mine = [p for p in parts if p.split == split]
+        assert [p.first for p in mine] == [sum(q.count for q in mine[:i]) for i in range(len(mine))]
+        data = open_text(tmp_path / split, BERT, text_spec(), 0, training=split == "train")
+        assert data.num_samples == sum(p.count for p in mine)
+        for part in mine:
+            with h5py.File(tmp_path / part.name) as file:
+                types = {key: (str(file[key].dtype), file[key].shape) for key in file}
+                stored = {key: file[key][...] for key in file}
+            n = part.count
+            assert types == {
+                "input_ids": ("int32", (n, 64)),
+                "input_mask": ("int8", (n, 64)),
+                "segment_ids": ("int8", (n, 64)),
+                "masked_lm_positions": ("int32", (n, 10)),
+                "masked_lm_ids": ("int32", (n, 10)),
+                "next_sentence_labels": ("int8", (n,)),
+            }
+            for row in range(0, n, 7):
+                a = data.read((0, part.first + row)).arrays
+                check_sample(a, 64, 10)
+                for key, name in (
+                    ("input_ids", "input_ids"),
+                    ("input_mask", "attention_mask"),
+                    ("segment_ids", "token_type_ids"),
+                    ("masked_lm_positions", "masked_positions"),
+                    ("masked_lm_ids", "masked_ids"),
+                    ("next_sentence_labels", "next_sentence"),
+                ):
+                    assert np.array_equal(stored[key][row], a[name])
+        json.dumps(data.describe())
+        data.close()
+    lines: list[str] = []
+    assert verify_text(tmp_path / "train", "english-4096", lines.append) == []
+    loaded = load_vocabulary(str(tmp_path / "vocabulary.txt"))
+    assert loaded.sha256 == load_vocabulary("english-4096").sha256
+
+
+def test_worker_processes_make_the_same_set(recipe: SamplesRecipe, tmp_path: Path) -> None:
+    made: Recipe = recipe
+    manifest = produce(made, tmp_path / "two", workers=2)
+    one = make(recipe, tmp_path / "one")
+    assert manifest.counts == {
+        split: sum(p.count for p in recipe.parts() if p.split == split) for split in ("train", "validation")
+    }
+    for part in recipe.parts():
+        assert (one / part.name).read_bytes() == (tmp_path / "two" / part.name).read_bytes()
+    size = sum(p.stat().st_size for p in one.rglob("*.h5"))
+    assert recipe.estimated_bytes == pytest.approx(size, rel=0.25)
+
+
+def test_a_part_is_the_same_whoever_writes_it(recipe: SamplesRecipe, tmp_path: Path) -> None:
+    one, other = make(recipe, tmp_path / "one"), make(recipe, tmp_path / "other")
+    for part in recipe.parts():
+        assert (one / part.name).read_bytes() == (other / part.name).read_bytes()
+    part = recipe.parts()[0]
+    with pytest.raises(OSError, match="exists"):
+        recipe.write(part, one / part.name)
+    changed = replace(recipe, seed=4)
+    assert changed.made_with != recipe.made_with
+    make(changed, tmp_path / "changed")
+    assert (tmp_path / "changed" / part.name).read_bytes() != (one / part.name).read_bytes()
+
+
+def test_no_sample_of_validation_touches_training_documents(recipe: SamplesRecipe, tmp_path: Path) -> None:
+    make(recipe, tmp_path)
+    corpus = read_corpus(Path(recipe.source), load_vocabulary(recipe.vocabulary))
+    dealt = split_documents(corpus.num_documents, recipe.validation_share, recipe.seed)
+    assert sorted([*dealt["train"], *dealt["validation"]]) == list(range(150))
+    assert len(dealt["validation"]) == 15
+    ends = corpus.sentence_offsets[corpus.document_offsets]
+    for split, documents in dealt.items():
+        own = [corpus.tokens[ends[d] : ends[d + 1]].tolist() for d in documents]
+        text = " 0 ".join(" ".join(map(str, t)) for t in own)
+        data = open_text(tmp_path / split, BERT, text_spec(), 0, training=False)
+        for index in range(0, data.num_samples, 3):
+            ids = unmasked(data.read((0, index)).arrays)
+            middle = ids.index(SEP)
+            for segment in (ids[1:middle], ids[middle + 1 : -1]):
+                assert contains([int(t) for t in text.split()], segment)
+        data.close()
+
+
+def test_duplicates_repeat_the_text_with_other_masks(text_file: Path, tmp_path: Path) -> None:
+    recipe = SamplesRecipe(source=str(text_file), sequence_length=64, max_predictions=10, duplicates=3)
+    (train, validation) = recipe.parts()
+    make(recipe, tmp_path)
+    with h5py.File(tmp_path / train.name) as file:
+        rows = Counter(map(bytes, file["input_ids"][...]))
+    assert train.count > 2.5 * replace(recipe, duplicates=1).parts()[0].count
+    assert len(rows) > 0.99 * train.count
+    assert validation.count < train.count / 9
+
+
+def foreign(folder: Path, rows: int = 5, **changes: Any) -> Path:
+    """A file as NVIDIA's scripts write it: gzip, 0 in unused places, another suffix."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(5, 4096, (rows, 64))
+    ids[:, 0], ids[:, 30], ids[:, 59], ids[:, 60:] = CLS, SEP, SEP, 0
+    place = np.arange(64)
+    positions = np.zeros((rows, 10), dtype=np.int64)
+    positions[:, :9] = np.sort(rng.permuted(np.tile(np.arange(1, 30), (rows, 1)), axis=1)[:, :9])
+    labels = np.where(positions > 0, rng.integers(5, 4096, (rows, 10)), 0)
+    datasets: dict[str, tuple[Any, str]] = {
+        "input_ids": (ids, "i4"),
+        "input_mask": (np.tile(place < 60, (rows, 1)), "i1"),
+        "segment_ids": (np.tile((place > 30) & (place < 60), (rows, 1)), "i1"),
+        "masked_lm_positions": (positions, "i4"),
+        "masked_lm_ids": (labels, "i4"),
+        "next_sentence_labels": (np.arange(rows) % 2, "i1"),
+    }
+    datasets.update(changes)
+    path = folder / "part_00000_of_00500.hdf5"
+    with h5py.File(path, "w") as file:
+        for key, (data, dtype) in datasets.items():
+            if data is not None:
+                file.create_dataset(key, data=np.asarray(data), dtype=dtype, compression="gzip")
+    return path
+
+
+@pytest.mark.parametrize("predictions", [4, 10, 20])
+def test_a_file_as_nvidia_writes_it(tmp_path: Path, predictions: int) -> None:
+    path = foreign(tmp_path)
+    data = open_text(path, BERT, text_spec(max_predictions=predictions), 0, training=True)
+    assert isinstance(data, PretrainingHdf5Reader)
+    with h5py.File(path) as file:
+        positions, labels = file["masked_lm_positions"][...], file["masked_lm_ids"][...]
+    for row in range(5):
+        a = pickle.loads(pickle.dumps(data)).read((0, row)).arrays
+        used = min(9, predictions)
+        assert a["masked_weights"].tolist() == [1.0] * used + [0.0] * (predictions - used)
+        assert a["masked_positions"][:used].tolist() == positions[row, :used].tolist()
+        assert a["masked_ids"][:used].tolist() == labels[row, :used].tolist()
+        assert int(a["next_sentence"]) == row % 2
+        assert int(a["attention_mask"].sum()) == 60
+    assert verify_text(path, "english-4096") == []
+
+
+def variable(fixed: Path, path: Path) -> None:
+    """The samples of a file of the fixed layout in that of variable length."""
+    with h5py.File(fixed) as old, h5py.File(path, "w") as new:
+        for key, dtype, length in (
+            ("input_ids", "int16", 60),
+            ("segment_ids", "int8", 60),
+            ("masked_lm_positions", "int16", 9),
+            ("masked_lm_ids", "int16", 9),
+        ):
+            made = new.create_dataset(key, (5,), dtype=h5py.vlen_dtype(np.dtype(dtype)))
+            for row in range(5):
+                made[row] = old[key][row, :length]
+        new.create_dataset("next_sentence_labels", data=old["next_sentence_labels"][...], dtype="i1")
+
+
+def test_a_file_of_variable_length(tmp_path: Path) -> None:
+    fixed = foreign(tmp_path)
+    path = tmp_path / "eval_varlength.hdf"
+    variable(fixed, path)
+    one, other = (open_text(p, BERT, text_spec(), 0, training=True) for p in (fixed, path))
+    for row in range(5):
+        a, b = one.read((0, row)).arrays, other.read((0, row)).arrays
+        assert all(np.array_equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
+    assert verify_text(path, "english-4096") == []
+    short = open_text(path, BERT, text_spec(sequence_length=59), 0, training=True)
+    with pytest.raises(BadSampleError, match=r"eval_varlength.hdf', row 2: 60 tokens, at most 59 are expected"):
+        short.read((0, 2))
+
+
+def spoil(key: str, row: int, column: int, value: int) -> Callable[[Any], None]:
+    def change(file: Any) -> None:
+        place = row if file[key].ndim == 1 else (row, column)
+        file[key][place] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (spoil("input_ids", 2, 5, 4096), "input_ids holds an id out of range of a vocabulary of 4096"),
+        (spoil("input_ids", 2, 5, -1), "input_ids holds an id out of range"),
+        (spoil("input_mask", 2, 5, 0), "input_mask is not ones and then zeros"),
+        (spoil("segment_ids", 2, 5, 2), "segment_ids holds other than 0 and 1"),
+        (spoil("masked_lm_positions", 2, 8, 60), "masked_lm_positions lies outside the tokens"),
+        (spoil("masked_lm_ids", 2, 0, 5000), "masked_lm_ids holds an id out of range"),
+        (spoil("next_sentence_labels", 2, 0, 3), "next_sentence_labels is neither 0 nor 1"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path: Path, change: Callable[[Any], None], told: str) -> None:
+    path = foreign(tmp_path)
+    with h5py.File(path, "r+") as file:
+        change(file)
+    data = open_text(path, BERT, text_spec(), 0, training=True)
+    data.read((0, 1))
+    with pytest.raises(BadSampleError) as raised:
+        data.read((0, 2))
+    assert f"part_00000_of_00500.hdf5', row 2: {told}" in str(raised.value)
+    assert [line.startswith(f"{path.name}: row 2: {told}") for line in verify_text(path, "english-4096")] == [True]
+    assert BatchReader(data, "skip")[[(0, 2)]].failures == [str(raised.value)]
+
+
+def test_a_row_that_was_never_written_is_bad(tmp_path: Path) -> None:
+    path = foreign(tmp_path)
+    with h5py.File(path, "r+") as file:
+        for key in file:
+            file[key][3:] = 0
+    assert verify_text(path, None) == [
+        f"{path.name}: row 3: input_mask is not ones and then zeros (and 1 more rows of 5)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"input_mask": (None, "")}, "no dataset 'input_mask'"),
+        ({"input_ids": (np.zeros((5, 64)), "f4")}, "input_ids is float32 of shape (5, 64)"),
+        ({"next_sentence_labels": (np.zeros((5, 1)), "i1")}, "next_sentence_labels is int8 of shape (5, 1)"),
+        ({"segment_ids": (np.zeros((5, 63)), "i1")}, "segment_ids has shape (5, 63), which does not fit input_ids"),
+        ({"masked_lm_ids": (np.zeros((4, 10)), "i4")}, "masked_lm_ids has shape (4, 10)"),
+        ({"packed_input_len": (np.zeros(5), "i2")}, "samples are packed"),
+    ],
+)
+def test_wrong_layouts_are_named(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    path = foreign(tmp_path, **changes)
+    with pytest.raises(UserError) as raised:
+        open_text(tmp_path, BERT, text_spec(), 0, training=True)
+    assert f"part_00000_of_00500.hdf5': {told}" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    (line,) = verify_text(path)
+    assert told in line
+
+
+def test_truncated_and_foreign_files(tmp_path: Path) -> None:
+    path = foreign(tmp_path, rows=2000)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"part_00000_of_00500.hdf5': .*truncated"):
+        open_text(tmp_path, BERT, text_spec(), 0, training=True)
+    (line,) = verify_text(path)
+    assert "truncated" in line
+    path.write_bytes(b"no HDF5")
+    with pytest.raises(UserError, match=r"part_00000_of_00500.hdf5': "):
+        open_text(path, BERT, text_spec(), 0, training=True)
+
+
+def flipped(path: Path, whole: bytes, generator: np.random.Generator) -> None:
+    """Writes the file again with one other byte; half of them lie where its metadata begin."""
+    content = bytearray(whole)
+    place = int(generator.integers(min(4096, len(whole)) if generator.random() < 0.5 else len(whole)))
+    content[place] ^= int(generator.integers(1, 256))
+    path.write_bytes(content)
+
+
+def values(path: Path) -> dict[str, Any]:
+    with h5py.File(path) as file:
+        return {key: file[key][...].tolist() for key in file}
+
+
+def test_every_flipped_byte_of_our_files_is_found_or_does_no_harm(recipe: SamplesRecipe, tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    recipe.write(replace(recipe.parts()[-1], name="validation/samples-00000.h5"), path)
+    whole, stored, generator = path.read_bytes(), values(path), np.random.default_rng(1)
+    found = 0
+    for _ in range(150):
+        flipped(path, whole, generator)
+        lines = verify_text(path, "english-4096")
+        assert all(line.startswith("a.h5: ") and "\n" not in line for line in lines)
+        found += bool(lines)
+        assert lines or values(path) == stored
+    assert found > 120
+
+
+@pytest.mark.parametrize("layout", ["ours", "fixed", "variable"])
+def test_damage_is_one_line_and_never_a_defect(recipe: SamplesRecipe, tmp_path: Path, layout: str) -> None:
+    path = tmp_path / "a.h5"
+    if layout == "ours":
+        recipe.write(recipe.parts()[-1], path)
+    else:
+        fixed = foreign(tmp_path)
+        (fixed.rename if layout == "fixed" else lambda new: variable(fixed, new))(path)
+        fixed.unlink(missing_ok=True)
+    whole, generator = path.read_bytes(), np.random.default_rng(2)
+    told: list[str] = []
+    for _ in range(150):
+        flipped(path, whole, generator)
+        assert all("\n" not in line for line in verify_text(path, "english-4096"))
+        try:
+            data = open_text(path, BERT, text_spec(), 0, training=True)
+        except UserError as error:
+            told.append(str(error))
+            continue
+        for row in range(0, data.num_samples, 5):
+            try:
+                data.read((0, row))
+            except BadSampleError as error:
+                told.append(str(error))
+        data.close()
+    assert len(told) > 10
+    assert [line for line in told if repr(str(path)) not in line or "\n" in line] == []
+
+
+@pytest.mark.parametrize(("at", "told"), [(8, "the heap at byte"), (24, "of a heap has a size of")])
+def test_a_damaged_heap_is_told_before_the_library_goes_round_in_it(tmp_path: Path, at: int, told: str) -> None:
+    path = tmp_path / "a.h5"
+    variable(foreign(tmp_path), path)
+    assert verify_text(path, "english-4096") == []
+    content = bytearray(path.read_bytes())
+    heap = content.index(b"GCOL")
+    for filling in (bytes(40), b"\xff" * 40):
+        content[heap + at : heap + at + 40] = filling
+        path.write_bytes(content)
+        (line,) = verify_text(path, "english-4096")
+        assert line.startswith("a.h5: damaged HDF5: ")
+        assert told in line
+
+
+def test_a_shape_that_no_file_can_hold_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        for key, dtype in (("input_ids", "i4"), ("input_mask", "i1"), ("segment_ids", "i1")):
+            file.create_dataset(key, (2, 1 << 40), dtype, chunks=(1, 64))
+        for key in ("masked_lm_positions", "masked_lm_ids"):
+            file.create_dataset(key, (2, 10), "i4", chunks=(1, 10))
+        file.create_dataset("next_sentence_labels", (2,), "i1", chunks=(1,))
+    (line,) = verify_text(path)
+    assert line.startswith("a.h5: input_ids of shape (2, 1099511627776) cannot lie in a file of ")
+    with pytest.raises(UserError, match=r"a.h5': input_ids of shape \(2, 1099511627776\) cannot lie in a file"):
+        open_text(path, BERT, text_spec(), 0, training=True)
+
+
+def test_samples_that_do_not_fit_the_settings(tmp_path: Path) -> None:
+    foreign(tmp_path)
+    with pytest.raises(UserError, match=r"has samples of 64 tokens, data.sequence_length is 32"):
+        open_text(tmp_path, BERT, text_spec(sequence_length=32), 0, training=True)
+    (tmp_path / "part_00000_of_00500.hdf5").rename(tmp_path / "b.h5")
+    foreign(tmp_path, masked_lm_positions=(np.ones((5, 11)), "i4"), masked_lm_ids=(np.ones((5, 11)), "i4"))
+    with pytest.raises(UserError, match=r"part_0.*64 tokens and 11 predictions|b.h5': .*64 tokens and 10 predictions"):
+        open_text(tmp_path, BERT, text_spec(), 0, training=True)
+    small = BERT.model_copy(update={"vocab_size": 100})
+    (tmp_path / "b.h5").unlink()
+    with pytest.raises(BadSampleError, match="vocabulary of 100"):
+        open_text(tmp_path, small, text_spec(), 0, training=True).read((0, 0))
+
+
+def test_prepared_samples_fit_the_model(recipe: SamplesRecipe, tmp_path: Path) -> None:
+    make(recipe, tmp_path)
+    data = open_text(tmp_path / "train", BERT, text_spec(), 0, training=True)
+    batch = BatchReader(data, "stop")[[(0, i) for i in range(4)]].batch
+    assert {name: (tuple(t.shape), t.dtype) for name, t in batch.items()} == {
+        **dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), ((4, 64), torch.int64)),
+        **dict.fromkeys(("masked_positions", "masked_ids"), ((4, 10), torch.int64)),
+        "masked_weights": ((4, 10), torch.float32),
+        "next_sentence": ((4,), torch.int64),
+    }
+    assert torch.isfinite(loss_for(BERT)(build_model(BERT), batch))
+
+
+# Splits and the embedded text
+
+
+@given(documents=st.integers(4, 500), share=st.floats(0, 0.9), seed=st.integers(0, 100))
+def test_splits_are_disjoint_and_whole(documents: int, share: float, seed: int) -> None:
+    try:
+        dealt = split_documents(documents, share, seed)
+    except UserError:
+        assert documents * (1 - share) < 3
+        return
+    train, validation = dealt["train"].tolist(), dealt["validation"].tolist()
+    assert sorted(train + validation) == list(range(documents))
+    assert len(train) >= 2
+    assert len(validation) == (max(2, round(documents * share)) if share else 0)
+    assert split_documents(documents, share, seed)["train"].tolist() == train
+
+
+def test_impossible_splits_are_refused() -> None:
+    with pytest.raises(UserError, match="3 documents are too few"):
+        split_documents(3, 0.5, 0)
+    with pytest.raises(UserError, match="validation share 1"):
+        split_documents(100, 1.0, 0)
+
+
+@pytest.fixture
+def small_text(monkeypatch: pytest.MonkeyPatch) -> tuple[Document, ...]:
+    documents = tuple(
+        Document(f"d{i:02d}", tuple(f"Document {i} has sentence {j} of é." for j in range(5 + i))) for i in range(40)
+    )
+    monkeypatch.setattr(text_recipes, "python_documents", lambda: documents)
+    return documents
+
+
+def read_back(path: Path) -> list[list[str]]:
+    return [block.split("\n") for block in path.read_text(encoding="utf-8").rstrip("\n").split("\n\n")]
+
+
+def test_embedded_text_repeats_shuffled_and_keeps_validation_apart(
+    small_text: tuple[Document, ...], tmp_path: Path
+) -> None:
+    once = TextRecipe(validation_share=0.2)
+    recipe = TextRecipe(num_bytes=3 * once.distinct_bytes + 1, validation_share=0.2, passes_per_file=2)
+    make(recipe, tmp_path)
+    parts = recipe.parts()
+    assert [(p.name, p.first, p.count) for p in parts] == [
+        ("train/text-00000.txt", 0, 64),
+        ("train/text-00001.txt", 64, 33),
+        ("validation/text-00000.txt", 0, 8),
+    ]
+    by_content = {tuple(sorted(d.sentences)): d for d in small_text}
+    read = [d for p in parts if p.split == "train" for d in read_back(tmp_path / p.name)]
+    names = [by_content[tuple(sorted(d))].name for d in read]
+    held_out = [by_content[tuple(sorted(d))].name for d in read_back(tmp_path / parts[2].name)]
+    assert set(names).isdisjoint(held_out)
+    assert len(set(names)) + len(set(held_out)) == 40
+    for start in (0, 32, 64):
+        assert sorted(names[start : start + 32]) == sorted(set(names))
+    assert all(tuple(d) == by_content[tuple(sorted(d))].sentences for d in read[:32])
+    assert any(tuple(d) != by_content[tuple(sorted(d))].sentences for d in read[32:64])
+    assert names[:32] != names[32:64] != names[64:96]
+    size = sum((tmp_path / p.name).stat().st_size for p in parts if p.split == "train")
+    longest = max(d.num_bytes for d in small_text)
+    assert recipe.num_bytes is not None
+    assert recipe.num_bytes <= size < recipe.num_bytes + longest
+    assert "Python Software Foundation License" in (tmp_path / "LICENSES").read_text(encoding="utf-8")
+    assert verify_text(tmp_path / "train", "english-4096") == []
+
+
+def test_a_text_file_is_the_same_whoever_writes_it(small_text: tuple[Document, ...], tmp_path: Path) -> None:
+    recipe: Recipe = TextRecipe(num_bytes=100_000, passes_per_file=1)
+    one, other = make(recipe, tmp_path / "one"), make(recipe, tmp_path / "other")
+    files = sorted(p.relative_to(one) for p in one.rglob("*") if p.is_file())
+    assert len(files) > 3
+    assert all((one / p).read_bytes() == (other / p).read_bytes() for p in files)
+    with pytest.raises(UserError, match="at least one byte"):
+        TextRecipe(num_bytes=0).parts()
+
+
+@pytest.fixture(scope="module")
+def embedded() -> tuple[Document, ...]:
+    return python_documents()
+
+
+def test_embedded_text_is_real_and_large_enough(embedded: tuple[Document, ...]) -> None:
+    assert len({d.name for d in embedded}) == len(embedded) > 200
+    assert sum(d.num_bytes for d in embedded) > 1_000_000
+    lines = [s for d in embedded for s in d.sentences]
+    assert all(s == s.strip() and s and "\n" not in s for s in lines)
+    assert not any(s.startswith(">>>") for d in embedded if d.name.startswith("module/") for s in d.sentences)
+    # A long sentence in two documents could stand in training and validation.
+    homes = Counter(s for d in embedded for s in set(d.sentences) if len(s) >= 40)
+    assert set(homes.values()) == {1}
+
+
+def test_the_most_frequent_token_of_the_embedded_text_is_rare(embedded: tuple[Document, ...]) -> None:
+    tokenizer = load_vocabulary("english-4096").tokenizer()
+    lines = [s for d in embedded[::4] for s in d.sentences]
+    ids = np.concatenate([e.ids for e in tokenizer.encode_batch(lines, add_special_tokens=False)])
+    assert most_frequent_share(ids) < 0.08
+    assert (ids == UNKNOWN).mean() < 0.002
+
+
+def test_python_without_sources_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlbench.datasets.text.python_text.sysconfig.get_path", lambda _name: str(tmp_path))
+    (tmp_path / "only.py").write_text('"""One module."""\n', encoding="utf-8")
+    with pytest.raises(EnvironmentLacksError, match=r"are not in .* \(1 modules with docstrings\); use a Python that"):
+        python_documents.__wrapped__()
+
+
+# Vocabularies
+
+
+def test_two_trainings_are_loadable_and_alike(text_file: Path, tmp_path: Path) -> None:
+    one, other = (train_vocabulary(text_file, 900, True, tmp_path / f"{i}.txt") for i in range(2))
+    assert len(one) == len(other) == 900
+    shared = set(one.entries) & set(other.entries)
+    assert len(shared) > 850  # equally frequent entries may differ, ids of equal ones only move by those
+    for vocabulary in (one, other):
+        assert vocabulary.entries[:5] == SPECIAL
+        assert vocabulary.lowercase
+        words = vocabulary.entries[5:]
+        assert [len(w.removeprefix("##")) > 1 for w in words] == sorted(len(w.removeprefix("##")) > 1 for w in words)
+        assert load_vocabulary(str(vocabulary.path)) == vocabulary
+    sidecar = (tmp_path / "0.txt.sha256").read_text(encoding="utf-8").split()
+    assert sidecar == [hashlib.sha256((tmp_path / "0.txt").read_bytes()).hexdigest(), "0.txt"]
+    assert not list(tmp_path.glob(".*"))
+    corpus = read_corpus(text_file, one)
+    assert (corpus.tokens == UNKNOWN).mean() == 0
+
+
+def test_vocabularies_are_never_overwritten(text_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "v.txt"
+    path.write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=r"v.txt' exists; a vocabulary is never overwritten"):
+        train_vocabulary(text_file, 900, True, path)
+    assert path.read_text(encoding="utf-8") == "mine"
+    # Nor where another process wrote it between the check and the end of training.
+    with pytest.raises(UserError, match=r"v.txt': cannot be written: File exists"):
+        vocabulary_training._write_new(path, b"other")
+    assert path.read_text(encoding="utf-8") == "mine"
+    path.rename(tmp_path / "v.txt.sha256")
+    with pytest.raises(UserError, match=r"v.txt.sha256' exists"):
+        train_vocabulary(text_file, 900, True, path)
+
+
+def test_impossible_vocabularies_are_refused(text_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"size 10: the text gives at least \d+ entries"):
+        train_vocabulary(text_file, 10, True, tmp_path / "a.txt")
+    with pytest.raises(UserError, match=r"size 90000: the text gives at most \d+ entries"):
+        train_vocabulary(text_file, 90000, True, tmp_path / "a.txt")
+    with pytest.raises(UserError, match="no capital letters"):
+        train_vocabulary(text_file, 900, False, tmp_path / "a.txt")
+    with pytest.raises(UserError, match=r"ends in .txt"):
+        train_vocabulary(text_file, 900, True, tmp_path / "a.vocab")
+    with pytest.raises(UserError, match="no such file or folder"):
+        train_vocabulary(tmp_path / "missing", 900, True, tmp_path / "a.txt")
+    (tmp_path / "cased").mkdir()
+    (tmp_path / "cased" / "c.txt").write_text("Some Capital Words Here\n" * 20, encoding="utf-8")
+    assert not train_vocabulary(tmp_path / "cased", 40, False, tmp_path / "a.txt").lowercase
+
+
+# Verification of text
+
+
+def test_bad_text_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("One document.\n\nAnother ☃ document.\n", encoding="utf-8")
+    (tmp_path / "b.txt").write_bytes(b"fine\nnot \xff fine\n")
+    (tmp_path / "c.txt").write_bytes(b"\n \n")
+    lines: list[str] = []
+    for workers in (1, 2):
+        found = verify_text(tmp_path, "english-4096", lines.append, workers)
+        assert [line.partition(";")[0] for line in found] == ["b.txt: line 2: not UTF-8", "c.txt: no text in it"]
+    assert lines[-2] == "2 documents in 3 files"
+    assert lines[-1].endswith("tokens are [UNK]")
+    assert verify_text(tmp_path / "a.txt") == []
+    (tmp_path / "d.txt").write_text("alone\n", encoding="utf-8")
+    assert "a single document" in verify_text(tmp_path / "d.txt")[0]
+    with pytest.raises(UserError, match="no such file or folder"):
+        verify_text(tmp_path / "missing")
+
+
+def test_damaged_saved_corpora_are_named(corpus: TextCorpus, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    save_corpus(corpus, folder)
+    assert verify_text(folder, "english-4096") == []
+    with pytest.raises(UserError, match="give the vocabulary it was tokenised with"):
+        verify_text(folder)
+    broken: NDArray[Any] = corpus.sentence_offsets.copy()
+    broken[3] = broken[2]
+    np.save(folder / "sentence_offsets.npy", broken)
+    assert verify_text(folder, "english-4096") == [
+        f"sentence_offsets.npy: does not ascend from 0 to {len(corpus.tokens)}"
+    ]
+    (folder / "tokens.npy").write_bytes(b"cut")
+    (line,) = verify_text(folder, "english-4096")
+    assert "not a whole token corpus" in line

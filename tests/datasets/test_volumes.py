@@ -1,0 +1,652 @@
+"""Density volumes: TFRecord, every container, damage told by name, and universes whose parameters can be read off."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import re
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dlbench.datasets.containers import tfrecord
+from dlbench.datasets.containers.tfrecord import (
+    RecordWriter,
+    decode_example,
+    encode_example,
+    gunzip,
+    masked_crc32c,
+    read_record_at,
+    read_records,
+    record_offsets,
+    unframe,
+)
+from dlbench.datasets.volumes import fields as density_fields
+from dlbench.datasets.volumes.density import DensityReader, completeness, index_density, verify_density
+from dlbench.datasets.volumes.fields import NARROW, WIDE, DensityRecipe, density_sample, gaussian_field
+from dlbench.datasets.volumes.hdf5 import Hdf5Volumes
+from dlbench.datasets.volumes.power_spectrum import Cosmology, growth, matter_power, top_hat, transfer
+from dlbench.datasets.volumes.tfrecord import encode_volume
+from dlbench.errors import UserError
+from dlbench.node.data.density import VolumeReader, network_input, open_density
+from dlbench.node.data.reader import BadSampleError
+from dlbench.specs.workload import CosmoFlowModel
+
+h5py = pytest.importorskip("h5py")
+google_crc32c = pytest.importorskip("google_crc32c")
+
+Counts = NDArray[np.int16]
+Targets = NDArray[np.float32]
+
+
+# TFRecord
+
+
+def test_checksum_is_crc32c() -> None:
+    assert google_crc32c.value(b"123456789") == 0xE3069283  # RFC 3720's family; the usual check value
+    assert google_crc32c.value(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+    assert google_crc32c.value(b"\xff" * 32) == 0x62A8AB43  # RFC 3720, B.4
+    rotated = (0xE3069283 >> 15 | 0xE3069283 << 17) & 0xFFFFFFFF
+    assert masked_crc32c(b"123456789") == (rotated + 0xA282EAD8) % 2**32
+
+
+def test_a_file_made_by_hand(tmp_path: Path) -> None:
+    payload = b"123456789"
+    head = bytes([9, 0, 0, 0, 0, 0, 0, 0])
+    rotated = ((0xE3069283 >> 15 | 0xE3069283 << 17) & 0xFFFFFFFF) + 0xA282EAD8
+    by_hand = head + struct.pack("<I", masked_crc32c(head)) + payload + struct.pack("<I", rotated % 2**32)
+    with RecordWriter(tmp_path / "a.tfrecord") as writer:
+        writer.write(payload)
+        assert writer.tell() == len(by_hand)
+    assert (tmp_path / "a.tfrecord").read_bytes() == by_hand
+    (tmp_path / "b.tfrecord").write_bytes(by_hand)
+    assert list(read_records(tmp_path / "b.tfrecord")) == [payload]
+
+
+def test_an_example_made_by_hand() -> None:
+    # Example{features{feature{key: "i", value{int64_list{value: -1, 300}}}, feature{key: "f", float_list 1.0}}}
+    integers = b"\x08" + b"\xff" * 9 + b"\x01" + b"\x08\xac\x02"  # not packed: a tag before each number
+    entry = b"\x0a\x01i\x12" + bytes([len(integers) + 2]) + b"\x1a" + bytes([len(integers)]) + integers
+    floats = b"\x0a\x01f\x12\x07\x12\x05\x0d\x00\x00\x80\x3f"
+    features = b"\x0a" + bytes([len(entry)]) + entry + b"\x0a" + bytes([len(floats)]) + floats
+    unknown = b"\x18\x05"
+    found = decode_example(b"\x0a" + bytes([len(features)]) + features + unknown)
+    assert {k: list(v) for k, v in found.items()} == {"i": [-1, 300], "f": [1.0]}
+    # The same with packed numbers, as this and TensorFlow's own encoders write them.
+    packed = b"\x0a\x11\x0a\x0f\x0a\x01i\x12\x0a\x1a\x08\x0a\x06\x01\xac\x02\x00\x7f\x05"
+    assert encode_example({"i": np.array([1, 300, 0, 127, 5])}) == packed
+    assert decode_example(packed)["i"].tolist() == [1, 300, 0, 127, 5]  # type: ignore[union-attr]
+
+
+FEATURES = st.dictionaries(
+    st.text(max_size=8),
+    st.one_of(
+        st.lists(st.binary(max_size=200), min_size=1, max_size=4),
+        st.lists(st.floats(width=32), min_size=1, max_size=40).map(lambda v: np.array(v, dtype=np.float32)),
+        st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40).map(lambda v: np.array(v, dtype=np.int64)),
+    ),
+    max_size=4,
+)
+
+
+@given(examples=st.lists(FEATURES, max_size=4), compress=st.booleans())
+def test_examples_come_back(
+    tmp_path_factory: pytest.TempPathFactory, examples: list[dict[str, Any]], compress: bool
+) -> None:
+    path = tmp_path_factory.mktemp("records") / "a.tfrecord"
+    with RecordWriter(path, gzip=compress) as writer:
+        for features in examples:
+            writer.write(encode_example(features))
+    payloads = list(read_records(path))
+    if compress:
+        assert [bytes(v) for v in unframe(gunzip(path.read_bytes()))] == payloads
+    else:
+        with path.open("rb") as file:
+            assert [read_record_at(file, int(at)) for at in record_offsets(path)] == payloads
+    found = [decode_example(payload) for payload in payloads]
+    assert [set(f) for f in found] == [set(e) for e in examples]
+    for one, other in zip(examples, found, strict=True):
+        for name, value in one.items():
+            if isinstance(value, np.ndarray):
+                np.testing.assert_array_equal(other[name], value)
+                assert isinstance(other[name], np.ndarray)
+                assert other[name].dtype == value.dtype  # type: ignore[union-attr]
+            else:
+                assert other[name] == value
+
+
+@given(payload=st.binary(max_size=60))
+def test_any_bytes_are_an_example_or_a_value_error(payload: bytes) -> None:
+    try:
+        decode_example(payload)
+    except ValueError as error:
+        told = str(error)
+    else:
+        told = ""
+    assert told == "" or told.startswith("Example: ")
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("library", ["isal", "zlib"])
+def test_every_flipped_byte_and_every_cut_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compress: bool, library: str
+) -> None:
+    if library == "isal":
+        pytest.importorskip("isal")
+    else:
+        monkeypatch.setattr(tfrecord, "_codec", lambda: ("zlib", zlib, gzip))
+    path = tmp_path / "a.tfrecord"
+    payloads = [b"first" * 4, b"", b"third"]
+    with RecordWriter(path, gzip=compress) as writer:
+        for payload in payloads:
+            writer.write(payload)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
+        try:
+            found = list(read_records(path, gzip=compress))
+        except ValueError as error:
+            assert re.match(r"record \d+ at byte \d+: |not a whole gzip file: ", str(error))  # noqa: PT017
+        else:  # gzip's header holds a time, and its last bits are padding
+            assert compress
+            assert found == payloads
+    boundaries = set() if compress else {0, *record_offsets(write(path, whole)).tolist()}
+    for end in set(range(1, len(whole))) - boundaries:
+        path.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=r"record \d+ at byte \d+|gzip"):
+            list(read_records(path, gzip=compress))
+        if compress:
+            with pytest.raises(ValueError, match="gzip"):
+                gunzip(whole[:end])
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def test_gzip_of_several_members_is_read_whole() -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.integers(0, 3, size, dtype=np.uint8).tobytes() for size in (70_000, 0, 70_000, 9)]
+    assert gunzip(b"".join(map(gzip.compress, parts)) + b"\0\0") == b"".join(parts)
+    with pytest.raises(ValueError, match="gzip: "):
+        gunzip(gzip.compress(parts[0]) + b"junk")
+
+
+def test_a_record_that_begins_like_gzip_is_not_taken_for_it(tmp_path: Path) -> None:
+    payload = bytes(0x00088B1F)  # its length begins with 1f 8b 08
+    path = tmp_path / "a.tfrecord"
+    with RecordWriter(path) as writer:
+        writer.write(payload)
+    assert path.read_bytes()[:3] == b"\x1f\x8b\x08"
+    assert [len(p) for p in read_records(path)] == [len(payload)]
+    with RecordWriter(path, gzip=True) as writer:
+        writer.write(payload)
+    with pytest.raises(ValueError, match="gzip has no places"):
+        record_offsets(path)
+
+
+# Containers
+
+
+def samples(num: int, size: int = 8, seed: int = 0) -> tuple[Counts, Targets]:
+    rng = np.random.default_rng(seed)
+    x = rng.poisson(rng.gamma(0.5, 4, (num, size, size, size, 4))).astype(np.int16)
+    return x, rng.uniform(-1, 1, (num, 4)).astype(np.float32)
+
+
+def as_hdf5(folder: Path, x: Counts, y: Targets) -> None:
+    for number in range(0, len(x), 2):
+        with h5py.File(folder / f"{number:03d}.h5", "w") as file:
+            chosen = x[number : number + 2]
+            file.create_dataset("x", data=chosen, chunks=(1, *x.shape[1:]), compression="gzip", fletcher32=True)
+            file["y"] = y[number : number + 2]
+
+
+def as_tfrecord(folder: Path, x: Counts, y: Targets, *, compress: bool = True, per_file: int = 1) -> None:
+    for number in range(0, len(x), per_file):
+        with RecordWriter(folder / f"{number:03d}.tfrecord", gzip=compress) as writer:
+            for place in range(number, min(number + per_file, len(x))):
+                writer.write(encode_volume(x[place], y[place]))
+
+
+def as_npy(folder: Path, x: Counts, y: Targets) -> None:
+    np.save(folder / "a_x.npy", x[0])
+    np.save(folder / "a_y.npy", y[0])
+    np.save(folder / "b_x.npy", x[1:])
+    np.save(folder / "b_y.npy", y[1:])
+
+
+CONTAINERS: dict[str, Callable[[Path, Counts, Targets], None]] = {
+    "hdf5": as_hdf5,
+    "tfrecord gzip": as_tfrecord,
+    "tfrecord plain": lambda f, x, y: as_tfrecord(f, x, y, compress=False),
+    "tfrecord gzip 2": lambda f, x, y: as_tfrecord(f, x, y, per_file=2),
+    "tfrecord plain 2": lambda f, x, y: as_tfrecord(f, x, y, compress=False, per_file=2),
+    "npy": as_npy,
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_containers_give_the_same_samples(tmp_path: Path, name: str) -> None:
+    x, y = samples(5)
+    CONTAINERS[name](tmp_path, x, y)
+    (tmp_path / "README").write_text("passed over", encoding="utf-8")
+    index = index_density(tmp_path)
+    assert (index.container, index.num_samples) == (name.split()[0], 5)
+    assert (index.size, index.channels, index.num_targets) == (8, 4, 4)
+    assert index.chunks_span_samples == (name == "tfrecord gzip 2")
+    reader = pickle.loads(pickle.dumps(VolumeReader(index)))
+    for number in (4, 0, 3, 1, 2, 4):
+        arrays = reader.read((0, number)).arrays
+        expected = np.log1p(x[number].astype(np.float64)).astype(np.float32).transpose(3, 0, 1, 2)
+        np.testing.assert_array_equal(arrays["volume"], expected)
+        np.testing.assert_array_equal(arrays["target"], y[number])
+        torch.from_numpy(np.stack([arrays["target"]]))
+    about = reader.describe()
+    assert about["kind"] == f"{index.container}-density"
+    assert about.get("decompressor") in ((None,) if index.container != "tfrecord" else ("isal", "zlib"))
+    reader.close()
+    assert verify_density(tmp_path, None, 1) == []
+
+
+@pytest.mark.parametrize("name", [n for n in CONTAINERS if n != "npy"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_damage_is_told_by_name_and_never_trained(tmp_path: Path, name: str, damage: str) -> None:
+    x, y = samples(6)
+    CONTAINERS[name](tmp_path, x, y)
+    index = index_density(tmp_path)
+    victim = tmp_path / index.files[1]
+    whole = victim.read_bytes()
+    half = len(whole) // 2 - 3  # not between two records
+    if name == "hdf5":  # what lies between its pieces is of no account
+        with h5py.File(victim) as file:
+            half = file["x"].id.get_chunk_info(0).byte_offset + 9
+    if damage == "gone":
+        victim.unlink()
+    else:
+        victim.write_bytes(
+            whole[:half] + (bytes([whole[half] ^ 0x10]) + whole[half + 1 :] if damage == "flip" else b"")
+        )
+    reader = VolumeReader(index)
+    told, good = [], []
+    for number in range(6):
+        try:
+            volume = reader.read((0, number)).arrays["volume"]
+            np.testing.assert_array_equal(volume, network_input(x[number]))
+            good.append(number)
+        except BadSampleError as error:
+            told.append(str(error))
+    assert told
+    assert all(victim.name in line and "\n" not in line for line in told)
+    assert len(good) >= 4
+    reader.close()
+    if damage != "gone":
+        (line,) = verify_density(tmp_path, None, 1)
+        assert line.startswith(f"{victim.name}: ")
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_flipped_bytes_of_hdf5_are_told_and_never_a_defect(tmp_path: Path, ours: bool) -> None:
+    """What dlbench writes has checksums everywhere; other files need not, but damage is a line there, too."""
+    if ours:
+        recipe = DensityRecipe(num_train=4, num_validation=0, size=8, samples_per_file=4, wide=True)
+        recipe.write(recipe.parts()[0], tmp_path / "a.h5")
+    else:
+        x, y = samples(4)
+        write_hdf5(tmp_path / "a.h5", x=x, y=y)
+    path = tmp_path / "a.h5"
+    whole, generator = path.read_bytes(), np.random.default_rng(1)
+    reader = DensityReader(index_density(tmp_path))
+    stored = [tuple(part.tobytes() for part in reader.read(number)) for number in range(4)]
+    reader.close()
+    told = 0
+    said: list[tuple[str, list[str]]] = []
+    for _ in range(150):
+        content = bytearray(whole)
+        place = int(generator.integers(2048 if generator.random() < 0.5 else len(whole)))
+        content[place] ^= int(generator.integers(1, 256))
+        path.write_bytes(content)
+        lines = verify_density(tmp_path, None, 1)
+        assert all(line.startswith("a.h5: ") and "\n" not in line for line in lines)
+        told += bool(lines)
+        try:
+            index = index_density(tmp_path)
+        except UserError as error:
+            said.append((str(error), lines))
+            continue
+        volumes_of = VolumeReader(index)
+        for number in range(index.num_samples):
+            try:
+                volumes_of.read((0, number))
+            except BadSampleError as error:
+                said.append((str(error), lines))
+        volumes_of.close()
+        if ours and not lines:
+            reader = DensityReader(index)
+            assert [tuple(part.tobytes() for part in reader.read(number)) for number in range(4)] == stored
+            reader.close()
+    assert told > 20
+    # What a reader finds verification has found before.
+    assert [text for text, lines in said if "a.h5" not in text or "\n" in text or not lines] == []
+
+
+def test_damaged_npy_is_told_where_its_form_shows_it(tmp_path: Path) -> None:
+    as_npy(tmp_path, *samples(3))
+    victim = tmp_path / "b_x.npy"
+    index = index_density(tmp_path)
+    victim.write_bytes(victim.read_bytes()[:-5])
+    with pytest.raises(BadSampleError, match=r"b_x.npy', sample 0: "):
+        VolumeReader(index).read((0, 1))
+    (line,) = verify_density(tmp_path, None, 1)
+    assert line.startswith("b_x.npy: sample 0: ")
+    (tmp_path / "a_y.npy").unlink()
+    with pytest.raises(UserError, match=r"a_x.npy' has no file of targets beside it"):
+        index_density(tmp_path)
+
+
+def test_verification_reads_everything_in_several_processes(tmp_path: Path) -> None:
+    x, y = samples(6, size=4)
+    x[1, 0, 0, 0, 0], y[4, 2] = -1, np.inf
+    as_tfrecord(tmp_path, x, y)
+    with RecordWriter(tmp_path / "003.tfrecord") as writer:
+        writer.write(encode_volume(*(a[0] for a in samples(1, size=2))))
+    with RecordWriter(tmp_path / "005.tfrecord") as writer:
+        writer.write(encode_example({"x": b"12"}))
+    seen: list[tuple[int, int]] = []
+    lines = verify_density(tmp_path, lambda done, total: seen.append((done, total)), 2)
+    assert lines == [
+        "001.tfrecord: sample 0: x has a negative count",
+        "003.tfrecord: volumes of 2^3 x 4 with 4 targets, but '000.tfrecord' has volumes of 4^3 x 4 with 4 targets",
+        "004.tfrecord: sample 0: y is not finite",
+        "005.tfrecord: sample 0: no y of floats in it; expected " + lines[3].split("expected ")[1],
+    ]
+    assert seen == [(n, 6) for n in range(1, 7)]
+
+
+def test_half_a_million_files_are_not_all_opened(tmp_path: Path) -> None:
+    x, y = samples(3, size=2)
+    as_tfrecord(tmp_path, x, y)
+    payload = (tmp_path / "000.tfrecord").read_bytes()
+    for number in range(7):
+        (tmp_path / f"{number:03d}.tfrecord").write_bytes(payload)
+    (tmp_path / "001.tfrecord").write_bytes(b"")  # neither first, middle nor last
+    with RecordWriter(tmp_path / "005.tfrecord", gzip=True) as writer:
+        for place in range(2):
+            writer.write(encode_volume(x[place], y[place]))
+    index = index_density(tmp_path)
+    assert index.num_samples == 7
+    reader = VolumeReader(index)
+    with pytest.raises(BadSampleError, match=r"001.tfrecord', sample 0: holds 0 records, like the others it should"):
+        reader.read((0, 1))
+    with pytest.raises(BadSampleError, match=r"005.tfrecord', sample 0: holds 2 records"):
+        reader.read((0, 5))
+    (tmp_path / "001.tfrecord").write_bytes(b"")
+    assert verify_density(tmp_path, None, 1) == ["001.tfrecord: holds no sample"]
+
+
+def test_subfolders_mixtures_and_splits(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    as_tfrecord(tmp_path / "sub", *samples(2, size=2))
+    as_tfrecord(tmp_path / ".hidden", *samples(2, size=2))
+    assert index_density(tmp_path).files == ("sub/000.tfrecord", "sub/001.tfrecord")
+    as_hdf5(tmp_path, *samples(1, size=2))
+    with pytest.raises(UserError, match=r"holds '000.h5' and 'sub/000.tfrecord': a data set is of one container"):
+        index_density(tmp_path)
+    (tmp_path / "sub").rename(tmp_path / "train")
+    with pytest.raises(UserError, match=r"holds the folder 'train' of a split; give that one"):
+        index_density(tmp_path)
+
+
+def test_counts_of_the_public_set(tmp_path: Path) -> None:
+    as_tfrecord(tmp_path, *samples(2, size=2))
+    index = index_density(tmp_path)
+    assert completeness(index, "train") == "2 train samples; the public set has 524,288 or 262,144"
+    object.__setattr__(index, "offsets", np.array([0, 65_536]))
+    assert completeness(index, "validation") is None
+
+
+def test_volumes_must_fit_the_model(tmp_path: Path) -> None:
+    as_tfrecord(tmp_path, *samples(2))
+    model = CosmoFlowModel(family="cosmoflow", input_size=8, conv_channels=(4, 4), dense_sizes=(8,))
+    assert open_density(tmp_path, model, 0, training=True).num_samples == 2
+    for key, value in (("input_size", 16), ("input_channels", 2), ("num_targets", 3)):
+        with pytest.raises(UserError, match=rf"has {key} \d+, model.{key} is {value}"):
+            open_density(tmp_path, model.model_copy(update={key: value}), 0, training=False)
+
+
+def test_logarithms_are_exact_for_every_count() -> None:
+    counts = np.arange(32768, dtype=np.int16).reshape(32, 32, 32, 1)
+    expected = np.log1p(np.arange(32768, dtype=np.float64)).astype(np.float32)
+    np.testing.assert_array_equal(network_input(counts).ravel(), expected)
+
+
+# HDF5
+
+
+def write_hdf5(path: Path, **datasets: object) -> None:
+    with h5py.File(path, "w") as file:
+        for key, value in datasets.items():
+            file[key] = value
+
+
+def volumes(*shape: int) -> object:
+    return np.arange(np.prod(shape)).astype(np.int16).reshape(shape)
+
+
+def test_several_and_single_samples_a_file(tmp_path: Path) -> None:
+    x, y = volumes(3, 2, 2, 2, 4), np.arange(12, dtype=np.float32).reshape(3, 4)
+    write_hdf5(tmp_path / "a.h5", x=x, y=y)
+    write_hdf5(tmp_path / "b.hdf5", x=volumes(2, 2, 2, 4), y=np.ones(4, dtype=np.float32))
+    (tmp_path / "README.txt").write_text("not a volume", encoding="utf-8")
+    index = index_density(tmp_path)
+    assert (index.num_samples, index.size, index.channels, index.num_targets) == (4, 2, 4, 4)
+    reader = pickle.loads(pickle.dumps(DensityReader(index)))
+    for number in (3, 0, 2):
+        volume, target = reader.read(number)
+        assert volume.shape == (2, 2, 2, 4)
+        assert volume.dtype == np.int16
+        expected = volumes(2, 2, 2, 4) if number == 3 else np.asarray(x)[number]
+        np.testing.assert_array_equal(volume, expected)
+        np.testing.assert_array_equal(target, np.ones(4) if number == 3 else y[number])
+    reader.close()
+    assert reader.read(0)[1][1] == 1
+    reader.close()
+
+
+def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlbench.datasets.containers.hdf5.OPEN_AT_MOST", 2)
+    for number in range(5):
+        write_hdf5(tmp_path / f"{number}.h5", x=volumes(2, 2, 2, 1), y=np.full(1, number, dtype=np.float32))
+    reader = DensityReader(index_density(tmp_path))
+    assert [reader.read(i)[1][0] for i in (0, 1, 2, 3, 4, 0)] == [0, 1, 2, 3, 4, 0]
+    assert isinstance(reader._volumes, Hdf5Volumes)
+    assert len(reader._volumes._files._handles) == 2
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("datasets", "told"),
+    [
+        ({"x": volumes(2, 2, 2, 4)}, "no dataset 'y'"),
+        ({"y": np.zeros(4, np.float32)}, "no dataset 'x'"),
+        ({"x": np.zeros((2, 2, 2, 4), np.float32), "y": np.zeros(4, np.float32)}, "x is float32 of shape (2, 2, 2, 4)"),
+        ({"x": volumes(2, 2, 2, 4), "y": np.zeros(4)}, "y is float64 of shape (4,)"),
+        ({"x": volumes(2, 2, 3, 4), "y": np.zeros(4, np.float32)}, "x has shape (2, 2, 3, 4)"),
+        ({"x": volumes(3, 2, 2, 2, 4), "y": np.zeros((2, 4), np.float32)}, "y has shape (2, 4)"),
+        ({"x": volumes(3, 2, 2, 2, 4), "y": np.zeros(4, np.float32)}, "y has shape (4,)"),
+        ({"x": volumes(8), "y": np.zeros(4, np.float32)}, "x is int16 of shape (8,)"),
+    ],
+)
+def test_wrong_hdf5_files_name_file_and_key(tmp_path: Path, datasets: dict[str, object], told: str) -> None:
+    write_hdf5(tmp_path / "wrong.h5", **datasets)
+    with pytest.raises(UserError) as raised:
+        index_density(tmp_path)
+    assert told in str(raised.value)
+    assert "wrong.h5" in str(raised.value)
+
+
+def test_damaged_and_missing_hdf5(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        index_density(tmp_path / "missing")
+    with pytest.raises(UserError, match=r"holds no file that ends in .h5, .hdf5, .tfrecord"):
+        index_density(tmp_path)
+    (tmp_path / "a.h5").write_bytes(b"not HDF5")
+    with pytest.raises(UserError, match=r"a.h5': not a readable HDF5 file"):
+        index_density(tmp_path)
+    write_hdf5(tmp_path / "a.h5", x=volumes(2, 2, 2, 4), y=np.zeros(4, np.float32))
+    write_hdf5(tmp_path / "b.h5", x=volumes(2, 2, 2, 1), y=np.zeros(4, np.float32))
+    with pytest.raises(
+        UserError, match=r"b.h5': volumes of 2\^3 x 1 with 4 targets, but 'a.h5' has volumes of 2\^3 x 4"
+    ):
+        index_density(tmp_path)
+
+
+# Cosmology
+
+
+PLANCK = Cosmology(omega_m=0.31, sigma_8=0.81, n_s=0.965, h=0.677)
+
+
+def test_spectrum_has_the_sigma_8_it_was_asked_for() -> None:
+    k = np.geomspace(1e-6, 300, 200_001)
+    for cosmology in (PLANCK, Cosmology(omega_m=0.1, sigma_8=1.1, n_s=1.3, h=0.9)):
+        integrand = k**2 * matter_power(k, cosmology) / (2 * np.pi**2) * top_hat(k * 8 / cosmology.h) ** 2
+        variance = float((np.diff(k) * (integrand[1:] + integrand[:-1]) / 2).sum())
+        assert np.sqrt(variance) == pytest.approx(cosmology.sigma_8, rel=1e-3)
+
+
+def test_spectrum_has_its_known_ends() -> None:
+    k = np.array([1e-6, 2e-6])
+    assert transfer(k, PLANCK)[0] == pytest.approx(1, abs=1e-3)
+    low = matter_power(k, PLANCK)
+    assert np.log2(low[1] / low[0]) == pytest.approx(PLANCK.n_s, abs=2e-3)
+    high = matter_power(np.array([1e5, 2e5]), PLANCK)
+    # ln^2(k) k^(n - 4) at small scales.
+    assert np.log2(high[1] / high[0]) == pytest.approx(PLANCK.n_s - 4, abs=0.15)
+    np.testing.assert_allclose(top_hat(np.array([0.0099, 0.0101])), 1 - np.array([0.0099, 0.0101]) ** 2 / 10, rtol=1e-7)
+
+
+def test_growth_of_known_universes() -> None:
+    for redshift in (0.0, 0.5, 3.0, 9.0):
+        assert growth(redshift, 1.0) == pytest.approx(1 / (1 + redshift))
+    # The integral for a flat universe: D ~ H(a) int da / (a H)^3.
+    a = np.linspace(1e-6, 1, 400_001)
+
+    def grown(upper: float, omega_m: float) -> float:
+        part = a[a <= upper * (1 + 1e-9)]
+        hubble = np.sqrt(omega_m / part**3 + 1 - omega_m)
+        integrand = 1 / (part * hubble) ** 3
+        return float(hubble[-1] * (integrand[1:] + integrand[:-1]).sum() / 2 * (a[1] - a[0]))
+
+    for omega_m, fits in ((0.1, 0.025), (0.3, 0.003), (0.6, 0.003)):
+        for redshift in (0.5, 1.5, 3.0):
+            exact = grown(1 / (1 + redshift), omega_m) / grown(1.0, omega_m)
+            assert growth(redshift, omega_m) == pytest.approx(exact, rel=fits)
+
+
+def test_gaussian_fields_have_their_spectrum() -> None:
+    size, fields = 32, 24
+    generator = np.random.default_rng(1)
+    squares = density_fields._squared_waves(size)
+    measured, variances = np.zeros(squares.shape), []
+    for _ in range(fields):
+        field, variance = gaussian_field(PLANCK, size, generator)
+        measured += np.abs(np.fft.rfftn(field)) ** 2 * density_fields.CELL**3 / size**3 / fields
+        variances.append(float(field.var()))
+    assert np.mean(variances) == pytest.approx(variance, rel=5 * np.std(variances) / variance / np.sqrt(fields))
+    unit = 2 * np.pi / (size * density_fields.CELL)
+    for low, high in ((1, 4), (4, 8), (8, 12), (12, 16)):
+        shell = (squares >= low**2) & (squares < high**2)
+        ratio = measured[shell] / matter_power(unit * np.sqrt(squares[shell]), PLANCK)
+        # Power of a mode scatters by its own size; half of the modes of the first plane are twins of others.
+        assert ratio.mean() == pytest.approx(1, abs=5 * np.sqrt(2) / np.sqrt(shell.sum() * fields))
+
+
+def test_density_follows_its_targets() -> None:
+    def sample(*targets: float) -> Counts:
+        return density_sample(targets, 32, np.random.default_rng(3))
+
+    middle = sample(0, 0, 0, 0)
+    assert (middle.shape, middle.dtype) == ((32, 32, 32, 4), np.int16)
+    assert middle.min() >= 0
+    mean = density_fields.MEAN_COUNT * 0.35 * 0.7**2 / (0.3 * 0.7**2)
+    assert middle[..., 0].mean() == pytest.approx(mean, rel=0.1)  # the earliest channel is the smoothest
+    spreads = [float(middle[..., c].std()) for c in range(4)]
+    assert spreads == sorted(spreads)
+    assert sample(1, 0, 0, 0)[..., 0].mean() > middle[..., 0].mean() > sample(0, 0, 0, -1)[..., 0].mean()
+    logs = [float(np.log1p(sample(0, s, 0, 0)[..., 0].astype(float)).std()) for s in (-1, 0, 1)]
+    assert logs == sorted(logs)
+
+
+def test_recipes_are_deterministic_and_splits_never_meet(tmp_path: Path) -> None:
+    recipe = DensityRecipe(num_train=5, num_validation=3, size=8, container="hdf5", seed=4, samples_per_file=2)
+    parts = recipe.parts()
+    assert [(p.name, p.split, p.first, p.count) for p in parts] == [
+        ("train/density-00000.h5", "train", 0, 2),
+        ("train/density-00001.h5", "train", 2, 2),
+        ("train/density-00002.h5", "train", 4, 1),
+        ("validation/density-00000.h5", "validation", 0, 2),
+        ("validation/density-00001.h5", "validation", 2, 1),
+    ]
+    recipe = pickle.loads(pickle.dumps(recipe))
+    everything = [recipe.sample(p.split, p.first + i) for p in parts for i in range(p.count)]
+    assert len({x.tobytes() for x, _ in everything}) == len({y.tobytes() for _, y in everything}) == 8
+    other = DensityRecipe(num_train=5, num_validation=3, size=8, container="tfrecord", seed=4)
+    for number, made in enumerate((recipe, recipe, other)):
+        for part in made.parts():
+            (tmp_path / str(number) / part.split).mkdir(parents=True, exist_ok=True)
+            made.write(part, tmp_path / str(number) / part.name)
+    for part in parts:
+        assert (tmp_path / "0" / part.name).read_bytes() == (tmp_path / "1" / part.name).read_bytes()
+    readers = [DensityReader(index_density(tmp_path / n / "train")) for n in ("0", "2")]
+    for number in range(5):
+        (x, y), (x2, y2) = (reader.read(number) for reader in readers)
+        np.testing.assert_array_equal(x, x2)
+        np.testing.assert_array_equal(y, y2)
+    for reader in readers:
+        reader.close()
+    assert recipe.made_with["range_n_s"] == f"{NARROW['n_s'][0]:g} to {NARROW['n_s'][1]:g}"
+    assert all(isinstance(v, str | int | float | bool) for v in recipe.made_with.values())
+
+
+def summary(x: Counts) -> list[float]:
+    """Mean, spread and power in bands of each channel, logarithmic."""
+    squares = density_fields._squared_waves(x.shape[0])
+    band = np.digitize(squares, np.array([1, 3, 7, 21, 57, 133, 257])).ravel()
+    numbers: list[float] = []
+    for channel in range(4):
+        counts = x[..., channel]
+        logs = np.log1p(counts.astype(np.float32))
+        power = np.abs(np.fft.rfftn(logs)) ** 2
+        bands = np.bincount(band, power.ravel())[1:7] / np.bincount(band)[1:7]
+        numbers += [float(np.log(counts.mean())), float(np.log(logs.var())), *np.log(bands).tolist()]
+    return numbers
+
+
+def test_parameters_can_be_read_from_small_volumes() -> None:
+    recipe = DensityRecipe(num_train=220, num_validation=80, size=32, wide=True, seed=11)
+    assert recipe.made_with["range_h"] == f"{WIDE['h'][0]:g} to {WIDE['h'][1]:g}"
+    features, targets = [], []
+    for split, num in (("train", 220), ("validation", 80)):
+        drawn = [recipe.sample(split, n) for n in range(num)]  # type: ignore[arg-type]
+        features.append(np.array([summary(x) for x, _ in drawn]))
+        targets.append(np.array([y for _, y in drawn]))
+    mean, spread = features[0].mean(axis=0), features[0].std(axis=0)
+    train, held_out = (np.hstack([np.ones((len(f), 1)), z := (f - mean) / spread, z**2]) for f in features)
+    weights = np.linalg.solve(train.T @ train + 0.01 * np.eye(train.shape[1]), train.T @ targets[0])
+    error = np.abs(held_out @ weights - targets[1]).mean(axis=0)
+    trivial = np.abs(targets[0].mean(axis=0) - targets[1]).mean(axis=0)
+    ratios = error / trivial
+    assert (ratios < 0.45).all(), ratios  # no parameter is hidden
+    assert ratios.mean() < 0.3, ratios

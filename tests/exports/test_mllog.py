@@ -1,0 +1,376 @@
+"""Exports for MLPerf's tools, held by those tools themselves: the package mlperf-logging checks what is written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dlbench.cli import cli
+from dlbench.errors import IncompleteDataError, RunError, UserError
+from dlbench.exports.mllog import NOTICE, RULES
+from dlbench.records.folder import RunFolder
+from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_unfinished
+
+START_MS = 1_772_366_400_000
+"""2026-03-01T12:00:00 UTC."""
+TIMES = constant([5, 0, 30, 50, 10, 5])
+GPU_STORY = Story(
+    environment={
+        "host": "n0",
+        "os": "Debian GNU/Linux 12 (bookworm)",
+        "kernel": "6.1.0",
+        "python": "3.11.7",
+        "cpu.model": "AMD EPYC 7763 64-Core Processor",
+        "cpu.cores": "128",
+        "memory.bytes": str(512 * 1024**3),
+        "package.torch": "2.13.0",
+        "package.horovod": "0.28.1",
+        "gpu.driver": "570.1",
+    }
+)
+TARGETS = {"cosmoflow": ("mae", False), "resnet50": ("top1", True), "bert": ("masked_lm_accuracy", True)}
+
+
+def events(key: str, values: list[float], samples: int) -> list[dict[str, Any]]:
+    """Events of a training with one evaluation an epoch, as rank 0 records them."""
+    made: list[dict[str, Any]] = []
+
+    def add(name: str, second: float, **more: Any) -> None:
+        made.append({"key": name, "time_ms": START_MS + round(second * 1000), **more})
+
+    add("init_start", 0)
+    add("init_stop", 20)
+    add("staging_start", 20)
+    add("staging_stop", 25)
+    add("run_start", 25)
+    for epoch, value in enumerate(values, start=1):
+        second = 25 + 10 * (epoch - 1)
+        done = {"epoch": float(epoch), "step": 100 * epoch, "samples": samples * epoch}
+        add("epoch_start", second, epoch=float(epoch))
+        add("epoch_stop", second + 8, **done)
+        add("eval_start", second + 8, **done)
+        add(key, second + 9, value=value, **done)
+        add("eval_stop", second + 9, **done)
+    add("run_stop", 25 + 10 * len(values), status="success", samples=samples * len(values))
+    return made
+
+
+def quality(metric: str, higher: bool, values: list[float], samples: int, target: float) -> dict[str, Any]:
+    """What the record says of the same training."""
+    return {
+        "metric": metric,
+        "higher_is_better": higher,
+        "target": target,
+        "reached": True,
+        "predictor": "the mean of the targets",
+        "predictor_value": 0.5,
+        "train_samples": samples,
+        "evaluations": [
+            {
+                "step": 100 * epoch,
+                "epoch": float(epoch),
+                "samples": samples * epoch,
+                "train_s": 8.0 * epoch,
+                "wall_s": 10.0 * epoch,
+                "value": value,
+                "loss": 0.1,
+                "eval_s": 1.0,
+                "eval_samples": 65_536,
+            }
+            for epoch, value in enumerate(values, start=1)
+        ],
+        "time_to_quality_s": 10.0 * len(values),
+        "samples_to_quality": samples * len(values),
+        "epochs_to_quality": float(len(values)),
+    }
+
+
+def trained(
+    out: Path, workload: str = "cosmoflow", values: tuple[float, ...] = (0.31, 0.18, 0.121), **changes: Any
+) -> Path:
+    """The folder of a run that trained to a quality on 4 ranks."""
+    metric, higher = TARGETS[workload]
+    samples = 524_288
+    [plan] = plans(
+        workload=workload,
+        points=(4,),
+        repeats=1,
+        data=str(out),
+        overrides={"measure.until": "quality"},
+    )
+    folder = write_run(out / "runs", plan, TIMES, GPU_STORY)
+    found = json.loads(folder.record.read_text(encoding="utf-8"))
+    for rank in found["ranks"]:
+        rank["device"] = f"cuda:{rank['rank']} (NVIDIA A100-SXM4-40GB)"
+    key = RULES[plan.workload.model.family].quality_key
+    edit_json(
+        folder.record,
+        ranks=found["ranks"],
+        quality=quality(
+            metric, higher, list(values), samples, plan.workload.quality.target if plan.workload.quality else 0
+        ),
+        events=events(key, list(values), samples),
+        **changes,
+    )
+    return folder.path
+
+
+def speed_run(out: Path) -> Path:
+    """The folder of a run that measured speed only."""
+    [plan] = plans(points=(2,), repeats=1)
+    return write_run(out / "runs", plan, TIMES).path
+
+
+def call(*arguments: str | Path) -> Result:
+    """`dlbench export ...`; a DlbenchError is raised."""
+    # Through the group: a command invoked alone would keep its own help option, without -h, for later tests.
+    words = ["export", *map(str, arguments)]
+    return CliRunner().invoke(cli, words, catch_exceptions=False, standalone_mode=False)
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    assert all(line.startswith(":::MLLOG {") for line in text.splitlines())
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in text.splitlines()]
+
+
+def values_of(text: str) -> dict[str, Any]:
+    """Key -> value; the last where a key comes again."""
+    return {line["key"]: line["value"] for line in lines(text)}
+
+
+def checked(file: Path, usage: str = "hpc", ruleset: str = "3.0.0") -> subprocess.CompletedProcess[str]:
+    """The real compliance checker; it ends with 1 where it refuses."""
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", usage, "--ruleset", ruleset]
+    return subprocess.run(
+        [*command, "--werror", str(file)], cwd=file.parent, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_the_real_checker_accepts_a_cosmoflow_run(tmp_path: Path) -> None:
+    log = tmp_path / "result_0.txt"
+    done = call("mllog", trained(tmp_path), "--org", "A lab", "--platform", "A cluster", "-o", log)
+    assert done.exit_code == 0
+    assert "will not accept" not in done.stderr
+    verdict = checked(log)
+    assert verdict.returncode == 0, verdict.stderr
+    assert "SUCCESS" in verdict.stderr
+
+
+def test_its_closed_rules_find_every_setting(tmp_path: Path) -> None:
+    """The log says open, because dlbench is no reference; the closed rules ask for all of opt_* besides."""
+    log = tmp_path / "result_0.txt"
+    call("mllog", trained(tmp_path), "-o", log)
+    text = log.read_text(encoding="ascii")
+    assert values_of(text)["submission_division"] == "open"
+    closed = text.replace('"submission_division", "value": "open"', '"submission_division", "value": "closed"')
+    assert closed != text
+    log.write_text(closed, encoding="ascii")
+    verdict = checked(log)
+    assert verdict.returncode == 0, verdict.stderr
+
+
+@pytest.mark.parametrize(("workload", "family"), [("resnet50", "resnet"), ("bert", "bert")])
+def test_the_training_rules_accept_the_other_workloads(tmp_path: Path, workload: str, family: str) -> None:
+    log = tmp_path / "result_0.txt"
+    call("mllog", trained(tmp_path, workload, (0.5, 0.76)), "-o", log)
+    verdict = checked(log, RULES[family].usage, RULES[family].ruleset)
+    assert verdict.returncode == 0, verdict.stderr
+
+
+def test_the_log_says_what_the_plan_and_the_record_say(tmp_path: Path) -> None:
+    text = call("mllog", trained(tmp_path)).stdout
+    found = values_of(text)
+    assert lines(text)[0]["value"] == NOTICE
+    wanted = {
+        "submission_benchmark": "cosmoflow",
+        "submission_org": "not stated",
+        "submission_status": "research",
+        "global_batch_size": 4,
+        "number_of_ranks": 4,
+        "number_of_nodes": 1,
+        "accelerators_per_node": 4,
+        "train_samples": 524_288,
+        "eval_samples": 65_536,
+        "opt_name": "sgd",
+        "opt_learning_rate_warmup_epochs": 4.0,
+        "opt_learning_rate_decay_boundary_epochs": [32.0, 64.0],
+        "opt_learning_rate_decay_factor": 0.25,
+        "dropout": 0.5,
+    }
+    assert {key: found[key] for key in wanted} == wanted
+    # Base rate 0.001 at 64 samples, scaled linearly to 4; warm-up begins at the base rate.
+    assert found["opt_base_learning_rate"] == pytest.approx(0.001 / 16)
+    assert found["opt_learning_rate_warmup_factor"] == pytest.approx(1 / 16)
+    # 4 ranks x 1 sample in 100 ms.
+    assert found["tracked_stats"] == {"throughput": pytest.approx(40.0)}
+
+
+def test_events_keep_their_times_order_and_kinds(tmp_path: Path) -> None:
+    found = lines(call("mllog", trained(tmp_path)).stdout)
+    by_key = {line["key"]: line for line in found}
+    assert [line["time_ms"] for line in found] == sorted(line["time_ms"] for line in found)
+    assert by_key["run_start"]["event_type"] == "INTERVAL_START"
+    assert by_key["run_stop"]["event_type"] == "INTERVAL_END"
+    assert by_key["run_stop"]["time_ms"] - by_key["run_start"]["time_ms"] == 30_000
+    assert by_key["run_stop"]["metadata"]["status"] == "success"
+    assert by_key["eval_error"]["event_type"] == "POINT_IN_TIME"
+    assert by_key["eval_error"]["value"] == 0.121
+    assert by_key["eval_error"]["metadata"]["epoch_num"] == 3
+    assert by_key["eval_error"]["metadata"]["samples_count"] == 3 * 524_288
+
+
+def test_caches_are_only_said_to_be_cleared_by_a_person(tmp_path: Path) -> None:
+    folder = trained(tmp_path)
+    for options, value, note in (([], False, "clears no cache"), (["--cache-cleared"], True, "stated by the person")):
+        [line] = [line for line in lines(call("mllog", folder, *options).stdout) if line["key"] == "cache_clear"]
+        assert line["value"] is value
+        assert note in line["metadata"]["note"]
+
+
+def test_a_run_that_missed_the_target_is_exported_and_refused_by_the_checker(tmp_path: Path) -> None:
+    log = tmp_path / "result_0.txt"
+    done = call("mllog", trained(tmp_path, values=(0.31, 0.18)), "-o", log)
+    assert done.exit_code == 0
+    assert "will not accept this log: no eval_error is at most 0.124; the best is 0.18" in done.stderr
+    verdict = checked(log)
+    assert verdict.returncode == 1
+    assert "eval_error" in verdict.stderr
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["init_start", "init_stop", "run_start", "run_stop", "epoch_start", "eval_start", "eval_stop", "eval_error"],
+)
+def test_what_the_checker_misses_is_told_before(tmp_path: Path, missing: str) -> None:
+    folder = trained(tmp_path)
+    recorded = json.loads(RunFolder(folder).record.read_text(encoding="utf-8"))
+    edit_json(RunFolder(folder).record, events=[e for e in recorded["events"] if e["key"] != missing])
+    log = tmp_path / "result_0.txt"
+    done = call("mllog", folder, "-o", log)
+    assert f"events are missing: {missing}" in done.stderr
+    assert checked(log).returncode == 1
+
+
+def test_a_start_of_more_than_half_an_hour_is_told_before(tmp_path: Path) -> None:
+    folder = trained(tmp_path)
+    recorded = json.loads(RunFolder(folder).record.read_text(encoding="utf-8"))
+    recorded["events"][0]["time_ms"] -= 31 * 60_000
+    edit_json(RunFolder(folder).record, events=recorded["events"])
+    log = tmp_path / "result_0.txt"
+    done = call("mllog", folder, "-o", log)
+    assert "init_start to init_stop took 31.3 min, 30 are allowed" in done.stderr
+    assert checked(log).returncode == 1
+
+
+def test_a_run_of_speed_is_exported_with_the_reason_for_the_checkers_refusal(tmp_path: Path) -> None:
+    log = tmp_path / "result_0.txt"
+    done = call("mllog", speed_run(tmp_path), "-o", log)
+    assert done.exit_code == 0
+    assert "training 4.0.0's checker will not accept this log: the run measured speed" in done.stderr
+    found = values_of(log.read_text(encoding="ascii"))
+    assert found["tracked_stats"] == {"throughput": pytest.approx(80.0)}
+    assert found["accelerators_per_node"] == 0
+    assert not {"run_start", "eval_samples", "eval_accuracy"} & set(found)
+    assert checked(log, "training", "4.0.0").returncode == 1
+
+
+def test_an_aborted_run_says_so(tmp_path: Path) -> None:
+    folder = trained(tmp_path)
+    recorded = json.loads(RunFolder(folder).record.read_text(encoding="utf-8"))
+    recorded["events"][-1]["status"] = "aborted"
+    edit_json(RunFolder(folder).record, events=recorded["events"])
+    [line] = [line for line in lines(call("mllog", folder).stdout) if line["key"] == "run_stop"]
+    assert line["metadata"]["status"] == "aborted"
+
+
+def test_schedules_in_steps_become_epochs(tmp_path: Path) -> None:
+    folder = trained(tmp_path)
+    content = json.loads(RunFolder(folder).plan.read_text(encoding="utf-8"))
+    schedule = content["workload"]["train"]["schedule"]
+    schedule |= {"warmup_epochs": None, "warmup_steps": 131_072, "warmup_from": "zero", "epoch_samples": None}
+    schedule |= {"epoch_boundaries": [], "step_boundaries": [262_144, 524_288]}
+    RunFolder(folder).plan.write_text(json.dumps(content), encoding="utf-8")
+    found = values_of(call("mllog", folder).stdout)
+    # An epoch has 524,288 / 4 = 131,072 steps.
+    assert found["opt_learning_rate_warmup_epochs"] == 1.0
+    assert found["opt_learning_rate_warmup_factor"] == 131_072
+    assert found["opt_learning_rate_decay_boundary_epochs"] == [2.0, 4.0]
+
+
+def test_the_real_checker_accepts_the_system_description(tmp_path: Path) -> None:
+    file = tmp_path / "system.json"
+    done = call("system", trained(tmp_path), "--org", "A lab", "--status", "onprem", "-o", file)
+    assert done.exit_code == 0
+    for usage, ruleset in (("hpc", "3.0.0"), ("training", "5.0.0")):
+        command = [sys.executable, "-m", "mlperf_logging.system_desc_checker", str(file), usage, ruleset]
+        verdict = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        # It ends with 0 even where it refuses.
+        assert verdict.returncode == 0, verdict.stderr
+        assert "System description checker passed" in verdict.stderr, verdict.stderr
+
+
+def test_the_system_description_says_what_was_recorded_and_no_more(tmp_path: Path) -> None:
+    found = json.loads(call("system", trained(tmp_path), "--org", "A lab", "--status", "cloud").stdout)
+    assert len(found) == 33
+    assert all(isinstance(value, str) and value for value in found.values())
+    assert found["submitter"] == "A lab"
+    assert found["status"] == "Available cloud"
+    assert found["host_processor_model_name"] == "AMD EPYC 7763 64-Core Processor"
+    assert found["host_processor_core_count"] == "not recorded"
+    assert found["host_memory_capacity"] == "512 GiB"
+    assert found["accelerators_per_node"] == "4"
+    assert found["accelerator_model_name"] == "NVIDIA A100-SXM4-40GB"
+    assert found["accelerator_memory_capacity"] == "not recorded"
+    assert found["framework"] == "PyTorch 2.13.0"
+    assert "horovod 0.28.1" in found["other_software_stack"]
+    assert found["operating_system"] == "Debian GNU/Linux 12 (bookworm), kernel 6.1.0"
+    assert found["sw_notes"].startswith(NOTICE)
+
+
+def test_a_machine_without_accelerators_says_so(tmp_path: Path) -> None:
+    found = json.loads(call("system", speed_run(tmp_path)).stdout)
+    assert found["accelerators_per_node"] == "0"
+    assert found["accelerator_model_name"] == "none: ranks computed on the CPU"
+    assert found["submitter"] == "not stated"
+    assert found["framework"] == "PyTorch, version not recorded"
+
+
+@pytest.mark.parametrize("command", ["mllog", "system"])
+def test_runs_without_a_valid_record_are_refused(tmp_path: Path, command: str) -> None:
+    first, second = plans(points=(2,), repeats=2)
+    killed = write_unfinished(tmp_path, first)
+    with pytest.raises(IncompleteDataError, match="no record to export: 2 of 2 ranks started"):
+        call(command, killed.path)
+    story = Story(state="invalid", checks=({"name": "finite loss", "passed": False, "detail": "rank 1: nan"},))
+    invalid = write_run(tmp_path, second, TIMES, story)
+    with pytest.raises(RunError, match="a sanity check failed, such a run is not exported: finite loss: rank 1: nan"):
+        call(command, invalid.path)
+
+
+def test_wrong_folders_and_options_are_named(tmp_path: Path) -> None:
+    folder = speed_run(tmp_path)
+    for arguments, named in (
+        (["mllog", tmp_path / "nothing"], "no such folder of a run"),
+        (["mllog", folder.parent], f"holds 1 runs; name one of them, e.g. {folder}"),
+        (["mllog", folder, "-o", tmp_path], "is a folder; name a file in it"),
+        (["system", folder, "-o", tmp_path / "no" / "x.json"], "there is no folder"),
+        (["system", folder, "--org", " "], "--org: is empty"),
+    ):
+        with pytest.raises(UserError) as error:
+            call(*arguments)
+        assert named in str(error.value)
+    with pytest.raises(IncompleteDataError, match=r"no plan\.json"):
+        call("mllog", tmp_path)
+
+
+def test_a_damaged_time_is_named(tmp_path: Path) -> None:
+    folder = speed_run(tmp_path)
+    edit_json(RunFolder(folder).record, started="yesterday")
+    with pytest.raises(IncompleteDataError, match="'yesterday' is no time"):
+        call("mllog", folder)

@@ -1,0 +1,414 @@
+"""Archives of a history: equal bytes for equal runs, whole round trips, and hostile ones that get nowhere."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.errors import IncompleteDataError, RunError, UserError
+from dlbench.history.archive import read_archive, write_archive
+from dlbench.history.importing import Outcome, import_runs
+from dlbench.history.reading import open_history
+from dlbench.history.store import History
+from dlbench.history.tar_stream import Limits, members, safe_parts
+from dlbench.records.scan import scan
+from dlbench.report.formats import json as json_tables
+from dlbench.views.assemble import assemble
+from tests.support.history_factory import write_history
+
+POINTS = [(20.0 * number, 1 + number / 50) for number in range(4)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A history of four runs, one of them with a checkpoint; no test changes it."""
+    store = tmp_path_factory.mktemp("archive") / "store"
+    history = write_history(store, POINTS)
+    folder = history.run_folder(history.entries()[1])
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "step-00000004.safetensors").write_bytes(b"state" * 1000)
+    history.rebuild()
+    return store
+
+
+@pytest.fixture(scope="module")
+def archive(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("archive") / "all.tar"
+    history = open_history(made)
+    write_archive(history, history.entries(), output)
+    return output
+
+
+def bring(path: Path, store: Path, limits: Limits | None = None) -> tuple[History, list[Outcome]]:
+    history = open_history(store, create=True)
+    with history.store.room() as room:
+        outcomes = list(import_runs(history, read_archive(path, history, room, limits), room))
+    assert list((store / "partial").iterdir()) == []
+    return history, outcomes
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def verdicts(outcomes: list[Outcome]) -> list[str]:
+    return [outcome.verdict for outcome in outcomes]
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz"])
+def test_what_goes_out_comes_in(made: Path, tmp_path: Path, name: str) -> None:
+    source = open_history(made)
+    write_archive(source, source.entries(), tmp_path / name)
+    history, outcomes = bring(tmp_path / name, tmp_path / "store")
+    assert verdicts(outcomes) == ["imported"] * 4
+    assert history.entries() == source.entries()
+    assert tree(tmp_path / "store" / "runs") == tree(made / "runs")
+    assert verdicts(bring(tmp_path / name, tmp_path / "store")[1]) == ["already there"] * 4
+
+
+def test_reports_of_both_ends_are_equal(made: Path, archive: Path, tmp_path: Path) -> None:
+    bring(archive, tmp_path / "store")
+    month = "runs/2026-03"
+    reports = [assemble(scan(store / month)) for store in (made, tmp_path / "store")]
+    assert json_tables.to_json(reports[0]) == json_tables.to_json(reports[1])
+
+
+@pytest.mark.parametrize("name", ["one.tar", "one.tar.gz"])
+def test_equal_runs_give_equal_bytes(made: Path, tmp_path: Path, name: str) -> None:
+    copy = Path(shutil.copytree(made, tmp_path / "copy", copy_function=shutil.copyfile))
+    contents = []
+    for number, store in enumerate((made, copy)):
+        history = open_history(store)
+        output = tmp_path / str(number) / name
+        output.parent.mkdir()
+        # The order in which runs are asked for does not matter, nor what the file is called.
+        write_archive(history, history.entries()[:: -1 if number else 1], output)
+        contents.append(output.read_bytes())
+    assert contents[0] == contents[1]
+
+
+def test_other_programs_read_it(made: Path, archive: Path) -> None:
+    with tarfile.open(archive) as opened:
+        names = opened.getnames()
+        assert {(one.uid, one.gid, one.uname, one.mtime, one.mode) for one in opened} == {(0, 0, "", 0, 0o644)}
+        manifest = json.loads(opened.extractfile("manifest.json").read())  # type: ignore[union-attr]
+    assert names == ["manifest.json", *(f"runs/{name}" for name in tree(made / "runs"))]
+    assert manifest["runs"] == {entry.folder: entry.content_digest for entry in open_history(made).entries()}
+    assert archive.stat().st_size % tarfile.RECORDSIZE == 0
+
+
+def repacked(source: Path, output: Path, tar_format: int = tarfile.GNU_FORMAT, root: str = "") -> Path:
+    with tarfile.open(output, "w:gz" if output.suffix == ".gz" else "w", format=tar_format) as opened:
+        opened.add(source, root or source.name)
+    return output
+
+
+@pytest.mark.parametrize("root", ["runs", "./deep/down/runs", "."])
+def test_archives_of_tar_are_read(made: Path, tmp_path: Path, root: str) -> None:
+    history, outcomes = bring(repacked(made / "runs", tmp_path / "a.tar.gz", root=root), tmp_path / "store")
+    assert verdicts(outcomes) == ["imported"] * 4
+    assert history.entries() == open_history(made).entries()
+
+
+def test_a_single_run_without_a_folder(made: Path, tmp_path: Path) -> None:
+    entry = open_history(made).entries()[1]
+    _, outcomes = bring(repacked(made / entry.folder, tmp_path / "a.tar", root="."), tmp_path / "store")
+    assert verdicts(outcomes) == ["imported"]
+    assert tree(tmp_path / "store" / entry.folder) == tree(made / entry.folder)
+
+
+def test_folders_that_are_no_runs_are_named(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "notes.txt").write_text("nothing")
+    _, outcomes = bring(repacked(tmp_path / "x", tmp_path / "a.tar"), tmp_path / "store")
+    assert verdicts(outcomes) == ["skipped"]
+
+
+def test_a_changed_run_is_not_exported(made: Path, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(made, tmp_path / "copy"))
+    history = open_history(store)
+    with (history.run_folder(history.entries()[2]) / "rank-0000.steps").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(IncompleteDataError, match="changed"):
+        write_archive(history, history.entries(), tmp_path / "a.tar")
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+    with pytest.raises(UserError, match="cannot be written"):
+        write_archive(history, history.entries()[:1], tmp_path / "nowhere" / "a.tar")
+
+
+# Damage
+
+
+def test_a_cut_archive_gives_its_whole_runs(archive: Path, made: Path, tmp_path: Path) -> None:
+    content = archive.read_bytes()
+    known = {entry.folder: entry for entry in open_history(made).entries()}
+    for number, share in enumerate((0.0, 0.1, 0.35, 0.6, 0.9)):
+        cut = tmp_path / f"{number}.tar"
+        cut.write_bytes(content[: int(len(content) * share)])
+        history, outcomes = bring(cut, tmp_path / str(number))
+        assert sorted(verdicts(outcomes)) == ["damaged", *["imported"] * (len(outcomes) - 1)]
+        assert len(history.entries()) == len(outcomes) - 1 < 4
+        assert all(known[entry.folder] == entry for entry in history.entries())
+
+
+def test_no_flipped_bit_comes_in(archive: Path, made: Path, tmp_path: Path) -> None:
+    known = {entry.folder: entry.content_digest for entry in open_history(made).entries()}
+    content = archive.read_bytes()
+    for number in range(12):
+        flipped = bytearray(content)
+        flipped[(2 * number + 1) * len(content) // 24] ^= 0x10
+        path = tmp_path / f"{number}.tar"
+        path.write_bytes(flipped)
+        history, _ = bring(path, tmp_path / str(number))
+        assert {e.folder: e.content_digest for e in history.entries()}.items() <= known.items()
+
+
+def test_a_damaged_compressed_archive_is_told(archive: Path, tmp_path: Path) -> None:
+    content = gzip.compress(archive.read_bytes())
+    for number, broken in enumerate((content[:-1], content[:-8] + b"\0" * 8, content[: len(content) // 2])):
+        path = tmp_path / f"{number}.tar.gz"
+        path.write_bytes(broken)
+        assert "damaged" in verdicts(bring(path, tmp_path / str(number))[1])
+
+
+def test_a_run_that_the_list_names_and_that_is_not_there(made: Path, tmp_path: Path) -> None:
+    history = open_history(made)
+    first, *_ = history.entries()
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w", format=tarfile.GNU_FORMAT) as opened:
+        content = json.dumps(
+            {
+                "format": "dlbench.history-archive",
+                "version": 1,
+                "runs": {first.folder: first.content_digest, "runs/x": ""},
+            }
+        ).encode()
+        add(opened, "manifest.json", content)
+        opened.add(history.run_folder(first), first.folder)
+    path = tmp_path / "a.tar"
+    path.write_bytes(output.getvalue())
+    _, outcomes = bring(path, tmp_path / "store")
+    assert sorted(verdicts(outcomes)) == ["damaged", "imported"]
+    # A run that is not what the list says does not come in.
+    path.write_bytes(output.getvalue().replace(first.content_digest.encode(), b"0" * 64))
+    history, outcomes = bring(path, tmp_path / "other")
+    assert verdicts(outcomes) == ["damaged", "damaged"]
+    assert history.entries() == []
+
+
+def loose(made: Path, path: Path, order: Callable[[list[tuple[str, Path]]], list[tuple[str, Path]]]) -> Path:
+    """An archive without a list, its files in some order."""
+    files = [(str(file.relative_to(made)), file) for file in sorted((made / "runs").rglob("*")) if file.is_file()]
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as opened:
+        for name, file in order(files):
+            opened.add(file, name)
+    return path
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        # By the file's name, so that every run is there again and again; and one file of the first run at the end.
+        lambda files: sorted(files, key=lambda one: (one[1].name, one[0])),
+        lambda files: [*files[1:], files[0]],
+    ],
+)
+def test_runs_that_do_not_lie_together_are_refused(
+    made: Path, tmp_path: Path, order: Callable[[list[tuple[str, Path]]], list[tuple[str, Path]]]
+) -> None:
+    history, outcomes = bring(loose(made, tmp_path / "a.tar", order), tmp_path / "store")
+    assert verdicts(outcomes) == ["damaged"]
+    assert "do not lie together; make the archive of whole folders" in outcomes[0].why
+    assert history.entries() == []
+
+
+def test_folders_in_a_run_belong_to_it(made: Path, tmp_path: Path) -> None:
+    first = sorted((made / "runs").glob("*/*"))[0]
+    path = tmp_path / "a.tar"
+    more = ("checkpoints/old/x", "notes/y")
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as opened:
+        for name in more:
+            add(opened, f"{first.name}/{name}", b"z")
+        opened.add(first, first.name)
+        add(opened, "stray.txt", b"z")
+    history, outcomes = bring(path, tmp_path / "store")
+    assert sorted(verdicts(outcomes)) == ["imported", "skipped"]
+    assert set(tree(history.run_folder(history.entries()[0]))) == {*tree(first), *more}
+
+
+# Hostility
+
+
+def add(opened: tarfile.TarFile, name: str, content: bytes = b"", **changes: object) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for key, value in changes.items():
+        setattr(info, key, value)
+    opened.addfile(info, io.BytesIO(content))
+
+
+Harm = Callable[[tarfile.TarFile], None]
+
+HOSTILE: dict[str, Harm] = {
+    "symbolic link": lambda tar: add(tar, "run/plan.json", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+    "hard link": lambda tar: add(tar, "run/plan.json", type=tarfile.LNKTYPE, linkname="../../secret"),
+    "long link": lambda tar: add(tar, "run/x", type=tarfile.SYMTYPE, linkname="../" * 80),
+    "parent": lambda tar: add(tar, "run/../../../escaped", b"x"),
+    "parent alone": lambda tar: add(tar, "..", b"x"),
+    "absolute": lambda tar: add(tar, "/tmp/dlbench-escaped", b"x"),
+    "backslash": lambda tar: add(tar, "run\\..\\escaped", b"x"),
+    "newline": lambda tar: add(tar, "run/a\nb", b"x"),
+    "escape": lambda tar: add(tar, "run/\x1b[2J", b"x"),
+    "right to left": lambda tar: add(tar, "run/\u202egnp.exe", b"x"),
+    "long part": lambda tar: add(tar, "run/" + "x" * 256, b"x"),
+    "long name": lambda tar: add(tar, "/".join(["x" * 200] * 6), b"x"),
+    "device": lambda tar: add(tar, "run/null", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+    "block device": lambda tar: add(tar, "run/sda", type=tarfile.BLKTYPE),
+    "pipe": lambda tar: add(tar, "run/pipe", type=tarfile.FIFOTYPE),
+    "sparse": lambda tar: add(tar, "run/plan.json", type=tarfile.GNUTYPE_SPARSE),
+    "contiguous": lambda tar: add(tar, "run/plan.json", type=tarfile.CONTTYPE),
+    "folder with content": lambda tar: add(tar, "run", b"x" * 600, type=tarfile.DIRTYPE),
+    "twice": lambda tar: (add(tar, "run/plan.json", b"{}"), add(tar, "run/plan.json", b"{}"))[0],
+    "file as folder": lambda tar: (add(tar, "run/checkpoints", b"x"), add(tar, "run/checkpoints/y", b"x"))[0],
+    "unknown kind": lambda tar: add(tar, "run/plan.json", b"x", type=b"Z"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_members_end_it(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as opened:
+        HOSTILE[name](opened)
+    before = set(tmp_path.iterdir())
+    history, outcomes = bring(path, tmp_path / "store")
+    assert verdicts(outcomes) == ["damaged"]
+    assert "refused" in outcomes[0].why
+    assert outcomes[0].why.isprintable()
+    assert history.entries() == []
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "store"}
+    assert set(tree(tmp_path / "store")) <= {"history.json", "index.sqlite", "index.sqlite.lock"}
+    assert not Path("/tmp/dlbench-escaped").exists()
+
+
+def test_whole_runs_before_a_hostile_member_are_in(made: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as opened:
+        opened.add(made / "runs", "runs")
+        add(opened, "../escaped", b"x")
+    history, outcomes = bring(path, tmp_path / "store")
+    # The fourth was not known to be whole when the archive ended.
+    assert sorted(verdicts(outcomes)) == ["damaged", "imported", "imported", "imported"]
+    assert len(history.entries()) == 3
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_the_pax_format_is_refused_with_a_remedy(made: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x"}) as opened:
+        opened.add(made / "runs", "runs")
+    assert "--format=gnu" in bring(path, tmp_path / "store")[1][0].why
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 40])
+def test_impossible_sizes(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "a.tar"
+    info = tarfile.TarInfo("run/plan.json")
+    info.size = size
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10240))
+    assert "refused" in bring(path, tmp_path / "store")[1][0].why
+
+
+def test_a_huge_name_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10240))
+    assert "a name of 1099511627776 bytes" in bring(path, tmp_path / "store")[1][0].why
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (Limits(members=5), "more than 5 members"),
+        (Limits(file_bytes=100), "bytes"),
+        (Limits(total_bytes=1000), "more than 1000 B"),
+        (Limits(name_bytes=10), "the name"),
+    ],
+)
+def test_limits(made: Path, tmp_path: Path, limits: Limits, words: str) -> None:
+    path = repacked(made / "runs", tmp_path / "a.tar")
+    history, outcomes = bring(path, tmp_path / "store", limits)
+    assert [(one.verdict, words in one.why) for one in outcomes] == [("damaged", True)]
+    assert history.entries() == []
+
+
+def test_a_bomb_is_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.GNU_FORMAT) as opened:
+        add(opened, "run/plan.json", bytes(20_000_000))
+    assert path.stat().st_size < 50_000
+    _, outcomes = bring(path, tmp_path / "store", Limits(unfolding_from=1_000_000))
+    assert "unfolds" in outcomes[0].why
+
+
+def test_no_space_is_told_before_it_is_used_up(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    info = tarfile.TarInfo("run/plan.json")
+    info.size = 1 << 60
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10240))
+    with pytest.raises(RunError, match="no space"):
+        bring(path, tmp_path / "store", Limits(file_bytes=1 << 61, total_bytes=1 << 61))
+    assert list((tmp_path / "store" / "partial").iterdir()) == []
+
+
+def test_something_behind_the_end(archive: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(archive.read_bytes() + b"more")
+    _, outcomes = bring(path, tmp_path / "store")
+    assert verdicts(outcomes).count("damaged") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b", b"x" * 4096, gzip.compress(b"x" * 4096)])
+def test_what_is_no_archive(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(content)
+    assert verdicts(bring(path, tmp_path / "store")[1]) == ["damaged"]
+
+
+@given(st.text(max_size=60))
+def test_a_name_is_harmless_or_refused(name: str) -> None:
+    try:
+        parts = safe_parts(name, Limits())
+    except IncompleteDataError:
+        return
+    if parts is None:
+        return
+    inside = Path("/a/b").joinpath(*parts)
+    assert inside.is_relative_to("/a/b")
+    assert ".." not in inside.parts
+    assert all(part.isprintable() and not part.startswith(".") and part for part in parts)
+
+
+@given(st.binary(max_size=2048))
+def test_no_bytes_make_the_reader_fail_otherwise(content: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        try:
+            for member in members(Path(file.name), Limits()):
+                assert sum(map(len, member.pieces())) == member.num_bytes
+        except IncompleteDataError:
+            pass

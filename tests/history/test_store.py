@@ -1,0 +1,739 @@
+"""The history store: folders are the truth, the index a cache; killed and many writers, no space, no permission."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.errors import RunError, UserError
+from dlbench.history import reading as history_entries
+from dlbench.history.content import content_digest
+from dlbench.history.entry import HistoryEntry, HostEntry
+from dlbench.history.prune import beyond, prune, removals
+from dlbench.history.reading import MAKER, open_history
+from dlbench.history.store import EntryMaker, History
+from dlbench.history.where import PLAIN, matches, parse_where
+from dlbench.reading.comparability import group_id
+from dlbench.reading.metrics import metrics_by_run
+from dlbench.reading.samples.energy import run_energy
+from dlbench.reading.table import tabulate
+from dlbench.records.files import write_json
+from dlbench.records.folder import RunFolder
+from dlbench.records.rows.spans import STAGE
+from dlbench.records.scan import read_run, scan
+from tests.support.collectives_factory import comm_plans, write_comm_run
+from tests.support.history_factory import history_plan, import_folder, write_history
+from tests.support.run_factory import NOW, Story, constant, edit_json, write_run, write_unfinished
+from tests.support.watch_factory import write_samples, write_spans
+
+STEP = constant([5, 0, 30, 50, 0, 10])
+
+
+def write_runs(out: Path, count: int, first: int = 0, ranks: int = 1) -> Path:
+    for number in range(first, first + count):
+        plan = history_plan(number, 9.0 * number, points=(ranks,))
+        write_run(out, plan, STEP, Story(finished=NOW + timedelta(days=9 * number)))
+    return out
+
+
+def new_history(path: Path, notes: list[str] | None = None) -> History:
+    return open_history(path, create=True, notify=[].append if notes is None else notes.append)
+
+
+def verdicts(outcomes: Sequence[object]) -> list[str]:
+    return [outcome.verdict for outcome in outcomes]  # type: ignore[attr-defined]
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def dlbench(*arguments: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dlbench", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A history of twelve runs; tests that change it take a copy."""
+    store = tmp_path_factory.mktemp("history") / "store"
+    write_history(
+        store,
+        [(9.0 * number, 1 + number / 100) for number in range(12)],
+        commit=lambda number: f"c{number // 4}",
+        host=lambda number, rank: f"n{rank}",
+        slow_rank=lambda number, rank: 1.25 if rank == 1 else 1.0,
+    )
+    return store
+
+
+@pytest.fixture
+def store(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "store"))
+
+
+# What an entry says
+
+
+def test_entries_hold_what_the_run_says(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    environment = {"host": "n0", "dlbench.commit": "abc", "variable.SLURM_JOB_ID": "77"}
+    plan = history_plan(3, 4.0, {"night": "yes"}, points=(2,))
+    write_run(runs, plan, STEP, Story(environment=environment, host=lambda rank: f"n{rank}", finished=NOW))
+    history = new_history(tmp_path / "store")
+    assert verdicts(import_folder(history, runs)) == ["imported"]
+    (entry,) = history.entries()
+    run = read_run(runs / plan.run_id)
+    assert entry.folder == f"runs/2026-03/{plan.run_id}"
+    assert history.run_folder(entry) == tmp_path / "store" / entry.folder
+    assert (entry.state, entry.why, entry.group) == ("valid", "", group_id(run))
+    assert (entry.commit, entry.slurm_job_id, entry.tags) == ("abc", "77", {"night": "yes"})
+    assert (entry.created, entry.finished) == ("2026-03-05T12:00:00Z", "2026-03-01T12:00:00Z")
+    assert entry.environment == {**environment, "dlbench.version": plan.dlbench_version}
+    assert entry.key == (entry.group, 2, 1)
+    assert entry.label == "sample, tiny preset, horovod, fp32, batch 4 a rank, synthetic, weak scaling"
+    assert entry.figures == metrics_by_run(tabulate(scan(runs)))[plan.run_id]
+    assert entry.figures["step_median_s"] == pytest.approx(0.095)
+    assert entry.hosts == tuple(HostEntry(host=f"n{rank}", num_ranks=1, work_ratio=1.0) for rank in range(2))
+
+
+def test_the_digest_is_as_documented(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, history_plan(0, 0, points=(2,)), STEP)
+    (folder.path / "rank-0000.log").write_text("talk")
+    digest = hashlib.sha256()
+    for name in ("plan.json", "rank-0000.steps", "rank-0001.steps", "record.json"):
+        content = (folder.path / name).read_bytes()
+        digest.update(name.encode() + b"\0" + str(len(content)).encode() + b"\0" + content)
+    assert content_digest(folder) == digest.hexdigest()
+
+
+def test_a_commit_tag_stands_before_the_checkout_and_a_submission_tells_the_job(tmp_path: Path) -> None:
+    plan = history_plan(0, 0, {"commit": "tagged"}, points=(1,))
+    folder = write_run(tmp_path / "runs", plan, STEP, Story(environment={"dlbench.commit": "abc"}))
+    write_json(
+        folder.submission,
+        {"format": "dlbench.submission", "version": 1, "job_id": "4711", "command": [], "submitted": "2026-03-01"},
+    )
+    history = new_history(tmp_path / "store")
+    import_folder(history, tmp_path / "runs")
+    assert [(entry.commit, entry.slurm_job_id) for entry in history.entries()] == [("tagged", "4711")]
+
+
+def test_hosts_are_compared_as_slow_nodes_does(made: Path) -> None:
+    for entry in open_history(made).entries():
+        assert {host.host: host.work_ratio for host in entry.hosts} == {
+            "n0": pytest.approx(0.8),
+            "n1": pytest.approx(1.25),
+        }
+
+
+def test_a_planted_fault_accuses_no_host(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write_history(
+        store,
+        [(0.0, 1.0)],
+        host=lambda number, rank: f"n{rank}",
+        overrides={"fault.ranks": 1, "fault.compute_factor": 1.5},
+    )
+    (entry,) = open_history(store).entries()
+    assert [host.work_ratio for host in entry.hosts] == [None, None]
+
+
+def test_entries_survive_json(made: Path) -> None:
+    for entry in open_history(made).entries():
+        assert HistoryEntry.from_dict(json.loads(json.dumps(entry.to_dict()))) == entry
+
+
+def test_entries_are_sorted_by_their_end(store: Path) -> None:
+    entries = open_history(store).entries()
+    assert [entry.finished for entry in entries] == sorted(entry.finished for entry in entries)
+    assert len(entries) == 12
+
+
+# Bringing runs in
+
+
+def test_folders_are_copied_whole_and_stay(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", 3)
+    (next(runs.iterdir()) / "checkpoints").mkdir()
+    (next(runs.iterdir()) / "checkpoints" / "step-00000001.safetensors").write_bytes(b"state")
+    history = new_history(tmp_path / "store")
+    assert verdicts(import_folder(history, runs)) == ["imported"] * 3
+    before = tree(tmp_path / "store" / "runs")
+    assert {name.split("/", 1)[1]: content for name, content in before.items()} == tree(runs)
+    assert verdicts(import_folder(history, runs)) == ["already there"] * 3
+    assert verdicts(import_folder(open_history(tmp_path / "store"), runs)) == ["already there"] * 3
+    assert tree(tmp_path / "store" / "runs") == before
+    assert list((tmp_path / "store" / "partial").iterdir()) == []
+
+
+def test_other_content_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", 2)
+    history = new_history(tmp_path / "store")
+    import_folder(history, runs)
+    before = tree(tmp_path / "store" / "runs")
+    changed = sorted(runs.iterdir())[0]
+    edit_json(changed / "record.json", finished="2027-01-01T00:00:00Z")
+    outcomes = import_folder(history, runs)
+    assert verdicts(outcomes) == ["refused", "already there"]
+    assert changed.name in outcomes[0].why
+    assert tree(tmp_path / "store" / "runs") == before
+
+
+def test_a_run_that_is_there_twice_comes_in_once(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", 1)
+    one = next(runs.iterdir())
+    shutil.copytree(one, runs / "copy")
+    history = new_history(tmp_path / "store")
+    assert sorted(verdicts(import_folder(history, runs))) == ["already there", "imported"]
+    assert [entry.run_id for entry in history.entries()] == [one.name]
+    assert Path(history.entries()[0].folder).name == one.name
+
+
+def test_what_a_history_does_not_keep(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", 1, first=1)
+    write_unfinished(runs, history_plan(2, 0, points=(1,)))
+    write_unfinished(runs, history_plan(3, 0, points=(1,)), "failed", "no memory left")
+    check = {"name": "finite loss", "passed": False, "detail": "loss not finite"}
+    write_run(runs, history_plan(4, 0, points=(1,)), STEP, Story(state="invalid", checks=[check]))
+    torn = write_run(runs, history_plan(5, 0, points=(1,)), STEP)
+    torn.steps(0).write_bytes(torn.steps(0).read_bytes()[:-3])
+    (runs / "z-empty").mkdir()
+    linked = write_run(runs, history_plan(6, 0, points=(1,)), STEP)
+    (linked.path / "data").symlink_to("/etc/passwd")
+    deep = write_run(runs, history_plan(7, 0, points=(1,)), STEP)
+    (deep.path / "a" / "b" / "c" / "d").mkdir(parents=True)
+    history = new_history(tmp_path / "store")
+    told = {outcome.name: outcome for outcome in import_folder(history, runs)}
+    found = {name.split("-")[0]: outcome.verdict for name, outcome in told.items()}
+    assert found == {
+        "h0001": "imported",
+        "h0002": "skipped",
+        "h0003": "imported",
+        "h0004": "imported",
+        "h0005": "damaged",
+        "h0006": "damaged",
+        "h0007": "damaged",
+        "z": "damaged",
+    }
+    assert all(outcome.why for outcome in told.values() if outcome.verdict != "imported")
+    states = {entry.run_id[:5]: (entry.state, entry.why) for entry in history.entries()}
+    assert states["h0003"][0] == "failed"
+    assert "no memory left" in states["h0003"][1]
+    assert states["h0004"] == ("invalid", "finite loss: loss not finite")
+    assert len(states) == 3
+
+
+def test_runs_of_the_collective_benchmark_are_passed_over(tmp_path: Path) -> None:
+    write_comm_run(tmp_path / "runs", comm_plans()[0])
+    outcomes = import_folder(new_history(tmp_path / "store"), tmp_path / "runs")
+    assert verdicts(outcomes) == ["skipped"]
+    assert "collective" in outcomes[0].why
+
+
+def test_a_run_that_goes_on_is_not_taken_in(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", 1)
+
+    def make_and_write(folders: Sequence[RunFolder]) -> Sequence[HistoryEntry]:
+        entries = MAKER.make(folders)
+        for folder in folders:
+            with folder.steps(0).open("ab") as file:
+                file.write(b"more")
+        return entries
+
+    history = History.open(tmp_path / "store", EntryMaker(make=make_and_write, version="test"), create=True)
+    outcomes = import_folder(history, runs)
+    assert verdicts(outcomes) == ["skipped"]
+    assert "not ended" in outcomes[0].why
+    assert history.entries() == []
+    assert list((tmp_path / "store" / "partial").iterdir()) == []
+
+
+def test_a_store_is_told_from_other_folders(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no history"):
+        open_history(tmp_path / "nothing")
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(UserError, match="holds other files"):
+        open_history(tmp_path, create=True)
+    write_json(tmp_path / "history.json", {"format": "dlbench.history", "version": 99})
+    with pytest.raises(Exception, match="version"):
+        open_history(tmp_path)
+
+
+# The index is a cache
+
+
+def test_a_rebuilt_index_is_the_old_one(store: Path) -> None:
+    history = open_history(store)
+    before = history.entries()
+    history.rebuild()
+    assert history.entries() == before
+    assert open_history(store).entries() == before
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"no database at all\n" * 400)
+
+
+def other_version(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE meta SET value = '0: of old'")
+    connection.close()
+
+
+def other_tables(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE runs")
+        connection.execute("CREATE TABLE runs (name TEXT)")
+    connection.close()
+
+
+def other_figure(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("""UPDATE runs SET entry = replace(entry, '"ranks": 2', '"ranks": 3')""")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("harm", "is_told"),
+    [
+        (Path.unlink, False),
+        (empty, False),
+        (truncate, True),
+        (garbage, True),
+        (other_version, True),
+        (other_tables, True),
+        (other_figure, True),
+    ],
+)
+def test_a_harmed_index_is_made_anew(store: Path, harm: Callable[[Path], None], is_told: bool) -> None:
+    before = open_history(store).entries()
+    harm(store / "index.sqlite")
+    notes: list[str] = []
+    assert open_history(store, notify=notes.append).entries() == before
+    assert len(notes) == is_told
+    assert all("made anew" in note for note in notes)
+    notes.clear()
+    assert open_history(store, notify=notes.append).entries() == before
+    assert notes == []
+
+
+def test_no_flipped_bit_changes_an_entry(store: Path) -> None:
+    before = open_history(store).entries()
+    content = (store / "index.sqlite").read_bytes()
+    chance = random.Random(7)
+    for _ in range(40):
+        place = chance.randrange(len(content))
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << chance.randrange(8)
+        (store / "index.sqlite").write_bytes(flipped)
+        assert open_history(store).entries() == before
+
+
+def test_folders_that_come_and_go_are_noticed(store: Path, tmp_path: Path) -> None:
+    history = open_history(store)
+    first, *rest = history.entries()
+    shutil.move(history.run_folder(first), tmp_path / "away")
+    assert open_history(store).entries() == rest
+    shutil.move(tmp_path / "away", history.run_folder(first))
+    assert open_history(store).entries() == [first, *rest]
+    record = RunFolder(history.run_folder(first)).record
+    write_json(record, {**json.loads(record.read_text()), "finished": "2020-01-01T00:00:00Z"})
+    assert open_history(store).entries()[0].finished == "2020-01-01T00:00:00Z"
+
+
+def test_a_run_in_two_folders_counts_once(store: Path) -> None:
+    history = open_history(store)
+    first = history.entries()[0]
+    shutil.copytree(history.run_folder(first), store / "runs" / "2030-01" / first.run_id)
+    found = [entry for entry in open_history(store).entries() if entry.run_id == first.run_id]
+    assert sorted(entry.state for entry in found) == ["damaged", "valid"]
+    assert next(entry.why for entry in found if entry.state == "damaged").count(first.run_id) >= 2
+
+
+def test_the_index_may_lie_elsewhere(store: Path, tmp_path: Path) -> None:
+    before = open_history(store).entries()
+    elsewhere = tmp_path / "local" / "index.sqlite"
+    (store / "index.sqlite").unlink()
+    assert open_history(store, index=elsewhere).entries() == before
+    assert elsewhere.exists()
+    assert not (store / "index.sqlite").exists()
+
+
+def test_no_write_ahead_log(store: Path) -> None:
+    open_history(store).rebuild()
+    connection = sqlite3.connect(store / "index.sqlite")
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    connection.close()
+
+
+# Killed writers, many writers
+
+
+def test_what_dead_writers_left_is_swept_away(tmp_path: Path) -> None:
+    history = new_history(tmp_path / "store")
+    partial = tmp_path / "store" / "partial"
+    with history.store.room() as room:
+        mine = room.name
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    dead = partial / mine.replace(f".{os.getpid()}.", f".{child.pid}.")
+    alive = partial / mine
+    young, old = partial / f"elsewhere.1.{child.pid}.0", partial / "elsewhere.1.2.0"
+    for folder in (dead, alive, young, old):
+        (folder / "run").mkdir(parents=True)
+    day_ago = time.time() - 90_000
+    for folder in (alive, old):
+        os.utime(folder, (day_ago, day_ago))
+    import_folder(history, write_runs(tmp_path / "runs", 1))
+    assert sorted(path.name for path in partial.iterdir()) == sorted([alive.name, young.name])
+
+
+@pytest.mark.slow
+def test_killed_imports_leave_nothing_half(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", 150)
+    whole = {folder.name: content_digest(RunFolder(folder)) for folder in runs.iterdir()}
+    store = tmp_path / "store"
+    chance = random.Random(5)
+    counts = []
+    for _ in range(4):
+        process = dlbench("history", "import", runs, "--store", store)
+        before = len(list((store / "runs").glob("*/*")))
+        deadline = time.monotonic() + 60
+        # Somewhere within the import: not before its first run is in place, a little later each time.
+        while len(list((store / "runs").glob("*/*"))) == before < len(whole) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(chance.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        there = {path.name: content_digest(RunFolder(path)) for path in (store / "runs").glob("*/*")}
+        assert there.items() <= whole.items()
+        assert {entry.run_id: entry.content_digest for entry in open_history(store).entries()} == there
+        counts.append(len(there))
+    assert 0 < counts[0] < len(whole)
+    assert set(verdicts(import_folder(open_history(store), runs))) <= {"imported", "already there"}
+    assert {entry.run_id: entry.content_digest for entry in open_history(store).entries()} == whole
+    assert list((store / "partial").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_many_writers_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", 24)
+    folders = sorted(runs.iterdir())
+    store = tmp_path / "store"
+    # Every run is brought by two or more of them, and all make the store.
+    shares = [folders[:16], folders[8:], folders[::2], folders[::-1]]
+    processes = [dlbench("history", "import", *share, "--store", store) for share in shares]
+    output = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(shares), output
+    told = [
+        sum(int(n) for n in re.findall(r"(\d+) imported$|(\d+) imported,", text)[0] if n) if "imported" in text else 0
+        for text in output
+    ]
+    assert sum(told) == len(folders), output
+    wanted = {folder.name: content_digest(RunFolder(folder)) for folder in folders}
+    connection = sqlite3.connect(store / "index.sqlite")
+    assert connection.execute("SELECT count(*) FROM runs").fetchone() == (len(folders),)
+    connection.close()
+    notes: list[str] = []
+    assert {e.run_id: e.content_digest for e in open_history(store, notify=notes.append).entries()} == wanted
+    assert notes == []
+    assert list((store / "partial").iterdir()) == []
+
+
+# No permission, no space
+
+
+def in_own_mounts(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A shell script in mounts of its own, which end with it."""
+    return subprocess.run(
+        ["unshare", "--mount", "bash", "-euc", script, "bash", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def require_own_mounts() -> None:
+    if shutil.which("unshare") is None or in_own_mounts("mount -t tmpfs none /mnt").returncode != 0:
+        pytest.skip("mounts of one's own need root")
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_store_that_cannot_be_written_is_read(store: Path, has_index: bool) -> None:
+    require_own_mounts()
+    listed = open_history(store).entries()
+    if not has_index:
+        (store / "index.sqlite").unlink()
+        (store / "index.sqlite.lock").unlink()
+    script = (
+        'mount --bind "$1" "$1"; mount -o remount,ro,bind "$1"; "$2" -m dlbench history list --store "$1" --format json'
+    )
+    done = in_own_mounts(script, store, sys.executable)
+    assert done.returncode == 0, done.stderr
+    assert [HistoryEntry.from_dict(one) for one in json.loads(done.stdout)["runs"]] == listed
+    assert ("kept in memory" in done.stderr) == (not has_index)
+    refused = in_own_mounts(
+        script.replace("list", "import").replace("--format json", '"$1"/runs/2026-03'), store, sys.executable
+    )
+    assert refused.returncode == 2
+    assert "cannot be written" in refused.stderr
+
+
+def test_a_full_disk_leaves_nothing_half(tmp_path: Path) -> None:
+    require_own_mounts()
+    runs = write_runs(tmp_path / "runs", 2)
+    big = sorted(runs.iterdir())[1]
+    (big / "launch.log").write_bytes(os.urandom(3_000_000))
+    (tmp_path / "store").mkdir()
+    done = in_own_mounts(
+        'mount -t tmpfs -o size=2m none "$1";'
+        '"$3" -m dlbench history import --store "$1" "$2" && exit 9 || echo "ended with $?";'
+        'find "$1/partial" "$1/runs" -type f | sort; "$3" -m dlbench history list --store "$1"',
+        tmp_path / "store",
+        runs,
+        sys.executable,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ended with 3" in done.stdout
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert big.name not in done.stdout
+
+
+# Choosing runs
+
+
+ENTRY = HistoryEntry(
+    run_id="r", folder="runs/2026-03/r", state="valid", why="", created="c", finished="f", series="s", repeat=0,
+    side="", variant="plain", group="g", label="l", system="sys", workload="w", preset="p", engine="e", ranks=2,
+    nodes=1, slurm_job_id="", commit="", tags={}, environment={}, figures={}, hosts=(), content_digest="d",
+)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", ""]),
+            st.sampled_from([1, 2]),
+            st.sampled_from(["n0", "n1", ""]),
+            st.text("xy", max_size=1),
+        ),
+        max_size=8,
+    ),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "workload": st.sampled_from(["a", "b", ""]),
+            "ranks": st.sampled_from(["1", "2", "x"]),
+            "host": st.sampled_from(["n0", "n1", ""]),
+            "tag.k": st.text("xy", max_size=1),
+            "environment.k": st.text("xy", max_size=1),
+        },
+    ),
+)
+def test_where_is_the_conjunction(rows: list[tuple[str, int, str, str]], where: dict[str, str]) -> None:
+    for workload, ranks, host, tag in rows:
+        entry = dataclasses.replace(
+            ENTRY,
+            workload=workload,
+            ranks=ranks,
+            hosts=(HostEntry(host=host, num_ranks=1, work_ratio=None),) if host else (),
+            tags={"k": tag} if tag else {},
+            environment={"k": tag + tag},
+        )
+        values = {"workload": workload, "ranks": str(ranks), "host": host, "tag.k": tag, "environment.k": tag + tag}
+        assert matches(entry, where) == all(values[key] == value for key, value in where.items())
+
+
+def test_where_names_what_is_wrong() -> None:
+    assert parse_where(["workload=a=b", "tag.x="]) == {"workload": "a=b", "tag.x": ""}
+    assert all(matches(ENTRY, {key: str(getattr(ENTRY, key))}) for key in PLAIN)
+    for texts, words in (
+        (["workload"], "KEY=VALUE"),
+        (["worklaod=a"], "did you mean workload"),
+        (["ranks=1", "ranks=2"], "twice"),
+    ):
+        with pytest.raises(UserError, match=words):
+            parse_where(texts)
+
+
+# Letting go
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 100), st.sampled_from(["g", "h"]), st.sampled_from(["valid", "failed"])), max_size=12
+    ),
+    st.integers(0, 100),
+    st.integers(0, 3),
+)
+def test_what_goes_by_age(rows: list[tuple[int, str, str]], keep_days: int, keep_last: int) -> None:
+    entries = [
+        dataclasses.replace(
+            ENTRY,
+            run_id=f"r{number:02d}",
+            group=group,
+            state=state,
+            finished=(NOW - timedelta(days=age)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        for number, (age, group, state) in enumerate(rows)
+    ]
+    gone = {entry.run_id for entry in beyond(entries, keep_days=keep_days, keep_last=keep_last, now=NOW)}
+    for number, (age, group, state) in enumerate(rows):
+        newer = sum(
+            (other_age, -other) < (age, -number)
+            for other, (other_age, *what) in enumerate(rows)
+            if what == [group, "valid"]
+        )
+        is_kept = age <= keep_days or (state == "valid" and newer < keep_last)
+        assert (f"r{number:02d}" not in gone) == is_kept
+
+
+def test_a_run_without_a_date_stays() -> None:
+    entry = dataclasses.replace(ENTRY, finished="", created="some day")
+    assert beyond([entry], keep_days=0, keep_last=0, now=datetime.now(timezone.utc)) == []
+
+
+def test_whole_runs_go_and_the_index_follows(store: Path) -> None:
+    history = open_history(store)
+    entries = history.entries()
+    prune(history, removals(history, entries[:5], traces_only=False))
+    assert history.entries() == entries[5:]
+    assert open_history(store).entries() == entries[5:]
+    assert {path.name for path in (store / "runs").glob("*/*")} == {entry.run_id for entry in entries[5:]}
+    assert list((store / "partial").iterdir()) == []
+
+
+def test_traces_go_and_figures_stay(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", 2)
+    first, second = sorted(runs.iterdir())
+    traces = ("rank-0001.spans", "rank-0000.profile.json", "rank-0000.log", "launch.log", "slurm-12.out")
+    for name in (*traces, "rank-0000.spans", "node-0000.samples", "notes.txt"):
+        (first / name).write_bytes(b"x" * 10)
+    (first / "checkpoints" / "old").mkdir(parents=True)
+    (first / "checkpoints" / "old" / "x").write_bytes(b"")
+    (first / "checkpoints" / "step-00000009.safetensors").write_bytes(b"y" * 7)
+    history = new_history(tmp_path / "store")
+    import_folder(history, runs)
+    before = {entry.run_id: entry for entry in history.entries()}
+    chosen = removals(history, history.entries(), traces_only=True)
+    assert [(one.entry.run_id, one.num_bytes, len(one.files)) for one in chosen] == [(first.name, 57, 7)]
+    prune(history, chosen)
+    for opened in (history, open_history(tmp_path / "store")):
+        after = {entry.run_id: entry for entry in opened.entries()}
+        assert after[second.name] == before[second.name]
+        assert after[first.name].dropped == ("checkpoints", "logs", "profiles", "spans")
+        assert dataclasses.replace(after[first.name], dropped=()) == before[first.name]
+    left = set(tree(history.run_folder(before[first.name])))
+    assert left == set(tree(first)) - {*traces, "checkpoints/step-00000009.safetensors", "checkpoints/old/x"} | {
+        "dropped.json"
+    }
+    assert not (history.run_folder(before[first.name]) / "checkpoints").exists()
+    assert removals(history, history.entries(), traces_only=True) == []
+    # It is the same run still: bringing it in again brings nothing back.
+    assert verdicts(import_folder(history, runs)) == ["already there", "already there"]
+
+
+def test_energy_is_the_same_without_traces(tmp_path: Path) -> None:
+    plan = history_plan(
+        0, 0, system="example-gpu", points=(4,), ranks_per_node=2, overrides={"layout.cores_per_rank": 1}
+    )
+    assert plan.layout.nodes == 2
+    folder = write_run(tmp_path / "runs", plan, STEP, Story(host=lambda rank: f"n{rank // 2}"))
+    seconds = [number * 0.02 - 5 for number in range(500)]
+    for rank in range(4):
+        spans = [{"lane": STAGE, "name": "building", "start_ns": -4 * 10**9, "end_ns": 10**9 // 2}]
+        write_spans(folder, rank, spans)
+    for node in range(2):
+        rows = [(round(time_s * 1e9), 1000 + 80 * time_s) for time_s in seconds]
+        write_samples(folder, node, ["host.energy.package-0_j"], rows, host=f"n{node}")
+    history = new_history(tmp_path / "store")
+    import_folder(history, tmp_path / "runs")
+    (entry,) = history.entries()
+    before = run_energy(read_run(history.run_folder(entry)))
+    assert before.stage("processors", "building") is not None
+    chosen = removals(history, [entry], traces_only=True)
+    assert [one.files for one in chosen] == [("rank-0001.spans", "rank-0003.spans")]
+    prune(history, chosen)
+    assert run_energy(read_run(history.run_folder(entry))) == before
+    # Whose spans they are nobody can tell then.
+    RunFolder(history.run_folder(entry)).record.write_text("{")
+    assert removals(history, history.entries(), traces_only=True) == []
+
+
+def test_two_prunes_at_once(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", 1)
+    (next(runs.iterdir()) / "checkpoints").mkdir()
+    (next(runs.iterdir()) / "checkpoints" / "step-00000009.safetensors").write_bytes(b"y")
+    history = new_history(tmp_path / "store")
+    import_folder(history, runs)
+    chosen = removals(history, history.entries(), traces_only=True)
+    for _ in range(2):
+        prune(history, chosen)
+    assert history.entries()[0].dropped == ("checkpoints",)
+
+
+def test_a_run_that_goes_while_it_is_read_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = sorted(write_runs(tmp_path, 2).iterdir())
+
+    def tabulate_and_lose(*arguments: Any, **options: Any) -> Any:
+        table = tabulate(*arguments, **options)
+        shutil.rmtree(first)
+        return table
+
+    monkeypatch.setattr(history_entries, "tabulate", tabulate_and_lose)
+    entries = MAKER.make([RunFolder(first), RunFolder(second)])
+    assert [entry.state for entry in entries] == ["damaged", "valid"]
+
+
+def test_an_index_elsewhere_learns_of_dropped_traces(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", 1)
+    (next(runs.iterdir()) / "launch.log").write_bytes(b"x")
+    history = new_history(tmp_path / "store")
+    import_folder(history, runs)
+    elsewhere = tmp_path / "elsewhere.sqlite"
+    assert open_history(tmp_path / "store", index=elsewhere).entries()[0].dropped == ()
+    prune(history, removals(history, history.entries(), traces_only=True))
+    assert open_history(tmp_path / "store", index=elsewhere).entries()[0].dropped == ("logs",)
+
+
+def test_errors_of_the_file_system_are_named(store: Path) -> None:
+    shutil.rmtree(store / "runs")
+    (store / "runs").write_text("no folder")
+    with pytest.raises(RunError, match="runs"):
+        open_history(store)

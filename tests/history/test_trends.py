@@ -1,0 +1,641 @@
+"""A history over time: what is one series, what differs at a change, slow nodes by month, and the page in a browser."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from dlbench.cli import cli
+from dlbench.history.entry import HistoryEntry, HostEntry
+from dlbench.history.page import words as trends_words
+from dlbench.history.page.document import nodes_document, trends_document
+from dlbench.history.page.report import TrendsReport, trends_of
+from dlbench.history.trends.series import dated, trends
+from dlbench.history.trends.slow_months import RECENT_DAYS, slow_months
+from dlbench.reading.metrics import by_name
+from dlbench.report.document import Section
+from dlbench.report.formats.csv import to_csv
+from dlbench.report.formats.html import to_html
+from dlbench.report.formats.json import to_json
+from dlbench.report.formats.markdown import to_markdown
+from dlbench.report.formats.terminal import to_text
+from dlbench.views.history.view import HistoryView
+from tests.support.history_factory import write_history
+
+START = datetime(2026, 1, 1, 2, tzinfo=timezone.utc)
+PAYLOAD = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
+HOSTILE = f"{PAYLOAD} \"'>| `*[x](javascript:window.pwned=1)* {{{{ 7*7 }}}}\x1b[31m\u202e"
+
+
+def entry(night: int, repeat: int = 0, **changes: Any) -> HistoryEntry:
+    moment = START + timedelta(days=night)
+    content: dict[str, Any] = {
+        "run_id": f"run-{night}-{repeat}",
+        "folder": f"runs/run-{night}-{repeat}",
+        "state": "valid",
+        "why": "",
+        "created": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "finished": (moment + timedelta(minutes=5 * (repeat + 1))).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "series": f"s{night}",
+        "repeat": repeat,
+        "side": "",
+        "variant": "plain",
+        "group": "0123456789ab",
+        "label": "resnet50, ci preset, horovod, weak scaling",
+        "system": "box",
+        "workload": "resnet50",
+        "preset": "ci",
+        "engine": "horovod",
+        "ranks": 2,
+        "nodes": 1,
+        "slurm_job_id": str(9000 + night),
+        "commit": f"c{night // 2:04d}",
+        "tags": {},
+        "environment": {},
+        "figures": {"step_median_s": 0.1},
+        "hosts": (HostEntry(host="n0", num_ranks=2, work_ratio=None),),
+        "content_digest": "",
+    }
+    return HistoryEntry(**(content | changes))
+
+
+def course(
+    count: int,
+    factor: Callable[[int], float],
+    repeats: int = 2,
+    seed: int = 0,
+    scatter: float = 0.01,
+    changes: Callable[[int], dict[str, Any]] = lambda night: {},
+) -> list[HistoryEntry]:
+    """Runs around 0.1 s times a factor, by night; nights differ from each other more than runs of one night."""
+    generator = np.random.default_rng(seed)
+    made = []
+    for night in range(count):
+        value = 0.1 * factor(night) * math.exp(generator.normal(0, scatter))
+        for repeat in range(repeats):
+            figures = {"step_median_s": value * math.exp(generator.normal(0, scatter / 4))}
+            made.append(entry(night, repeat, **({"figures": figures} | changes(night))))
+    return made
+
+
+def step_at(place: int, factor: float) -> Callable[[int], float]:
+    return lambda night: factor if night >= place else 1.0
+
+
+def of_steps(entries: Sequence[HistoryEntry]) -> TrendsReport:
+    return trends_of(entries, ["step_median_s"])
+
+
+def as_text(report: TrendsReport) -> str:
+    return to_text(trends_document(report))
+
+
+def as_page(report: TrendsReport) -> str:
+    return to_html(trends_document(report))
+
+
+def as_markdown(report: TrendsReport) -> str:
+    return to_markdown(trends_document(report))
+
+
+def as_csv(report: TrendsReport, table: str = "changes") -> str:
+    return to_csv(trends_document(report), table)
+
+
+def as_json(report: TrendsReport) -> str:
+    return to_json(trends_document(report))
+
+
+# What is one series, what is one night
+
+
+def test_runs_planned_together_are_one_night() -> None:
+    (trend,) = trends(course(30, step_at(15, 1.1), repeats=3))
+    assert len(trend.nights) == 30
+    assert trend.num_runs == 90
+    for night in trend.nights:
+        assert night.value == sorted(night.values)[1]
+        assert len(night.run_ids) == 3
+    (change,) = trend.changes
+    assert change.ratio.n == 15  # nights, not runs
+    assert change.kind == "regression"
+
+
+def test_repeats_are_no_nights() -> None:
+    """Five nights of twenty runs are five nights: nothing can be said."""
+    (trend,) = trends(course(6, step_at(3, 1.5), repeats=20))
+    assert trend.changes == ()
+    assert (
+        "Too short for a change point: 6 nights" in of_steps(course(6, step_at(3, 1.5), repeats=20)).series[0].verdict
+    )
+
+
+@pytest.mark.parametrize("key", ["group", "ranks", "nodes"])
+def test_what_may_not_be_compared_is_not_one_series(key: str) -> None:
+    other = {"group": "ffffffffffff", "ranks": 8, "nodes": 4}[key]
+    entries = course(40, lambda night: 1.0, changes=lambda night: {key: other} if night >= 20 else {})
+    found = trends(
+        [
+            dataclasses.replace(one, figures={"step_median_s": 0.2}) if getattr(one, key) == other else one
+            for one in entries
+        ]
+    )
+    assert [len(trend.nights) for trend in found] == [20, 20]
+    assert [trend.changes for trend in found] == [(), ()]
+
+
+def test_runs_without_figures_and_copies_do_not_count() -> None:
+    entries = course(20, lambda night: 1.0, repeats=1)
+    spoilt = [
+        entry(50, state="invalid", figures={}),
+        entry(51, state="damaged", why="torn", group="", figures={}),
+        entry(52, finished="soon"),
+        entry(53, finished="0001-01-01T00:00:00+14:00"),
+        entries[3],
+    ]
+    (trend,) = trends([*spoilt, *entries])
+    assert trend.num_runs == 20
+    report = of_steps([*entries, *spoilt])
+    assert (report.num_runs, report.num_without) == (20, 5)
+    assert report.damaged == ("run-51-0: torn",)
+
+
+def test_times_of_other_zones_sort_as_moments() -> None:
+    late = entry(1, finished="2026-01-02T01:00:00-05:00")
+    early = entry(2, finished="2026-01-02T05:00:00Z")
+    assert [one.run_id for one in dated([late, early])] == ["run-2-0", "run-1-0"]
+    assert dated([late])[0].finished == "2026-01-02T06:00:00Z"
+
+
+def test_figures_of_zero_have_no_course() -> None:
+    assert trends([entry(night, figures={"step_median_s": 0.0}) for night in range(20)]) == []
+
+
+def test_order_of_the_entries_does_not_matter() -> None:
+    entries = course(40, step_at(20, 1.08))
+    assert as_json(of_steps(entries)) == as_json(of_steps(entries[::-1]))
+
+
+@pytest.mark.parametrize("metric", sorted(by_name()))
+def test_direction_is_that_of_the_metric(metric: str) -> None:
+    entries = course(40, lambda night: 1.0, changes=lambda night: {"figures": {metric: 2.0 if night < 20 else 3.0}})
+    (series,) = trends_of(entries, [metric]).series
+    assert [change.kind for change in series.changes] == ["regression"]
+    assert by_name()[metric].higher_is_worse
+    (series,) = trends_of(
+        [dataclasses.replace(one, figures={metric: 1 / one.figures[metric]}) for one in entries], [metric]
+    ).series
+    assert [change.kind for change in series.changes] == ["improvement"]
+
+
+# What differs at a change
+
+
+def drivers(night: int) -> dict[str, Any]:
+    environment = {
+        "gpu.driver": "550.54" if night < 20 else ("560.28" if night < 30 else "560.35"),
+        "os": "Debian 12",
+        "variable.SLURM_JOB_ID": str(1000 + night),
+        "package.torch": "2.10" if night < 25 else "2.11",
+        "dlbench.commit": f"d{night}",
+    }
+    if night >= 20:
+        environment["variable.NCCL_DEBUG"] = "INFO"
+    hosts = tuple(
+        HostEntry(host=name, num_ranks=1, work_ratio=None) for name in (["a", "b"] if night < 20 else ["b", "c"])
+    )
+    return {
+        "environment": environment,
+        "hosts": hosts,
+        "tags": {"queue": "x" if night < 20 else "y", "commit": f"t{night}"},
+    }
+
+
+def test_a_change_names_what_differs_on_both_sides() -> None:
+    (trend,) = trends(course(40, step_at(20, 1.1), changes=drivers))
+    (change,) = trend.changes
+    assert {one.key: (one.before, one.after) for one in change.differences} == {
+        "gpu.driver": ("550.54", "560.28, 560.35"),
+        "variable.NCCL_DEBUG": ("not set", "INFO"),
+        "tag.queue": ("x", "y"),
+    }
+    assert (change.new_hosts, change.gone_hosts) == (("c",), ("a",))
+    assert (change.commits_before, change.commits_after) == (("c0009",), ("c0010",))
+
+
+def test_nights_of_which_the_side_is_not_certain_are_left_out() -> None:
+    """A step of one scatter is found some nights off; the driver that came with it is named all the same."""
+    named = []
+    for seed in range(12):
+        (trend,) = trends(
+            course(
+                120,
+                step_at(60, 1.03),
+                seed=seed,
+                scatter=0.02,
+                changes=lambda night: {"environment": {"gpu.driver": "1" if night < 60 else "2"}},
+            )
+        )
+        for change in trend.changes:
+            assert change.last_before < change.time <= change.first_after
+            named.append(bool(change.differences))
+    assert len(named) >= 9
+    assert sum(named) >= len(named) - 2
+
+
+def test_equal_commits_are_named() -> None:
+    same = course(40, step_at(20, 1.1), changes=lambda night: {"commit": "abc"})
+    (series,) = of_steps(same).series
+    assert trends_words.commits_text(series.changes[0]) == "commit abc on both sides"
+    none = course(40, step_at(20, 1.1), changes=lambda night: {"commit": ""})
+    assert trends_words.commits_text(of_steps(none).series[0].changes[0]) == "commit not known"
+    assert "no recorded key of the environment differs" in as_text(of_steps(none)).replace("\n  ", " ")
+
+
+def test_the_newest_night_asks_to_wait() -> None:
+    (series,) = of_steps(course(41, step_at(40, 1.2))).series
+    assert series.changes == ()
+    assert series.newest is not None
+    assert series.newest.is_worse
+    assert "wait for 4 or more such nights" in trends_words.newest_text(series)
+
+
+# Slow nodes over months
+
+
+def shared(night: int, slow: dict[str, float], hosts: Sequence[str] = ("n1", "n2", "n3")) -> HistoryEntry:
+    entries = tuple(
+        HostEntry(host=host, num_ranks=4, work_ratio=slow.get(host, 1.0) + night % 3 / 1e3) for host in hosts
+    )
+    return entry(night, hosts=entries, nodes=len(hosts))
+
+
+def test_a_node_that_became_slow_is_slow_since_then() -> None:
+    found = slow_months([shared(night, {"n2": 1.08} if night >= 80 else {}) for night in range(150)])
+    first = found.hosts[0]
+    assert (first.host, first.verdict) == ("n2", "slow")
+    assert first.since[:10] == (START + timedelta(days=80)).strftime("%Y-%m-%d")
+    assert first.current is not None
+    assert first.current.value == pytest.approx(1.081)
+    assert [change.time[:10] for change in first.changes] == [first.since[:10]]
+    assert found.exclude == ("n2",)
+    assert found.months == ("2026-01", "2026-02", "2026-03", "2026-04", "2026-05")
+    verdicts = {month.month: month.verdict for month in first.months}
+    assert verdicts["2026-01"] == "not shown to be slow"
+    assert verdicts["2026-04"] == verdicts["2026-05"] == "slow"
+    assert {host.verdict for host in found.hosts[1:]} == {"not shown to be slow"}
+
+
+def test_a_mended_node_is_not_excluded() -> None:
+    found = slow_months([shared(night, {"n2": 1.08} if night < 60 else {}) for night in range(80)])
+    assert found.exclude == ()
+    course_of = {host.host: host for host in found.hosts}["n2"]
+    assert course_of.months[0].verdict == "slow"
+    assert course_of.verdict == "not shown to be slow"
+
+
+def test_a_node_that_is_not_used_any_more_is_not_excluded() -> None:
+    gone = [shared(night, {"n9": 1.2}, ("n1", "n9")) for night in range(10)]
+    later = [shared(night, {}, ("n1", "n2")) for night in range(RECENT_DAYS + 20, RECENT_DAYS + 30)]
+    found = {host.host: host for host in slow_months([*gone, *later]).hosts}
+    assert (found["n9"].verdict, found["n9"].current) == ("not used lately", None)
+    assert found["n9"].months[0].verdict == "slow"
+
+
+def test_few_runs_make_a_suspect_at_most() -> None:
+    found = slow_months([shared(night, {"n1": 1.1}) for night in range(4)])
+    assert found.hosts[0].verdict == "suspected"
+    assert found.exclude == ()
+
+
+def test_runs_on_one_host_compare_nothing() -> None:
+    found = slow_months([entry(night) for night in range(10)])
+    assert (found.hosts, found.num_runs, found.num_without, found.as_of) == ((), 0, 10, "")
+
+
+def test_names_that_cannot_stand_in_an_option_are_kept_out_of_it() -> None:
+    found = slow_months([shared(night, {"x;reboot": 1.2}, ("n1", "x;reboot")) for night in range(8)])
+    assert found.exclude == ()
+    assert found.unsafe == ("x;reboot",)
+
+
+# All formats say the same
+
+
+@pytest.fixture(scope="module")
+def sample() -> TrendsReport:
+    entries = course(90, lambda night: (1.0 if night < 30 else 0.93) * (1.06 if night >= 70 else 1.0), changes=drivers)
+    entries += [
+        dataclasses.replace(
+            one,
+            run_id=f"{one.run_id}-x",
+            ranks=8,
+            nodes=2,
+            figures=dict.fromkeys(["step_median_s", "energy_per_sample_j"], one.figures["step_median_s"]),
+        )
+        for one in entries
+    ]
+    hosts = [
+        dataclasses.replace(shared(night, {"n2": 1.08} if night >= 40 else {}), run_id=f"h{night}", group="h")
+        for night in range(90)
+    ]
+    return trends_of([*entries, *hosts, entry(95, state="damaged", why="torn")])
+
+
+def test_no_format_drops_a_change(sample: TrendsReport) -> None:
+    assert len(sample.changes) >= 4
+    page = as_page(sample).replace("\N{NO-BREAK SPACE}", " ").replace("&gt;", ">")
+    page = re.sub(r' <span class="interval">|</span>', lambda mark: " " if mark[0][0] == " " else "", page)
+    text = " ".join(as_text(sample).split())
+    written = as_markdown(sample).replace("\\", "")
+    content = json.loads(as_json(sample))
+    assert (content["format"], content["version"]) == ("dlbench.trends", 1)
+    in_json = [change["ratio"]["value"] for series in content["series"] for change in series["changes"]]
+    in_csv = [float(row["ratio"]) for row in csv.DictReader(io.StringIO(as_csv(sample)))]
+    assert sorted(in_json) == sorted(in_csv) == sorted(change.ratio.value for _, change in sample.changes)
+    for _, change in sample.changes:
+        for words in (trends_words.change_text(change.ratio), trends_words.level_text(change.after)):
+            assert words in text
+            assert words in written
+            assert words in page
+        assert trends_words.commits_text(change) in text
+        assert trends_words.commits_text(change) in page
+
+
+def test_other_tables_hold_every_series_night_and_month(sample: TrendsReport) -> None:
+    def rows(table: Any) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(as_csv(sample, table))))
+
+    assert [row["series_id"] for row in rows("series")] == [series.id for series in sample.series]
+    assert len(rows("nights")) == sum(len(series.nights) for series in sample.series)
+    assert [float(row["value"]) for row in rows("nights")][:90] == [night.value for night in sample.series[0].nights]
+    assert {row["host"] for row in rows("hosts")} == {"n1", "n2", "n3"}
+    assert {row["now"] for row in rows("hosts") if row["host"] == "n2"} == {"slow"}
+
+
+def test_terminal_fits_eighty_columns(sample: TrendsReport) -> None:
+    lines = [*as_text(sample).splitlines(), *to_text(nodes_document(sample.nodes)).splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert "sbatch --exclude=n2" in lines
+
+
+def test_an_empty_history_says_so() -> None:
+    empty = of_steps([])
+    assert "No run has figures" in as_text(empty)
+    assert "there is nothing to follow" in as_page(empty)
+    assert as_csv(empty).count("\n") == 1
+    assert "None." in as_markdown(empty)
+
+
+def test_every_chart_has_its_numbers(sample: TrendsReport) -> None:
+    charts = [chart for section in trends_document(sample).sections for chart in section.charts()]
+    assert len(charts) == len(sample.series) + 1
+    for chart in charts:
+        assert chart.table.rows
+        assert chart.alt
+
+
+def test_a_report_shows_a_history_beside_its_runs(sample: TrendsReport) -> None:
+    class WithHistory:
+        def of(self, kind: type) -> TrendsReport:
+            return sample
+
+    class Without:
+        def of(self, kind: type) -> None:
+            return None
+
+    view = HistoryView()
+    shown: Any = WithHistory()
+    (section,) = view.sections(shown)
+    assert isinstance(section, Section)
+    assert [sheet.name for sheet in section.sheets] == ["history-changes", "history-series", "history-hosts"]
+    assert all(sheet.records() and sheet.people().rows for sheet in section.sheets)
+    assert len(section.charts()) == len(sample.series) + 1
+    assert any("Slow now: n2" in text for text in section.words)
+    absent: Any = Without()
+    assert view.sections(absent) == ()
+    assert "--history" in view.remedy(absent)
+
+
+# Commands
+
+
+def run_cli(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["history", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trends") / "store"
+    generator = np.random.default_rng(1)
+    points = [(float(day), (1.06 if day >= 14 else 1.0) * math.exp(generator.normal(0, 0.005))) for day in range(28)]
+    write_history(
+        path,
+        points,
+        commit=lambda number: f"c{number // 7}",
+        environment=lambda number: {"gpu.driver": "1" if number < 14 else "2"},
+        host=lambda number, rank: f"n{rank}",
+        slow_rank=lambda number, rank: 1.08 if rank == 1 and number >= 14 else 1.0,
+    )
+    return path
+
+
+def test_commands_read_a_real_store(store: Path, tmp_path: Path) -> None:
+    done = run_cli("trends", "--store", store)
+    assert done.exit_code == 0, done.output
+    assert "Regression on 2026-03-15" in done.output
+    assert "gpu.driver: 1 -> 2" in done.output
+    assert "commit c1 -> c2" in done.output
+    for name, start in (("t.html", "<!DOCTYPE html>"), ("t.md", "# dlbench"), ("t.json", "{"), ("t.csv", "series_id,")):
+        assert run_cli("trends", "--store", store, "-o", tmp_path / name).exit_code == 0
+        assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
+    slow = run_cli("slow-nodes", "--store", store)
+    assert slow.exit_code == 0
+    assert "sbatch --exclude=n1" in slow.output
+    option = CliRunner().invoke(cli, ["history", "slow-nodes", "--store", str(store), "--exclude"])
+    assert option.stdout == "--exclude=n1\n"
+    assert "more own work" in option.stderr
+    assert json.loads(run_cli("slow-nodes", "--store", store, "--format", "json").stdout)["exclude"] == ["n1"]
+
+
+def test_a_recent_regression_fails_and_an_old_one_does_not(store: Path) -> None:
+    failed = run_cli("trends", "--store", store, "--fail-on-regression", "14")
+    assert failed.exit_code == 1
+    assert "regression: 2026-03-15" in failed.stderr
+    assert run_cli("trends", "--store", store, "--fail-on-regression", "7").exit_code == 0
+
+
+def test_where_chooses_runs(store: Path) -> None:
+    done = run_cli("trends", "--store", store, "--where", "tag.commit=c3", "--format", "json")
+    assert json.loads(done.stdout)["num_runs"] == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trends", "--metric", "step_medain_s"], "step_median_s"),
+        (["trends", "--table", "hosts"], "--table hosts: has no effect"),
+        (["trends", "--where", "wrkload=x"], "did you mean workload"),
+        (["trends", "-o", "/nowhere/t.html"], "there is no folder"),
+        (["slow-nodes", "--exclude", "--format", "json"], "--exclude"),
+        (["slow-nodes", "-o", "hosts.html"], "--format is missing"),
+    ],
+)
+def test_wrong_use_is_one_line(store: Path, arguments: list[str], message: str) -> None:
+    done = run_cli(*arguments, "--store", store)
+    assert done.exception is not None
+    assert message in str(done.exception)
+
+
+def test_damaged_runs_are_named_and_the_rest_is_shown(store: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "store"
+    shutil.copytree(store, copy)
+    next(iter(sorted(copy.rglob("rank-0000.steps")))).write_bytes(b"torn")
+    (copy / "index.sqlite").unlink()
+    done = run_cli("trends", "--store", copy)
+    assert done.exit_code == 4, done.output
+    assert "damaged" in done.stderr
+    assert "Regression on" in done.stdout
+
+
+# The page
+
+
+@pytest.fixture(scope="module")
+def hostile() -> TrendsReport:
+    def spoilt(night: int) -> dict[str, Any]:
+        return {
+            **dict.fromkeys(("label", "system", "workload", "preset", "engine", "commit"), HOSTILE),
+            "environment": {f"{HOSTILE} key": f"{HOSTILE} {night >= 20}"},
+            "tags": {HOSTILE: f"{HOSTILE} {night >= 20}"},
+            "hosts": tuple(HostEntry(host=f"{HOSTILE} {n}", num_ranks=1, work_ratio=1.1 if n else 1.0) for n in (0, 1)),
+        }
+
+    entries = [
+        dataclasses.replace(one, run_id=f"{HOSTILE} {one.run_id}", series=HOSTILE + one.series)
+        for one in course(40, step_at(20, 1.1), changes=spoilt)
+    ]
+    return trends_of([*entries, entry(50, state="damaged", why=HOSTILE, run_id=HOSTILE)])
+
+
+def test_foreign_text_has_no_control_characters(hostile: TrendsReport) -> None:
+    for text in (
+        as_text(hostile),
+        to_text(nodes_document(slow_months([]))),
+        as_markdown(hostile),
+        as_csv(hostile, "nights"),
+    ):
+        assert not set("\x1b\u202e") & set(text)
+
+
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no Chromium on PATH")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=program, args=FLAGS)
+        yield started
+        started.close()
+
+
+class Visit:
+    """One page in the browser, with everything it asked for and complained of."""
+
+    def __init__(self, browser: Any, report: TrendsReport, folder: Path, **context: Any) -> None:
+        path = folder / "trends.html"
+        path.write_text(as_page(report), encoding="utf-8")
+        self.address = path.as_uri()
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
+        self.page = self.context.new_page()
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url[:200]))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.goto(self.address)
+
+    def see_all_charts(self) -> None:
+        for figure in self.page.locator("figure[data-chart]").all():
+            figure.scroll_into_view_if_needed()
+            self.page.wait_for_function(
+                "id => document.getElementById(id).matches('.is-live')", arg=figure.get_attribute("id")
+            )
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_lives_without_requests_complaints_or_barriers(
+    browser: Any, sample: TrendsReport, tmp_path: Path, scheme: str
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    with Visit(browser, sample, tmp_path, color_scheme=scheme) as visit:
+        assert visit.page.locator("figure[data-chart]").count() == len(sample.series) + 1
+        visit.see_all_charts()
+        assert visit.complaints == []
+        assert visit.requests == [visit.address]
+        found = axe.Axe().run(visit.page)
+        assert found.violations_count == 0, found.generate_report()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [320, 1280])
+def test_page_reads_without_scripts_and_sideways_scrolling(
+    browser: Any, sample: TrendsReport, tmp_path: Path, width: int
+) -> None:
+    with Visit(browser, sample, tmp_path, java_script_enabled=False, viewport={"width": width, "height": 800}) as visit:
+        stills = visit.page.locator(".still svg")
+        assert stills.count() == len(sample.series) + 1
+        assert all(still.bounding_box()["height"] > 40 for still in stills.all())
+        assert visit.page.get_by_text("Regression on", exact=False).first.is_visible()
+        assert all(still.bounding_box()["width"] <= width for still in stills.all())
+
+
+@pytest.mark.browser
+def test_foreign_text_stays_text(browser: Any, hostile: TrendsReport, tmp_path: Path) -> None:
+    with Visit(browser, hostile, tmp_path) as visit:
+        visit.see_all_charts()
+        for details in visit.page.locator("details:not([open]) > summary").all():
+            if details.is_visible():
+                details.click()
+        visit.page.wait_for_timeout(200)
+        assert visit.page.evaluate("window.pwned") is None
+        assert visit.page.locator("main img, main script, svg script, svg foreignObject").count() == 0
+        assert PAYLOAD in visit.page.locator("main").inner_text()
+        assert visit.requests == [visit.address]
+        assert visit.complaints == []
+
+
+@pytest.mark.browser
+def test_page_prints_with_its_numbers(browser: Any, sample: TrendsReport, tmp_path: Path) -> None:
+    with Visit(browser, sample, tmp_path) as visit:
+        assert visit.page.pdf(format="A4").startswith(b"%PDF")
+        visit.page.emulate_media(media="print")
+        assert visit.page.locator(".chart .live:visible").count() == 0
+        assert visit.complaints == []

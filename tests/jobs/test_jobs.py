@@ -1,0 +1,951 @@
+"""Plans become commands and batch scripts (pure), and Slurm is asked with stub programs in its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.jobs import launch, slurm
+from dlbench.jobs.batch import Job, job_name, jobs_of, render_job, render_script, sbatch_arguments, total_time
+from dlbench.jobs.slurm import job_states, read_submission, require_slurm, submit
+from dlbench.jobs.slurm_energy import job_energies
+from dlbench.records.folder import RunFolder, create
+from dlbench.records.scan import scan
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.collectives.request import CommRequest, expand_comm
+from dlbench.specs.expand import expand
+from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.requests import Request
+from tests.support.paths import GOLDEN
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
+PYTHON = "/opt/dlbench/bin/python"
+
+PlanT = TypeVar("PlanT", bound=LaunchPlan)
+
+
+@pytest.fixture(autouse=True)
+def bundled_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DLBENCH_PATH", raising=False)
+
+
+def plan_of(**request: Any) -> RunPlan:
+    """One plan whose bytes stay the same: series, time, version, batch and steps are fixed."""
+    asked = {"workload": "resnet50", "preset": "ci", "series": "golden", "points_are": "nodes", "points": (2,)}
+    (plan,) = expand(Request(**{**asked, "system": "box", **request}), machine_cores=4, now=NOW)
+    return plan.model_copy(update={"dlbench_version": "0.0.0"})
+
+
+def sides_of(a: dict[str, Any], b: dict[str, Any], **request: Any) -> Job:
+    """The plans of the one job of a comparison at one point, whose bytes stay the same."""
+    asked = {"workload": "resnet50", "preset": "ci", "series": "golden", "points_are": "nodes", "points": (2,)}
+    sides = {"sides": {"a": a, "b": b}, "repeats": 2}
+    made = expand(Request(**{**asked, "system": "box", **sides, **request}), machine_cores=4, now=NOW)
+    (job,) = jobs_of([plan.model_copy(update={"dlbench_version": "0.0.0"}) for plan in made])
+    return job
+
+
+def comm_plan_of(**request: Any) -> CommPlan:
+    """The same of the collective benchmark."""
+    asked = CommRequest(**{"system": "box", "series": "golden", "points_are": "nodes", **request})
+    (plan,) = expand_comm(asked, machine_cores=4, installed=(), now=NOW).plans
+    return plan.model_copy(update={"dlbench_version": "0.0.0"})
+
+
+def with_system(plan: PlanT, **changes: Any) -> PlanT:
+    """The plan on a system of other settings; sections are merged, and all is validated again."""
+    content = plan.model_dump(mode="json")
+    for key, value in changes.items():
+        content["system"][key] = {**content["system"][key], **value} if isinstance(value, dict) else value
+    return type(plan).model_validate(content)
+
+
+def folder_of(plan: LaunchPlan, root: str = "/scratch/runs") -> RunFolder:
+    return RunFolder(Path(root) / plan.run_id)
+
+
+# Commands
+
+
+def test_the_command_of_every_launcher() -> None:
+    plan = plan_of(ranks_per_node=2)
+    folder = folder_of(plan)
+    node = [PYTHON, "-m", "dlbench.node", f"/scratch/runs/{plan.run_id}/plan.json"]
+    assert launch.node_command(folder.plan, PYTHON) == node
+    common = ["--kill-on-bad-exit=1", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=block"]
+    assert launch.srun_command(plan, folder, PYTHON) == ["srun", "--mpi=pmix", *common, "--cpus-per-task=1", *node]
+    gloo = with_system(plan, launch={"launcher": "srun-gloo"})
+    assert launch.srun_command(gloo, folder, PYTHON) == ["srun", "--mpi=none", *common, "--cpus-per-task=1", *node]
+    other = with_system(plan, launch={"mpi_plugin": "pmi2"}, slurm={"cpus_per_task": False})
+    assert launch.srun_command(other, folder, PYTHON) == ["srun", "--mpi=pmi2", *common, *node]
+    mpirun = with_system(plan, launch={"launcher": "mpirun", "environment": {"B": "x y", "A": "1"}})
+    words = launch.mpirun_command(mpirun, folder, PYTHON, "t0k3n")
+    assert words[:7] == ["mpirun", "-np", "4", "--map-by", "ppr:2:node:OVERSUBSCRIBE", "--bind-to", "none"]
+    assert words[-4:] == node
+    exports = words[7:-4]
+    assert set(exports[::2]) == {"-x"}
+    assert exports[1::2] == [
+        "A=1",
+        "B=x y",
+        "DLBENCH_LAUNCH_TOKEN=t0k3n",
+        "OMPI_MCA_mpi_yield_when_idle=1",
+        "PYTHONUNBUFFERED=1",
+    ]
+
+
+def test_local_ranks_know_their_places() -> None:
+    plan = plan_of(system="local", points_are="ranks", points=(3,))
+    made = launch.local_environments(plan, "t0k3n")
+    assert [m["DLBENCH_RANK"] for m in made] == [m["DLBENCH_LOCAL_RANK"] for m in made] == ["0", "1", "2"]
+    assert {(m["DLBENCH_WORLD_SIZE"], m["DLBENCH_LAUNCH_TOKEN"], m["PYTHONUNBUFFERED"]) for m in made} == {
+        ("3", "t0k3n", "1")
+    }
+
+
+@pytest.mark.parametrize("launcher", ["srun-mpi", "srun-gloo", "mpirun"])
+def test_a_site_s_variables_are_in_force(launcher: str) -> None:
+    """What a system file says is not replaced by what dlbench would say otherwise."""
+    asked = {"OMPI_MCA_mpi_yield_when_idle": "0", "OMP_PROC_BIND": "true"}
+    made = launch.rank_environment(with_system(plan_of(), launch={"launcher": launcher, "environment": asked}))
+    assert made.items() >= asked.items()
+
+
+def test_open_mpi_is_told_to_yield_only_where_it_is_used() -> None:
+    plan = plan_of()
+    yields = "OMPI_MCA_mpi_yield_when_idle"
+    assert launch.rank_environment(plan)[yields] == "1"
+    assert yields not in launch.rank_environment(with_system(plan, launch={"launcher": "srun-gloo"}))
+    assert yields not in launch.rank_environment(with_system(plan, launch={"oversubscribe_yield": False}))
+
+
+# Batch scripts
+
+GOLDENS: dict[str, Callable[[], LaunchPlan]] = {
+    "box-srun-mpi": lambda: plan_of(),
+    "box-srun-gloo": lambda: plan_of(launcher="srun-gloo", engine="ddp"),
+    "box-mpirun": lambda: plan_of(launcher="mpirun", ranks_per_node=2),
+    "example-gpu": lambda: plan_of(system="example-gpu", points=(4,)),
+    "comm": lambda: comm_plan_of(points=(2,), ranks_per_node=2, collective="all-gather"),
+    "everything": lambda: with_system(
+        plan_of(system="example-gpu", points=(1,)),
+        slurm={
+            "qos": "debug",
+            "reservation": "bench_1",
+            "constraint": "a100",
+            "nodelist": "n[01-04]",
+            "exclude": "n09,n10",
+            "gpu_request": "gpus-per-task",
+            "extra": ["--switches=1", "mem=0"],
+            "exclusive": False,
+            "cpus_per_task": False,
+        },
+        launch={"environment": {"TEXT": "it's $HOME; `id`\n#SBATCH --wrap=id"}},
+        modules=["gcc/12.2", "openmpi/4.1+cuda"],
+        setup=["umask 022"],
+        python="/opt/my env/bin/python",
+    ),
+}
+
+
+def two_environments() -> Job:
+    """Sides on the example cluster that differ in all that a job's script sets: modules, setup, python, variables."""
+    one, *_ = job = sides_of(
+        {"engine.name": "ddp"}, {"system.launch.environment.NCCL_ALGO": "Ring"}, system="example-gpu"
+    )
+    assert one.series.side == "a"
+    changed = [
+        with_system(plan, modules=["gcc/12.2"], setup=["umask 022"], python="/opt/my env/bin/python")
+        if plan.series.side == "b"
+        else with_system(plan, launch={"launcher": "srun-gloo"})
+        for plan in job
+    ]
+    (job,) = jobs_of(changed)
+    return job
+
+
+SIDES: dict[str, Callable[[], Job]] = {
+    "sides-box": lambda: sides_of({}, {"engine.name": "ddp"}),
+    "sides-mpirun": lambda: sides_of({}, {"system.launch.launcher": "mpirun"}, repeats=3, ranks_per_node=2),
+    "sides-everything": two_environments,
+}
+
+
+def script_of(name: str) -> str:
+    """A golden script, made anew."""
+    job = SIDES[name]() if name in SIDES else (GOLDENS[name](),)
+    return render_job(job, [folder_of(plan) for plan in job], PYTHON)
+
+
+@pytest.mark.parametrize("name", [*GOLDENS, *SIDES])
+def test_the_script_is_the_golden_one(name: str) -> None:
+    """Byte for byte; DLBENCH_UPDATE_GOLDEN=1 rewrites the files, to be read before they are committed."""
+    path = GOLDEN / f"{name}.sbatch"
+    script = script_of(name)
+    assert script == script_of(name)
+    if os.environ.get("DLBENCH_UPDATE_GOLDEN") == "1":
+        path.write_text(script, encoding="utf-8")
+    assert path.is_file(), f"no {path}; DLBENCH_UPDATE_GOLDEN=1 writes it"
+    assert script == path.read_text(encoding="utf-8")
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.sbatch")} == {*GOLDENS, *SIDES}
+
+
+@pytest.mark.parametrize("name", [*GOLDENS, *SIDES])
+def test_bash_reads_the_script(name: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=script_of(name), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", [*GOLDENS, *SIDES])
+def test_shellcheck_has_nothing_to_say(name: str) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    job = SIDES[name]() if name in SIDES else (GOLDENS[name](),)
+    job = tuple(with_system(plan, setup=[]) for plan in job)  # a site's own lines are the site's
+    script = render_job(job, [folder_of(plan) for plan in job], PYTHON)
+    # SC2016: what stands in single quotes is not to be expanded, that is the point of them.
+    command = ["shellcheck", "--shell=bash", "--exclude=SC2016", "-"]
+    done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def directives(script: str) -> list[str]:
+    """The lines that sbatch reads: it stops at the first one that is neither empty nor a comment."""
+    found = []
+    for line in script.split("\n"):
+        if line.startswith("#SBATCH"):
+            found.append(line)
+        elif line and not line.startswith("#"):
+            break
+    return found
+
+
+WORD = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:,/@=+\[\]-]{0,20}", fullmatch=True)
+SHELL = ["$(touch canary)", "`touch canary`", "; touch canary;", "\ntouch canary\n", "&& touch canary", "|touch canary"]
+SHELL += ["'", '"', "\\", "\n", "\r", "\t", " ", "$", "${HOME}", "~", "*", "?", "[a]", "{a,b}", "!", "#", "%", "=", "-"]
+SHELL += ["\n#SBATCH --wrap=id\n", "@TOKEN@", "{{ plan }}", "{% raw %}", "{# #}", "'$(touch canary)'", "\x1b[2J", "é"]
+ANY = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6)
+HOSTILE = st.lists(st.sampled_from(SHELL) | ANY, max_size=5).map("".join)
+
+
+@given(
+    key=st.sampled_from(["partition", "account", "qos", "constraint", "nodelist", "gpu_type", "time_limit", "extra"]),
+    value=WORD | HOSTILE | st.text(alphabet="0123456789:-٣\n", max_size=9),
+)
+@example(key="time_limit", value="٣٠")
+@example(key="time_limit", value="1-00:00:00")
+def test_only_harmless_characters_stand_in_directives(key: str, value: str) -> None:
+    """They cannot be quoted; what does not fit never becomes a plan."""
+    content = plan_of(system="example-gpu").model_dump(mode="json")
+    content["system"]["slurm"][key] = [value] if key == "extra" else value
+    try:
+        plan = RunPlan.model_validate(content)
+    except ValueError:
+        return
+    lines = directives(render_script(plan, folder_of(plan), PYTHON))
+    assert len(lines) >= 9
+    for line in lines:
+        assert re.fullmatch(r"#SBATCH --[A-Za-z0-9][A-Za-z0-9._:,/@=+\[\]-]*", line), line
+    if key not in ("extra", "gpu_type"):
+        option = "--time" if key == "time_limit" else f"--{key}"
+        assert f"#SBATCH {option}={value}" in lines
+
+
+def test_gpus_are_asked_for_as_the_site_wants() -> None:
+    plan = plan_of(system="example-gpu")
+
+    def asked(**changes: Any) -> list[str]:
+        made = with_system(plan, slurm=changes)
+        return [
+            line
+            for line in directives(render_script(made, folder_of(made), PYTHON))
+            if "gpu:" in line or "gpus" in line
+        ]
+
+    assert asked(gpu_request="gres") == ["#SBATCH --gres=gpu:a100:4"]
+    assert asked(gpu_request="gres", gpu_type=None) == ["#SBATCH --gres=gpu:4"]
+    assert asked(gpu_request="gpus-per-node") == ["#SBATCH --gpus-per-node=a100:4"]
+    assert asked(gpu_request="gpus-per-task", gpu_type=None) == ["#SBATCH --gpus-per-task=1"]
+    assert asked(gpu_request="none") == []
+
+
+@given(series=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True))
+@settings(max_examples=20)
+def test_job_names_are_short_words(series: str) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9._-]{1,64}", job_name(plan_of(series=series)))
+
+
+# Scripts that run, with stubs for what a cluster has
+
+STUB = """#!/bin/bash
+name=${0##*/}
+if [ "$name $1" = "srun --mpi=list" ]; then
+  cat "$LISTING" || exit
+  exit "${LISTING_CODE:-0}"
+fi
+printf '%s\\0' "$@" >> "$DUMP/$name"
+/usr/bin/env -0 > "$DUMP/$name.env"
+exit "${STUB_CODE:-0}"
+"""
+LISTING = (
+    "MPI plugin types are...\n\tnone\n\tcray_shasta\n\tpmi2\n\tpmix\nspecific pmix plugin versions available: pmix_v4\n"
+)
+
+
+class Cluster:
+    """A folder of stub programs, and what they were called with."""
+
+    def __init__(self, root: Path) -> None:
+        self.bin, self.dump, self.cwd = root / "bin", root / "dump", root / "cwd"
+        for folder in (self.bin, self.dump, self.cwd):
+            folder.mkdir()
+        self.listing = root / "listing"
+        self.listing.write_text(LISTING)
+        for name in ("srun", "mpirun", "module"):
+            (self.bin / name).write_text(STUB)
+            (self.bin / name).chmod(0o755)
+
+    def run(self, script: str, nodes: str | None = "2", **variables: str) -> subprocess.CompletedProcess[str]:
+        for path in self.dump.iterdir():
+            path.unlink()
+        file = self.bin.parent / "job.sbatch"
+        file.write_bytes(script.encode())
+        environment = {
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "HOME": str(self.cwd),
+            "DUMP": str(self.dump),
+            "LISTING": str(self.listing),
+            "SLURM_JOB_ID": "4711",
+            **({} if nodes is None else {"SLURM_JOB_NUM_NODES": nodes}),
+            **variables,
+        }
+        return subprocess.run(
+            ["bash", str(file)], cwd=self.cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def arguments(self, name: str) -> list[str]:
+        return (self.dump / name).read_bytes().decode().split("\0")[:-1]
+
+    def environment(self, name: str) -> dict[str, str]:
+        pairs = (self.dump / f"{name}.env").read_bytes().decode().split("\0")[:-1]
+        return dict(pair.split("=", 1) for pair in pairs)
+
+    def called(self) -> set[str]:
+        return {path.name for path in self.dump.iterdir() if path.suffix != ".env"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    (tmp_path / "cluster").mkdir()
+    return Cluster(tmp_path / "cluster")
+
+
+@given(
+    one=HOSTILE,
+    two=HOSTILE,
+    python=HOSTILE.filter(bool),
+    place=HOSTILE,
+    launcher=st.sampled_from(["srun-mpi", "srun-gloo", "mpirun"]),
+)
+@example(one="@TOKEN@", two="a @TOKEN@ b", python="/@TOKEN@/python", place="@TOKEN@", launcher="mpirun")
+@example(one="'", two='"', python="-c", place="-rf *", launcher="srun-mpi")
+@example(one="\n#SBATCH --wrap=id\n", two="", python="a\nb", place="a\nb", launcher="srun-gloo")
+def test_any_text_reaches_the_ranks_unharmed(one: str, two: str, python: str, place: str, launcher: str) -> None:
+    """Variables, interpreter and folder pass through bash as they are, and nothing in them is executed."""
+    plain = with_system(plan_of(), launch={"launcher": launcher, "environment": {"ONE": "", "TWO": ""}})
+    plan = with_system(plain, launch={"environment": {"ONE": one, "TWO": two}})
+    folder = RunFolder(Path("/scratch") / place / plan.run_id)
+    script = render_script(plan, folder, python)
+    assert directives(script) == directives(render_script(plain, folder_of(plain), PYTHON))
+    with tempfile.TemporaryDirectory() as root:
+        cluster = Cluster(Path(root))
+        done = cluster.run(script)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert list(cluster.cwd.iterdir()) == []  # where a canary would be
+        program = launcher.partition("-")[0]
+        assert cluster.called() == {program}
+        expected = (
+            launch.mpirun_command(plan, folder, python, "4711")
+            if launcher == "mpirun"
+            else launch.srun_command(plan, folder, python)
+        )
+        assert [program, *cluster.arguments(program)] == expected
+        seen = cluster.environment(program)
+        assert (seen["ONE"], seen["TWO"]) == (one, two)
+
+
+def test_the_words_of_the_script_are_those_of_the_plan(cluster: Cluster) -> None:
+    plan = GOLDENS["everything"]()
+    done = cluster.run(render_script(plan, folder_of(plan), PYTHON), nodes="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert cluster.arguments("module") == ["purge", "load", "gcc/12.2", "load", "openmpi/4.1+cuda"]
+    assert cluster.arguments("srun")[-4] == "/opt/my env/bin/python"  # the system's, not the submitter's
+    assert cluster.environment("srun")["TEXT"] == "it's $HOME; `id`\n#SBATCH --wrap=id"
+
+
+def test_setup_lines_run_as_they_are_and_before_the_variables(cluster: Cluster) -> None:
+    """A site's setup may set what the system file then sets finally."""
+    plan = with_system(
+        plan_of(), launch={"environment": {"X": "from the file"}}, setup=['export X=setup Y="$X$SLURM_JOB_ID"', "cd /"]
+    )
+    assert cluster.run(render_script(plan, folder_of(plan), PYTHON)).returncode == 0
+    seen = cluster.environment("srun")
+    assert (seen["X"], seen["Y"], seen["PWD"]) == ("from the file", "4711", "/")
+
+
+def test_a_setup_line_that_fails_ends_the_job(cluster: Cluster) -> None:
+    plan = with_system(plan_of(), setup=["false", "echo unreached"])
+    done = cluster.run(render_script(plan, folder_of(plan), PYTHON))
+    assert (done.returncode, done.stdout, cluster.called()) == (1, "", set())
+
+
+@pytest.mark.parametrize("launcher", ["srun-mpi", "srun-gloo", "mpirun"])
+def test_the_script_ends_with_what_the_ranks_end_with(cluster: Cluster, launcher: str) -> None:
+    plan = with_system(plan_of(), launch={"launcher": launcher})
+    script = render_script(plan, folder_of(plan), PYTHON)
+    for code in (0, 3, 137):
+        assert cluster.run(script, STUB_CODE=str(code)).returncode == code
+
+
+@pytest.mark.parametrize("nodes", ["1", "3", "0", None, ""])
+def test_another_number_of_nodes_is_refused(cluster: Cluster, nodes: str | None) -> None:
+    plan = plan_of()
+    done = cluster.run(render_script(plan, folder_of(plan), PYTHON), nodes=nodes)
+    assert done.returncode == 3
+    assert done.stderr == f"dlbench: error: Slurm granted {nodes or 0} nodes, the plan asks for 2\n"
+    assert cluster.called() == set()
+
+
+@pytest.mark.parametrize(
+    ("listing", "code", "plugin", "expected"),
+    [
+        (LISTING, "0", "pmix", 0),
+        (LISTING, "0", "pmi2", 0),
+        (LISTING, "0", "pmix_v4", 0),
+        (LISTING, "0", "pmi", 5),
+        (LISTING, "0", "pmix_v3", 5),
+        ("MPI plugin types are...\n\tnone\n\tpmix_v4\n", "0", "pmix", 5),
+        ("srun: MPI types are...\nsrun: pmix\n", "0", "pmix", 0),
+        ("", "0", "pmix", 5),
+        ("srun: fatal: no cluster, so no pmix\n", "1", "pmix", 5),
+    ],
+)
+def test_a_missing_mpi_plugin_is_told(cluster: Cluster, listing: str, code: str, plugin: str, expected: int) -> None:
+    cluster.listing.write_text(listing)
+    plan = with_system(plan_of(), launch={"mpi_plugin": plugin})
+    done = cluster.run(render_script(plan, folder_of(plan), PYTHON), LISTING_CODE=code)
+    assert done.returncode == expected
+    assert cluster.called() == (set() if expected else {"srun"})
+    if expected:
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"dlbench: error: this Slurm has no MPI plugin {plugin};")
+        assert "srun-gloo" in line
+
+
+def test_a_plugin_is_found_however_slowly_slurm_lists_them(cluster: Cluster) -> None:
+    """A search that ends at the first hit would end srun with SIGPIPE, and that would count as not found."""
+    slow = STUB.replace('cat "$LISTING" || exit', "echo pmix; sleep 0.3; echo none; sleep 0.1; echo pmi2")
+    assert slow != STUB
+    (cluster.bin / "srun").write_text(slow)
+    plan = plan_of()
+    done = cluster.run(render_script(plan, folder_of(plan), PYTHON))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_long_list_of_plugins_is_read_to_its_end(cluster: Cluster) -> None:
+    cluster.listing.write_text("\tpmix\n" + "".join(f"\tplugin_{number}\n" for number in range(20_000)))
+    plan = plan_of()
+    assert cluster.run(render_script(plan, folder_of(plan), PYTHON)).returncode == 0
+
+
+def test_launchers_without_mpi_ask_for_no_plugin(cluster: Cluster) -> None:
+    cluster.listing.write_text("")
+    for launcher in ("srun-gloo", "mpirun"):
+        plan = with_system(plan_of(), launch={"launcher": launcher})
+        assert cluster.run(render_script(plan, folder_of(plan), PYTHON)).returncode == 0
+
+
+# Scripts of several runs
+
+
+def rooms(job: Job, root: Path) -> list[RunFolder]:
+    folders = [folder_of(plan, str(root)) for plan in job]
+    for folder in folders:
+        folder.path.mkdir(parents=True)
+    return folders
+
+
+# Tells who called it, from where, and with which variables; the plan of a run that shall fail stands in FAILING.
+TELLING = """#!/bin/bash
+[ "$1" = --mpi=list ] && { echo pmix; exit; }
+printf '%s\\t' "${0##*/}" "$PWD" "${@: -4:1}" "${@: -1}" "${X-unset}" "${Y-unset}" >> "$DUMP/told"
+echo >> "$DUMP/told"
+echo "words of a rank"
+case " ${FAILING-} " in *" ${@: -1} "*) exit "${STUB_CODE:-7}" ;; esac
+"""
+
+
+def told_by(cluster: Cluster) -> list[list[str]]:
+    file = cluster.dump / "told"
+    return [line.split("\t")[:-1] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def telling(cluster: Cluster) -> None:
+    for name in ("srun", "mpirun"):
+        (cluster.bin / name).write_text(TELLING)
+
+
+def test_pairs_run_one_after_the_other_each_in_its_folder(cluster: Cluster, tmp_path: Path) -> None:
+    telling(cluster)
+    job = sides_of({}, {"system.python": "/new env/bin/python"}, repeats=3)
+    folders = rooms(job, tmp_path / "my 'runs' $HOME")
+    done = cluster.run(render_job(job, folders, PYTHON))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [plan.series.side for plan in job] == ["a", "b", "b", "a", "a", "b"]
+    pythons = {"a": PYTHON, "b": "/new env/bin/python"}
+    assert told_by(cluster) == [
+        ["srun", str(folder.path), pythons[plan.series.side], str(folder.plan), "unset", "unset"]
+        for plan, folder in zip(job, folders, strict=True)
+    ]
+    assert {folder.launch_log.read_text() for folder in folders} == {"words of a rank\n"}
+    names = [line.rpartition(" ")[2] for line in done.stdout.splitlines()[:-1]]
+    assert names == [plan.run_id for plan in job]
+    assert done.stdout.splitlines()[-1] == "dlbench: 0 of 6 runs failed"
+
+
+def test_no_side_inherits_from_the_other(cluster: Cluster, tmp_path: Path) -> None:
+    telling(cluster)
+    lines = {"a": ["export X=a", "cd /"], "b": ["export Y=${X-b}"]}
+    job = tuple(with_system(plan, setup=lines[plan.series.side]) for plan in sides_of({}, {"engine.name": "ddp"}))
+    folders = rooms(job, tmp_path / "runs")
+    done = cluster.run(render_job(job, folders, PYTHON))
+    assert (done.returncode, done.stderr) == (0, "")
+    seen = [(plan.series.side, row[1] == "/", *row[4:]) for plan, row in zip(job, told_by(cluster), strict=True)]
+    a, b = ("a", True, "a", "unset"), ("b", False, "unset", "b")
+    assert seen == [a, b, b, a]
+
+
+@pytest.mark.parametrize("failing", [(0,), (1,), (3,), (1, 2), (0, 1, 2, 3)])
+def test_a_run_that_fails_stops_none_and_the_job_says_so(
+    cluster: Cluster, tmp_path: Path, failing: tuple[int, ...]
+) -> None:
+    telling(cluster)
+    job = sides_of({}, {"engine.name": "ddp"})
+    folders = rooms(job, tmp_path / "runs")
+    plans = " ".join(str(folders[number].plan) for number in failing)
+    done = cluster.run(render_job(job, folders, PYTHON), FAILING=plans)
+    assert done.returncode == 7
+    assert [row[3] for row in told_by(cluster)] == [str(folder.plan) for folder in folders]
+    errors = done.stderr.splitlines()
+    assert [line.split()[2] for line in errors] == [job[number].run_id for number in failing]
+    assert all("ended with 7" in line and "launch.log" in line for line in errors)
+    assert done.stdout.splitlines()[-1] == f"dlbench: {len(failing)} of 4 runs failed"
+
+
+def test_the_first_failure_is_the_job_s(cluster: Cluster, tmp_path: Path) -> None:
+    """Side b has no MPI plugin (5); then a run of side a fails, too (7)."""
+    telling(cluster)
+    job = sides_of({}, {"system.launch.mpi_plugin": "pmi2"})
+    folders = rooms(job, tmp_path / "runs")
+    done = cluster.run(render_job(job, folders, PYTHON), FAILING=str(folders[3].plan))
+    assert done.returncode == 5
+    assert len(told_by(cluster)) == 2  # side a alone
+    assert "no MPI plugin pmi2" in folders[1].launch_log.read_text()
+
+
+def test_a_setup_line_that_fails_ends_its_run_alone(cluster: Cluster, tmp_path: Path) -> None:
+    telling(cluster)
+    job = tuple(
+        with_system(plan, setup=["false", "echo unreached"] if plan.series.side == "a" else [])
+        for plan in sides_of({}, {"engine.name": "ddp"})
+    )
+    folders = rooms(job, tmp_path / "runs")
+    done = cluster.run(render_job(job, folders, PYTHON))
+    assert done.returncode == 1
+    assert [row[3] for row in told_by(cluster)] == [str(folders[1].plan), str(folders[2].plan)]
+    assert "unreached" not in done.stdout + folders[0].launch_log.read_text()
+
+
+def test_a_folder_that_is_gone_stops_none(cluster: Cluster, tmp_path: Path) -> None:
+    telling(cluster)
+    job = sides_of({}, {"engine.name": "ddp"})
+    folders = rooms(job, tmp_path / "runs")
+    folders[1].path.rmdir()
+    done = cluster.run(render_job(job, folders, PYTHON))
+    assert done.returncode == 1
+    assert len(told_by(cluster)) == 3
+
+
+@given(one=HOSTILE, two=HOSTILE, python=HOSTILE.filter(bool), launcher=st.sampled_from(["srun-gloo", "mpirun"]))
+@example(one="\n#SBATCH --wrap=id\n", two=")\nid\n(", python="a\nb", launcher="srun-gloo")
+@example(one="}}", two="side_a", python="$dlbench_run", launcher="mpirun")
+def test_any_text_of_a_side_reaches_its_ranks_unharmed(one: str, two: str, python: str, launcher: str) -> None:
+    """In words of the shell, and in the comment that names the side."""
+    made = sides_of({}, {"system.launch.environment.X": "x"}, launcher=launcher)
+    sides = {"a": {}, "b": {"system.launch.environment.X": one, "free": two}}
+    job = []
+    for plan in made:
+        mine = plan.model_copy(update={"series": plan.series.model_copy(update={"sides": sides})})
+        values = {"launch": {"environment": {"X": one}}, "python": python} if plan.series.side == "b" else {}
+        job.append(with_system(mine, **values))
+    with tempfile.TemporaryDirectory() as root:
+        cluster = Cluster(Path(root))
+        folders = rooms(tuple(job), Path(root) / "runs")
+        script = render_job(tuple(job), folders, PYTHON)
+        plain = render_job(made, folders, PYTHON)
+        assert directives(script) == directives(plain)
+        (line,) = [line for line in script.split("\n") if line.startswith("# Side b: ")]
+        assert line.isprintable()
+        done = cluster.run(script)
+        assert (done.returncode, done.stderr) == (0, ""), script
+        assert list(cluster.cwd.iterdir()) == []
+        assert cluster.called() == {launcher.partition("-")[0]}
+        calls_of_b = [f.path / "plan.json" for f, p in zip(folders, job, strict=True) if p.series.side == "b"]
+        words = cluster.arguments(launcher.partition("-")[0])
+        for plan_file in calls_of_b:
+            position = words.index(str(plan_file))
+            assert words[position - 3 : position] == [python, "-m", "dlbench.node"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "runs", "expected"),
+    [
+        ("00:10:00", 1, "00:10:00"),
+        ("00:10:00", 10, "01:40:00"),
+        ("10", 6, "01:00:00"),
+        ("10:30", 2, "00:21:00"),
+        ("12:00:00", 20, "10-00:00:00"),
+        ("1-12", 2, "3-00:00:00"),
+        ("1-0:30", 2, "2-01:00:00"),
+        ("1-02:03:04", 3, "3-06:09:12"),
+        ("0", 10, "00:00:00"),
+        ("90:00", 1, "01:30:00"),
+    ],
+)
+def test_the_time_of_a_job_is_that_of_all_its_runs(limit: str, runs: int, expected: str) -> None:
+    assert total_time(limit, runs) == expected
+    job = sides_of({}, {"engine.name": "ddp"}, overrides={"system.slurm.time_limit": limit})
+    script = render_job(job, [folder_of(plan) for plan in job], PYTHON)
+    assert f"#SBATCH --time={total_time(limit, 4)}" in directives(script)
+
+
+@pytest.mark.parametrize(
+    ("b", "key"),
+    [
+        ({"system.slurm.partition": "other"}, "system.slurm.partition"),
+        ({"system.slurm.gpu_request": "gres"}, "system.slurm.gpu_request"),
+        ({"system.slurm.time_limit": "5"}, "system.slurm.time_limit"),
+        ({"system.slurm.exclusive": True}, "system.slurm.exclusive"),
+        ({"layout.cores_per_rank": 3}, "layout.cores_per_rank"),
+        ({"system.node.cores": 8}, "layout.cores_per_rank"),
+    ],
+)
+def test_sides_that_need_two_allocations_are_refused(b: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError) as caught:
+        sides_of({}, b)
+    assert key in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_cores_may_differ_where_slurm_is_not_told() -> None:
+    job = sides_of({}, {"layout.cores_per_rank": 3}, overrides={"system.slurm.cpus_per_task": False})
+    script = render_job(job, [folder_of(plan) for plan in job], PYTHON)
+    assert "cpus-per-task" not in script
+
+
+def test_a_job_holds_one_point_of_a_comparison_or_one_run() -> None:
+    asked = {"workload": "resnet50", "preset": "ci", "points_are": "nodes", "points": (1, 2), "system": "box"}
+    plain = expand(Request(**asked, repeats=2), machine_cores=4, now=NOW)
+    assert [len(job) for job in jobs_of(plain)] == [1] * 4
+    sided = expand(Request(**asked, repeats=3, sides={"a": {}, "b": {}}), machine_cores=4, now=NOW)
+    jobs = jobs_of(sided)
+    assert [{plan.layout.nodes for plan in job} for job in jobs] == [{1}, {2}]
+    assert [[(p.series.repeat, p.series.side) for p in job] for job in jobs] == [
+        [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    ] * 2
+    assert [job_name(job[0]) for job in jobs] == ["dlbench-resnet50-n1-ab", "dlbench-resnet50-n2-ab"]
+
+
+# Submitting
+
+
+def test_the_sbatch_command() -> None:
+    folder = RunFolder(Path("/scratch/my runs/100%/%j/run"))
+    assert sbatch_arguments(folder) == [
+        "sbatch",
+        "--parsable",
+        "--chdir=/scratch/my runs/100%/%j/run",
+        "--output=/scratch/my runs/100%%/%%j/run/slurm-%j.out",
+        "/scratch/my runs/100%/%j/run/job.sbatch",
+    ]
+    assert sbatch_arguments(folder, after="4711")[-2:] == ["--dependency=afterany:4711", str(folder.script)]
+
+
+Program = Callable[[str, str], None]
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Puts a stub of a program of Slurm on PATH, which holds bash and nothing of Slurm otherwise."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name in ("bash", "cat", "sleep"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    interpreter = folder / "bash"
+
+    def make(name: str, body: str) -> None:
+        record = f'printf "%s\\0" {name} "$@" >> "$CALLS"; printf "\\n" >> "$CALLS"\n'
+        (folder / name).write_text(f"#!{interpreter}\n{record}{body}\n")
+        (folder / name).chmod(0o755)
+
+    return make
+
+
+def calls(tmp_path: Path) -> list[list[str]]:
+    file = tmp_path / "calls"
+    return [line.split("\0")[:-1] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def a_run(tmp_path: Path) -> tuple[RunPlan, RunFolder]:
+    plan = plan_of()
+    out = tmp_path / "runs"
+    out.mkdir(exist_ok=True)
+    return plan, create(out, plan)
+
+
+@pytest.mark.parametrize(
+    ("answer", "job"), [("123", "123"), ("123;cluster", "123"), ("7;my-cluster.example\\n", "7"), ("123\\n\\n", "123")]
+)
+def test_a_job_s_id_is_kept(tmp_path: Path, program: Program, answer: str, job: str) -> None:
+    program("sbatch", f'echo "sbatch: warning: be patient" >&2; printf "{answer}\\n"')
+    plan, folder = a_run(tmp_path)
+    made = submit((plan,), [folder], PYTHON, None)
+    assert made.job_id == job
+    assert read_submission(folder) == made
+    assert folder.script.read_text() == render_script(plan, folder, PYTHON)
+    assert list(made.command) == sbatch_arguments(folder)
+
+
+@pytest.mark.parametrize("name", ["a b", "'q' \"q\"", "new\nline", "100%j", "$(touch canary)", "é", "-n"])
+def test_sbatch_gets_the_words_whatever_the_folder_s_name(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("FOLDER", str(tmp_path / "seen"))
+    program("sbatch", 'printf "%s\\0" sbatch "$@" > "$FOLDER"; echo 5')
+    (tmp_path / name).mkdir()
+    plan = plan_of()
+    folder = create(tmp_path / name, plan)
+    submit((plan,), [folder], PYTHON, "4")
+    assert (tmp_path / "seen").read_text().split("\0")[:-1] == sbatch_arguments(folder, "4")
+    assert not list(tmp_path.rglob("canary"))
+
+
+def a_comparison(tmp_path: Path) -> tuple[Job, list[RunFolder]]:
+    job = sides_of({}, {"engine.name": "ddp"})
+    out = tmp_path / "runs"
+    out.mkdir(exist_ok=True)
+    return job, [create(out, plan) for plan in job]
+
+
+def test_every_run_of_a_job_knows_the_job(tmp_path: Path, program: Program) -> None:
+    program("sbatch", "echo 88")
+    job, folders = a_comparison(tmp_path)
+    made = submit(job, folders, PYTHON, "4")
+    assert (made.job_id, made.runs) == ("88", tuple(plan.run_id for plan in job))
+    assert list(made.command) == sbatch_arguments(folders[0], "4")
+    script = render_job(job, folders, PYTHON)
+    for folder in folders:
+        assert read_submission(folder) == made
+        assert folder.script.read_text() == script
+    assert [call[0] for call in calls(tmp_path)] == ["sbatch"]
+
+
+def test_a_refused_job_leaves_none_of_its_runs(tmp_path: Path, program: Program) -> None:
+    program("sbatch", "echo no >&2; exit 1")
+    job, folders = a_comparison(tmp_path)
+    with pytest.raises(RunError, match=r"sbatch refused golden-\S+-a and 3 more runs: no"):
+        submit(job, folders, PYTHON, None)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_no_run_is_charged_with_the_energy_of_a_whole_job(tmp_path: Path, program: Program) -> None:
+    program("sbatch", "echo 88")
+    program("sacct", "echo '88|1000|1K'")
+    job, folders = a_comparison(tmp_path)
+    submit(job, folders, PYTHON, None)
+    joules, why = job_energies(scan(tmp_path / "runs").runs)
+    assert joules == {}
+    assert why == {plan.run_id: "job 88 holds 4 runs, counted together" for plan in job}
+    alone, folder = a_run(tmp_path)
+    submit((alone,), [folder], PYTHON, None)
+    joules, why = job_energies(scan(tmp_path / "runs").runs)
+    assert joules == {alone.run_id: 1000.0}
+    assert len(why) == 4
+
+
+REFUSAL = (
+    "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid partition"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (f"cat >&2 <<'E'\n{REFUSAL}\nE\nexit 1", "invalid partition specified: nope"),
+        (f"echo 123; cat >&2 <<'E'\n{REFUSAL}\nE\nexit 1", "Batch job submission failed"),
+        ("exit 1", "1"),
+        ("echo 123; exit 1", "1"),
+        ("kill -9 $$", "9"),
+        ("printf 'a\\x1b[2Jb\\n' >&2; exit 1", "b"),
+    ],
+)
+def test_a_refused_run_leaves_nothing_and_says_why(tmp_path: Path, program: Program, body: str, words: str) -> None:
+    program("sbatch", body)
+    plan, folder = a_run(tmp_path)
+    kept = create(folder.path.parent, plan_of(series="another"))
+    with pytest.raises(RunError) as caught:
+        submit((plan,), [folder], PYTHON, None)
+    told = str(caught.value)
+    assert told.startswith(f"sbatch refused {plan.run_id}: ")
+    assert words in told
+    assert "\n" not in told
+    assert not folder.path.exists()
+    assert kept.plan.is_file()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("echo Submitted batch job 12", "Submitted batch job 12"),
+        ("echo 12 13", "12 13"),
+        ("echo 12abc", "12abc"),
+        ("echo -5", "-5"),
+        ("true", "''"),
+        ("printf '\\xff\\xfe\\n'", "unexpected answer"),
+    ],
+)
+def test_an_answer_nobody_understands_keeps_the_folder(tmp_path: Path, program: Program, body: str, words: str) -> None:
+    """sbatch said yes in some way: the job may be queued, and would find its plan gone."""
+    program("sbatch", body)
+    plan, folder = a_run(tmp_path)
+    with pytest.raises(RunError) as caught:
+        submit((plan,), [folder], PYTHON, None)
+    told = str(caught.value)
+    assert plan.run_id in told
+    assert words in told
+    assert "may be queued" in told
+    assert "\n" not in told
+    assert folder.plan.is_file()
+    assert folder.script.is_file()
+
+
+def test_an_sbatch_that_hangs_is_given_up(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    program("sbatch", "exec sleep 60")
+    monkeypatch.setattr(slurm, "CALL_TIMEOUT_S", 0.3)
+    plan, folder = a_run(tmp_path)
+    with pytest.raises(RunError, match="no answer within"):
+        submit((plan,), [folder], PYTHON, None)
+    assert folder.script.is_file()
+
+
+def test_a_machine_without_slurm_is_told(program: Program) -> None:
+    with pytest.raises(EnvironmentLacksError, match="sbatch is not on PATH"):
+        require_slurm()
+    program("sbatch", "true")
+    require_slurm()
+
+
+# Asking
+
+SQUEUE = "101|PENDING\n102|RUNNING\n103|COMPLETING\n104|COMPLETED\n"
+
+
+def test_squeue_is_asked_once_for_all(tmp_path: Path, program: Program) -> None:
+    program("squeue", f"cat <<'E'\n{SQUEUE}E")
+    program("sacct", "echo '101|FAILED'")
+    states = job_states(["101", "102", "103", "104"])
+    assert states == {"101": "PENDING", "102": "RUNNING", "103": "COMPLETING", "104": "COMPLETED"}
+    (call,) = calls(tmp_path)
+    assert call[0] == "squeue"
+    assert "--jobs=101,102,103,104" in call
+    assert "--states=all" in call  # squeue leaves ended jobs out by itself
+
+
+def test_sacct_is_asked_for_what_squeue_forgot(tmp_path: Path, program: Program) -> None:
+    program("squeue", f"cat <<'E'\n{SQUEUE}E")
+    program("sacct", "cat <<'E'\n105|CANCELLED by 0\n106|NODE_FAIL\n107|\nE")
+    states = job_states(["101", "105", "106", "107", "108"])
+    assert {job: states.get(job) for job in ("101", "105", "106", "107", "108")} == {
+        "101": "PENDING",
+        "105": "CANCELLED",
+        "106": "NODE_FAIL",
+        "107": None,
+        "108": None,
+    }
+    assert [call[0] for call in calls(tmp_path)] == ["squeue", "sacct"]
+    assert "--jobs=105,106,107,108" in calls(tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
+        "echo 'sacct: error: Slurm accounting storage is disabled' >&2; exit 1",
+        "true",
+        "echo garbage",
+        "printf '\\xff|\\xfe\\n'",
+        "printf '|\\n||\\n| \\n\\n'",
+        "echo '999|RUNNING of another'",
+    ],
+)
+def test_slurm_that_knows_none_of_the_jobs(program: Program, body: str) -> None:
+    program("squeue", body)
+    assert job_states(["101", "102"]).keys().isdisjoint({"101", "102"})
+    program("sacct", body)
+    assert job_states(["101", "102"]).keys().isdisjoint({"101", "102"})
+
+
+def test_slurm_that_does_not_answer(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    program("squeue", "exec sleep 60")
+    program("sacct", "echo '101|TIMEOUT'")
+    monkeypatch.setattr(slurm, "CALL_TIMEOUT_S", 0.3)
+    assert job_states(["101"]) == {"101": "TIMEOUT"}
+
+
+def test_nobody_is_asked_for_nothing(tmp_path: Path, program: Program) -> None:
+    assert job_states(["101"]) == {}  # no Slurm here
+    program("squeue", "echo '101|RUNNING'")
+    assert job_states([]) == {}
+    assert calls(tmp_path) == []
+    assert job_states(["101"]) == {"101": "RUNNING"}
+
+
+def test_the_submission_is_plain_json(tmp_path: Path, program: Program) -> None:
+    program("sbatch", "echo '12;c'")
+    plan, folder = a_run(tmp_path)
+    submit((plan,), [folder], PYTHON, None)
+    content = json.loads(folder.submission.read_text())
+    assert (content["format"], content["version"], content["job_id"]) == ("dlbench.submission", 1, "12")
+    assert datetime.fromisoformat(content["submitted"].replace("Z", "+00:00")).tzinfo is not None
+
+
+def test_a_system_without_a_scheduler_has_no_nodes() -> None:
+    with pytest.raises(UserError, match="one machine"):
+        plan_of(system="local")

@@ -1,0 +1,425 @@
+"""GPUs by NVML: the real nvidia-ml-py on a made library, which answers, refuses, fails half-way and is lost."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.records.throttle_reasons import CLOCK_REASONS, THROTTLING_MASK, clock_reason_names, throttling_names
+from tests.support.nvml_library import build, variables
+
+needs_library = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
+pytest.importorskip("pynvml")
+
+READER = """
+import json, sys
+from dlbench.machine.nvml import open_nvml
+source = open_nvml()
+told = {"fields": [[f.name, f.kind, f.is_slow] for f in source.fields], "unavailable": source.unavailable,
+        "facts": source.describe(), "reads": [], "failures": []}
+for slow in json.loads(sys.argv[1]):
+    told["reads"].append(source.read(slow=slow))
+    told["failures"].append(source.drain_failures())
+source.close()
+told["closed"] = source.read(slow=True)
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def ask(folder: Path, reads: tuple[bool, ...] = (True,), code: str = READER, **switches: object) -> dict[str, Any]:
+    """Opens NVML in a process of its own and reads as often as asked; `reads` says of each whether it is slow."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(reads)],
+        env={**os.environ, **variables(folder, **switches)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def values(told: dict[str, Any], number: int = 0) -> dict[str, float]:
+    return dict(zip([name for name, _, _ in told["fields"]], told["reads"][number], strict=True))
+
+
+@needs_library
+def test_two_healthy_gpus(library: Path) -> None:
+    told = ask(library, power_w=250)
+    read = values(told)
+    assert told["unavailable"] == {}
+    assert {name.split(".")[1] for name in read} == {"0", "1"}
+    energy = read.pop("gpu.0.energy_j")
+    assert 1000 <= energy < 1000 + 60 * 250
+    assert {k: v for k, v in read.items() if k.startswith("gpu.0.")} == {
+        "gpu.0.power_w": 250,
+        "gpu.0.sm_clock_hz": 1.755e9,
+        "gpu.0.sm_clock_max_hz": 1.98e9,
+        "gpu.0.memory_clock_hz": 2.619e9,
+        "gpu.0.utilization": 0.9,
+        "gpu.0.memory_utilization": 0.35,
+        "gpu.0.memory_used_bytes": 30e9,
+        "gpu.0.temperature_c": 61,
+        "gpu.0.memory_temperature_c": 73,
+        "gpu.0.clock_reasons": 4,
+        "gpu.0.pcie_received_bytes_per_s": 3.4e6,
+        "gpu.0.pcie_sent_bytes_per_s": 1.2e6,
+        "gpu.0.pcie_replays": 7,
+        "gpu.0.ecc_corrected": 3,
+        "gpu.0.ecc_uncorrected": 0,
+        # Links 0 and 2 of four are up; KiB each.
+        "gpu.0.nvlink_received_bytes": (2000 + 2002) * 1024,
+        "gpu.0.nvlink_sent_bytes": (1000 + 1002) * 1024,
+        "gpu.0.nvlink_replays": 11,
+    }
+    assert read["gpu.1.power_w"] == 260
+    assert read["gpu.1.memory_used_bytes"] == 30e9 + 1
+    assert told["failures"] == [[]]
+    assert all(math.isnan(value) for value in told["closed"])
+
+
+@needs_library
+def test_facts_tell_which_gpu_is_which(library: Path) -> None:
+    facts = ask(library, reads=(), name='"Made"\n\x1b[31mGPU')["facts"]
+    assert facts["gpu.driver"] == "550.54.15"
+    assert facts["gpu.count"] == "2"
+    assert facts["gpu.1.uuid"] == "GPU-00000001-0000-0000-0000-000000000000"
+    assert facts["gpu.1.pci_bus_id"] == "00000000:11:00.0"
+    assert facts["gpu.1.index"] == "1"
+    assert facts["gpu.1.power_limit_w"] == "700"
+    assert facts["gpu.1.sm_clock_max_hz"] == "1980000000"
+    assert facts["gpu.1.memory_total_bytes"] == "80000000000"
+    assert facts["gpu.1.mig"] == "not supported"
+    assert facts["gpu.0.name"] == '"Made"__[31mGPU'
+    assert "whole board" in facts["gpu.about.power_w"]
+    assert "whole board" in facts["gpu.about.energy_j"]
+
+
+@needs_library
+def test_counters_and_masks_keep_their_digits(library: Path) -> None:
+    told = ask(library, reads=(False,), reasons=2**52 + 1)
+    kinds = {name: kind for name, kind, _ in told["fields"]}
+    assert kinds["gpu.0.energy_j"] == kinds["gpu.0.clock_reasons"] == kinds["gpu.0.nvlink_sent_bytes"] == "<f8"
+    assert values(told)["gpu.0.clock_reasons"] == 2**52 + 1
+
+
+@needs_library
+def test_the_fast_tier_leaves_the_dear_calls_alone(library: Path, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    told = ask(library, reads=(False,) * 5, gpus=1, log=log)
+    calls = Counter(line.split()[0] for line in log.read_text().splitlines() if not line.startswith("field"))
+    assert calls["nvmlDeviceGetPowerUsage"] == 6  # once to see whether it answers
+    assert calls["nvmlDeviceGetPcieThroughput"] == 2
+    assert calls["nvmlDeviceGetTemperatureV"] == 1
+    slow = {name for name, _, is_slow in told["fields"] if is_slow}
+    assert {name for name, value in values(told).items() if math.isnan(value)} == slow
+    assert "gpu.0.pcie_sent_bytes_per_s" in slow
+    assert "gpu.0.power_w" not in slow
+    # In a slow reading every fast call comes before the first dear one.
+    log.unlink()
+    ask(library, reads=(True,), gpus=2, log=log)
+    last = log.read_text().splitlines()
+    dear = next(n for n in reversed(range(len(last))) if last[n].startswith("nvmlDeviceGetPowerUsage 1"))
+    assert not any("PcieThroughput" in line for line in last[dear - 8 : dear])
+    assert any("PcieThroughput" in line for line in last[dear:])
+
+
+@needs_library
+def test_what_is_not_supported_is_unavailable_in_nvmls_words_and_never_zero(library: Path, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    told = ask(
+        library,
+        reads=(True, True),
+        log=log,
+        unsupported="nvmlDeviceGetTotalEnergyConsumption@1,nvmlDeviceGetPcieThroughput,nvmlDeviceGetUtilizationRates@0",
+        fields_unsupported="82,91",
+    )
+    missing = told["unavailable"]
+    assert set(missing) == {
+        "gpu.1.energy_j",
+        *(f"gpu.{gpu}.pcie_{way}_bytes_per_s" for gpu in (0, 1) for way in ("received", "sent")),
+        *("gpu.0.utilization", "gpu.0.memory_utilization"),
+        *(f"gpu.{gpu}.memory_temperature_c" for gpu in (0, 1)),
+        *(f"gpu.{gpu}.nvlink_{way}_bytes" for gpu in (0, 1) for way in ("received", "sent")),
+    }
+    assert set(missing.values()) == {"Not Supported"}
+    assert not set(missing) & set(values(told))
+    assert values(told)["gpu.0.energy_j"] >= 1000
+    assert values(told, 1)["gpu.0.nvlink_replays"] == 11
+    lines = log.read_text().splitlines()
+    assert lines.count("nvmlDeviceGetTotalEnergyConsumption 1") == 1  # probed once, not again
+    assert lines.count("nvmlDeviceGetPcieThroughput 0") == 2
+    assert lines.count("field 82:0 0") == 1
+
+
+@needs_library
+def test_a_field_that_fails_half_way_ends_once_and_is_not_called_again(library: Path, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    told = ask(
+        library,
+        reads=(False,) * 6,
+        gpus=2,
+        log=log,
+        fail_after="nvmlDeviceGetPowerUsage=3:10,nvmlDeviceGetMemoryInfo_v2=5:27",
+    )
+    powers = [values(told, n)["gpu.0.power_w"] for n in range(6)]
+    assert powers[:2] == [250, 250]
+    assert all(math.isnan(power) for power in powers[2:])
+    assert told["failures"][2] == [["gpu.0.power_w", "Timeout"], ["gpu.1.power_w", "Timeout"]]
+    # A code that nvidia-ml-py has no words for: the library is asked.
+    words = [reason for failures in told["failures"] for name, reason in failures if name == "gpu.0.memory_used_bytes"]
+    assert words == ["Not ready, says the made NVML"]
+    assert sum(len(failures) for failures in told["failures"]) == 4
+    assert values(told, 5)["gpu.0.utilization"] == 0.9
+    assert Counter(log.read_text().splitlines())["nvmlDeviceGetPowerUsage 0"] == 4
+
+
+@needs_library
+def test_a_field_value_that_fails_half_way_ends_alone(library: Path, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    # NVLink's sent bytes: four values to find the links, two to probe, two in each reading.
+    told = ask(library, reads=(True,) * 4, gpus=1, log=log, fields_fail_after="138=8:999")
+    sent = [values(told, n)["gpu.0.nvlink_sent_bytes"] for n in range(4)]
+    assert sent[0] == (1000 + 1002) * 1024
+    assert all(math.isnan(value) for value in sent[1:])
+    assert told["failures"] == [[], [["gpu.0.nvlink_sent_bytes", "Unknown Error"]], [], []]
+    assert values(told, 3)["gpu.0.nvlink_received_bytes"] == (2000 + 2002) * 1024
+    assert Counter(log.read_text().splitlines())["field 138:0 0"] == 4
+
+
+@needs_library
+def test_a_gpu_that_falls_off_the_bus_ends_with_all_its_fields(library: Path, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    told = ask(library, reads=(False, True, False, True, True), log=log, lost="1=60")
+    of_lost = {name for name, _, _ in told["fields"] if name.startswith("gpu.1.")}
+    failures = [failure for failures in told["failures"] for failure in failures]
+    assert len(of_lost) == 19
+    assert {name for name, _ in failures} == of_lost
+    assert len(failures) == len(of_lost)
+    assert {reason for _, reason in failures} == {"GPU is lost"}
+    last = values(told, 4)
+    assert all(math.isnan(last[name]) for name in of_lost)
+    assert all(math.isfinite(value) for name, value in last.items() if name not in of_lost)
+    assert calls_to(log, 1) == 61
+
+
+def calls_to(log: Path, device: int) -> int:
+    return len([line for line in log.read_text().splitlines() if re.fullmatch(rf"nvml\w+ {device}", line)])
+
+
+@needs_library
+def test_a_gpu_that_is_lost_while_it_is_opened_is_unavailable(library: Path, tmp_path: Path) -> None:
+    ask(library, reads=(), log=tmp_path / "calls")
+    to_open = calls_to(tmp_path / "calls", 1)
+    assert to_open > 20
+    for calls in (0, 1, to_open // 2, to_open - 1):
+        told = ask(library, lost=f"1={calls}")
+        lost = {name for name in told["unavailable"] if name.startswith("gpu.1")}
+        assert lost == {"gpu.1"} if calls == 0 else len(lost) == 19
+        assert {told["unavailable"][name] for name in lost} == {"GPU is lost"}
+        assert {name.split(".")[1] for name in values(told)} == {"0"}
+        assert told["failures"] == [[]]
+
+
+@needs_library
+def test_what_the_package_did_not_expect_ends_one_field(library: Path) -> None:
+    """As with a driver and a package that do not fit: an error that is not NVML's own."""
+    broken = (
+        "import pynvml\n"
+        "def broken(device):\n    raise AttributeError('no such member')\n"
+        "pynvml.nvmlDeviceGetName = pynvml.nvmlDeviceGetPowerUsage = broken\n"
+    )
+    told = ask(library, code=broken + READER)
+    assert told["facts"]["gpu.0.name"] == "unknown: AttributeError: no such member"
+    assert told["unavailable"]["gpu.0.power_w"] == "AttributeError: no such member"
+    assert "gpu.0.energy_j" in [name for name, *_ in told["fields"]]
+
+
+@needs_library
+def test_an_energy_counter_that_starts_again_is_told_as_it_is(library: Path) -> None:
+    told = ask(library, reads=(False,) * 5, gpus=1, energy_reset=3)
+    energy = [values(told, n)["gpu.0.energy_j"] for n in range(5)]
+    assert min(energy[:2]) >= 1000
+    assert max(energy[2:]) < 1000
+    assert told["failures"] == [[]] * 5
+
+
+@needs_library
+def test_mig(library: Path) -> None:
+    told = ask(library, mig=0)
+    read = values(told)
+    assert read["gpu.0.mig.0.memory_used_bytes"] == 5e9
+    assert read["gpu.0.mig.2.memory_used_bytes"] == 5e9 + 2
+    assert read["gpu.0.power_w"] == 250
+    assert told["unavailable"] == {
+        "gpu.0.utilization": "Not Supported (the GPU is in MIG mode)",
+        "gpu.0.memory_utilization": "Not Supported (the GPU is in MIG mode)",
+    }
+    assert told["facts"]["gpu.0.mig"] == "on"
+    assert told["facts"]["gpu.1.mig"] == "off"
+    assert told["facts"]["gpu.0.mig.2.uuid"] == "MIG-00000000-0000-0000-0000-000000000002"
+    # An empty place is no instance that fails.
+    told = ask(library, mig=0, fail_after="nvmlDeviceGetMigDeviceHandleByIndex=2:4")
+    reason = "Insufficient Permissions (the GPU is in MIG mode)"
+    assert {k: v for k, v in told["unavailable"].items() if ".mig." in k} == {"gpu.0.mig.2.memory_used_bytes": reason}
+    # No power, energy or anything else of the board is given to an instance.
+    ends = {name.split(".", 4)[-1] for name in read if ".mig." in name}
+    assert ends == {"memory_used_bytes"}
+
+
+@needs_library
+def test_an_old_driver_without_newer_functions(tmp_path: Path) -> None:
+    folder = build(
+        tmp_path,
+        missing=(
+            "nvmlDeviceGetMemoryInfo_v2",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetTemperatureV",
+            "nvmlDeviceGetFieldValues",
+            "nvmlDeviceGetMigMode",
+        ),
+    )
+    told = ask(folder, reads=(True, True), gpus=1)
+    for number in range(2):
+        read = values(told, number)
+        assert read["gpu.0.memory_used_bytes"] == 30.6e9  # the first version counts the reserve in
+        assert read["gpu.0.clock_reasons"] == 4
+        assert read["gpu.0.temperature_c"] == 61
+    assert set(told["unavailable"]) == {
+        f"gpu.0.{name}"
+        for name in ("memory_temperature_c", "nvlink_replays", "nvlink_received_bytes", "nvlink_sent_bytes")
+    }
+    assert set(told["unavailable"].values()) == {"Function Not Found"}
+    assert told["facts"]["gpu.0.mig"] == "unknown: Function Not Found"
+
+
+@needs_library
+def test_an_older_call_does_not_take_over_half_way(library: Path, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    told = ask(
+        library,
+        reads=(False,) * 3,
+        gpus=1,
+        log=log,
+        fail_after="nvmlDeviceGetCurrentClocksEventReasons=2:3,nvmlDeviceGetMemoryInfo_v2=2:3",
+    )
+    ended = {name for name, _ in told["failures"][1]}
+    assert ended == {"gpu.0.clock_reasons", "gpu.0.memory_used_bytes"}
+    assert "nvmlDeviceGetCurrentClocksThrottleReasons 0" not in log.read_text().splitlines()
+    assert math.isnan(values(told, 2)["gpu.0.memory_used_bytes"])
+
+
+@needs_library
+def test_a_gpu_without_nvlink(library: Path) -> None:
+    missing = ask(library, gpus=1, nvlinks=0)["unavailable"]
+    assert missing == {f"gpu.0.nvlink_{way}_bytes": "the GPU has no NVLink" for way in ("received", "sent")}
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("switches", "reason"),
+    [
+        ({"init": 9}, "Driver Not Loaded"),
+        ({"init": 18}, "RM has detected an NVML/RM version mismatch."),
+        ({"gpus": 0}, "NVML finds no GPU"),
+    ],
+)
+def test_without_a_driver_or_a_gpu(library: Path, switches: dict[str, int], reason: str) -> None:
+    told = ask(library, **switches)
+    assert told["unavailable"] == {"gpu": reason}
+    assert told["fields"] == []
+    assert told["reads"] == [[]]
+
+
+def test_without_the_library(tmp_path: Path) -> None:
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"no library")  # found before any real one, and refused
+    assert ask(tmp_path)["unavailable"] == {"gpu": "NVML Shared Library Not Found"}
+
+
+def test_without_the_package(tmp_path: Path) -> None:
+    code = "import sys\nsys.modules['pynvml'] = None\n" + READER
+    assert ask(tmp_path, code=code)["unavailable"] == {"gpu": "the package nvidia-ml-py is not installed"}
+
+
+@needs_library
+def test_nothing_is_ever_set(library: Path, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+    ask(library, reads=(False, True, True), log=log, mig=1, fail_after="nvmlDeviceGetPowerUsage=3:10", lost="1=60")
+    lines = log.read_text().splitlines()
+    names = {line.split()[0] for line in lines if not line.startswith("field ")}
+    assert len(names) > 15
+    assert [name for name in names if not re.match(r"nvml(InitWithFlags$|Shutdown$|SystemGet|DeviceGet)", name)] == []
+    assert lines.count("nvmlInitWithFlags") == lines.count("nvmlShutdown") == 1
+    # A setter that is called does leave its mark.
+    setter = "import pynvml\npynvml.nvmlInit()\nhandle = pynvml.nvmlDeviceGetHandleByIndex(0)\n"
+    ask(library, code=setter + "pynvml.nvmlDeviceSetPersistenceMode(handle, 1)\nprint('{}')", log=log)
+    assert "SET nvmlDeviceSetPersistenceMode" in log.read_text().splitlines()
+
+
+@needs_library
+def test_both_sources_are_one(library: Path) -> None:
+    code = READER.replace("dlbench.machine.nvml import open_nvml", "dlbench.machine.sampling import open_sources")
+    told = ask(library, code=code.replace("open_nvml()", "open_sources()"), gpus=1, reads=(True, False))
+    names = [name for name, _, _ in told["fields"]]
+    assert {"gpu.0.power_w", "host.memory_used_bytes", "host.cpu.0.busy"} <= set(names)
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.:-]+", name) for name in names)
+    assert told["facts"]["gpu.driver"] == "550.54.15"
+    assert "host.cgroup.memory_limit_bytes" in told["facts"]
+
+
+def test_names_of_clock_reasons() -> None:
+    assert clock_reason_names(0) == ()
+    assert clock_reason_names(0x4 | 0x1) == ("gpu_idle", "sw_power_cap")
+    assert clock_reason_names(0x8 | 2**50) == ("hw_slowdown", "bit_0x4000000000000")
+    assert throttling_names(0x1 | 0x2 | 0x10 | 0x100) == ()
+    assert throttling_names(0xFF) == (
+        "sw_power_cap",
+        "hw_slowdown",
+        "sw_thermal_slowdown",
+        "hw_thermal_slowdown",
+        "hw_power_brake_slowdown",
+    )
+    with pytest.raises(ValueError, match="below zero"):
+        clock_reason_names(-1)
+    with pytest.raises(ValueError, match="below zero"):
+        throttling_names(-1)
+
+
+def test_bits_are_nvmls_own() -> None:
+    import pynvml
+
+    for reason in CLOCK_REASONS:
+        name = "nvmlClocksThrottleReason" + "".join(part.capitalize() for part in reason.name.split("_"))
+        assert getattr(pynvml, name, reason.bit) == reason.bit
+    known = [name for name in vars(pynvml) if re.match(r"nvmlClocks(Event|Throttle)Reason(?!s)(?!All|None)", name)]
+    assert len(known) > 8
+    assert {getattr(pynvml, name) for name in known} <= {reason.bit for reason in CLOCK_REASONS}
+
+
+@given(st.integers(min_value=0, max_value=2**53))
+def test_no_bit_of_a_mask_is_dropped(mask: int) -> None:
+    bits = {reason.name: reason.bit for reason in CLOCK_REASONS}
+    names = clock_reason_names(mask)
+    assert sum(bits[name] if name in bits else int(name.removeprefix("bit_"), 16) for name in names) == mask
+    assert sum(bits[name] for name in throttling_names(mask)) == mask & THROTTLING_MASK

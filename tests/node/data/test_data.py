@@ -1,0 +1,476 @@
+"""From data sets to batches: who reads what, what a batch holds, and what an unreadable sample does."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.datasets.images.jpeg_tree import index_jpeg_tree
+from dlbench.datasets.volumes.density import index_density
+from dlbench.errors import RunError, UserError
+from dlbench.node.data import jpeg, reader
+from dlbench.node.data.density import VolumeReader
+from dlbench.node.data.loader import RECENT_READS, LoadedSource
+from dlbench.node.data.reader import BadSampleError, BatchReader, Sample
+from dlbench.node.data.sharding import Key, Position, ShardedOrder
+from dlbench.node.data.source import BatchSource, build_source
+from dlbench.node.data.synthetic import POOL_BATCHES
+from dlbench.node.models.build import build_model, loss_for
+from dlbench.specs.workload import CosmoFlowModel, DensityData, ImageData, ModelSpec, ResNetModel
+from tests.datasets.test_text import BERT, MASK, sentences, text_spec
+from tests.support.jpeg_files import encode, write_tree
+
+h5py = pytest.importorskip("h5py")
+Image = pytest.importorskip("PIL.Image")
+torch.set_num_threads(1)
+
+Batch = dict[str, torch.Tensor]
+
+
+def take(source: BatchSource, num: int) -> list[Batch]:
+    return list(itertools.islice(source, num))
+
+
+def same(one: list[Batch], other: list[Batch]) -> bool:
+    return all(
+        a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a) for a, b in zip(one, other, strict=True)
+    )
+
+
+# Sharding
+
+
+@given(
+    world_size=st.integers(1, 9),
+    batch_size=st.integers(1, 7),
+    extra=st.integers(0, 60),
+    seed=st.integers(0, 2**31),
+    epoch=st.integers(0, 5),
+    drop_last=st.booleans(),
+)
+def test_each_sample_once_an_epoch_and_equal_ranks(
+    world_size: int, batch_size: int, extra: int, seed: int, epoch: int, drop_last: bool
+) -> None:
+    num = world_size * batch_size + extra
+    orders = [
+        ShardedOrder(
+            num,
+            batch_size=batch_size,
+            rank=r,
+            world_size=world_size,
+            seed=seed,
+            drop_last=drop_last,
+            start=Position(epoch=epoch),
+        )
+        for r in range(world_size)
+    ]
+    taken: list[int] = []
+    sizes = set()
+    for order in orders:
+        batches = list(itertools.islice(order.batches(), order.batches_per_epoch))
+        assert {key[0] for batch in batches for key in batch} == {epoch}
+        taken += [key[1] for batch in batches for key in batch]
+        sizes.add(tuple(map(len, batches)))
+    assert len(sizes) == 1
+    assert len(set(taken)) == len(taken) == num - orders[0].dropped_per_epoch
+    assert set(taken) <= set(range(num))
+    (size,) = sizes
+    assert set(size[:-1]) <= {batch_size}
+    assert orders[0].dropped_per_epoch < (world_size * batch_size if drop_last else world_size)
+    if drop_last:
+        assert size[-1] == batch_size
+
+
+def test_epochs_differ_and_a_start_is_reached_directly() -> None:
+    about: dict[str, Any] = {"batch_size": 2, "rank": 1, "world_size": 3, "seed": 5}
+    order = ShardedOrder(23, **about)
+    assert order.batches_per_epoch == 3
+    assert order.dropped_per_epoch == 5
+    assert not np.array_equal(order.epoch(0), order.epoch(1))
+    all_batches = list(itertools.islice(order.batches(), 9))
+    for num in range(7):
+        later = ShardedOrder(23, **about, start=order.position(num))
+        assert list(itertools.islice(later.batches(), 2)) == all_batches[num : num + 2]
+
+
+def test_too_few_samples_name_the_counts() -> None:
+    with pytest.raises(UserError) as raised:
+        ShardedOrder(11, batch_size=3, rank=0, world_size=4, seed=0)
+    assert "11 samples, one step needs 12 (train.batch_per_rank 3 x 4 ranks)" in str(raised.value)
+    with pytest.raises(ValueError, match="rank 4 is not one of 4"):
+        ShardedOrder(100, batch_size=3, rank=4, world_size=4, seed=0)
+
+
+# JPEG
+
+
+@pytest.fixture
+def jpeg_folder(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "some 'images'\n")
+
+
+RESNET = ResNetModel(family="resnet", image_size=32, num_classes=3, stage_blocks=(1, 1, 1, 1), base_width=8)
+
+
+def jpeg_source(
+    folder: Path, workers: int = 0, on_bad: Literal["stop", "skip"] = "stop", **changes: Any
+) -> BatchSource:
+    data = ImageData(format="jpeg-tree", source=str(folder), loader_workers=workers, on_bad_sample=on_bad)
+    return build_source(RESNET, data, **{"batch_size": 4, "rank": 0, "world_size": 1, "seed": 3, **changes})
+
+
+def test_jpeg_batches_fit_the_model(jpeg_folder: Path) -> None:
+    source = jpeg_source(jpeg_folder)
+    (batch,) = take(source, 1)
+    assert batch["image"].shape == (4, 32, 32, 3)
+    assert batch["image"].dtype == torch.uint8
+    assert batch["label"].dtype == torch.int64
+    assert torch.isfinite(loss_for(RESNET)(build_model(RESNET), batch))
+    about = source.describe()
+    json.dumps(about)
+    assert (about["num_samples"], about["batches_per_epoch"], about["dropped_per_epoch"]) == (15, 3, 3)
+    assert (about["kind"], about["classes"]) == ("jpeg-tree", 3)
+
+
+def spoil(folder: Path) -> dict[str, Path]:
+    """Makes four of fifteen images unreadable or odd."""
+    paths = {name: folder / "class 1" / f'"{i}".jpg' for i, name in enumerate(("empty", "cut", "text", "grey"))}
+    paths["empty"].write_bytes(b"")
+    paths["cut"].write_bytes(paths["cut"].read_bytes()[:200])
+    paths["text"].write_text("not an image", encoding="utf-8")
+    paths["grey"].write_bytes(encode((30, 30), "L"))
+    return paths
+
+
+def test_bad_images_stop_with_their_name(jpeg_folder: Path) -> None:
+    spoil(jpeg_folder)
+    source = jpeg_source(jpeg_folder)
+    with pytest.raises(UserError) as raised:
+        take(source, 3 * 20)
+    assert "class 1" in str(raised.value)
+    assert "set data.on_bad_sample to skip" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(source.failures) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_images_are_skipped_counted_and_named(jpeg_folder: Path, workers: int) -> None:
+    paths = spoil(jpeg_folder)
+    source = jpeg_source(jpeg_folder, workers, on_bad="skip", batch_size=5)
+    batches = take(source, 6)
+    source.close()
+    assert all(b["image"].shape[0] == 5 for b in batches)
+    for name, reason in (("empty", "empty file"), ("cut", ""), ("text", "not an image")):
+        named = [f for f in source.failures if repr(str(paths[name])) in f]
+        assert len(named) >= 2  # once an epoch, more often if it was also asked for as a replacement
+        assert all(reason in f for f in named)
+    assert {f.split("'", 2)[1] for f in source.failures}  # no entry without a name
+    about = source.describe()
+    assert about["bad_samples"] == len(source.failures)
+    assert about["converted_names"] == [f"{str(paths['grey'])!r}: grey, converted to RGB"]
+    assert isinstance(about["converted_samples"], int)
+    assert about["converted_samples"] >= 2
+    json.dumps(about)
+
+
+def test_error_from_a_loader_process_is_one_line(jpeg_folder: Path) -> None:
+    spoil(jpeg_folder)
+    source = jpeg_source(jpeg_folder, workers=1)
+    with pytest.raises(UserError) as raised:
+        take(source, 60)
+    source.close()
+    assert "\n" not in str(raised.value)
+    assert "Traceback" not in str(raised.value)
+
+
+def test_a_wholly_broken_set_ends(jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in jpeg_folder.glob("*/*.jpg"):
+        path.write_bytes(b"")
+    monkeypatch.setattr(reader, "_SKIP_AT_MOST", 7)
+    source = jpeg_source(jpeg_folder, on_bad="skip")
+    with pytest.raises(UserError, match="7 samples in a row are unreadable"):
+        take(source, 1)
+
+
+# Loader processes
+
+
+def test_the_same_batches_from_any_number_of_processes(jpeg_folder: Path) -> None:
+    reference = take(jpeg_source(jpeg_folder), 7)
+    before = torch.random.get_rng_state()
+    for workers in (1, 2):
+        source = jpeg_source(jpeg_folder, workers)
+        batches = take(source, 7)
+        source.close()
+        assert same(batches, reference)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not same(take(jpeg_source(jpeg_folder, seed=4), 7), reference)
+    order = jpeg_source(jpeg_folder).order
+    assert order is not None
+    assert same(take(jpeg_source(jpeg_folder, start=order.position(4)), 3), reference[4:])
+
+
+def test_augmentation_belongs_to_epoch_and_sample_not_to_the_rank(jpeg_folder: Path) -> None:
+    data = jpeg.JpegReader(index_jpeg_tree(jpeg_folder), 32, seed=3)
+    one, two, other = (data.read(key).arrays["image"] for key in ((0, 5), (0, 5), (1, 5)))
+    np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(one, other)
+    order = ShardedOrder(15, batch_size=2, rank=1, world_size=3, seed=3)
+    keys = next(order.batches())
+    (batch,) = take(jpeg_source(jpeg_folder, batch_size=2, rank=1, world_size=3), 1)
+    for image, key in zip(batch["image"], keys, strict=True):
+        np.testing.assert_array_equal(image.numpy(), data.read(key).arrays["image"])
+
+
+class Probe:
+    """A data set whose samples tell about the process that read them."""
+
+    num_samples = 8
+
+    def read(self, key: Key) -> Sample:
+        if key == (1, 0):
+            raise MemoryError("a defect")
+        about = [os.getpid(), torch.get_num_threads(), len(os.sched_getaffinity(0))]
+        return Sample({"about": np.array(about)})
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "probe"}
+
+    def close(self) -> None:
+        pass
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def probe(workers: int) -> LoadedSource:
+    order = ShardedOrder(8, batch_size=2, rank=0, world_size=1, seed=0)
+    return LoadedSource(Probe(), order, loader_workers=workers, on_bad_sample="stop")
+
+
+def test_loader_processes_have_one_thread_and_one_core_and_end() -> None:
+    source = probe(2)
+    seen = torch.cat([b["about"] for b in take(source, 4)])
+    pids = set(seen[:, 0].tolist())
+    assert len(pids) == 2
+    assert set(seen[:, 1].tolist()) == {1}
+    assert set(seen[:, 2].tolist()) == {1}
+    assert all(map(is_alive, pids))
+    source.close()
+    source.close()
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(map(is_alive, pids))
+    with pytest.raises(RunError, match="closed"):
+        next(source)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_last_reads_are_known(workers: int) -> None:
+    source = probe(workers)
+    before = time.monotonic_ns()
+    take(source, 3)
+    after = time.monotonic_ns()
+    reads = source.recent_reads()
+    source.close()
+    assert [read.number for read in reads] == [0, 1, 2]
+    # Processes take turns, and their clock is this one's.
+    assert [read.worker for read in reads] == ([0, 1, 0] if workers else [0, 0, 0])
+    assert all(read.start_ns < read.end_ns < after for read in reads)
+    assert reads[0].end_ns <= reads[2].start_ns
+    if not workers:
+        assert before < reads[0].start_ns
+
+
+def test_only_the_last_reads_are_kept() -> None:
+    order = ShardedOrder(800, batch_size=2, rank=0, world_size=1, seed=0)
+    data = Probe()
+    data.num_samples = 800
+    source = LoadedSource(data, order, loader_workers=0, on_bad_sample="stop")
+    take(source, 300)
+    assert [read.number for read in source.recent_reads()] == list(range(300 - RECENT_READS, 300))
+    source.close()
+
+
+def test_a_killed_loader_process_is_told() -> None:
+    source = probe(1)
+    pid = int(next(source)["about"][0, 0])
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RunError, match=r"a loader process of the rank ended: ."):
+        take(source, 4)
+    source.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_defects_keep_their_type(workers: int) -> None:
+    source = probe(workers)
+    with pytest.raises(MemoryError):
+        take(source, 8)
+    source.close()
+
+
+# Text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_text_batches_fit_the_model(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "a.txt").write_text(sentences(20), encoding="utf-8")
+    source = build_source(
+        BERT, text_spec(str(tmp_path), loader_workers=workers), batch_size=3, rank=1, world_size=2, seed=0
+    )
+    batches = take(source, 4)
+    source.close()
+    (batch,) = batches[:1]
+    shapes = {name: (tuple(t.shape), t.dtype) for name, t in batch.items()}
+    assert shapes == {
+        **dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), ((3, 64), torch.int64)),
+        **dict.fromkeys(("masked_positions", "masked_ids"), ((3, 10), torch.int64)),
+        "masked_weights": ((3, 10), torch.float32),
+        "next_sentence": ((3,), torch.int64),
+    }
+    assert torch.isfinite(loss_for(BERT)(build_model(BERT), batch))
+    about = source.describe()
+    json.dumps(about)
+    assert about["documents"] == 20
+    reference = build_source(BERT, text_spec(str(tmp_path)), batch_size=3, rank=1, world_size=2, seed=0)
+    assert same(batches, take(reference, 4))
+
+
+# Density volumes
+
+COSMOFLOW = CosmoFlowModel(family="cosmoflow", input_size=8, conv_channels=(4, 4), dense_sizes=(8,))
+
+
+def write_volumes(folder: Path, num: int, **changes: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 3000, (num, 8, 8, 8, 4), dtype=np.int16)
+    content = {"x": x, "y": rng.uniform(-1, 1, (num, 4)).astype(np.float32), **changes}
+    with h5py.File(folder / "a.h5", "w") as file:
+        for key, value in content.items():
+            file[key] = value
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_volumes_are_logarithms_channels_first(tmp_path: Path, workers: int) -> None:
+    write_volumes(tmp_path, 6)
+    data = DensityData(format="hdf5-density", source=str(tmp_path), loader_workers=workers)
+    source = build_source(COSMOFLOW, data, batch_size=2, rank=0, world_size=1, seed=0)
+    batch = next(source)
+    source.close()
+    assert {n: (tuple(t.shape), t.dtype) for n, t in batch.items()} == {
+        "volume": ((2, 4, 8, 8, 8), torch.float32),
+        "target": ((2, 4), torch.float32),
+    }
+    keys = next(ShardedOrder(6, batch_size=2, rank=0, world_size=1, seed=0).batches())
+    with h5py.File(tmp_path / "a.h5") as file:
+        for place, (_epoch, index) in enumerate(keys):
+            expected = np.log(file["x"][index].astype(np.float64) + 1).transpose(3, 0, 1, 2)
+            np.testing.assert_allclose(batch["volume"][place].numpy(), expected, rtol=1e-6)
+            np.testing.assert_array_equal(batch["target"][place].numpy(), file["y"][index])
+    assert torch.isfinite(loss_for(COSMOFLOW)(build_model(COSMOFLOW), batch))
+    about = source.describe()
+    json.dumps(about)
+    assert (about["shape"], about["num_samples"]) == ([8, 8, 8, 4], 6)
+
+
+def test_bad_volumes_are_named(tmp_path: Path) -> None:
+    x = np.zeros((3, 8, 8, 8, 4), dtype=np.int16)
+    x[1, 0, 0, 0, 0] = -1
+    y = np.zeros((3, 4), dtype=np.float32)
+    y[2, 3] = np.nan
+    write_volumes(tmp_path, 3, x=x, y=y)
+    data = VolumeReader(index_density(tmp_path))
+    assert data.read((0, 0)).arrays["target"].shape == (4,)
+    with pytest.raises(BadSampleError, match=r"a.h5', sample 1: x has a negative count"):
+        data.read((0, 1))
+    with pytest.raises(BadSampleError, match=r"a.h5', sample 2: y is not finite"):
+        data.read((0, 2))
+    data.close()
+    (tmp_path / "a.h5").write_bytes(b"")
+    with pytest.raises(BadSampleError, match=r"a.h5', sample 0: "):
+        data.read((0, 0))
+
+
+@pytest.mark.parametrize(("key", "value"), [("input_size", 16), ("input_channels", 2), ("num_targets", 3)])
+def test_volumes_that_do_not_fit_the_model(tmp_path: Path, key: str, value: int) -> None:
+    write_volumes(tmp_path, 2)
+    model = COSMOFLOW.model_copy(update={key: value})
+    data = DensityData(format="hdf5-density", source=str(tmp_path))
+    with pytest.raises(UserError, match=rf"has {key} \d+, model.{key} is {value}"):
+        build_source(model, data, batch_size=1, rank=0, world_size=1, seed=0)
+
+
+def test_formats_that_do_not_fit_the_family(tmp_path: Path) -> None:
+    data = DensityData(format="hdf5-density", source=str(tmp_path))
+    with pytest.raises(UserError, match=r"data.format 'hdf5-density' does not fit model.family 'resnet'"):
+        build_source(RESNET, data, batch_size=1, rank=0, world_size=1, seed=0)
+
+
+# Synthetic
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        (RESNET, ImageData(format="jpeg-tree")),
+        (BERT, text_spec("synthetic")),
+        (BERT, text_spec("synthetic", sequence_length=5, max_predictions=9, masked_lm_probability=1.0)),
+        (COSMOFLOW, DensityData(format="hdf5-density")),
+    ],
+)
+def test_synthetic_batches_fit_the_model(model: ModelSpec, data: Any) -> None:
+    source = build_source(model, data, batch_size=3, rank=0, world_size=2, seed=9)
+    batches = take(source, POOL_BATCHES + 2)
+    assert source.num_samples == 3 * POOL_BATCHES
+    assert torch.isfinite(loss_for(model)(build_model(model), batches[0]))
+    first = next(iter(batches[0]))
+    assert batches[0][first] is batches[POOL_BATCHES][first]
+    assert not same(batches[:1], batches[1:2])
+    again, other_rank, later = (
+        build_source(model, data, batch_size=3, rank=r, world_size=2, seed=9, start_batch=b)
+        for r, b in ((0, 0), (1, 0), (0, 5))
+    )
+    assert same(take(again, 6), batches)
+    assert not same(take(other_rank, 1), batches[:1])
+    assert same(take(later, 1), batches[5:])
+    about = source.describe()
+    json.dumps(about)
+    assert about["kind"] == "synthetic"
+    assert source.failures == []
+    source.close()
+
+
+def test_synthetic_text_is_like_prepared_text() -> None:
+    source = build_source(BERT, text_spec("synthetic"), batch_size=50, rank=0, world_size=1, seed=0)
+    batch = next(source)
+    used = batch["masked_weights"] > 0
+    assert set(used.sum(1).tolist()) == {10}  # 15 % of 64, as many as max_predictions allows
+    places = torch.where(used, batch["masked_positions"], 1)
+    assert places.min() >= 1
+    assert (batch["masked_positions"].diff(dim=1)[used[:, 1:]] > 0).all()
+    assert (batch["input_ids"].gather(1, batch["masked_positions"])[used] == MASK).all()
+    assert batch["masked_ids"].max() < 4096
+
+
+def test_a_whole_batch_reader_stops_at_the_first_bad_sample() -> None:
+    class Bad(Probe):
+        def read(self, key: Key) -> Sample:
+            raise BadSampleError(f"file {key[1]}: broken")
+
+    fetched = BatchReader(Bad(), "stop")[[(0, 3), (0, 4)]]
+    assert fetched.failures == ["file 3: broken"]
+    assert fetched.error == "file 3: broken; repair it, or set data.on_bad_sample to skip"
+    assert fetched.batch == {}

@@ -1,0 +1,487 @@
+"""Networks against published counts and `transformers`, optimisers against NumPy, the schedule at its edges."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dlbench.node.models.bert import BertForPreTraining
+from dlbench.node.models.build import Batch, build_model, criterion_for, loss_for
+from dlbench.node.models.cosmoflow import CosmoFlow
+from dlbench.node.models.optimizers import Lamb, Lars, build_optimizer
+from dlbench.node.models.resnet import Bottleneck, ResNet
+from dlbench.node.models.schedule import LearningRate
+from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
+from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel
+
+torch.set_num_threads(1)
+
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_published_parameter_counts() -> None:
+    with torch.device("meta"):
+        assert num_parameters(build_model(ResNetModel(family="resnet"))) == 25_557_032
+        assert num_parameters(build_model(BertModel(family="bert"))) == 336_226_108
+        assert num_parameters(build_model(CosmoFlowModel(family="cosmoflow"))) == 8_907_556
+
+
+@pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 40)])
+def test_resnet_takes_any_image_of_32_pixels_or_more(size: tuple[int, int]) -> None:
+    model = ResNet(num_classes=7, stage_blocks=(1, 1, 1, 1), base_width=8).eval()
+    assert model(torch.zeros(2, 3, *size)).shape == (2, 7)
+
+
+def test_resnet_starts_with_identity_blocks_and_strides_in_the_3x3() -> None:
+    model = ResNet(stage_blocks=(1, 2, 1, 1), base_width=8)
+    blocks = [module for module in model.modules() if isinstance(module, Bottleneck)]
+    assert all(not block.norm3.weight.any() for block in blocks)
+    assert [(b.conv1.stride, b.conv2.stride) for b in blocks] == [
+        ((1, 1), stride) for stride in ((1, 1), (2, 2), (1, 1), (2, 2), (2, 2))
+    ]
+    model = ResNet(stage_blocks=(1, 1, 1, 1), base_width=8, zero_init_residual=False)
+    assert all(module.norm3.weight.all() for module in model.modules() if isinstance(module, Bottleneck))
+
+
+def test_resnet_he_fan_out() -> None:
+    torch.manual_seed(0)
+    block = [module for module in ResNet().modules() if isinstance(module, Bottleneck)][-1]
+    assert block.conv2.weight.std().item() == pytest.approx(math.sqrt(2 / (512 * 9)), rel=0.01)
+
+
+# What our parameter names are called in transformers; longer prefixes first.
+RESNET_NAMES = {
+    "stem_conv": "resnet.embedder.embedder.convolution",
+    "stem_norm": "resnet.embedder.embedder.normalization",
+    "classifier": "classifier.1",
+    "conv1": "layer.0.convolution",
+    "norm1": "layer.0.normalization",
+    "conv2": "layer.1.convolution",
+    "norm2": "layer.1.normalization",
+    "conv3": "layer.2.convolution",
+    "norm3": "layer.2.normalization",
+    "shortcut.0": "shortcut.convolution",
+    "shortcut.1": "shortcut.normalization",
+}
+BERT_NAMES = {
+    "word_embedding": "bert.embeddings.word_embeddings",
+    "position_embedding": "bert.embeddings.position_embeddings",
+    "type_embedding": "bert.embeddings.token_type_embeddings",
+    "embedding_norm": "bert.embeddings.LayerNorm",
+    "pooler": "bert.pooler.dense",
+    "mlm_transform": "cls.predictions.transform.dense",
+    "mlm_norm": "cls.predictions.transform.LayerNorm",
+    "mlm_bias": "cls.predictions.bias",
+    "nsp_classifier": "cls.seq_relationship",
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "expand": "intermediate.dense",
+    "reduce": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+
+
+def translated(name: str, names: Mapping[str, str]) -> str:
+    """Our parameter name in transformers' words."""
+    stage = ""
+    if name.startswith("stages."):
+        _, index, block, name = name.split(".", 3)
+        stage = f"resnet.encoder.stages.{index}.layers.{block}."
+    elif name.startswith("layers."):
+        _, index, name = name.split(".", 2)
+        stage = f"bert.encoder.layer.{index}."
+    for ours in sorted(names, key=len, reverse=True):
+        if name == ours or name.startswith(ours + "."):
+            return stage + names[ours] + name[len(ours) :]
+    raise AssertionError(f"{name} has no counterpart")
+
+
+def copy_weights(theirs: nn.Module, ours: nn.Module, names: Mapping[str, str]) -> None:
+    """Loads every parameter and buffer of ours from theirs, and checks that none of theirs is left over."""
+    source = theirs.state_dict()
+    mapped = {translated(key, names) for key in ours.state_dict()}
+    tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
+    assert set(source) - mapped - tied == set()
+    ours.load_state_dict({key: source[translated(key, names)] for key in ours.state_dict()})
+
+
+def shake_norms(model: nn.Module) -> None:
+    """Random scales and statistics, so that a swapped norm would be seen."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.1)
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None
+            assert module.running_var is not None
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+
+
+def test_resnet50_computes_what_transformers_computes() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    theirs = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000)).eval()
+    shake_norms(theirs)
+    ours = ResNet().eval()
+    assert num_parameters(ours) == num_parameters(theirs)
+    copy_weights(theirs, ours, RESNET_NAMES)
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected, actual = theirs(image).logits, ours(image)
+    # Relative to the size of the logits, which random weights let grow.
+    torch.testing.assert_close(actual / expected.std(), expected / expected.std(), atol=1e-5, rtol=0)
+
+
+def test_bert_computes_what_transformers_computes() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(2)
+    config = transformers.BertConfig(
+        vocab_size=211,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=24,
+    )
+    theirs = transformers.BertForPreTraining(config).eval()
+    shake_norms(theirs)
+    nn.init.normal_(theirs.cls.predictions.bias)
+    ours = BertForPreTraining(211, 32, 3, 4, 64, max_positions=24).eval()
+    assert num_parameters(ours) == num_parameters(theirs)
+    copy_weights(theirs, ours, BERT_NAMES)
+    batch = bert_batch(vocab_size=211, num=3, length=24, places=5)
+    inputs = {key: batch[key] for key in ("input_ids", "token_type_ids", "attention_mask")}
+    with torch.no_grad():
+        expected = theirs(**inputs)
+        mlm, nsp = ours(**inputs, masked_positions=batch["masked_positions"])
+    index = batch["masked_positions"][..., None].expand(-1, -1, 211)
+    torch.testing.assert_close(mlm, expected.prediction_logits.gather(1, index), atol=1e-5, rtol=0)
+    torch.testing.assert_close(nsp, expected.seq_relationship_logits, atol=1e-5, rtol=0)
+
+
+def bert_batch(vocab_size: int, num: int, length: int, places: int) -> Batch:
+    used = torch.arange(length) < torch.randint(length // 2, length + 1, (num, 1))
+    return {
+        "input_ids": torch.randint(5, vocab_size, (num, length)),
+        "token_type_ids": (torch.arange(length) >= length // 3).long().expand(num, -1),
+        "attention_mask": used.long(),
+        "masked_positions": torch.randint(1, length // 2, (num, places)),
+        "masked_ids": torch.randint(5, vocab_size, (num, places)),
+        "masked_weights": torch.ones(num, places),
+        "next_sentence": torch.arange(num) % 2,
+    }
+
+
+def test_bert_does_not_see_padding_nor_unused_places() -> None:
+    torch.manual_seed(3)
+    spec = BertModel(
+        family="bert",
+        vocab_size=97,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=32,
+        max_positions=16,
+        dropout=0.0,
+    )
+    model, loss = build_model(spec), loss_for(spec)
+    batch = bert_batch(vocab_size=97, num=4, length=16, places=3)
+    batch["masked_weights"][:, -1] = 0
+    before = loss(model, batch)
+    batch["input_ids"] = torch.where(batch["attention_mask"] == 1, batch["input_ids"], 7)
+    batch["masked_ids"][:, -1] = 0
+    torch.testing.assert_close(loss(model, batch), before)
+    batch["masked_weights"] = torch.zeros(4, 3)
+    assert torch.isfinite(loss(model, batch))
+
+
+def test_bert_decoder_is_tied() -> None:
+    model = BertForPreTraining(50, 8, 1, 2, 16)
+    assert num_parameters(model) == sum(v.numel() for v in model.state_dict().values())
+    assert sum(1 for _, p in model.named_parameters() if p.shape == (50, 8)) == 1
+
+
+# The published layer table: output shape per sample and parameters.
+COSMOFLOW_TABLE = [
+    ((32, 128, 128, 128), 3_488),
+    ((64, 64, 64, 64), 55_360),
+    ((128, 32, 32, 32), 221_312),
+    ((256, 16, 16, 16), 884_992),
+    ((512, 8, 8, 8), 3_539_456),
+    ((128,), 4_194_432),
+    ((64,), 8_256),
+    ((4,), 260),
+]
+
+
+def test_cosmoflow_follows_the_layer_table() -> None:
+    with torch.device("meta"):
+        model, volume = CosmoFlow(), torch.empty(1, 4, 128, 128, 128)
+        rows: list[tuple[tuple[int, ...], int]] = []
+        for module in model.modules():
+            if isinstance(module, nn.Conv3d | nn.Linear):
+                module.register_forward_hook(
+                    lambda m, _args, out: rows.append((tuple(out.shape[1:]), num_parameters(m)))
+                )
+        model(volume)
+    assert rows == COSMOFLOW_TABLE
+    assert sum(count for _, count in rows) == 8_907_556
+    assert {m.negative_slope for m in model.modules() if isinstance(m, nn.LeakyReLU)} == {0.3}
+    assert sum(isinstance(m, nn.MaxPool3d) for m in model.modules()) == 5
+    assert sum(isinstance(m, nn.Dropout) for m in model.modules()) == 2
+
+
+def test_cosmoflow_output_range_and_start() -> None:
+    torch.manual_seed(4)
+    model = CosmoFlow(input_size=32).eval()
+    out = model(1e3 * torch.randn(3, 4, 32, 32, 32))
+    assert out.shape == (3, 4)
+    assert out.abs().max() <= 1.2
+    first = model.features[0]
+    assert isinstance(first, nn.Conv3d)
+    assert first.bias is not None
+    assert not first.bias.any()
+    assert first.weight.abs().max().item() == pytest.approx(math.sqrt(6 / (27 * (4 + 32))), rel=0.01)
+    with pytest.raises(ValueError, match="input_size 48 is not a multiple of 32"):
+        CosmoFlow(input_size=48)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_classification_loss_smooths_labels(smoothing: float) -> None:
+    logits, label = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0])
+    target = torch.full((5, 4), smoothing / 4)
+    target[torch.arange(5), label] += 1 - smoothing
+    expected = -(target * logits.log_softmax(1)).sum(1).mean()
+    criterion = criterion_for(ResNetModel(family="resnet"), label_smoothing=smoothing)
+    torch.testing.assert_close(criterion((logits,), {"label": label}), expected)
+
+
+def test_regression_loss_is_the_mean_squared_error() -> None:
+    loss = loss_for(CosmoFlowModel(family="cosmoflow"))
+    batch = {"volume": torch.tensor([[1.0, 2.0]]), "target": torch.tensor([[0.0, 4.0]])}
+    assert loss(nn.Identity(), batch).item() == pytest.approx(2.5)
+
+
+def optimizer_spec(name: Any, **changes: Any) -> OptimizerSpec:
+    return OptimizerSpec.model_validate({"name": name, "learning_rate": 0.1, **changes})
+
+
+SHAPES = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple), min_size=1, max_size=4)
+
+
+def random_tensors(shapes: list[tuple[int, ...]], seed: int) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
+    rng = np.random.default_rng(seed)
+    # Every third tensor is zero: the ratio must fall back to 1.
+    return [rng.normal(size=s) * (0.0 if i % 3 == 2 else 1.0) for i, s in enumerate(shapes)]
+
+
+class Holder(nn.Module):
+    """Parameters of given values."""
+
+    def __init__(self, values: list[np.ndarray[Any, np.dtype[np.float64]]]) -> None:
+        super().__init__()
+        self.values = nn.ParameterList([nn.Parameter(torch.from_numpy(v.copy())) for v in values])
+
+    def take(self, grads: list[np.ndarray[Any, np.dtype[np.float64]]]) -> None:
+        for p, g in zip(self.values, grads, strict=True):
+            p.grad = torch.from_numpy(g.copy())
+
+
+@given(shapes=SHAPES, decay=st.sampled_from([0.0, 1e-2]), seed=st.integers(0, 99))
+def test_lars_against_numpy(shapes: list[tuple[int, ...]], decay: float, seed: int) -> None:
+    weights = random_tensors(shapes, seed)
+    model = Holder(weights)
+    spec = optimizer_spec("lars", momentum=0.8, weight_decay=decay, epsilon=1e-3, trust_coefficient=0.02)
+    optimizer = build_optimizer(model, spec)
+    velocity = [np.zeros(s) for s in shapes]
+    for step in range(3):
+        grads = random_tensors(shapes, 1000 * (step + 1) + seed)
+        model.take(grads)
+        optimizer.step()
+        for i, (w, g) in enumerate(zip(weights, grads, strict=True)):
+            wd, ratio = (decay, 1.0) if w.ndim > 1 else (0.0, 1.0)
+            w_norm, g_norm = np.linalg.norm(w), np.linalg.norm(g)
+            if w.ndim > 1 and w_norm > 0 and g_norm > 0:
+                ratio = float(0.02 * w_norm / (g_norm + wd * w_norm + 1e-3))
+            velocity[i] = 0.8 * velocity[i] + 0.1 * ratio * (g + wd * w)
+            weights[i] = w - velocity[i]
+    for p, w in zip(model.values, weights, strict=True):
+        np.testing.assert_allclose(p.detach().numpy(), w, rtol=1e-5, atol=1e-6)
+
+
+@given(shapes=SHAPES, decay=st.sampled_from([0.0, 1e-2]), seed=st.integers(0, 99))
+def test_lamb_against_numpy(shapes: list[tuple[int, ...]], decay: float, seed: int) -> None:
+    weights = random_tensors(shapes, seed)
+    model = Holder(weights)
+    optimizer = build_optimizer(model, optimizer_spec("lamb", weight_decay=decay, betas=(0.9, 0.99), epsilon=1e-4))
+    m, v = [np.zeros(s) for s in shapes], [np.zeros(s) for s in shapes]
+    for step in range(1, 4):
+        grads = random_tensors(shapes, 1000 * step + seed)
+        model.take(grads)
+        optimizer.step()
+        for i, (w, g) in enumerate(zip(weights, grads, strict=True)):
+            wd = decay if w.ndim > 1 else 0.0
+            m[i] = 0.9 * m[i] + 0.1 * g
+            v[i] = 0.99 * v[i] + 0.01 * g**2
+            r = (m[i] / (1 - 0.9**step)) / (np.sqrt(v[i] / (1 - 0.99**step)) + 1e-4) + wd * w
+            w_norm, r_norm = np.linalg.norm(w), np.linalg.norm(r)
+            ratio = float(w_norm / r_norm) if w.ndim > 1 and w_norm > 0 and r_norm > 0 else 1.0
+            weights[i] = w - 0.1 * ratio * r
+    for p, w in zip(model.values, weights, strict=True):
+        np.testing.assert_allclose(p.detach().numpy(), w, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "lamb"])
+def test_optimizer_resumes_from_its_state(name: str) -> None:
+    torch.manual_seed(5)
+    spec = optimizer_spec(name, weight_decay=0.01)
+    values = [np.ones((3, 2)), np.ones(4)]
+    model, other = Holder(values), Holder(values)
+    optimizer = build_optimizer(model, spec)
+    grads = random_tensors([(3, 2), (4,)], 6)
+    for _ in range(2):
+        model.take(grads)
+        optimizer.step()
+    other.load_state_dict(model.state_dict())
+    resumed = build_optimizer(other, spec)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for holder, one in ((model, optimizer), (other, resumed)):
+        holder.take(grads)
+        one.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars", "lamb"])
+def test_groups_split_by_dimension(name: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Linear(4, 2))
+    optimizer = build_optimizer(model, optimizer_spec(name, weight_decay=0.25))
+    decayed, plain = optimizer.param_groups
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.25, 0.0)
+    assert {p.ndim for p in decayed["params"]} == {2, 4}
+    assert {p.ndim for p in plain["params"]} == {1}
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("optimizer_class", [Lars, Lamb])
+def test_closure_and_missing_gradients(optimizer_class: type[Lars] | type[Lamb]) -> None:
+    used, unused = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+    optimizer = optimizer_class([used, unused], lr=0.1)
+
+    def closure() -> float:
+        loss: Tensor = used.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        return loss.item()
+
+    assert optimizer.step(closure) == 4.0
+    assert not torch.equal(used, torch.ones(2, 2))
+    assert torch.equal(unused, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "optimizer"),
+    [
+        (ResNetModel(family="resnet", stage_blocks=(1, 1, 1, 1), base_width=8, num_classes=4, image_size=32), "sgd"),
+        (
+            BertModel(
+                family="bert",
+                vocab_size=60,
+                hidden_size=16,
+                num_layers=1,
+                num_heads=2,
+                intermediate_size=32,
+                max_positions=16,
+            ),
+            "lamb",
+        ),
+        (CosmoFlowModel(family="cosmoflow", input_size=8, conv_channels=(4, 8, 8), dropout=0.0), "sgd"),
+    ],
+)
+def test_each_family_learns_one_batch(spec: ResNetModel | BertModel | CosmoFlowModel, optimizer: str) -> None:
+    torch.manual_seed(7)
+    batches = {
+        "resnet": {"image": torch.randint(256, (4, 32, 32, 3), dtype=torch.uint8), "label": torch.arange(4)},
+        "bert": bert_batch(vocab_size=60, num=4, length=16, places=3),
+        "cosmoflow": {"volume": torch.rand(4, 4, 8, 8, 8), "target": torch.rand(4, 4)},
+    }
+    model, loss = build_model(spec), loss_for(spec)
+    update = build_optimizer(model, optimizer_spec(optimizer, learning_rate=0.02))
+    losses = []
+    for _ in range(20):
+        update.zero_grad()
+        value = loss(model, batches[spec.family])
+        value.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        update.step()
+        losses.append(value.item())
+    assert value.dtype == torch.float32
+    assert value.shape == ()
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def learning_rate(step: int, spec: TrainSpec) -> float:
+    return LearningRate(spec, global_batch=1, steps_per_epoch=None).at(step)
+
+
+def train_spec(peak: float = 2.0, **schedule: Any) -> TrainSpec:
+    optimizer = OptimizerSpec(name="sgd", learning_rate=peak)
+    return TrainSpec(batch_per_rank=1, optimizer=optimizer, schedule=ScheduleSpec.model_validate(schedule))
+
+
+def test_warmup_is_linear_and_meets_the_decay() -> None:
+    spec = train_spec(warmup_steps=4, decay="linear", total_steps=8, end_learning_rate=0.4)
+    rates = [learning_rate(step, spec) for step in range(10)]
+    assert rates == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 1.6, 1.2, 0.8, 0.4, 0.4])
+
+
+def test_polynomial_takes_its_power_and_its_end() -> None:
+    spec = train_spec(decay="polynomial", power=2.0, total_steps=10, end_learning_rate=1e-4)
+    assert learning_rate(0, spec) == 2.0
+    assert learning_rate(5, spec) == pytest.approx(1e-4 + (2 - 1e-4) / 4)
+    assert learning_rate(10, spec) == learning_rate(10**9, spec) == 1e-4
+
+
+def test_steps_take_over_at_their_boundaries() -> None:
+    spec = train_spec(warmup_steps=2, decay="step", step_boundaries=(4, 6), step_factors=(0.25, 0.125))
+    assert [learning_rate(s, spec) for s in range(8)] == [1.0, 2.0, 2.0, 2.0, 0.5, 0.5, 0.25, 0.25]
+
+
+def test_schedule_edges() -> None:
+    assert learning_rate(10**6, train_spec(decay="constant")) == 2.0
+    # The whole run is warm-up: no division by zero at its end.
+    spec = train_spec(warmup_steps=5, decay="linear", total_steps=5)
+    assert [learning_rate(s, spec) for s in (4, 5)] == [2.0, 0.0]
+    spec = train_spec(warmup_steps=5, decay="linear", total_steps=3)
+    assert [learning_rate(s, spec) for s in (4, 5)] == [2.0, 0.0]
+    with pytest.raises(ValueError, match="negative"):
+        learning_rate(-1, spec)
+
+
+@given(
+    step=st.integers(0, 300),
+    warmup=st.integers(0, 100),
+    total=st.integers(1, 200),
+    decay=st.sampled_from(["constant", "linear", "polynomial"]),
+    end=st.floats(0, 2),
+)
+def test_rate_stays_between_zero_and_the_peak_and_falls(
+    step: int, warmup: int, total: int, decay: str, end: float
+) -> None:
+    spec = train_spec(warmup_steps=warmup, decay=decay, total_steps=total, end_learning_rate=end)
+    now, later = learning_rate(step, spec), learning_rate(step + 1, spec)
+    assert 0 <= now <= 2.0 + 1e-12
+    assert later <= now + 1e-9 if step >= warmup else later >= min(now, end)

@@ -1,0 +1,305 @@
+"""Formats on the wire against NumPy. Ranks are threads; their group is faked at the boundary."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dlbench.errors import UserError
+from dlbench.node.sync.own.topk import TopkWire, entries_to_send, is_dense_cheaper
+from dlbench.node.sync.own.wire import WireFormat, build_wire
+from dlbench.specs.sync import Wire
+
+T = TypeVar("T")
+
+
+class ThreadGroup:
+    """Ranks of one process; what a rank puts on the table the others read."""
+
+    carrier = "threads"
+
+    def __init__(self, index: int, table: list[torch.Tensor], barrier: threading.Barrier) -> None:
+        self.ranks = tuple(range(len(table)))
+        self.index = index
+        self._table, self._barrier = table, barrier
+        self.calls: list[str] = []
+
+    def _all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self._table[self.index] = tensor.clone()
+        self._barrier.wait(20)
+        everything = [other.clone() for other in self._table]
+        self._barrier.wait(20)
+        return everything
+
+    def sum(self, vector: torch.Tensor) -> None:
+        self.calls.append("sum")
+        total, *rest = self._all(vector)
+        for other in rest:
+            total += other
+        vector.copy_(total)
+
+    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self.calls.append("gather_all")
+        return self._all(tensor)
+
+    def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def all_gather(self, share: torch.Tensor, vector: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def reduce(self, vector: torch.Tensor, root: int) -> None:
+        raise NotImplementedError
+
+    def broadcast(self, vector: torch.Tensor, root: int) -> None:
+        raise NotImplementedError
+
+
+def on_ranks(num_ranks: int, work: Callable[[ThreadGroup], T]) -> list[T]:
+    table, barrier = [torch.empty(0)] * num_ranks, threading.Barrier(num_ranks)
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return list(pool.map(work, [ThreadGroup(index, table, barrier) for index in range(num_ranks)]))
+
+
+def exchange_once(
+    name: Wire, vectors: np.ndarray, density: float = 0.5
+) -> list[tuple[WireFormat, np.ndarray, list[str]]]:
+    """Each row is a rank's contribution; format, result and calls of each rank."""
+
+    def work(group: ThreadGroup) -> tuple[WireFormat, np.ndarray, list[str]]:
+        wire = build_wire(name, density=density, world_size=len(vectors))
+        wire.reset([[("w", vectors.shape[1])]])
+        vector = torch.from_numpy(vectors[group.index].copy())
+        wire.exchange(0, vector, group.sum, group)
+        return wire, vector.numpy(), group.calls
+
+    return on_ranks(len(vectors), work)
+
+
+def topk(density: float, num_ranks: int) -> TopkWire:
+    wire = build_wire("topk", density=density, world_size=num_ranks)
+    assert isinstance(wire, TopkWire)
+    return wire
+
+
+def gradients(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def test_fp32_is_the_sum_itself() -> None:
+    rows = gradients(1, 3, 17)
+    for wire, result, calls in exchange_once("fp32", rows):
+        assert np.array_equal(result, rows[0] + rows[1] + rows[2])
+        assert calls == ["sum"]
+        assert (wire.bytes_per_element, wire.overflows, wire.density, wire.dense_switches) == (4.0, 0, None, 0)
+
+
+def test_fp16_sums_what_numpy_casts() -> None:
+    rows = gradients(2, 2, 1001)
+    expected = (rows[0].astype(np.float16) + rows[1].astype(np.float16)).astype(np.float32)
+    for wire, result, calls in exchange_once("fp16", rows):
+        assert np.array_equal(result, expected)
+        assert calls == ["sum"]
+        assert (wire.bytes_per_element, wire.overflows) == (2.0, 0)
+
+
+def test_bf16_keeps_the_range_of_fp32_and_eight_bits() -> None:
+    rows = np.array([[1e30, 1 + 2**-9, -3.0], [1e30, 0.0, 1.0]], dtype=np.float32)
+    for wire, result, _ in exchange_once("bf16", rows):
+        assert np.allclose(result, [2e30, 1.0, -2.0], rtol=2**-8)
+        assert result[1] == 1.0  # the ninth bit is gone
+        assert (wire.bytes_per_element, wire.overflows) == (2.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "overflows"),
+    [
+        ([[40000.0, 1.0], [40000.0, 1.0]], 1),  # the sum leaves the range
+        ([[70000.0, 1.0], [0.0, 1.0]], 1),  # one rank's value does, by the cast alone
+        ([[70000.0, 1.0], [-70000.0, 1.0]], 1),  # inf - inf
+        ([[65504.0, 1.0], [-65504.0, 1.0]], 0),
+        ([[np.inf, 1.0], [2.0, 1.0]], 0),  # the gradients' own, on one rank only
+        ([[1.0, np.nan], [70000.0, 1.0]], 0),
+    ],
+)
+def test_overflows_of_fp16_are_counted_and_those_of_gradients_are_not(rows: list[list[float]], overflows: int) -> None:
+    for wire, result, _ in exchange_once("fp16", np.array(rows, dtype=np.float32)):
+        assert wire.overflows == overflows
+        assert np.isfinite(result).all() == (rows[0][0] == 65504.0)
+
+
+def test_a_shorter_bucket_after_a_longer_one() -> None:
+    wire = build_wire("fp16", density=1, world_size=1)
+    for length in (10, 3, 12):
+        vector = torch.arange(length, dtype=torch.float32)
+        on_ranks(1, lambda group, v=vector: wire.exchange(0, v, group.sum, group))  # type: ignore[misc]
+        assert vector.tolist() == list(range(length))
+
+
+def test_powersgd_is_refused() -> None:
+    with pytest.raises(UserError, match=r"sync\.wire powersgd.*--engine ddp"):
+        build_wire("powersgd", density=0.1, world_size=2)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    elements=st.integers(1, 60),
+    density=st.sampled_from([0.001, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0]),
+    num_ranks=st.integers(1, 3),
+    steps=st.integers(1, 5),
+)
+def test_topk_sends_the_largest_and_loses_nothing(
+    seed: int, elements: int, density: float, num_ranks: int, steps: int
+) -> None:
+    """Oracle: error feedback written out in NumPy. Whole numbers, so that sums are exact; all different in size."""
+    random = np.random.default_rng(seed)
+    size = (steps, num_ranks)
+    rows = np.array([[random.permutation(elements) + 1 for _ in range(num_ranks)] for _ in range(steps)])
+    rows = rows * random.choice([-1, 1], (*size, elements)) * 1000.0 + random.integers(0, 999, (*size, elements))
+
+    def work(group: ThreadGroup) -> tuple[list[np.ndarray], np.ndarray, WireFormat, list[str]]:
+        wire = topk(density, num_ranks)
+        wire.reset([[("a", elements)]])
+        sums = []
+        for step in range(steps):
+            vector = torch.from_numpy(rows[step, group.index].astype(np.float32))
+            wire.exchange(0, vector, group.sum, group)
+            sums.append(vector.numpy())
+        return sums, wire.waiting()["a"].numpy(), wire, group.calls
+
+    results = on_ranks(num_ranks, work)
+    entries = max(1, math.ceil(density * elements))
+    rest = np.zeros((num_ranks, elements))
+    nonzero = 0
+    for step in range(steps):
+        rest += rows[step]
+        sent = np.zeros_like(rest)
+        for rank in range(num_ranks):
+            largest = np.sort(np.abs(rest[rank]))[-entries]
+            chosen = np.abs(rest[rank]) >= largest
+            assume(chosen.sum() == entries)  # of equal sizes any may be chosen
+            sent[rank, chosen] = rest[rank, chosen]
+        rest -= sent
+        nonzero += int(np.count_nonzero(sent.sum(axis=0)))
+        for sums, *_ in results:
+            assert np.array_equal(sums[step], sent.sum(axis=0))
+    for rank, (_, waiting, wire, calls) in enumerate(results):
+        assert np.array_equal(waiting, rest[rank])
+        assert wire.density == nonzero / (steps * elements)
+        dense = num_ranks * entries > elements
+        assert calls == ["sum" if dense else "gather_all"] * steps
+        assert wire.dense_switches == (steps if dense else 0)
+        assert wire.bytes_per_element == pytest.approx(4 if dense else 4 * num_ranks * entries / elements)
+    waiting_everywhere = np.sum([waiting for _, waiting, _, _ in results], axis=0)
+    assert np.array_equal(np.sum(results[0][0], axis=0) + waiting_everywhere, rows.sum(axis=(0, 1)))
+
+
+@given(elements=st.integers(1, 10**9), density=st.floats(1e-6, 1), num_ranks=st.integers(2, 2000))
+def test_the_dense_switch_is_the_byte_rule(elements: int, density: float, num_ranks: int) -> None:
+    entries = entries_to_send(elements, density)
+    assert 1 <= entries <= elements
+    assert entries == max(1, math.ceil(density * elements))
+    gathered = (num_ranks - 1) * entries * 8 * num_ranks  # both times p, to stay with whole numbers
+    ring = 2 * (num_ranks - 1) * elements * 4
+    assert is_dense_cheaper(elements, entries, num_ranks) == (ring < gathered)
+
+
+def test_the_dense_switch_at_its_edge() -> None:
+    assert not is_dense_cheaper(elements=100, entries=50, world_size=2)  # equal: stays sparse
+    assert is_dense_cheaper(elements=99, entries=50, world_size=2)
+
+
+def test_what_waits_survives_other_buckets() -> None:
+    a, b, c = gradients(3, 4), gradients(4, 6), gradients(5, 5)
+    wire = topk(0.01, 1)
+
+    def exchange(number: int, *parts: np.ndarray) -> None:
+        vector = torch.from_numpy(np.concatenate(parts))
+        on_ranks(1, lambda group: wire.exchange(number, vector, group.sum, group))
+
+    def waiting() -> dict[str, np.ndarray]:
+        return {name: piece.numpy().copy() for name, piece in wire.waiting().items()}
+
+    wire.reset([[("a", 4)], [("b", 6), ("c", 5)]])
+    exchange(0, a)
+    exchange(1, b, c)
+    before = waiting()
+    assert sum(np.count_nonzero(piece) for piece in before.values()) == 15 - 2
+    wire.reset([[("c", 5), ("a", 4), ("new", 2)], [("b", 6)]])
+    after = waiting()
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    exchange(0, 0 * c, 0 * a, np.array([100, 0], dtype=np.float32))  # the largest is new: all others go on waiting
+    after = waiting()
+    assert all(np.array_equal(before[name], after[name]) for name in ("a", "b", "c"))
+    assert not after["new"].any()
+    with pytest.raises(ValueError, match="b has 6 elements waiting"):
+        wire.reset([[("a", 4), ("c", 5), ("new", 2)]])
+    with pytest.raises(ValueError, match="twice"):
+        wire.reset([[("a", 4), ("a", 4)]])
+
+
+def test_a_bucket_that_was_not_announced_is_refused() -> None:
+    wire = topk(0.5, 1)
+    with pytest.raises(ValueError, match=r"bucket 0 .* reset"):
+        on_ranks(1, lambda group: wire.exchange(0, torch.ones(3), group.sum, group))
+    wire.reset([[("a", 4)]])
+    with pytest.raises(ValueError, match="3 elements"):
+        on_ranks(1, lambda group: wire.exchange(0, torch.ones(3), group.sum, group))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("count", [1, 8])
+def test_gradients_that_are_not_finite_are_seen_everywhere_and_once(bad: float, count: int) -> None:
+    first = gradients(6, 2, 20)
+    poisoned = gradients(7, 2, 20)
+    poisoned[1, 3 : 3 + count] = bad
+
+    def work(group: ThreadGroup) -> list[np.ndarray]:
+        wire = topk(0.1, 2)
+        wire.reset([[("a", 20)]])
+        rests = []
+        for rows in (first, poisoned):
+            vector = torch.from_numpy(rows[group.index].copy())
+            wire.exchange(0, vector, group.sum, group)
+            rests.append(wire.waiting()["a"].numpy().copy())
+        assert np.count_nonzero(~np.isfinite(vector.numpy())) == min(count, 2)
+        return rests
+
+    healthy, ill = on_ranks(2, work)
+    assert np.array_equal(ill[0], ill[1])  # as if the step had not been
+    assert not np.array_equal(healthy[0], healthy[1])
+    assert all(np.isfinite(rest).all() for rest in (*healthy, *ill))
+
+
+@pytest.mark.parametrize("density", [0.05, 0.2, 0.9])
+def test_topk_finds_the_least_squares_solution_that_dense_finds(density: float) -> None:
+    """The ranks' data differ, so no rank's own gradient is zero at the solution: only error feedback gets there."""
+    random = np.random.default_rng(8)
+    a = random.standard_normal((2, 60, 20)).astype(np.float32)
+    b = random.standard_normal((2, 60)).astype(np.float32)
+    exact = np.linalg.lstsq(a.reshape(-1, 20), b.reshape(-1), rcond=None)[0]
+
+    def work(group: ThreadGroup) -> np.ndarray:
+        wire = topk(density, 2)
+        wire.reset([[("x", 20)]])
+        x = np.zeros(20, dtype=np.float32)
+        for step in range(600):
+            own = a[group.index].T @ (a[group.index] @ x - b[group.index]) / 120
+            vector = torch.from_numpy(own)
+            wire.exchange(0, vector, group.sum, group)
+            x -= 0.2 / (1 + step / 20) * vector.numpy()
+        return x
+
+    first, second = on_ranks(2, work)
+    assert np.array_equal(first, second)
+    assert np.abs(first - exact).max() < 1e-2

@@ -1,0 +1,527 @@
+"""Parts of training against oracles: the course, checkpoints, precision, noise scale, metrics, the sample order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.node.data.loader import RECENT_READS
+from dlbench.node.data.sharding import Position, ShardedOrder, evaluation_batches
+from dlbench.node.models.metrics import MaskedLmAccuracy, MeanAbsoluteError, Top1
+from dlbench.node.models.optimizers import Lamb
+from dlbench.node.models.schedule import LearningRate
+from dlbench.node.training import checkpoint, noise_scale, precision
+from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune, write_checkpoint
+from dlbench.node.training.step_schedule import WATCHED_STEPS, Course, plan_course
+from dlbench.records.record import Evaluation
+from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
+from tests.support.paths import DATA
+from tests.support.run_factory import plans
+
+# --- the course of a run
+
+
+@given(first=st.integers(0, 50), steps=st.integers(1, 200), every=st.floats(1, 60))
+def test_pauses_come_once_each_multiple_and_at_the_end(first: int, steps: int, every: float) -> None:
+    course = Course(
+        first=first,
+        end=first + steps,
+        warmup=0,
+        global_batch=8,
+        steps_per_epoch=None,
+        evaluate_every=every,
+        checkpoint_every=None,
+    )
+    pauses = [done for done in range(first + 1, first + steps + 1) if course.evaluates(done)]
+    assert pauses[-1] == first + steps
+    assert not any(course.saves(done) for done in range(first, first + steps + 1))
+    # Not more than one each multiple of `every` and one at the end; never further apart than a multiple, rounded up.
+    assert len(pauses) <= math.ceil((first + steps) / every) - math.floor(first / every) + 1
+    assert all(later - sooner <= math.ceil(every) for sooner, later in itertools.pairwise(pauses))
+
+
+def test_epochs_end_where_their_last_step_does() -> None:
+    course = Course(first=0, end=30, warmup=2, global_batch=8, steps_per_epoch=10 / 3)
+    assert [done for done in range(1, 31) if course.ends_epoch(done)] == [4, 7, 10, 14, 17, 20, 24, 27, 30]
+    assert course.epoch(5) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "window_steps", "window"),
+    [
+        (0, 3, []),
+        (1, 3, [0]),
+        (2, 3, [1]),
+        (3, 3, [1, 2]),
+        (4, 3, [1, 2, 3]),
+        (6, 3, [3, 4, 5]),
+        (7, 3, [1, 2, 3]),
+        (9, 3, [3, 4, 5]),
+        (5, 1, [1]),
+        (4, 1, [3]),
+        (9, 0, []),
+        (0, 0, []),
+    ],
+)
+def test_the_watched_window_leaves_the_first_step_out(warmup: int, window_steps: int, window: list[int]) -> None:
+    course = Course(first=7, end=100, warmup=warmup, global_batch=8, steps_per_epoch=None, window_steps=window_steps)
+    assert list(course.window) == window
+
+
+@given(warmup=st.integers(0, 40), window_steps=st.integers(0, 64), deciding=st.sampled_from([0, 4, 12]))
+def test_layers_are_watched_where_they_disturb_no_figure(warmup: int, window_steps: int, deciding: int) -> None:
+    course = Course(
+        first=0,
+        end=100,
+        warmup=warmup,
+        global_batch=8,
+        steps_per_epoch=None,
+        window_steps=window_steps,
+        deciding_steps=deciding,
+    )
+    window, exchange = set(course.window), set(range(course.watch_from, warmup))
+    assert window <= set(range(warmup))
+    assert len(window) <= window_steps
+    assert course.shares_window == bool(window & exchange)
+    if deciding:
+        assert not window & (exchange | set(range(deciding)))
+    if warmup >= max(1, deciding) + window_steps + WATCHED_STEPS:
+        assert len(window) == window_steps
+        assert not window & exchange
+    elif not deciding:
+        assert bool(window) == bool(warmup and window_steps)
+    # Messages and reading: from the layers on, without a gap, to the end.
+    assert bool(course.traced) == bool(warmup and window_steps)
+    assert course.traced.stop == warmup
+    assert window <= set(course.traced)
+    assert len(course.traced) <= RECENT_READS
+
+
+@pytest.mark.parametrize(
+    ("ranks", "engine", "settings", "window"),
+    [
+        (2, "ddp", {}, [4, 5, 6]),
+        (2, "ddp", {"sync.fusion": "mgwfbp"}, [4, 5, 6]),
+        (2, "ddp", {"sync.fusion": "mgwfbp", "measure.warmup_steps": 8}, [4]),
+        (2, "ddp", {"sync.fusion": "mgwfbp", "measure.warmup_steps": 4}, []),
+        (2, "horovod", {"engine.horovod.autotune": True, "measure.warmup_steps": 2000}, [1994, 1995, 1996]),
+        (1, "single", {"measure.warmup_steps": 4}, [1, 2, 3]),
+    ],
+)
+def test_no_layer_is_watched_while_the_exchange_is_decided(
+    ranks: int, engine: str, settings: dict[str, Any], window: list[int]
+) -> None:
+    overrides = {"measure.warmup_steps": 10, **settings}
+    plan = plans(points=(ranks,), repeats=1, engine=engine, overrides=overrides)[0]
+    assert list(plan_course(plan, first=0, batches_per_epoch=None).window) == window
+
+
+def test_no_layer_is_watched_while_horovod_tunes() -> None:
+    overrides = {"measure.warmup_steps": 2000, "engine.horovod.autotune": True}
+    plan = plans(points=(2,), repeats=1, engine="horovod", overrides=overrides)[0]
+    steps = plan.engine.horovod.autotune_steps
+    for spare, window in ((0, []), (3, []), (5, [steps, steps + 1]), (6, [steps, steps + 1, steps + 2])):
+        measure = plan.measure.model_copy(update={"warmup_steps": steps + spare})
+        course = plan_course(plan.model_copy(update={"measure": measure}), first=0, batches_per_epoch=None)
+        assert list(course.window) == window
+
+
+# --- the learning rate
+
+
+def train_spec(batch: int = 8, **settings: Any) -> TrainSpec:
+    optimizer = OptimizerSpec.model_validate({"name": "sgd", "learning_rate": 0.1, **settings.pop("optimizer", {})})
+    schedule = ScheduleSpec.model_validate(settings.pop("schedule", {}))
+    return TrainSpec.model_validate({"batch_per_rank": batch, "optimizer": optimizer, "schedule": schedule, **settings})
+
+
+def test_cosmoflows_published_schedule() -> None:
+    # SGD, 0.001 at 64 scaled linearly, warm-up of 4 epochs from 0.001, x0.25 after epoch 32, x0.125 after 64.
+    spec = train_spec(
+        optimizer={"learning_rate": 0.001, "learning_rate_scaling": "linear", "reference_batch": 64},
+        schedule={
+            "warmup_epochs": 4.0,
+            "warmup_from": "unscaled",
+            "decay": "step",
+            "epoch_boundaries": [32.0, 64.0],
+            "step_factors": [0.25, 0.125],
+        },
+    )
+    per_epoch = 524_288 / 512
+    rate = LearningRate(spec, global_batch=512, steps_per_epoch=per_epoch)
+    assert rate.peak == pytest.approx(0.008)
+    assert rate.at(0) == pytest.approx(0.001 + 0.007 / (4 * per_epoch))
+    assert rate.at(int(4 * per_epoch) - 1) == pytest.approx(0.008)
+    assert rate.at(int(31.9 * per_epoch)) == pytest.approx(0.008)
+    assert rate.at(int(32 * per_epoch)) == pytest.approx(0.002)
+    assert rate.at(int(64 * per_epoch)) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("none", 1), ("linear", 16), ("sqrt", 4)])
+def test_rates_scale_with_the_global_batch(scaling: str, factor: float) -> None:
+    spec = train_spec(optimizer={"learning_rate_scaling": scaling, "reference_batch": 32})
+    assert LearningRate(spec, global_batch=512, steps_per_epoch=None).at(0) == pytest.approx(0.1 * factor)
+
+
+@given(batch=st.sampled_from([8, 16, 64, 256]), epochs=st.floats(0.5, 20), warmup=st.floats(0.25, 5))
+def test_a_schedule_in_epochs_takes_the_same_share_at_any_batch(batch: int, epochs: float, warmup: float) -> None:
+    spec = train_spec(
+        schedule={"warmup_epochs": warmup, "decay": "polynomial", "total_epochs": epochs + warmup, "power": 2.0}
+    )
+    per_epoch = 4096 / batch
+    rate = LearningRate(spec, global_batch=batch, steps_per_epoch=per_epoch)
+    half = warmup + epochs / 2
+    step = round(half * per_epoch)
+    share = 1 - (step / per_epoch - warmup) / epochs
+    assert rate.at(step) == pytest.approx(0.1 * share**2, rel=1e-6, abs=1e-9)
+
+
+# --- the sample order over a resume
+
+
+@given(
+    num=st.integers(1, 300),
+    batch=st.integers(1, 9),
+    world=st.integers(1, 5),
+    taken=st.integers(0, 60),
+    other=st.integers(1, 5),
+    seed=st.integers(0, 9),
+)
+def test_a_position_goes_on_with_any_number_of_ranks(
+    num: int, batch: int, world: int, taken: int, other: int, seed: int
+) -> None:
+    if num < batch * max(world, other):
+        return
+    before = [ShardedOrder(num, batch_size=batch, rank=r, world_size=world, seed=seed) for r in range(world)]
+    position = before[0].position(taken)
+    assert all(order.position(taken) == position for order in before)
+    streams = [order.batches() for order in before]
+    seen = [key for _ in range(taken) for stream in streams for key in next(stream)]
+    now = Counter(index for epoch, index in seen if epoch == position.epoch)
+    assert len([1 for epoch, _ in seen if epoch == position.epoch]) == position.place
+    # The rest of the epoch is dealt out by other ranks: still no sample twice, and none left but the remainder.
+    after = [
+        ShardedOrder(num, batch_size=batch, rank=r, world_size=other, seed=seed, start=position) for r in range(other)
+    ]
+    for order in after:
+        for keys in order.batches():
+            if keys[0][0] != position.epoch:
+                break
+            now.update(index for _, index in keys)
+    assert not now or max(now.values()) == 1
+    assert num - sum(now.values()) < batch * max(world, other) or position.place == 0
+
+
+@given(num=st.integers(1, 400), batch=st.integers(1, 9), taken=st.integers(0, 50), seed=st.integers(0, 9))
+def test_the_samples_behind_a_step_depend_on_the_global_batch_alone(
+    num: int, batch: int, taken: int, seed: int
+) -> None:
+    if num < 4 * batch:
+        return
+    one = ShardedOrder(num, batch_size=4 * batch, rank=0, world_size=1, seed=seed).batches()
+    four = [ShardedOrder(num, batch_size=batch, rank=r, world_size=4, seed=seed).batches() for r in range(4)]
+    for _ in range(min(taken, 20)):
+        assert sorted(next(one)) == sorted(key for stream in four for key in next(stream))
+
+
+@given(num=st.integers(1, 200), batch=st.integers(1, 9), world=st.integers(1, 6))
+def test_an_evaluation_sees_each_sample_once(num: int, batch: int, world: int) -> None:
+    passes = [list(evaluation_batches(num, batch_size=batch, rank=r, world_size=world)) for r in range(world)]
+    assert sorted(index for one in passes for keys in one for _, index in keys) == list(range(num))
+    assert all(len(keys) <= batch for one in passes for keys in one)
+
+
+# --- checkpoints
+
+PROGRESS = Progress(
+    step=7,
+    samples=56,
+    epoch=0.5,
+    position=Position(epoch=0, place=56),
+    train_s=1.5,
+    wall_s=2.5,
+    loss_scaling={},
+    evaluations=(),
+)
+TRAINED = {"model.family": "cosmoflow", "train.seed": 0}
+
+
+def trained(steps: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for step in range(steps):
+        torch.manual_seed(step)
+        model(torch.randn(4, 5)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 2))
+    model[2].weight = model[0].weight if model[0].weight.shape == model[2].weight.shape else model[2].weight
+    return model
+
+
+@pytest.mark.parametrize("kind", ["sgd", "lamb"])
+def test_a_checkpoint_holds_all_that_goes_on(tmp_path: Path, kind: str) -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = net()
+        if kind == "sgd":
+            return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return model, Lamb(model.parameters(), lr=0.1, weight_decay=0.01)
+
+    model, optimizer = build()
+    trained(3, model, optimizer)
+    path = tmp_path / "checkpoints" / "step-00000003.safetensors"
+    write_checkpoint(path, model, optimizer, PROGRESS, TRAINED)
+    trained(4, model, optimizer)
+
+    other, fresh = build()
+    read = Checkpoint(find_checkpoint(tmp_path))
+    read.require(TRAINED)
+    read.restore(other, fresh)
+    assert read.progress == PROGRESS
+    trained(4, other, fresh)
+    for (name, one), two in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(one, two), name
+
+
+def test_checkpoints_of_form_1_still_read() -> None:
+    """A sample of every form that was ever written; see tests/data/formats."""
+    read = Checkpoint(DATA / "formats" / "checkpoint" / "v1" / "step-00000003.safetensors")
+    evaluation = Evaluation(
+        step=2, epoch=0.25, samples=16, train_s=0.5, wall_s=1.0, value=0.125, loss=2.5, eval_s=0.25, eval_samples=8
+    )
+    expected = Progress(
+        step=3,
+        samples=24,
+        epoch=0.375,
+        position=Position(epoch=0, place=24),
+        train_s=0.75,
+        wall_s=1.5,
+        loss_scaling={"scale": 1024.0},
+        evaluations=(evaluation, evaluation.model_copy(update={"value": None})),
+    )
+    assert read.progress == expected
+    read.require({"model.family": "cosmoflow", "train.seed": 0, "train.optimizer.name": "sgd"})
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    read.restore(model, optimizer)
+    # Steps of gradient (1, 2) and 1 from nothing: velocities 1, 1.5, 1.75 of it; rate 0.25, so -1.0625 in all.
+    assert model.weight.tolist() == [[-1.0625, -2.125]]
+    assert model.bias.tolist() == [-1.0625]
+    assert [s["momentum_buffer"].tolist() for s in optimizer.state_dict()["state"].values()] == [[[1.75, 3.5]], [1.75]]
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    model = net()
+    path = tmp_path / "step-00000001.safetensors"
+    write_checkpoint(path, model, torch.optim.SGD(model.parameters(), lr=0.1), PROGRESS, TRAINED)
+    with pytest.raises(UserError, match=r"was trained with train\.seed 0, the plan has 1"):
+        Checkpoint(path).require({**TRAINED, "train.seed": 1})
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "foreign", "empty"])
+def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, damage: str) -> None:
+    model = net()
+    path = tmp_path / "step-00000001.safetensors"
+    write_checkpoint(path, model, torch.optim.SGD(model.parameters(), lr=0.1), PROGRESS, TRAINED)
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[-3] ^= 0x10
+    elif damage == "truncated":
+        content = content[:-20]
+    elif damage == "foreign":
+        content = bytearray(b"PK\x03\x04 something else")
+    else:
+        content = bytearray()
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"step-00000001\.safetensors: (damaged|not a readable checkpoint)") as told:
+        Checkpoint(path)
+    assert "\n" not in str(told.value)
+
+
+def test_a_full_disk_leaves_the_checkpoints_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    write_checkpoint(tmp_path / "step-00000001.safetensors", model, optimizer, PROGRESS, TRAINED)
+
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        write_checkpoint(tmp_path / "step-00000002.safetensors", model, optimizer, PROGRESS, TRAINED)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001.safetensors"]
+    assert find_checkpoint(tmp_path).name == "step-00000001.safetensors"
+
+
+def test_old_checkpoints_go_and_none_is_told(tmp_path: Path) -> None:
+    for step in (1, 2, 10, 11):
+        (tmp_path / f"step-{step:08d}.safetensors").touch()
+    prune(tmp_path, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000010.safetensors", "step-00000011.safetensors"]
+    with pytest.raises(UserError, match="no checkpoint there"):
+        find_checkpoint(tmp_path / "elsewhere")
+
+
+# --- precision
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_what_a_cpu_cannot_do_is_refused_with_the_reason(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "_is_native", lambda asked: False)
+    with pytest.raises(EnvironmentLacksError, match=rf"this CPU has no {kind} arithmetic.*allow_emulation"):
+        precision.Precision(train_spec(precision=kind), CPU)
+    allowed = precision.Precision(train_spec(precision=kind, allow_emulation=True), CPU)
+    assert "speed says nothing" in allowed.warnings[0]
+    monkeypatch.setattr(precision, "_is_native", lambda asked: True)
+    assert precision.Precision(train_spec(precision=kind), CPU).warnings == []
+
+
+def test_fp16_counts_overflows_leaves_their_steps_out_and_lowers_the_scale() -> None:
+    spec = train_spec(precision="fp16", allow_emulation=True, initial_loss_scale=2.0**24)
+    fp16 = precision.Precision(spec, CPU)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    before = model.weight.detach().clone()
+    for step in range(12):
+        with fp16.autocast():
+            # Above fp16's 65,504 once scaled; the true gradient is small.
+            loss = (model(torch.ones(4, 8)) * 3).float().mean()
+        fp16.backward(loss)
+        fp16.unscale(optimizer)
+        fp16.update(optimizer)
+        optimizer.zero_grad()
+        if step == 0:
+            assert torch.equal(model.weight, before)
+    assert 0 < fp16.overflow_steps < 12
+    assert fp16.scale == 2.0**24 / 2**fp16.overflow_steps
+    assert not torch.equal(model.weight, before)
+    assert torch.isfinite(model.weight).all()
+    assert model.weight.dtype == torch.float32
+    again = precision.Precision(spec, CPU)
+    again.restore(fp16.state())
+    assert again.scale == fp16.scale
+
+
+def test_fp32_scales_nothing() -> None:
+    fp32 = precision.Precision(train_spec(), CPU)
+    assert (fp32.scale, fp32.is_scaled, fp32.state(), fp32.text) == (1.0, False, {}, "fp32, TF32 off")
+
+
+# --- gradient noise scale
+
+
+def test_the_noise_scale_of_known_gradients() -> None:
+    # Gradients of one sample: a true gradient plus independent noise of known covariance.
+    generator = np.random.default_rng(0)
+    true, sigma, size = generator.normal(size=50), 2.0, 50
+    small, large, ranks, steps = 4, 32, 8, 400
+    told: list[list[list[float]]] = [[] for _ in range(ranks)]
+    for _ in range(steps):
+        local = true + generator.normal(0, sigma, (ranks, small, size)).mean(1)
+        both = float((local.mean(0) ** 2).sum())
+        for rank in range(ranks):
+            told[rank].append([float((local[rank] ** 2).sum()), both])
+    found = noise_scale.estimate(told, small_batch=small, large_batch=large)
+    expected = sigma**2 * size / float((true**2).sum())
+    assert found.noise_scale == pytest.approx(expected, rel=0.25)
+    assert found.covariance_trace == pytest.approx(sigma**2 * size, rel=0.15)
+    assert (found.steps, len(found.history)) == (steps, steps)
+
+
+def test_a_noise_scale_that_cannot_be_told_is_null() -> None:
+    # The larger batch's gradient is the larger one: no positive covariance explains that.
+    found = noise_scale.estimate([[[1.0, 2.0]] * 5], small_batch=2, large_batch=8)
+    assert found.noise_scale is None
+    assert found.covariance_trace is not None
+    assert found.covariance_trace < 0
+    nothing = noise_scale.estimate([[]], small_batch=2, large_batch=8)
+    assert (nothing.steps, nothing.gradient_norm2, nothing.noise_scale) == (0, None, None)
+    # Overflowed steps hold no information.
+    assert noise_scale.estimate([[[math.inf, math.nan]]], small_batch=2, large_batch=8).steps == 0
+
+
+def test_the_probe_sees_each_part_before_the_exchange() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    probe = noise_scale.NoiseProbe(model, accumulation=4)
+    batch = torch.randn(8, 6)
+    norms = []
+    for part in batch.split(2):
+        alone = torch.autograd.grad(model(part).square().mean(), list(model.parameters()))
+        norms.append(sum(float(g.square().sum()) for g in alone))
+    probe._local.clear()  # the oracle's own passes went through the hooks as well
+    scale = 128.0
+    for part in batch.split(2):
+        (model(part).square().mean() / 4 * scale).backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad /= scale
+    probe.end_step(scale)
+    whole = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
+    ((small, large),) = probe.told()
+    assert small == pytest.approx(np.mean(norms), rel=1e-5)
+    assert large == pytest.approx(whole, rel=1e-5)
+
+
+# --- metrics
+
+
+@given(seed=st.integers(0, 50), split=st.integers(1, 19))
+def test_accuracy_is_the_same_however_the_samples_are_shared_out(seed: int, split: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits, label = torch.randn(20, 5, generator=generator), torch.randint(5, (20,), generator=generator)
+    parts = []
+    for rows in (slice(None, split), slice(split, None)):
+        meter = Top1()
+        meter.add((logits[rows],), {"label": label[rows]}, torch.tensor(float(rows == slice(None, split))))
+        parts.append(meter.told())
+    found = Top1.combine(parts)
+    assert found.value == pytest.approx(float((logits.argmax(1) == label).float().mean()))
+    assert found.loss == pytest.approx(split / 20)
+    assert found.samples == 20
+    assert found.predictor_value == max(Counter(label.tolist()).values()) / 20
+
+
+def test_masked_accuracy_leaves_unused_places_out() -> None:
+    meter = MaskedLmAccuracy()
+    logits = torch.zeros(2, 3, 7)
+    logits[0, 0, 4] = logits[0, 1, 5] = logits[1, 0, 4] = 1.0
+    batch = {
+        "masked_ids": torch.tensor([[4, 6, 0], [4, 0, 0]]),
+        "masked_weights": torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]),
+    }
+    meter.add((logits, torch.zeros(2, 2)), batch, torch.tensor(1.0))
+    found = MaskedLmAccuracy.combine([meter.told()])
+    assert found.value == pytest.approx(2 / 3)
+    assert found.predictor_value == pytest.approx(2 / 3)  # token 4 is two of the three
+    assert not MaskedLmAccuracy.name.startswith("top")
+
+
+def test_the_mean_error_and_the_mean_predictors() -> None:
+    targets, predictions = torch.rand(6, 4) * 2 - 1, torch.rand(6, 4)
+    parts = []
+    for rows in (slice(0, 1), slice(1, 6)):
+        meter = MeanAbsoluteError()
+        meter.add((predictions[rows],), {"target": targets[rows]}, torch.tensor(0.5))
+        parts.append(meter.told())
+    found = MeanAbsoluteError.combine(parts)
+    assert found.value == pytest.approx(float((predictions - targets).abs().mean()))
+    assert found.predictor_value == pytest.approx(float((targets - targets.mean(0)).abs().mean()), rel=1e-6)
+    with pytest.raises(ValueError, match="no sample"):
+        MeanAbsoluteError.combine([MeanAbsoluteError().told()])

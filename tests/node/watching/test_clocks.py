@@ -1,0 +1,404 @@
+"""Offsets of clocks: the estimate and its bound for any clocks and delays, the exchange over TCP, noise on its port."""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dlbench.machine.clock_offset import (
+    MAX_DRIFT_PPM,
+    Exchange,
+    OffsetEstimate,
+    estimate,
+    every_second,
+    worth_keeping,
+)
+from dlbench.node.watching import clock_exchange
+from dlbench.node.watching.clock_exchange import ClockServer, compare, greeting
+from dlbench.node.watching.clock_follower import ClockFollower, answering_address, publish
+from dlbench.perfetto.clocks import make_axis
+from dlbench.records import clocks as records_clocks
+from dlbench.records.clocks import ClockLine, ClockPoint
+from tests.support import skewed_clocks
+
+SECOND = 1_000_000_000
+
+
+class OtherClock:
+    """A clock that is `offset_ns` ahead at the own time 0 and gains `ppm` millionths."""
+
+    def __init__(self, offset_ns: int, ppm: Fraction) -> None:
+        self._offset_ns = offset_ns
+        self._drift = ppm / 1_000_000
+
+    def offset(self, own_ns: int) -> Fraction:
+        return self._offset_ns + self._drift * own_ns
+
+    def read(self, own_ns: int) -> int:
+        return int((own_ns + self.offset(own_ns)) // 1)
+
+
+CLOCKS = st.builds(
+    OtherClock,
+    st.integers(-(10**18), 10**18),
+    st.fractions(-MAX_DRIFT_PPM, MAX_DRIFT_PPM, max_denominator=1000),
+)
+MOMENTS = st.integers(0, 10**15)
+DELAYS = st.integers(0, 10**10)
+
+
+def exchange(other: OtherClock, begin: int, there: int, work: int, back: int) -> Exchange:
+    """What both sides note of one exchange, by the moments of the own clock."""
+    return Exchange(
+        sent_ns=begin,
+        received_ns=other.read(begin + there),
+        answered_ns=other.read(begin + there + work),
+        returned_ns=begin + there + work + back,
+    )
+
+
+@given(CLOCKS, MOMENTS, DELAYS, DELAYS, DELAYS, st.fractions(0, 1))
+def test_no_delay_and_no_drift_makes_the_error_exceed_the_bound(
+    other: OtherClock, begin: int, there: int, work: int, back: int, share: Fraction
+) -> None:
+    seen = exchange(other, begin, there, work, back)
+    for moment in (begin, begin + there, seen.returned_ns, begin + int(share * (there + work + back))):
+        assert abs(seen.offset_ns - other.offset(moment)) <= seen.bound_ns
+
+
+@given(st.integers(-(10**18), 10**18), MOMENTS, DELAYS, DELAYS)
+def test_the_bound_is_reached_where_one_way_takes_no_time(offset: int, begin: int, there: int, work: int) -> None:
+    """A smaller bound would be wrong: all of the time was spent on the way there."""
+    seen = exchange(OtherClock(offset, Fraction(0)), begin, there, work, 0)
+    error = abs(seen.offset_ns - offset)
+    assert error <= there / 2 + 0.5
+    assert seen.bound_ns - error <= (there + work) * MAX_DRIFT_PPM / 1e6 + 3
+
+
+@given(CLOCKS, MOMENTS, st.lists(st.tuples(DELAYS, DELAYS, DELAYS), min_size=1, max_size=20))
+def test_of_many_exchanges_the_best_is_taken(other: OtherClock, begin: int, delays: list[tuple[int, int, int]]) -> None:
+    seen = []
+    for there, work, back in delays:
+        seen.append(exchange(other, begin, there, work, back))
+        begin = seen[-1].returned_ns + 1
+    found = estimate(seen)
+    assert found.num_exchanges == len(seen)
+    assert found.bound_ns == min(one.bound_ns for one in seen)
+    assert abs(found.offset_ns - other.offset(found.local_ns)) <= found.bound_ns
+
+
+def test_symmetric_delays_give_the_offset_itself() -> None:
+    seen = exchange(OtherClock(-5 * SECOND, Fraction(0)), 100, 30_000, 500, 30_000)
+    assert (seen.offset_ns, seen.round_trip_ns) == (-5 * SECOND, 60_000)
+    assert seen.bound_ns == 30_000 + 31 + 1
+
+
+def test_what_no_two_clocks_can_show_is_refused() -> None:
+    with pytest.raises(ValueError, match="a clock was set"):
+        Exchange(sent_ns=0, received_ns=0, answered_ns=SECOND, returned_ns=10)
+    with pytest.raises(ValueError, match="a clock was set"):
+        Exchange(sent_ns=10, received_ns=0, answered_ns=0, returned_ns=5)
+    with pytest.raises(ValueError, match="no exchange"):
+        estimate([])
+
+
+def point(one: OffsetEstimate) -> ClockPoint:
+    return ClockPoint(
+        local_ns=one.local_ns, offset_ns=one.offset_ns, bound_ns=one.bound_ns, num_exchanges=one.num_exchanges
+    )
+
+
+def line(estimates: Iterator[OffsetEstimate] | list[OffsetEstimate]) -> ClockLine:
+    return ClockLine(node_rank=1, host="n1", points=tuple(map(point, estimates)), wall_offset_ns=0)
+
+
+@given(CLOCKS, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=2, max_size=6), MOMENTS)
+def test_a_line_through_points_before_and_after_takes_up_the_drift(
+    other: OtherClock, delays: list[tuple[int, int]], begin: int
+) -> None:
+    points = [
+        estimate([exchange(other, begin + number * 60 * SECOND, there, 0, back)])
+        for number, (there, back) in enumerate(delays)
+    ]
+    found = line(points)
+    first, last = points[0], points[-1]
+    spread = (first.bound_ns + last.bound_ns) / (last.local_ns - first.local_ns)
+    true = other.offset(1) - other.offset(0)
+    assert found.drift is not None
+    assert abs(found.drift - float(true)) <= spread * 1.001 + 1e-12
+    for moment in range(first.local_ns, last.local_ns, 7 * SECOND):
+        assert abs(found.offset_at(moment) - other.offset(moment)) <= (found.bound_ns or 0) + 1
+
+
+@given(
+    st.fractions(-100, 100, max_denominator=100),
+    st.integers(-(10**17), 10**17),
+    st.lists(
+        st.tuples(st.integers(0, 10**14), st.integers(0, 10**8), st.fractions(-1, 1, max_denominator=20)),
+        min_size=1,
+        max_size=6,
+        unique_by=lambda item: item[0],
+    ),
+    st.lists(st.integers(-(10**14), 2 * 10**14), min_size=1, max_size=4),
+)
+@example(Fraction(0), 0, [(60 * SECOND, 90_000, Fraction(1)), (62 * SECOND, 90_000, Fraction(-1))], [0, 3600 * SECOND])
+@example(Fraction(100), 7, [(0, 10**8, Fraction(-1)), (1, 20, Fraction(1)), (10**13, 10**8, Fraction(1))], [5, 10**14])
+def test_no_points_make_a_line_worse_than_it_says(
+    ppm: Fraction, offset: int, points: list[tuple[int, int, Fraction]], moments: list[int]
+) -> None:
+    other = OtherClock(offset, ppm)
+    told = []
+    for local, bound, share in sorted(points):
+        error = math.floor(abs(share) * bound) * (1 if share > 0 else -1)
+        # The nearest whole number is within the bound wherever the bound leaves room for it.
+        seen = math.floor(other.offset(local) + error) if error > 0 else math.ceil(other.offset(local) + error)
+        told.append(ClockPoint(local_ns=local, offset_ns=seen, bound_ns=bound + 1, num_exchanges=1))
+    found = ClockLine(node_rank=1, host="n1", points=tuple(told), wall_offset_ns=0)
+    axis = make_axis({1: found}, {0: "n0", 1: "n1"}, {0: 0, 1: moments[0]})
+    clock = axis.clocks[1]
+    for moment in (*moments, *(point.local_ns for point in told)):
+        bound_ns = found.bound_at(moment)
+        assert bound_ns is not None
+        assert abs(found.offset_at(moment) - other.offset(moment)) <= bound_ns
+        aligned = int(clock.align(np.array([moment]))[0]) + axis.zero_ns
+        assert abs(aligned - moment - found.offset_at(moment)) <= 1
+        if moment == moments[0] or found.used_points[0].local_ns <= moment <= found.used_points[-1].local_ns:
+            assert clock.bound_ns is not None
+            assert bound_ns <= clock.bound_ns
+
+
+def test_two_close_points_make_no_slope() -> None:
+    """At 60 and 62 s, each off by 90 us: the slope between them, drawn back to 0, would be 5.5 ms wrong."""
+    points = [
+        ClockPoint(local_ns=60 * SECOND, offset_ns=90_000, bound_ns=95_000, num_exchanges=200),
+        ClockPoint(local_ns=60 * SECOND + 100_000_000, offset_ns=-90_000, bound_ns=90_000, num_exchanges=200),
+    ]
+    found = ClockLine(node_rank=1, host="n1", points=tuple(points), wall_offset_ns=0)
+    assert found.used_points == (points[1],)
+    assert [found.offset_at(moment) for moment in (0, 60 * SECOND, 10**15)] == [-90_000] * 3
+    assert (found.drift, found.bound_ns) == (None, 90_000)
+    assert found.bound_at(0) == 90_000 + 30_050_000 + 1
+    make_axis({1: found}, {0: "n0", 1: "n1"}, {0: 0})  # not refused as damaged
+    nothing = ClockLine(node_rank=1, host="n1", wall_offset_ns=0)
+    first = ClockLine(node_rank=0, host="n0", wall_offset_ns=0)
+    assert (nothing.bound_at(5), first.bound_at(5)) == (None, 0)
+    assert records_clocks.MAX_DRIFT_PPM == MAX_DRIFT_PPM
+
+
+def test_a_run_of_one_comparison_has_one_point(serve: Serve, tmp_path: Path) -> None:
+    """`clock.json` came when the run ended: a second burst directly behind the first would tell nothing."""
+    path = tmp_path / "clock.json"
+    publish(path, serve(), "t")
+    follower = ClockFollower(path, "t")
+    follower._ending.set()
+    follower.start()
+    points, problem = follower.finish()
+    assert len(points) == 1
+    assert problem == "clocks were compared once only"
+
+
+def test_points_made_in_a_busy_network_are_left_out() -> None:
+    def one(minute: int, bound: int) -> OffsetEstimate:
+        return OffsetEstimate(local_ns=minute * 60 * SECOND, offset_ns=0, bound_ns=bound, num_exchanges=20)
+
+    seen = [one(0, 20_000), one(1, 5_000_000), one(2, 200_000), one(3, 200_001), one(4, 900_000)]
+    assert worth_keeping(seen) == (seen[0], seen[2], seen[4])
+    assert worth_keeping(seen[:2]) == tuple(seen[:2])
+    assert worth_keeping([]) == ()
+
+
+@given(st.integers(0, 200))
+def test_every_second_point_keeps_the_ends(number: int) -> None:
+    seen = [OffsetEstimate(local_ns=n, offset_ns=0, bound_ns=1, num_exchanges=1) for n in range(number)]
+    kept = every_second(seen)
+    assert len(kept) == (0 if number == 0 else number // 2 + 1)
+    assert kept == sorted(kept, key=lambda one: one.local_ns)
+    assert len({one.local_ns for one in kept}) == len(kept)
+    if seen:
+        assert (kept[0], kept[-1]) == (seen[0], seen[-1])
+
+
+Serve = Callable[..., ClockServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts servers of the token `t` on the loopback, and ends them."""
+    servers: list[ClockServer] = []
+
+    def start(clock: Callable[[], int] = time.monotonic_ns) -> ClockServer:
+        servers.append(ClockServer("127.0.0.1", "t", clock=clock))
+        servers[-1].start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize("skew_ns", [0, 12_345_678_901, -(10**15)])
+def test_a_skewed_clock_is_recovered_within_the_bound(serve: Serve, skew_ns: int) -> None:
+    server = serve(lambda: time.monotonic_ns() + skew_ns)
+    found = estimate(compare(server.address, server.port, "t", 200, timeout_s=10))
+    assert found.num_exchanges == 200
+    assert abs(found.offset_ns - skew_ns) <= found.bound_ns
+
+
+def test_a_fast_clock_is_recovered_at_both_ends_and_between(serve: Serve) -> None:
+    """50 millionths fast: node 0 gains a microsecond in 20 ms. Its time runs ahead so far that it shows at once."""
+    origin, ppm = time.monotonic_ns(), 50
+    # As if the two bursts were an hour apart: the clocks jump, both by the same.
+    passed = [0]
+
+    def own() -> int:
+        return time.monotonic_ns() - origin + passed[0]
+
+    def other() -> int:
+        now = own()
+        return now + 7 * SECOND + now * ppm // 1_000_000
+
+    server = serve(other)
+    points = []
+    for _ in range(2):
+        points.append(estimate(compare(server.address, server.port, "t", 50, timeout_s=10, clock=own)))
+        passed[0] += 3600 * SECOND
+    found = line(points)
+    assert found.drift is not None
+    assert found.drift == pytest.approx(50e-6, abs=sum(one.bound_ns for one in points) / (3600 * SECOND))
+    for moment in (points[0].local_ns, 1800 * SECOND, points[1].local_ns):
+        true = 7 * SECOND + moment * ppm // 1_000_000
+        assert abs(found.offset_at(moment) - true) <= (found.bound_ns or 0) + 1
+
+
+def test_a_wrong_token_is_refused(serve: Serve) -> None:
+    server = serve()
+    with pytest.raises(OSError, match=r"closed|reset|Broken pipe"):
+        compare(server.address, server.port, "another", 5, timeout_s=10)
+    assert len(compare(server.address, server.port, "t", 5, timeout_s=10)) == 5
+
+
+@pytest.mark.parametrize(
+    "noise", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100_000, b"", greeting("t")[:39], greeting("t") + b"abc"]
+)
+def test_garbage_on_the_port_leaves_the_others_alone(serve: Serve, noise: bytes) -> None:
+    server = serve()
+    with socket.create_connection((server.address, server.port)) as other:
+        with suppress(OSError):  # closed while it was still talking
+            other.sendall(noise)
+            other.shutdown(socket.SHUT_WR)
+        assert len(compare(server.address, server.port, "t", 20, timeout_s=10)) == 20
+        other.settimeout(10)
+        with suppress(ConnectionResetError):  # what it sent was not all read: as good as closed
+            assert other.recv(1) == b""
+    assert server.problem == ""
+
+
+def test_many_silent_connections_do_not_keep_others_out(serve: Serve) -> None:
+    server = serve()
+    silent = [socket.create_connection((server.address, server.port)) for _ in range(clock_exchange.MAX_WAITING + 10)]
+    try:
+        assert len(compare(server.address, server.port, "t", 20, timeout_s=10)) == 20
+        silent[0].settimeout(10)
+        assert silent[0].recv(1) == b""
+    finally:
+        for one in silent:
+            one.close()
+
+
+def test_a_silent_connection_is_closed_in_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock_exchange, "GREETING_S", 0.05)
+    server = serve()
+    with socket.create_connection((server.address, server.port)) as silent:
+        silent.settimeout(10)
+        assert silent.recv(1) == b""
+
+
+def test_who_greets_and_asks_nothing_is_let_go_in_time(serve: Serve) -> None:
+    server = serve()
+    with socket.create_connection((server.address, server.port)) as idle:
+        idle.sendall(greeting("t"))
+        assert len(compare(server.address, server.port, "t", 5, timeout_s=10)) == 5
+        idle.settimeout(10)
+        assert idle.recv(1) == b""
+
+
+def test_who_asks_slowly_is_let_go_in_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock_exchange, "BURST_S", 0.0)
+    server = serve()
+    assert len(compare(server.address, server.port, "t", 500, timeout_s=10)) == 1
+
+
+def test_no_connection_is_answered_for_ever(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock_exchange, "MAX_ROUNDS", 30)
+    server = serve()
+    assert len(compare(server.address, server.port, "t", 1000, timeout_s=10)) == 30
+
+
+def test_nodes_that_ask_at_once_are_served_in_turn(serve: Serve) -> None:
+    server = serve()
+    with ThreadPoolExecutor(8) as pool:
+        bursts = list(pool.map(lambda _: compare(server.address, server.port, "t", 50, timeout_s=30), range(8)))
+    assert [len(one) for one in bursts] == [50] * 8
+    spans = sorted((one[0].received_ns, one[-1].answered_ns) for one in bursts)
+    assert all(before[1] <= after[0] for before, after in pairwise(spans))
+
+
+def test_a_follower_compares_at_the_start_and_at_the_end(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "clock.json"
+    follower = ClockFollower(path, "t")
+    follower.start()
+    path.write_text("{", encoding="utf-8")  # as a reader may find it on a shared file system
+    server = serve(lambda: time.monotonic_ns() + 3 * SECOND)
+    publish(path, server, "t")
+    until = time.monotonic() + 20
+    while not follower._estimates and time.monotonic() < until:
+        time.sleep(0.01)
+    points, problem = follower.finish()
+    assert problem == ""
+    assert [one.num_exchanges for one in points] == [200, 200]
+    assert points[0].local_ns < points[1].local_ns
+    for one in points:
+        assert abs(one.offset_ns - 3 * SECOND) <= one.bound_ns
+
+
+def test_a_follower_says_why_it_has_no_point(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "clock.json"
+    follower = ClockFollower(path, "t")
+    publish(path, serve(), "of the start before")
+    follower.start()
+    assert follower.finish() == ((), "node 0 did not say in clock.json where it answers about its clock")
+
+    gone = serve()
+    publish(path, gone, "t")
+    gone.close()
+    follower = ClockFollower(path, "t")
+    follower.start()
+    points, problem = follower.finish()
+    assert points == ()
+    assert f"node 0's clock at 127.0.0.1 port {gone.port}: " in problem
+
+
+def test_node_0_answers_at_the_planned_interface() -> None:
+    assert answering_address("lo") == "127.0.0.1"
+    with pytest.raises(Exception, match=r"launch.interface nosuch0: this node has no such interface"):
+        answering_address("nosuch0")
+
+
+def test_samplers_of_two_namespaces_find_how_their_clocks_differ() -> None:
+    """Two real samplers, each with network and clock of its own; how far the clocks differ is known exactly."""
+    if reason := skewed_clocks.lacking():
+        pytest.skip(reason)
+    ((error_ns, bound_ns),) = skewed_clocks.measure(1)
+    assert abs(error_ns) <= bound_ns

@@ -1,0 +1,807 @@
+"""The sampler of a node: its times, its file, its process, and what it never does: fail a run or outlive it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.machine.source import Field
+from dlbench.node.ranks import RankPlace
+from dlbench.node.watching import agent
+from dlbench.node.watching.agent import COMMAND, NodeSampler, SamplerProcess, order_for
+from dlbench.node.watching.byte_budget import STAGE_BYTES, sample_bytes, span_bytes, window_ranks
+from dlbench.node.watching.sampler_command import SamplerOrder
+from dlbench.node.watching.sampling import PARTS, SLOW_EVERY, Sampling
+from dlbench.records.folder import RunFolder, create
+from dlbench.records.rows.samples import SampleReader
+from dlbench.records.watch import NodeWatch
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.watch import WatchSpec
+from tests.support import nvml_library
+from tests.support.run_factory import plans
+
+SECOND = 1_000_000_000
+WAIT_S = 30.0
+
+
+def plan_of(*, nodes: int = 1, ranks: int = 1, pin: bool = True, **watch: Any) -> RunPlan:
+    """A plan that is watched."""
+    (plan,) = plans(points=(1,), repeats=1)
+    launch = plan.system.launch.model_copy(update={"pin": pin})
+    return plan.model_copy(
+        update={
+            "watch": WatchSpec(**watch),
+            "layout": plan.layout.model_copy(update={"nodes": nodes, "ranks": ranks}),
+            "system": plan.system.model_copy(update={"launch": launch}),
+        }
+    )
+
+
+def place_of(plan: RunPlan, node: int = 0) -> RankPlace:
+    """Local rank 0 of a node."""
+    local = plan.layout.ranks_per_node
+    return RankPlace(
+        rank=node * local,
+        size=plan.layout.ranks,
+        local_rank=0,
+        local_size=local,
+        node_rank=node,
+        num_nodes=plan.layout.nodes,
+        host=f"n{node}",
+        token="a-start",
+    )
+
+
+def order_of(folder: Path, **changes: Any) -> SamplerOrder:
+    """What a sampler is told; the only one of a run unless said otherwise."""
+    told: dict[str, Any] = {
+        "run_id": "r",
+        "samples": str(folder / "node-0000.samples"),
+        "clock": str(folder / "clock.json"),
+        "node_rank": 0,
+        "num_nodes": 1,
+        "host": "n0",
+        "token": "t",
+        "period_s": 0.1,
+        "max_bytes": 1_000_000,
+        "cores": (),
+        "interface": None,
+    }
+    return SamplerOrder(**{**told, **changes})
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Returns when it is so; fails if it does not become so."""
+    until = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def rows_of(path: Path) -> tuple[list[Any], SampleReader]:
+    """All rows of a file, and its reader with the notes met."""
+    reader = SampleReader(path=path)
+    return [row for block in reader.blocks() for row in block], reader
+
+
+# Shares
+
+
+WATCHED = st.builds(
+    plan_of,
+    nodes=st.integers(1, 40),
+    ranks=st.integers(1, 30).map(lambda each: each * 2520 * 4),
+    window_ranks=st.integers(1, 300),
+    window_steps=st.integers(0, 3),
+    max_bytes=st.integers(1, 10**9),
+).filter(lambda plan: plan.layout.ranks % plan.layout.nodes == 0)
+
+
+@given(WATCHED)
+def test_all_shares_together_stay_within_the_limit(plan: RunPlan) -> None:
+    assert plan.watch is not None
+    window = set(window_ranks(plan))
+    outside = next((rank for rank in range(plan.layout.ranks) if rank not in window), None)
+    spans = sum(span_bytes(plan, rank) for rank in window)
+    if outside is not None:
+        spans += (plan.layout.ranks - len(window)) * span_bytes(plan, outside)
+    assert spans <= plan.watch.max_bytes * 2 / 3
+    assert sample_bytes(plan) * plan.layout.nodes <= plan.watch.max_bytes / 3
+
+
+@given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 200))
+def test_the_window_is_spread_evenly(nodes: int, each: int, wanted: int) -> None:
+    plan = plan_of(nodes=nodes, ranks=nodes * each, window_ranks=wanted)
+    found = window_ranks(plan)
+    assert len(found) == min(wanted, plan.layout.ranks)
+    assert found[0] == 0
+    assert list(found) == sorted(set(found))
+    for part in range(1, len(found) + 1):
+        share = part * plan.layout.ranks // len(found)
+        assert sum(rank < share for rank in found) == part
+
+
+def test_the_window_sees_all_places_of_a_node() -> None:
+    plan = plan_of(nodes=128, ranks=1024)
+    assert {rank % 8 for rank in window_ranks(plan)} == set(range(8))
+
+
+def test_the_default_leaves_room_for_stages_everywhere() -> None:
+    plan = plan_of(nodes=128, ranks=1024)
+    assert span_bytes(plan, 0) > 150_000
+    assert [span_bytes(plan, rank) for rank in range(1024) if rank not in window_ranks(plan)] == [STAGE_BYTES] * 960
+    assert sample_bytes(plan) > 50_000
+
+
+def test_without_a_window_or_without_watching() -> None:
+    assert window_ranks(plan_of(ranks=4, window_steps=0)) == ()
+    unwatched = plan_of().model_copy(update={"watch": None})
+    assert (window_ranks(unwatched), sample_bytes(unwatched), span_bytes(unwatched, 0)) == ((), 0, 0)
+
+
+# What it is told
+
+
+def test_it_takes_the_cores_that_no_rank_uses() -> None:
+    plan = plan_of(ranks=2)
+    assert plan.layout.cores_per_rank == 1
+    folder = RunFolder(Path("r"))
+    assert order_for(plan, folder, place_of(plan), [4, 0, 5, 1]).cores == (5, 1)
+    assert order_for(plan, folder, place_of(plan), [4, 0]).cores == (4, 0)
+    unpinned = plan_of(ranks=2, pin=False)
+    assert order_for(unpinned, folder, place_of(unpinned), [4, 0, 5, 1]).cores == (4, 0, 5, 1)
+    with pytest.raises(ValueError, match="no sampler"):
+        order_for(plan_of(sampler=False), folder, place_of(plan), [0])
+
+
+def test_an_order_survives_its_line(tmp_path: Path) -> None:
+    order = order_of(tmp_path, cores=(3, 4), interface="ib0")
+    assert SamplerOrder.from_line(order.to_line()) == order
+    for wrong in (b"", b"[]", b"{}", b'{"cores": 1}', b'{"cores": [], "else": 1}'):
+        with pytest.raises(ValueError, match="not a sampler's order"):
+            SamplerOrder.from_line(wrong)
+
+
+# Sampling
+
+
+class MadeSource:
+    """A source that tells what it is asked, and lets the time of a made clock pass."""
+
+    fields = (Field(name="gpu.0.power_w"), Field(name="gpu.0.energy_j", kind="<f8", is_slow=True))
+
+    def __init__(self, clock: MadeClock, durations: Iterator[int] | None = None) -> None:
+        self.unavailable = {"gpu.0.temperature_c": "not supported"}
+        self._clock = clock
+        self._durations = durations
+        self.reads: list[tuple[int, bool]] = []
+        self.kept_up: list[int] = []
+        self.failures: list[tuple[str, str]] = []
+        self.is_closed = False
+
+    def read(self, *, slow: bool) -> list[float]:
+        self.reads.append((self._clock.now, slow))
+        self._clock.now += next(self._durations, 0) if self._durations is not None else 0
+        # Numbers that do not deflate, as measured ones.
+        noise = hash((len(self.reads), "w")) % 10**9 / 1e6
+        return [noise, noise * 1e5 if slow else float("nan")]
+
+    keep_up_s = math.inf
+
+    def keep_up(self) -> None:
+        self.kept_up.append(self._clock.now)
+
+    def drain_failures(self) -> list[tuple[str, str]]:
+        found, self.failures = self.failures, []
+        return found
+
+    def describe(self) -> dict[str, str]:
+        return {"gpu.0.name": "made"}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class MadeClock:
+    def __init__(self) -> None:
+        self.now = 17 * SECOND
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def follow(sampling: Sampling, clock: MadeClock, samples: int) -> None:
+    """Takes samples as the process does: each when it is due."""
+    for _ in range(samples):
+        clock.now = max(clock.now, sampling.due_ns)
+        sampling.take_due()
+
+
+@given(st.lists(st.integers(0, 5 * SECOND), min_size=1, max_size=60))
+def test_samples_keep_their_times_and_say_how_late_they_are(
+    tmp_path_factory: pytest.TempPathFactory, durations: list[int]
+) -> None:
+    """Oracle: walk all due times one by one."""
+    folder = tmp_path_factory.mktemp("samples")
+    clock = MadeClock()
+    source = MadeSource(clock, iter(durations))
+    start = clock.now
+    with closing(Sampling(order_of(folder, period_s=1.0), source, clock)) as sampling:
+        follow(sampling, clock, len(durations))
+        sampling.flush()
+        account = sampling.account()
+
+    now, number, expected, skipped = start, 0, [], 0
+    for duration in durations:
+        while start + (number + 1) * SECOND <= now:
+            number += 1
+            skipped += 1
+        due = start + number * SECOND
+        begin = max(now, due)
+        expected.append((begin, begin - due))
+        now, number = begin + duration, number + 1
+    rows, _ = rows_of(folder / "node-0000.samples")
+    assert [(int(row["time_ns"]), int(row["late_ns"])) for row in rows] == expected
+    assert account["num_samples"] == len(durations)
+    assert account["dropped_samples"] == 0
+    assert account["late_max_s"] == max(late for _, late in expected) / 1e9
+    assert any(f"{skipped} samples were skipped" in text for text in sampling.failures) == (skipped > 0)
+
+
+def test_slow_sources_are_read_every_tenth_time_and_out_of_turn(tmp_path: Path) -> None:
+    clock = MadeClock()
+    source = MadeSource(clock)
+    with closing(Sampling(order_of(tmp_path), source, clock)) as sampling:
+        follow(sampling, clock, 14)
+        sampling.take_now()
+        follow(sampling, clock, SLOW_EVERY)
+    assert [slow for _, slow in source.reads] == [True, *[False] * 9, True, *[False] * 3, True, *[False] * 9, True]
+    assert source.is_closed
+    rows, reader = rows_of(tmp_path / "node-0000.samples")
+    assert [bool(row["gpu.0.energy_j"] == row["gpu.0.energy_j"]) for row in rows] == [s for _, s in source.reads]
+    assert reader.header["facts"] == {"gpu.0.name": "made"}
+    assert reader.header["unavailable"] == {"gpu.0.temperature_c": "not supported"}
+    assert (reader.header["period_s"], reader.header["node_rank"], reader.header["host"]) == (0.1, 0, "n0")
+
+
+@given(st.integers(600, 20_000), st.integers(1, 50_000))
+def test_the_file_stays_within_its_share_and_reaches_far(
+    tmp_path_factory: pytest.TempPathFactory, max_bytes: int, duration_s: int
+) -> None:
+    folder = tmp_path_factory.mktemp("samples")
+    path = folder / "node-0000.samples"
+    clock = MadeClock()
+    begin, asked = clock.now, 3
+    with closing(Sampling(order_of(folder, max_bytes=max_bytes, period_s=1.0), MadeSource(clock), clock)) as sampling:
+        while sampling.due_ns <= begin + duration_s * SECOND:
+            follow(sampling, clock, 1)
+            asked += 1
+        sampling.take_now()
+        sampling.take_now()
+        sampling.take_now(is_last=True)
+        sampling.flush()
+        account = sampling.account()
+    rows, _ = rows_of(path)
+    header = len(path.read_bytes().split(b"\n", 1)[0]) + 1
+    size = path.stat().st_size
+    assert size <= max(max_bytes, header)
+    assert len(rows) == account["num_samples"]
+    assert account["num_samples"] + account["dropped_samples"] == asked
+    period = round(account["period_s"])
+    assert period & (period - 1) == 0
+    times = [int(row["time_ns"]) for row in rows]
+    if max_bytes > header + 500:
+        assert times[-3:] == [clock.now] * 3, "room is kept for the edges and the end"
+        assert set(times) <= {begin + number * SECOND for number in range(duration_s + 1)}
+        assert period == 1 or size - header > (max_bytes - header) / PARTS - 500, "a tenth at the first period"
+        gaps = {later - earlier for earlier, later in pairwise(times[:-3])} - {0}
+        assert max(gaps, default=SECOND) // SECOND <= 2 * period, "it tells a period at which it read"
+
+
+class NodeSource(MadeSource):
+    """A node with 8 GPUs and many cores: as many fields as a real one, and values that shrink as little."""
+
+    def __init__(self, clock: MadeClock) -> None:
+        super().__init__(clock)
+        gauges = ("power_w", "sm_clock_hz", "utilization", "memory_utilization")
+        doubles = ("energy_j", "memory_used_bytes", "clock_reasons")
+        slow = ("temperature_c", "memory_clock_hz", "pcie_received_bytes_per_s", "nvlink_received_bytes")
+        self.fields = tuple(  # type: ignore[assignment]  # more of them than the class above
+            Field(name=f"gpu.{gpu}.{name}", kind="<f8" if name in doubles else "<f4", is_slow=name in slow)
+            for gpu in range(8)
+            for name in (*gauges, *doubles, *slow)
+        ) + tuple(Field(name=f"host.{number}", kind="<f8") for number in range(30))
+        self.keep_up_s = 60.0
+        self._random = random.Random(1)
+        self.looked: list[int] = [clock.now]
+
+    def read(self, *, slow: bool) -> list[float]:
+        self.looked.append(self._clock.now)
+        values = {name: self._random.random() * 1e6 for name in ("<f4", "<f8")}
+        return [
+            math.nan if field.is_slow and not slow else values[field.kind] * self._random.random()
+            for field in self.fields
+        ]
+
+    def keep_up(self) -> None:
+        self.looked.append(self._clock.now)
+
+    def describe(self) -> dict[str, str]:
+        return {f"gpu.{gpu}.{number}": "x" * 30 for gpu in range(8) for number in range(10)}
+
+
+@pytest.mark.parametrize("hours", [1, 10])
+@pytest.mark.parametrize("nodes", [1, 128])
+def test_samples_reach_to_the_end_of_long_runs(tmp_path: Path, nodes: int, hours: int) -> None:
+    """128 nodes share what one has alone: a node's file is then 52 kB."""
+    clock = MadeClock()
+    source = NodeSource(clock)
+    share = sample_bytes(plan_of(nodes=nodes, ranks=8 * nodes))
+    order = order_of(tmp_path, period_s=1.0, max_bytes=share)
+    begin, end = clock.now, clock.now + hours * 3600 * SECOND
+    with closing(Sampling(order, source, clock)) as sampling:
+        while sampling.due_ns <= end:
+            follow(sampling, clock, 1)
+        sampling.flush()
+        account = sampling.account()
+    rows, _ = rows_of(Path(order.samples))
+    times = [int(row["time_ns"]) - begin for row in rows]
+    assert times[-1] > 0.8 * hours * 3600 * SECOND
+    assert Path(order.samples).stat().st_size <= share
+    assert account["dropped_samples"] == 0
+    assert len(rows) > (40 if nodes == 128 else 1000)
+    assert account["period_s"] * SECOND <= times[-1]
+    assert max(later - earlier for earlier, later in pairwise(source.looked)) <= 60 * SECOND
+
+
+def test_a_source_is_looked_at_between_samples_that_are_far_apart(tmp_path: Path) -> None:
+    clock = MadeClock()
+    source = MadeSource(clock)
+    source.keep_up_s = 60.0
+    begin = clock.now
+    with closing(Sampling(order_of(tmp_path, period_s=150.0), source, clock)) as sampling:
+        follow(sampling, clock, 7)
+    assert [(now - begin) // SECOND for now, _ in source.reads] == [0, 150, 300]
+    assert [(now - begin) // SECOND for now in source.kept_up] == [60, 120, 210, 270]
+    rows, _ = rows_of(tmp_path / "node-0000.samples")
+    assert len(rows) == 3
+
+
+def test_a_field_that_fails_is_noted_where_it_failed(tmp_path: Path) -> None:
+    clock = MadeClock()
+    source = MadeSource(clock)
+    with closing(Sampling(order_of(tmp_path), source, clock)) as sampling:
+        follow(sampling, clock, 3)
+        source.failures = [("gpu.0.power_w", "GPU is lost")]
+        follow(sampling, clock, 2)
+        sampling.end({"num_samples": 5})
+    rows, reader = rows_of(tmp_path / "node-0000.samples")
+    assert len(rows) == 5
+    assert reader.failures == [
+        {"failed": "gpu.0.power_w", "reason": "GPU is lost", "time_ns": 17 * SECOND + 3 * SECOND // 10}
+    ]
+    assert reader.end == {"num_samples": 5}
+    assert sampling.failures == ["gpu.0.power_w: GPU is lost"]
+
+
+# The process
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that waits to be reaped has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., SamplerProcess]]:
+    """Starts samplers, and ends them."""
+    running: list[SamplerProcess] = []
+
+    def start(order: SamplerOrder, command: Sequence[str] = COMMAND) -> SamplerProcess:
+        running.append(SamplerProcess(order, command))
+        running[-1].start()
+        return running[-1]
+
+    yield start
+    for sampler in running:
+        sampler.stop()
+
+
+Start = Callable[..., SamplerProcess]
+
+
+def account_of(sampler: SamplerProcess) -> NodeWatch:
+    found = sampler.finish()
+    assert found is not None, sampler.problem
+    return found
+
+
+def test_one_node_is_sampled_from_start_to_end(tmp_path: Path) -> None:
+    plan = plan_of(period_s=0.1)
+    folder = create(tmp_path, plan)
+    cores = sorted(os.sched_getaffinity(0))
+    sampler = NodeSampler(plan, folder, place_of(plan), cores)
+    sampler.start()
+    try:
+        path = folder.samples(0)
+        wait_until(path.exists)
+        sampler.measuring(True)
+        time.sleep(0.5)
+        sampler.measuring(False)
+        pid = sampler.pid
+        assert pid is not None
+        watch = account_of(sampler)
+        assert os.sched_getaffinity(pid) == set(cores[1:] or cores)
+        assert sampler.pid == pid, "it lives until it is stopped"
+    finally:
+        sampler.stop()
+    assert sampler.pid is None
+    assert is_gone(pid)
+    sampler.stop()
+    assert sampler.problem == ""
+
+    rows, reader = rows_of(path)
+    assert reader.end is not None
+    assert NodeWatch.model_validate(reader.end) == watch
+    assert watch.num_samples == len(rows) >= 4
+    assert watch.sources == tuple(reader.columns)
+    assert any(name.startswith("host.cpu.") for name in watch.sources)
+    assert watch.unavailable == reader.header["unavailable"]
+    assert watch.failures == ()
+    assert watch.measured_cpu_s is not None
+    assert 0 <= watch.measured_cpu_s <= watch.cpu_s
+    assert watch.wall_s >= 0.5
+    assert (watch.clock.points, watch.clock.problem, watch.clock.bound_ns) == ((), "", 0)
+    assert abs(watch.clock.wall_offset_ns - (time.time_ns() - time.monotonic_ns())) < SECOND
+    assert not folder.clock.exists(), "one node has nothing to compare its clock with"
+    times = [int(row["time_ns"]) for row in rows]
+    assert times == sorted(times)
+    assert all(int(row["late_ns"]) >= 0 for row in rows)
+
+
+def test_it_is_light(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from dlbench.node.watching import sampler\n"
+        "code = sampler.main()\n"
+        "heavy = {'torch', 'numpy', 'pandas', 'pyarrow', 'scipy', 'horovod', 'pydantic'} & set(sys.modules)\n"
+        "assert code == 0, code\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=order_of(tmp_path).to_line() + b'{"measuring": true}\n{"finish": true}\n{"stop": true}\n',
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert NodeWatch.model_validate_json(done.stdout).num_samples >= 3
+
+
+@pytest.mark.parametrize("told", [b"nonsense\n", b'{"run_id": 1}\n'])
+def test_a_wrong_order_is_refused_in_one_line(told: bytes) -> None:
+    done = subprocess.run(COMMAND, input=told, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr.count(b"\n") == 1
+    assert done.stderr.startswith(b"dlbench: error: sampler: not a sampler's order")
+
+
+RANK = """
+import os, sys, time
+from dataclasses import replace
+from dlbench.node.watching.agent import SamplerProcess
+from dlbench.node.watching.sampler_command import SamplerOrder
+order = SamplerOrder.from_line(sys.argv[1].encode())
+sampler = SamplerProcess(replace(order, parent=os.getpid()))
+sampler.start()
+forked = os.fork() if {forks} else -1
+if forked == 0:
+    os.close(1)
+    time.sleep(3600)
+print(sampler.pid, forked, flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("end", ["time.sleep(3600)", "os._exit(1)"])
+def test_it_never_outlives_its_rank(tmp_path: Path, forks: bool, end: str) -> None:
+    """Not when the rank is killed, nor when a process that the rank forked lives on and holds the pipe."""
+    order = order_of(tmp_path)
+    rank = subprocess.Popen(
+        [sys.executable, "-c", RANK.format(forks=forks, end=end), order.to_line().decode()], stdout=subprocess.PIPE
+    )
+    forked = -1
+    try:
+        assert rank.stdout is not None
+        if end.startswith("time"):
+            wait_until(Path(order.samples).exists)
+        pid, forked = map(int, rank.stdout.readline().split())
+        rank.kill()
+        wait_until(lambda: is_gone(pid))
+    finally:
+        rank.kill()
+        rank.communicate()
+        if forked > 0:
+            os.kill(forked, signal.SIGKILL)
+    assert forks == (forked > 0)
+
+
+def test_a_terminated_sampler_writes_what_it_holds(tmp_path: Path, started: Start) -> None:
+    order = order_of(tmp_path)
+    sampler = started(order)
+    wait_until(Path(order.samples).exists)
+    sampler.measuring(True)
+    time.sleep(0.3)
+    assert sampler.pid is not None
+    os.kill(sampler.pid, signal.SIGTERM)
+    wait_until(lambda: sampler.pid is None)
+    rows, reader = rows_of(Path(order.samples))
+    assert rows, "no block was full yet"
+    assert reader.end is None
+    assert sampler.finish() is None
+    assert sampler.problem == (
+        "sampler of n0: ended with exit code 143 before its account; the rank's log has what it said"
+    )
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_killed_rank_leaves_the_rows_that_were_held(tmp_path: Path, forks: bool) -> None:
+    """Fewer than a block holds; the kernel tells the sampler by SIGTERM where a forked process holds its input open."""
+    order = order_of(tmp_path, period_s=0.05)
+    end = "while not os.path.exists(order.samples):\n    time.sleep(0.01)\ntime.sleep(0.3)\nos.kill(os.getpid(), 9)"
+    code = RANK.format(forks=forks, end=end)
+    rank = subprocess.Popen([sys.executable, "-c", code, order.to_line().decode()], stdout=subprocess.PIPE)
+    forked = -1
+    try:
+        assert rank.stdout is not None
+        pid, forked = map(int, rank.stdout.readline().split())
+        assert rank.wait(WAIT_S) == -9
+        wait_until(lambda: is_gone(pid))
+    finally:
+        rank.kill()
+        rank.communicate()
+        if forked > 0:
+            os.kill(forked, signal.SIGKILL)
+    rows, reader = rows_of(Path(order.samples))
+    assert rows
+    assert (reader.end, reader.torn_bytes) == (None, 0)
+
+
+def test_the_end_of_its_input_writes_what_it_holds(tmp_path: Path) -> None:
+    order = order_of(tmp_path, period_s=60.0)
+    done = subprocess.run(
+        COMMAND,
+        input=order.to_line() + b'{"measuring": true}\n',
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    rows, _ = rows_of(Path(order.samples))
+    assert len(rows) == 2
+
+
+def test_a_call_that_hangs_does_not_keep_it_alive(tmp_path: Path, started: Start) -> None:
+    hung = (
+        "import time\n"
+        "from dlbench.node.watching import order, sampler\n"
+        "order.GRACE_S = 0.1\n"
+        "def open_sources():\n    open({mark!r}, 'w').close()\n    time.sleep(3600)\n"
+        "sampler.open_sources = open_sources\n"
+        "sampler.main()\n"
+    )
+    mark = tmp_path / "hung"
+    sampler = started(order_of(tmp_path), [sys.executable, "-c", hung.format(mark=str(mark))])
+    wait_until(mark.exists)
+    assert sampler.pid is not None
+    os.kill(sampler.pid, signal.SIGTERM)
+    wait_until(lambda: sampler.pid is None)
+
+
+def test_a_sampler_that_stopped_reading_never_blocks_the_rank(tmp_path: Path, started: Start) -> None:
+    """Its pipe holds 64 KiB, and the rank says more than that."""
+    sampler = started(order_of(tmp_path), [sys.executable, "-c", "import time; time.sleep(3600)"])
+    for _ in range(10_000):
+        sampler.measuring(True)
+    assert sampler.problem == "sampler of n0: does not read what it is told, and was given up"
+    assert sampler.finish() is None
+    sampler.stop()
+    assert sampler.pid is None
+
+
+def test_a_sampler_that_cannot_be_killed_is_left_behind(
+    tmp_path: Path, started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "_STOP_S", 0.05)
+    command = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    with monkeypatch.context() as patch:
+        # As in a driver that hangs: the signal waits until the call is over.
+        patch.setattr(subprocess.Popen, "kill", lambda process: None)
+        stopped = started(order_of(tmp_path), command)
+        pid = stopped.pid
+        stopped.stop()
+        assert stopped.problem == (
+            f"sampler of n0: process {pid} could not be ended and was left behind; it may hang in a driver"
+        )
+        closed = started(order_of(tmp_path), [sys.executable, "-c", "import os, time; os.close(0); time.sleep(3600)"])
+        wait_until(lambda: closed.measuring(True) or closed.problem != "")
+        assert "could not be ended" in closed.problem
+    for sampler in (stopped, closed):
+        assert sampler.pid is not None
+        os.kill(sampler.pid, signal.SIGKILL)
+        wait_until(lambda left=sampler: left.pid is None)  # type: ignore[misc]
+
+
+def test_ctrl_c_is_the_ranks_to_answer(tmp_path: Path, started: Start) -> None:
+    order = order_of(tmp_path)
+    sampler = started(order)
+    wait_until(Path(order.samples).exists)
+    assert sampler.pid is not None
+    os.kill(sampler.pid, signal.SIGINT)
+    assert account_of(sampler).num_samples >= 1
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["/nonexistent/python"], "was not started: No such file or directory"),
+        ([sys.executable, "-c", "import sys; sys.exit(7)"], "ended with exit code 7 before its account"),
+        ([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "ended by signal 9 before its account"),
+        ([sys.executable, "-c", "print('{}', flush=True); input(); input(); input()"], "account that cannot be read"),
+        ([sys.executable, "-c", "import time; time.sleep(3600)"], "gave no account within 0.5 s and was ended"),
+    ],
+)
+def test_a_sampler_that_fails_is_a_problem_and_no_error(
+    tmp_path: Path, started: Start, command: list[str], why: str
+) -> None:
+    sampler = started(order_of(tmp_path), command)
+    sampler.measuring(True)
+    assert sampler.finish(0.5 if "sleep" in command[-1] else 10.0) is None
+    assert sampler.problem.startswith("sampler of n0: ")
+    assert why in sampler.problem
+    sampler.measuring(False)
+    assert sampler.finish() is None
+    sampler.stop()
+    assert sampler.pid is None
+
+
+def test_what_libraries_print_is_not_its_answer(tmp_path: Path, started: Start) -> None:
+    loud = (
+        "import os, json\n"
+        "from dlbench.node.watching import sampler\n"
+        "real = sampler.open_sources\n"
+        "def open_sources():\n    os.write(1, b'NVML says hello\\n')\n    return real()\n"
+        "sampler.open_sources = open_sources\n"
+        "sampler.main()\n"
+    )
+    assert account_of(started(order_of(tmp_path), [sys.executable, "-c", loud])).num_samples >= 1
+
+
+def test_a_source_that_breaks_ends_sampling_and_nothing_else(tmp_path: Path, started: Start) -> None:
+    broken = (
+        "from dlbench.node.watching import sampler\n"
+        "real = sampler.open_sources\n"
+        "def open_sources():\n    {how}\n"
+        "sampler.open_sources = open_sources\n"
+        "sampler.main()\n"
+    )
+    never = broken.format(how="raise RuntimeError('driver/library version mismatch')")
+    watch = account_of(started(order_of(tmp_path), [sys.executable, "-c", never]))
+    assert watch.failures == ("sampling ended: RuntimeError: driver/library version mismatch",)
+    assert (watch.num_samples, watch.sources) == (0, ())
+
+    later = broken.format(
+        how="source = real()\n    kinds = iter([source.read(slow=True)] * 2)\n"
+        "    source.read = lambda slow: next(kinds)\n    return source"
+    )
+    order = order_of(tmp_path, samples=str(tmp_path / "later.samples"), period_s=60.0)
+    sampler = started(order, [sys.executable, "-c", later])
+    sampler.measuring(True)
+    sampler.measuring(False)
+    watch = account_of(sampler)
+    assert watch.failures == ("sampling ended: StopIteration:",)
+    assert watch.num_samples == 2, "what was read before is kept"
+    rows, _ = rows_of(Path(order.samples))
+    assert len(rows) == 2
+
+
+def test_a_disk_that_is_full_ends_sampling_with_a_reason(tmp_path: Path, started: Start) -> None:
+    """RLIMIT_FSIZE: writing beyond it fails as a full disk does, with another number."""
+    order = order_of(tmp_path, period_s=0.02)
+    limited = (
+        "import resource\n"
+        "from dlbench.node.watching import sampler\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+        "sampler.main()\n"
+    )
+    sampler = started(order, [sys.executable, "-c", limited])
+    wait_until(lambda: Path(order.samples).exists() and Path(order.samples).stat().st_size == 3000)
+    watch = account_of(sampler)
+    assert len(watch.failures) == 1
+    assert watch.failures[0].startswith("sampling ended: ")
+    assert "File too large" in watch.failures[0]
+    rows_of(Path(order.samples))  # a torn tail is legal
+
+    taken = started(order_of(tmp_path))
+    watch = account_of(taken)
+    assert len(watch.failures) == 1
+    assert "File exists" in watch.failures[0]
+
+
+def test_samplers_of_two_nodes_compare_their_clocks(tmp_path: Path, started: Start) -> None:
+    """Node 0's goes on answering after its own account: the others may finish later."""
+    common = {"num_nodes": 2, "interface": "lo"}
+    first = started(order_of(tmp_path, **common))
+    path = tmp_path / "clock.json"
+    wait_until(path.exists)
+    told = json.loads(path.read_text())
+    assert (told["format"], told["version"], told["token"], told["address"]) == ("dlbench.clock", 1, "t", "127.0.0.1")
+    watch = account_of(first)
+    assert (watch.clock.node_rank, watch.clock.points, watch.clock.problem) == (0, (), "")
+
+    samples = str(tmp_path / "node-0001.samples")
+    second = started(order_of(tmp_path, node_rank=1, host="n1", samples=samples, **common))
+    wait_until(Path(samples).exists)
+    clock = account_of(second).clock
+    assert (clock.node_rank, clock.host) == (1, "n1")
+    assert 1 <= len(clock.points) <= 2
+    for point in clock.points:
+        assert abs(point.offset_ns) <= point.bound_ns
+
+    late = started(order_of(tmp_path, node_rank=1, samples=str(tmp_path / "late"), token="another start", **common))
+    wait_until((tmp_path / "late").exists)
+    clock = account_of(late).clock
+    assert (clock.points, clock.problem) == ((), "node 0 did not say in clock.json where it answers about its clock")
+    assert not clock.is_known
+
+
+def test_a_node_0_without_the_interface_samples_all_the_same(tmp_path: Path, started: Start) -> None:
+    watch = account_of(started(order_of(tmp_path, num_nodes=2, interface="nosuch0")))
+    assert watch.num_samples >= 2
+    assert watch.failures == (
+        "no node can compare its clock with this one: launch.interface nosuch0: this node has no such interface with "
+        "an IPv4 address",
+    )
+
+
+def test_a_device_that_falls_off_the_bus_leaves_the_rest(
+    tmp_path: Path, started: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = nvml_library.build(tmp_path)
+    for name, value in nvml_library.variables(folder, gpus=2, lost="0=40").items():
+        monkeypatch.setenv(name, value)
+    order = order_of(tmp_path)
+    sampler = started(order)
+    path = Path(order.samples)
+    wait_until(path.exists)
+    wait_until(lambda: bool(rows_of(path)[1].failures))
+    watch = account_of(sampler)
+    rows, reader = rows_of(path)
+    assert any(text.startswith("gpu.0.") for text in watch.failures)
+    assert not any(text.startswith("gpu.1.") for text in watch.failures)
+    lost = {note["failed"] for note in reader.failures}
+    assert lost
+    assert all(name.startswith("gpu.0.") for name in lost)
+    assert all(row["gpu.1.power_w"] == row["gpu.1.power_w"] for row in rows)
+    assert rows[-1]["gpu.0.power_w"] != rows[-1]["gpu.0.power_w"]

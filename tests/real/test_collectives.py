@@ -1,0 +1,623 @@
+"""The collective benchmark on real ranks: right results, exact counters, and what becomes of runs that go wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.costs.collectives import Layout, counts
+from dlbench.costs.schedules.schedule import Step, Transfer
+from dlbench.errors import EnvironmentLacksError
+from dlbench.jobs.launch import local_environments, rank_environment
+from dlbench.node.collectives import executor
+from dlbench.node.collectives.inputs import DTYPES, EXACT, Inputs
+from dlbench.node.collectives.mpi_transport import start_mpi
+from dlbench.node.collectives.transport import Counters, Part, count_sends
+from dlbench.node.collectives.verify import check
+from dlbench.node.ranks import RankPlace
+from dlbench.records.collectives import CommPoint, CommRecord
+from dlbench.specs.base import Precision
+from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec
+from dlbench.specs.plan import LayoutSpec
+from dlbench.specs.system import LaunchSpec, SystemSpec
+from tests.support import collective_ranks
+from tests.support.forks import run_ranks
+from tests.support.paths import ROOT
+
+TOKEN = "a-test"
+LIMIT_S = 240
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+COLLECTIVES: tuple[Collective, ...] = tuple(ALGORITHMS)
+
+
+def plan_for(ranks: int, launcher: Any = "local", **comm: Any) -> CommPlan:
+    timeouts = {"timeout_s": 60.0, "warmup": 1, "iterations": 3, "sizes": (4096,)}
+    return CommPlan(
+        run_id="a-run",
+        created="2026-01-01T00:00:00Z",
+        dlbench_version="0",
+        layout=LayoutSpec(nodes=1, ranks=ranks, cores_per_rank=1),
+        system=SystemSpec(
+            name="test", title="a test", launch=LaunchSpec(launcher=launcher, environment={"OMP_NUM_THREADS": "1"})
+        ),
+        series=CommSeries(id="a-series", repeat=0, repeats=1, position=0),
+        comm=CommSpec(**{**timeouts, **comm}),
+    )
+
+
+@dataclass
+class Ended:
+    """What became of the ranks."""
+
+    codes: list[int]
+    errors: list[str]
+    """Standard error of each rank; of all together under mpirun."""
+    folder: Path
+
+    def check(self) -> Ended:
+        assert set(self.codes) == {0}, self.errors
+        return self
+
+    @property
+    def record(self) -> CommRecord:
+        return CommRecord.model_validate_json((self.folder / "comm.json").read_text(encoding="utf-8"))
+
+    def json(self, name: str) -> Any:
+        return json.loads((self.folder / name).read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the ranks of a launch do: a method of `tests.support.collective_ranks.Rank` and its options."""
+
+    plan: CommPlan
+    task: str = "measure"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def start_all(folder: Path, tasks: dict[str, Task], *, expect_stopped: int | None = None) -> dict[str, Ended]:
+    """Starts the ranks of the first plan, which do one task after the other, each in the folder of its name.
+
+    `expect_stopped` is a rank that will never end by itself.
+    """
+    for name, task in tasks.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "plan.json").write_text(task.plan.to_json(), encoding="utf-8")
+    (folder / "tasks.json").write_text(
+        json.dumps([(name, task.task, task.options) for name, task in tasks.items()]), encoding="utf-8"
+    )
+    plan = next(iter(tasks.values())).plan
+    if plan.system.launch.launcher == "mpirun":
+        codes, errors = _by_mpirun(plan, folder)
+    else:
+        codes, errors = run_ranks(
+            collective_ranks.main, [str(folder)], local_environments(plan, TOKEN), folder,
+            limit_s=LIMIT_S, stopped=expect_stopped,
+        )  # fmt: skip
+    return {name: Ended(codes, errors, folder / name) for name in tasks}
+
+
+def _by_mpirun(plan: CommPlan, folder: Path) -> tuple[list[int], list[str]]:
+    words = ["mpirun", "-np", str(plan.layout.ranks), "--oversubscribe", "--bind-to", "none"]
+    words += [sys.executable, "-m", "tests.support.collective_ranks", str(folder)]
+    done = subprocess.run(
+        words,
+        env={**os.environ, "DLBENCH_LAUNCH_TOKEN": TOKEN, **rank_environment(plan), **AS_ROOT},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=ROOT,
+        check=False,
+    )
+    return [done.returncode], [done.stderr]
+
+
+def start(
+    folder: Path, plan: CommPlan, task: str = "measure", *, expect_stopped: int | None = None, **options: Any
+) -> Ended:
+    """Starts the plan's ranks for one task."""
+    return start_all(folder, {"": Task(plan, task, options)}, expect_stopped=expect_stopped)[""]
+
+
+def needs_mpi() -> None:
+    if shutil.which("mpirun") is None or importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("needs Open MPI and mpi4py")
+
+
+# Executor
+
+
+def check_all_algorithms(ended: Ended, ranks: int, group_size: int, elements: list[int]) -> None:
+    """Every rank's results were right, and its counters are those of the closed forms' schedules."""
+    ended.check()
+    layout = Layout(ranks=ranks, group_size=group_size)
+    seen = 0
+    for rank in range(ranks):
+        for collective, algorithm, size, problem, counters in ended.json(f"found-{rank}.json")["found"]:
+            assert problem == "", (rank, collective, algorithm, size)
+            wanted = counts(collective, algorithm, layout, size, 4)[rank]
+            assert Counters(**counters) == Counters(
+                steps=wanted.steps,
+                messages=wanted.messages,
+                bytes_sent=wanted.bytes_sent,
+                bytes_across=wanted.bytes_across,
+            ), (rank, collective, algorithm, size)
+            seen += 1
+    names = sum(map(len, ALGORITHMS.values())) - (0 if 1 < group_size < ranks else len(GROUPED_ALGORITHMS))
+    assert seen == ranks * names * len(elements)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "group_size"), [(2, 1), (3, 3), (4, 2)])
+def test_every_algorithm_is_right_and_counted_exactly_over_gloo(tmp_path: Path, ranks: int, group_size: int) -> None:
+    # Segments of 7 elements: most messages travel in several, and not in equal ones.
+    elements = [1, 2, 5, 16, 101, 257]
+    ended = start(
+        tmp_path, plan_for(ranks, algorithms=("ring",)), "execute", elements=elements, group_size=group_size,
+        segment_bytes=28,
+    )  # fmt: skip
+    check_all_algorithms(ended, ranks, group_size, elements)
+
+
+MPI_ELEMENTS = [1, 3, 100, 40_001]
+
+
+@pytest.fixture(scope="module")
+def over_mpi(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """All algorithms, and runs of all collectives, by three ranks under one mpirun."""
+    needs_mpi()
+    every = Task(
+        plan_for(3, "mpirun", algorithms=("ring",), transport="mpi"),
+        "execute",
+        {"elements": MPI_ELEMENTS, "group_size": 1, "segment_bytes": 4096},
+    )
+    halves = plan_for(3, "mpirun", algorithms=("ring",), backends=("mpi",), transport="mpi", dtype="fp16")
+    runs = {
+        collective: plan_for(
+            3, "mpirun", collective=collective, algorithms=ALGORITHMS[collective][:1], backends=("gloo", "mpi"),
+            sizes=(4, 24, 400), dtype="fp16" if collective == "broadcast" else "fp32", iterations=2, warmup=0,
+        )
+        for collective in COLLECTIVES if collective != "allreduce"
+    }  # fmt: skip
+    tasks = {"every algorithm": every, "halves": Task(halves), **{name: Task(plan) for name, plan in runs.items()}}
+    return start_all(tmp_path_factory.mktemp("mpi"), tasks)
+
+
+@pytest.mark.slow
+def test_every_algorithm_is_right_and_counted_exactly_over_mpi(over_mpi: dict[str, Ended]) -> None:
+    check_all_algorithms(over_mpi["every algorithm"], 3, 1, MPI_ELEMENTS)
+
+
+class Loopback:
+    """A rank that sends to itself: what the executor does in which order, without processes."""
+
+    rank, size, group_size, carrier = 0, 2, 1, "loopback"
+
+    def __init__(self, segment_bytes: int | None, early: bool) -> None:
+        self.segment_bytes, self.early = segment_bytes, early
+        self.counters = Counters()
+        self._sent: list[list[torch.Tensor]] = []
+        """What each send reads; and its copy, once it was waited for."""
+        self._received: list[tuple[torch.Tensor, list[bool]]] = []
+
+    def wrap(self, run: torch.Tensor) -> torch.Tensor:
+        return run
+
+    def post(self, receives: Any, sends: Any) -> tuple[list[Any], list[Any]]:
+        arriving = [(part.handle, [False]) for part in receives]
+        leaving = [[part.handle] for part in sends]
+        self._received += arriving
+        self._sent += leaving
+        count_sends(self.counters, sends)
+        return arriving, leaving
+
+    def wait(self, pending: Any, part: Part, direction: str) -> None:
+        """Reads and writes as late as a real library may: when it is waited for."""
+        if direction == "to":
+            pending.append(pending[0].clone())
+            return
+        while not pending[1][0]:
+            target, done = self._received.pop(0)
+            target.copy_(self._sent.pop(0)[-1])
+            done[0] = True
+
+
+@given(data=st.data())
+def test_a_step_reads_the_buffer_as_it_was_when_it_began(data: st.DataObject) -> None:
+    """Random steps of one rank with itself, overlapping as they like, against a copy of the buffer for each step."""
+    elements = data.draw(st.integers(1, 24))
+    runs = st.tuples(st.integers(0, elements - 1), st.integers(1, elements)).map(
+        lambda run: (run[0], min(run[1], elements - run[0]))
+    )
+    steps, wanted = [], torch.arange(1, elements + 1, dtype=torch.float32)
+    buffer = wanted.clone()
+    for _ in range(data.draw(st.integers(1, 4))):
+        reduce = data.draw(st.booleans())
+        sends, receives = [], []
+        before, taken = wanted.clone(), [False] * elements
+        for first, count in data.draw(st.lists(runs, max_size=3)):
+            at = data.draw(st.integers(0, elements - count))
+            if not reduce and any(taken[at : at + count]):
+                continue  # two arrivals put in one place have no order
+            taken[at : at + count] = [True] * count
+            sends.append(Transfer(1, first, count))
+            receives.append(Transfer(1, at, count))
+            arrived = before[first : first + count]
+            wanted[at : at + count] = wanted[at : at + count] + arrived if reduce else arrived
+        steps.append(Step(sends=tuple(sends), receives=tuple(receives), reduce=reduce))
+    transport = Loopback(data.draw(st.sampled_from([None, 4, 12, 1024])), early=data.draw(st.booleans()))
+    if transport.segment_bytes is None:
+        transport.early = False  # as NCCL
+    executor.run(tuple(steps), buffer, transport)
+    assert torch.equal(buffer, wanted)
+    assert transport.counters.steps == len(steps)
+    assert transport.counters.messages == sum(len(step.sends) for step in steps)
+    assert transport.counters.bytes_sent == 4 * sum(send.count for step in steps for send in step.sends)
+
+
+def test_a_schedule_that_reads_its_input_needs_one() -> None:
+    step = Step(sends=(Transfer(1, 0, 1),), from_input=True)
+    with pytest.raises(ValueError, match="needs one"):
+        executor.run((step,), torch.zeros(2), Loopback(None, early=False))
+
+
+# Inputs and verdicts
+
+
+@given(
+    collective=st.sampled_from(COLLECTIVES),
+    ranks=st.integers(1, 9),
+    elements=st.integers(1, 60),
+    dtype=st.sampled_from(["fp32", "fp16", "bf16"]),
+    data=st.data(),
+)
+def test_what_must_come_out_is_what_all_inputs_give(
+    collective: Collective, ranks: int, elements: int, dtype: Precision, data: st.DataObject
+) -> None:
+    everyone = [Inputs(collective, rank, ranks, elements, dtype) for rank in range(ranks)]
+    given_by = [inputs.given() for inputs in everyone]
+    total = torch.stack(given_by).to(torch.float64).sum(dim=0).to(DTYPES[dtype])
+    for inputs in everyone:
+        assert inputs.tolerance == 0
+        places = [i for part in inputs.expected() for i in range(part.at, part.at + part.count)]
+        if collective in ("allreduce", "reduce-scatter"):
+            result = total.clone()
+            assert check(inputs, result).is_right
+            if ranks > 1 and places:  # with fewer elements than ranks, some have none to be wrong
+                assert not check(inputs, given_by[inputs.rank]).is_right
+                for other in range(ranks):  # one rank left out, or counted twice
+                    assert not check(inputs, total - given_by[other]).is_right
+        else:
+            result = torch.full((elements,), float("nan"), dtype=DTYPES[dtype])
+            for part in inputs.expected():
+                source = next(r for r in range(ranks) if torch.equal(everyone[r].table(r), part.table))
+                result[part.at : part.at + part.count] = given_by[source][part.first : part.first + part.count]
+            assert check(inputs, result).is_right
+        if places:
+            spoilt = result.clone()
+            index = data.draw(st.sampled_from(places))
+            spoilt[index] += 1
+            verdict = check(inputs, spoilt)
+            assert f"1 wrong elements of {elements}; element {index} is" in verdict.problem
+            assert verdict.max_error is not None
+            assert verdict.max_error > 0
+
+
+def test_a_pattern_longer_than_its_period_is_the_same_everywhere() -> None:
+    elements = 2_500_000
+    first, second = (Inputs("reduce-scatter", rank, 2, elements, "fp32") for rank in range(2))
+    total = first.given() + second.given()
+    assert check(first, total).is_right
+    assert check(second, total).is_right
+    total[-1] += 1
+    assert check(first, total).is_right  # not its block
+    assert "element 2499999 is" in check(second, total).problem
+
+
+def test_elements_that_nobody_filled_are_wrong() -> None:
+    inputs = Inputs("all-gather", 1, 2, 8, "fp32")
+    data, source = torch.zeros(8), inputs.given()
+    inputs.reset(data, source)
+    verdict = check(inputs, data)
+    assert verdict.max_error is None
+    assert (
+        verdict.problem
+        == f"4 wrong elements of 8; element 0 is nan instead of {Inputs('all-gather', 0, 2, 8, 'fp32').given()[0]:g}"
+    )
+
+
+def test_rounding_is_allowed_only_where_sums_cannot_be_exact() -> None:
+    ranks = 200  # more than half of what bf16 counts exactly
+    everyone = [Inputs("allreduce", rank, ranks, 50, "bf16") for rank in range(ranks)]
+    assert everyone[0].tolerance == pytest.approx(ranks / (2 * EXACT["bf16"]))
+    total = torch.zeros(50, dtype=torch.bfloat16)
+    for inputs in everyone:
+        total += inputs.given()
+    assert check(everyone[0], total).is_right
+    assert not check(everyone[0], total * 2).is_right
+
+
+def test_an_overflow_is_called_so() -> None:
+    inputs = Inputs("allreduce", 0, 3, 100, "fp16", largest=60_000)
+    total = sum((Inputs("allreduce", r, 3, 100, "fp16", largest=60_000).given() for r in range(3)), torch.zeros(100))
+    verdict = check(inputs, total.to(torch.float16))
+    assert verdict.max_error is None
+    assert verdict.problem.startswith("fp16 overflow: ")
+    assert "65504" in verdict.problem
+
+
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def gloo_run(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Two algorithms and gloo itself on three ranks, at sizes that three does and does not divide."""
+    plan = plan_for(3, algorithms=("ring", "direct"), backends=("gloo", "nccl"), sizes=(4, 96, 400_004), group_size=1)
+    return start(tmp_path_factory.mktemp("gloo"), plan)
+
+
+@pytest.mark.slow
+def test_a_run_measures_checks_and_counts_every_point(gloo_run: Ended) -> None:
+    record = gloo_run.check().record
+    assert record.state == "valid"
+    assert record.device == "cpu"
+    assert len(record.hosts) == 3
+    assert [(p.num_bytes, p.algorithm, p.carrier) for p in record.points] == [
+        (size, *who)
+        for size in (4, 96, 400_004)
+        for who in (("ring", "torch-gloo"), ("direct", "torch-gloo"), ("library", "torch-gloo"))
+    ]
+    for point in record.points:
+        assert point.correct is True
+        assert point.max_error == 0
+        assert point.problem == ""
+        assert len(point.times_s) == 3
+        assert all(seconds > 0 for seconds in point.times_s)
+        if point.algorithm == "library":
+            assert (point.steps, point.messages, point.bytes_sent, point.bytes_across) == (None, (), (), ())
+            continue
+        wanted = counts("allreduce", point.algorithm, Layout(ranks=3, group_size=1), point.num_bytes // 4, 4)
+        assert point.steps == wanted[0].steps
+        assert point.messages == tuple(rank.messages for rank in wanted)
+        assert point.bytes_sent == point.bytes_across == tuple(rank.bytes_sent for rank in wanted)
+    assert record.started < record.finished
+    assert "package.torch" in record.environment
+
+
+@pytest.mark.slow
+def test_what_cannot_be_had_is_named(gloo_run: Ended) -> None:
+    assert gloo_run.check().record.not_measured == ("nccl: needs buffers on a GPU, and they are on the CPU here",)
+
+
+@pytest.mark.slow
+def test_a_run_says_how_far_it_is(gloo_run: Ended) -> None:
+    assert gloo_run.check().json("progress.json")["points"] == [
+        [0, 9, "allreduce of 4 B"],
+        [3, 9, "allreduce of 96 B"],
+        [6, 9, "allreduce of 390.6 KiB"],
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c != "allreduce"])
+def test_every_collective_beside_gloo_and_mpi(over_mpi: dict[str, Ended], collective: Collective) -> None:
+    record = over_mpi[collective].check().record
+    assert record.state == "valid"
+    assert record.not_measured == ()
+    for point in record.points:
+        if point.problem:
+            assert collective == "all-gather"
+            assert point.carrier == "torch-gloo"
+            assert "3 ranks do not divide" in point.problem
+            assert point.times_s == ()
+            assert point.correct is None
+        else:
+            assert point.correct is True
+            assert len(point.times_s) == 2
+    assert {p.carrier for p in record.points} == {"torch-gloo", "mpi"}
+
+
+@pytest.mark.slow
+def test_mpi_sums_no_half_precision_and_says_so(over_mpi: dict[str, Ended]) -> None:
+    record = over_mpi["halves"].check().record
+    assert record.not_measured == ("allreduce of fp16 by mpi: MPI has no 16-bit floating type to sum",)
+    (point,) = record.points
+    assert (point.algorithm, point.carrier, point.correct) == ("ring", "mpi", True)
+
+
+# Horovod does not begin again in a process that has ended it: each run is a launch of its own.
+@pytest.mark.slow
+@pytest.mark.horovod
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_horovod_beside_the_others(tmp_path: Path, collective: Collective, horovod_installed: None) -> None:
+    plan = plan_for(
+        2, collective=collective, algorithms=ALGORITHMS[collective][:1], backends=("gloo", "horovod"), sizes=(20, 4096)
+    )
+    record = start(tmp_path, plan).check().record
+    assert record.state == "valid"
+    assert record.not_measured == ()
+    # Last, because its background thread would disturb the others.
+    assert [p.carrier for p in record.points] == ["torch-gloo"] * 4 + ["horovod-gloo"] * 2
+    assert all(p.correct or "do not divide" in p.problem for p in record.points)
+    assert [p.correct for p in record.points if p.carrier == "horovod-gloo"] == [True, True]
+    assert any("horovod was measured after the others" in text for text in record.warnings)
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_horovod_over_mpi_beside_mpi(tmp_path: Path, horovod_installed: None) -> None:
+    needs_mpi()
+    plan = plan_for(2, "mpirun", algorithms=("ring",), backends=("mpi", "horovod"), transport="mpi")
+    record = start(tmp_path, plan).check().record
+    if record.not_measured:
+        assert "was built without MPI" in record.not_measured[0]
+        return
+    assert [(p.carrier, p.correct) for p in record.points] == [("mpi", True), ("mpi", True), ("horovod-mpi", True)]
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_horovod_has_no_bfloat16_and_gloo_has(tmp_path: Path, horovod_installed: None) -> None:
+    plan = plan_for(2, algorithms=("ring",), backends=("gloo", "horovod"), dtype="bf16")
+    record = start(tmp_path, plan).check().record
+    assert record.not_measured == ("allreduce of bf16 by horovod-gloo: Horovod has no bfloat16",)
+    assert [(p.algorithm, p.correct) for p in record.points] == [("ring", True), ("library", True)]
+
+
+@pytest.mark.slow
+def test_one_rank_exchanges_nothing(tmp_path: Path) -> None:
+    record = start(tmp_path, plan_for(1, algorithms=("ring",), backends=("gloo",))).check().record
+    assert [(p.correct, p.messages) for p in record.points] == [(True, (0,)), (True, ())]
+
+
+# Runs that go wrong
+
+
+@pytest.mark.slow
+def test_an_overflow_makes_a_point_wrong_and_the_others_go_on(tmp_path: Path) -> None:
+    plan = plan_for(2, algorithms=("ring", "recursive-doubling"), backends=("gloo",), dtype="fp16")
+    points = [
+        CommPoint.model_validate(p) for p in start(tmp_path, plan, "overflow").check().json("points.json")["points"]
+    ]
+    assert len(points) == 3
+    for point in points:
+        assert point.correct is False
+        assert point.max_error is None
+        assert point.problem.startswith("rank 0: fp16 overflow: ")
+        assert len(point.times_s) == 3
+
+
+@pytest.mark.slow
+def test_ranks_that_differ_are_named_and_none_hangs(tmp_path: Path) -> None:
+    (tmp_path / "plan-2.json").write_text(plan_for(3, algorithms=("ring",), sizes=(8192,)).to_json(), encoding="utf-8")
+    ended = start(tmp_path, plan_for(3, algorithms=("ring",), timeout_s=3600.0))
+    assert ended.codes == [3, 3, 3], ended.errors
+    for text in ended.errors:
+        assert "elements is 1024 on ranks 0, 1, 2048 on rank 2" in text.splitlines()[-1]
+    assert not (tmp_path / "comm.json").exists()
+
+
+@pytest.mark.slow
+def test_every_kind_of_difference_is_named_on_every_rank(tmp_path: Path) -> None:
+    plan = plan_for(3, algorithms=("ring",), timeout_s=3600.0)
+    ended = start(tmp_path, plan, "differ").check()
+    for rank in range(3):
+        collective, dtype, other_call, equal = ended.json(f"differ-{rank}.json")["errors"]
+        assert collective == (
+            "ranks differ in what to do next: collective is allreduce on ranks 0, 2, broadcast on rank 1; their plans "
+            "are not the same"
+        )
+        assert "algorithm is ring on rank 0, direct on rank 1, leader on rank 2; dtype is fp32 on" in dtype
+        assert other_call == "ranks do not do the same: next point on ranks 0, 1, hosts on rank 2"
+        assert equal == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backends", [(), ("gloo",)])
+def test_a_rank_that_dies_ends_the_others_with_a_reason(tmp_path: Path, backends: tuple[str, ...]) -> None:
+    plan = plan_for(3, algorithms=("ring",), backends=backends, sizes=(4_000_000,), iterations=50, timeout_s=3600.0)
+    ended = start(tmp_path, plan, "vanish", rank=1, iteration=7, signal="SIGKILL")
+    assert ended.codes == [3, -9, 3], ended.errors
+    # Found by the broken connection: the time-out is longer than the test waits.
+    for rank in (0, 2):
+        line = ended.errors[rank].splitlines()[-1]
+        assert line.startswith(f"dlbench: error: rank {rank}, allreduce ring (torch-gloo) of 3.815 MiB, iteration ")
+
+
+@pytest.mark.slow
+def test_a_rank_that_stops_moving_ends_the_others_in_time(tmp_path: Path) -> None:
+    plan = plan_for(3, algorithms=("ring",), iterations=50, timeout_s=4.0)
+    ended = start(tmp_path, plan, "vanish", rank=2, iteration=7, signal="SIGSTOP", expect_stopped=2)
+    assert ended.codes[:2] == [3, 3], ended.errors
+    for rank in (0, 1):
+        assert "another rank is gone or stuck" in ended.errors[rank].splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_under_mpirun_a_dead_rank_ends_the_run(tmp_path: Path) -> None:
+    needs_mpi()
+    plan = plan_for(3, "mpirun", algorithms=("ring",), backends=("mpi",), transport="mpi", iterations=50)
+    ended = start(tmp_path, plan, "vanish", rank=1, iteration=7, signal="SIGKILL")
+    assert ended.codes[0] != 0
+    assert not (tmp_path / "comm.json").exists()
+
+
+@pytest.mark.slow
+def test_a_library_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path) -> None:
+    """MPI's blocking collectives know no deadline, and mpirun does not see a rank that only stands still."""
+    needs_mpi()
+    plan = plan_for(2, "mpirun", backends=("mpi",), timeout_s=3.0)
+    ended = start(tmp_path, plan, "stand_still", rank=1, call=3)
+    assert ended.codes[0] == 124, ended.errors
+    reason = "rank 0, allreduce library (mpi) of 4 KiB, iteration 1: not done within 3 s; another rank is gone or stuck"
+    assert f"dlbench: error: {reason}" in ended.errors[0]
+    assert f"on_stuck: {reason}" in ended.errors[0]
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_horovod_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path, horovod_installed: None) -> None:
+    ended = start(
+        tmp_path, plan_for(2, backends=("horovod",), timeout_s=3.0), "stand_still", rank=1, call=3, expect_stopped=1
+    )
+    assert ended.codes[0] != 0
+    assert "dlbench: error: rank 0, allreduce library (horovod-gloo) of 4 KiB, iteration 1: " in ended.errors[0]
+
+
+# What is missing
+
+
+def place(size: int = 2) -> RankPlace:
+    return RankPlace(
+        rank=0, size=size, local_rank=0, local_size=size, node_rank=0, num_nodes=1, host="here", token=TOKEN
+    )
+
+
+def test_mpi_needs_its_launcher() -> None:
+    with pytest.raises(EnvironmentLacksError, match="needs launcher mpirun or srun-mpi, this run was started by local"):
+        start_mpi(place(), "local", many_threads=False)
+
+
+def test_mpi4py_that_is_missing_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(EnvironmentLacksError, match=r"pip install 'dlbench\[mpi\]'"):
+        start_mpi(place(), "mpirun", many_threads=False)
+
+
+@pytest.mark.slow
+def test_mpi_that_sees_other_ranks_is_refused(tmp_path: Path) -> None:
+    """mpi4py of another MPI than the launcher's starts each rank as a world of one."""
+    needs_mpi()
+    code = (
+        "from dlbench.errors import EnvironmentLacksError\n"
+        "from dlbench.node.collectives.mpi_transport import start_mpi\n"
+        "from tests.real.test_collectives import place\n"
+        "try:\n    start_mpi(place(2), 'mpirun', many_threads=False)\n"
+        "except EnvironmentLacksError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **AS_ROOT}, capture_output=True, text=True, check=False,
+        timeout=LIMIT_S, cwd=ROOT,
+    )  # fmt: skip
+    assert "MPI sees rank 0 of 1, the launcher says rank 0 of 2" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_of_nothing_that_can_be_had_is_an_error(tmp_path: Path) -> None:
+    ended = start(tmp_path, plan_for(2, backends=("nccl",)))
+    assert ended.codes == [5, 5], ended.errors
+    assert "nothing that was asked for can be measured here: nccl: " in ended.errors[0]

@@ -1,0 +1,338 @@
+"""The examples for CI and ReFrame: valid files, real commands, scripts that wait and end as they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from ruamel.yaml import YAML
+
+from dlbench.cli import cli as dlbench_cli
+from tests.support.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+GITLAB = EXAMPLES / "gitlab" / ".gitlab-ci.yml"
+GITHUB = EXAMPLES / "github" / "dlbench.yml"
+REFRAME = EXAMPLES / "reframe"
+
+# What a shell or a CI would put there.
+VALUES = {
+    "DLBENCH_SYSTEM": "box",
+    "DLBENCH_NODES": "1,2",
+    "DLBENCH_REPEATS": "5",
+    "DLBENCH_WAIT_MINUTES": "1",
+    "DLBENCH_RUNS": "runs",
+    "CI_PIPELINE_ID": "17",
+    "CI_COMMIT_SHA": "0123456789abcdef0123456789abcdef01234567",
+    "CI_DEFAULT_BRANCH": "main",
+    "GITHUB_SHA": "0123456789abcdef0123456789abcdef01234567",
+    "GITHUB_RUN_ID": "99",
+    "GITHUB_RUN_ATTEMPT": "1",
+    "GITHUB_STEP_SUMMARY": "summary.md",
+}
+
+
+def load(path: Path) -> Any:
+    return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+
+
+def gitlab_script() -> str:
+    """All blocks: GitLab runs them in one shell."""
+    return "\n".join(load(GITLAB)["dlbench"]["script"])
+
+
+def github_steps() -> dict[str, str]:
+    steps = load(GITHUB)["jobs"]["measure"]["steps"]
+    return {step["name"]: step["run"] for step in steps if "run" in step}
+
+
+def scripts() -> dict[str, str]:
+    return {"gitlab": gitlab_script(), **{f"github: {name}": text for name, text in github_steps().items()}}
+
+
+def command_lines(script: str) -> list[list[str]]:
+    """Every call of dlbench, its variables filled in."""
+    joined = script.replace("\\\n", " ")
+    filled = re.sub(r"\$\{?(\w+)(?::-)?\}?", lambda name: VALUES.get(name[1], name[0]), joined)
+    calls = []
+    for line in filled.splitlines():
+        if line.lstrip().startswith(("#", "echo")):
+            continue
+        for match in re.finditer(r'(?:^|[ (])(?:"[^"]*/)?dlbench"? ((?:[a-z]+-?)+ [^;&|)]*)', line):
+            words = shlex.split(match[1])
+            calls.append(words[: words.index(">>")] if ">>" in words else words)
+    return calls
+
+
+def parse(words: list[str]) -> None:
+    """Proves that the command and all its options are there, without running it."""
+    context: click.Context = click.Context(dlbench_cli)
+    command: click.Command = dlbench_cli
+    rest = list(words)
+    while isinstance(command, click.Group):
+        _, found, rest = command.resolve_command(context, rest)
+        assert found is not None
+        command = found
+        context = click.Context(command, parent=context, info_name=words[0])
+    command.make_context(words[0], rest, parent=context.parent)
+
+
+@pytest.mark.parametrize("name", ["gitlab", "github"])
+def test_every_command_is_a_real_one(name: str) -> None:
+    script = gitlab_script() if name == "gitlab" else "\n".join(github_steps().values())
+    calls = command_lines(script)
+    commands = {words[0] for words in calls}
+    assert commands == {"setup", "submit", "status", "report", "baseline", "check", "history"}
+    assert len(calls) >= 10
+    for words in calls:
+        parse(words)
+
+
+@pytest.mark.parametrize("words", [["check", "--baselin", "x"], ["history", "trend"], ["submit", "--node", "x"]])
+def test_the_parser_of_this_test_sees_mistakes(words: list[str]) -> None:
+    with pytest.raises((click.ClickException, AssertionError)):
+        parse(words)
+
+
+@pytest.mark.parametrize("name", sorted(scripts()))
+def test_scripts_are_shell(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "script.sh"
+    path.write_text(scripts()[name], encoding="utf-8")
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is not None:
+        # Word splitting of job numbers is meant.
+        done = subprocess.run(
+            [shellcheck, "--shell=bash", "--severity=warning", str(path)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+
+
+def test_files_are_what_the_servers_expect() -> None:
+    job = load(GITLAB)["dlbench"]
+    assert job["allow_failure"] == {"exit_codes": [6]}
+    assert job["artifacts"]["reports"]["junit"] == "junit.xml"
+    assert job["stage"] in load(GITLAB)["stages"]
+    workflow = load(GITHUB)
+    assert "schedule" in workflow["on"]
+    assert workflow["permissions"] == {"contents": "read"}
+    uploaded = next(step for step in workflow["jobs"]["measure"]["steps"] if "upload" in step.get("uses", ""))
+    for name in ("report.html", "trends.html", "junit.xml"):
+        assert name in uploaded["with"]["path"]
+        assert f" {name}" in gitlab_script()
+
+
+# The scripts with stand-ins for Slurm and dlbench
+
+
+class Stage:
+    """A folder with stand-ins first on PATH; each writes what it was called with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        self.log = folder / "calls.log"
+        self.stand_in("sleep", "exit 0")
+        self.stand_in("scancel", "")
+        self.stand_in("squeue", "echo COMPLETED")
+        self.dlbench(check=0)
+
+    def stand_in(self, name: str, body: str) -> None:
+        path = self.bin / name
+        path.write_text(f'#!/bin/bash\necho "{name} $*" >> "{self.log}"\n{body}\n', encoding="utf-8")
+        path.chmod(0o755)
+
+    def dlbench(self, *, check: int = 0, drift: int = 0) -> None:
+        body = (
+            'case "$1 $2 $3" in\n'
+            '  submit*) printf "41\\n42\\n";;\n'
+            f"  check*) exit {check};;\n"
+            f'  "history trends --fail-on-regression") exit {drift};;\n'
+            "  baseline*) touch baseline.json;;\n"
+            "esac"
+        )
+        self.stand_in("dlbench", body)
+        venv = self.folder / "dlbench-venv" / "bin"
+        venv.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.bin / "dlbench", venv / "dlbench")
+
+    def run(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **VALUES,
+            "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            **variables,
+        }
+        return subprocess.run(
+            ["bash", "-c", script],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    @property
+    def calls(self) -> list[str]:
+        return self.log.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+MEASURE = ("gitlab", "github: Measure through Slurm")
+
+
+@pytest.mark.parametrize("name", MEASURE)
+def test_it_waits_until_the_jobs_have_ended(stage: Stage, name: str) -> None:
+    states = (
+        "PENDING",
+        "slurm_load_jobs error: Socket timed out on send/recv operation",
+        "RUNNING\nPENDING",
+        "COMPLETED",
+    )
+    for number, state in enumerate(states):
+        (stage.folder / f"state-{number}").write_text(state, encoding="utf-8")
+    stage.stand_in(
+        "squeue",
+        f'n=$(cat "{stage.folder}/n" 2>/dev/null || echo 0); echo $((n + 1)) > "{stage.folder}/n"\n'
+        f'cat "{stage.folder}/state-$n"; [ "$n" != 1 ]',
+    )
+    (stage.folder / "baseline.json").write_text("{}", encoding="utf-8")
+    done = stage.run(scripts()[name])
+    assert done.returncode == 0, done.stderr
+    assert sum(call.startswith("squeue") for call in stage.calls) == len(states)
+    assert all("--jobs=41,42" in call for call in stage.calls if call.startswith("squeue"))
+    assert not [call for call in stage.calls if call.startswith("scancel")]
+
+
+@pytest.mark.parametrize("name", MEASURE)
+def test_jobs_that_slurm_has_forgotten_have_ended(stage: Stage, name: str) -> None:
+    stage.stand_in("squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
+    (stage.folder / "baseline.json").write_text("{}", encoding="utf-8")
+    assert stage.run(scripts()[name]).returncode == 0
+    assert sum(call.startswith("squeue") for call in stage.calls) == 1
+
+
+@pytest.mark.parametrize("name", MEASURE)
+def test_jobs_that_do_not_end_are_cancelled(stage: Stage, name: str) -> None:
+    stage.stand_in("squeue", "echo RUNNING")
+    done = stage.run(scripts()[name], DLBENCH_WAIT_MINUTES="0")
+    assert done.returncode == 124
+    assert "did not end within 0 minutes" in done.stderr
+    assert "scancel 41 42" in stage.calls
+
+
+@pytest.mark.parametrize(("check", "drift", "code"), [(0, 0, 0), (1, 0, 1), (6, 0, 6), (4, 1, 4), (0, 1, 1)])
+def test_gitlab_ends_with_the_code_of_the_gate(stage: Stage, check: int, drift: int, code: int) -> None:
+    stage.dlbench(check=check, drift=drift)
+    (stage.folder / "baseline.json").write_text("{}", encoding="utf-8")
+    done = stage.run(gitlab_script(), CI_COMMIT_BRANCH="main")
+    assert done.returncode == code, done.stderr
+    assert f"dlbench history import {stage.folder}/dlbench-ci/17" in stage.calls
+
+
+def test_a_merge_request_leaves_the_history_alone(stage: Stage) -> None:
+    (stage.folder / "baseline.json").write_text("{}", encoding="utf-8")
+    assert stage.run(gitlab_script()).returncode == 0
+    assert not [call for call in stage.calls if call.startswith("dlbench history")]
+
+
+@pytest.mark.parametrize("name", ["gitlab", "github: Gate"])
+def test_the_first_run_makes_the_baseline(stage: Stage, name: str) -> None:
+    done = stage.run(scripts()[name])
+    assert done.returncode == 0, done.stderr
+    assert (stage.folder / "baseline.json").exists()
+    assert not [call for call in stage.calls if call.startswith("dlbench check")]
+
+
+@pytest.mark.parametrize(("check", "code"), [(0, 0), (1, 1), (2, 2), (4, 4), (6, 0)])
+def test_github_warns_where_the_gate_cannot_say(stage: Stage, check: int, code: int) -> None:
+    stage.dlbench(check=check)
+    (stage.folder / "baseline.json").write_text("{}", encoding="utf-8")
+    done = stage.run(github_steps()["Gate"])
+    assert done.returncode == code
+    assert ("::warning::" in done.stdout) == (check == 6)
+
+
+# ReFrame itself
+
+
+def reframe(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("reframe", reason="ReFrame is not installed")
+    environment: Mapping[str, str] = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("RFM_", "DLBENCH_"))},
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(folder),
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
+    return subprocess.run(
+        [
+            *(sys.executable, "-c", "from reframe.frontend.cli import main; main()"),
+            *("-C", str(REFRAME / "settings.py"), "-c", str(REFRAME / "dlbench_check.py")),
+            *("--prefix", str(folder), "--report-file", str(folder / "report.json"), *arguments),
+        ],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_reframe_lists_the_checks(tmp_path: Path) -> None:
+    done = reframe(tmp_path, "-l")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for workload in ("resnet50", "bert", "cosmoflow"):
+        assert f"%workload={workload}" in done.stdout
+    assert "DlbenchGate" in done.stdout
+
+
+FEW_STEPS = "settings=measure.warmup_steps=1,measure.measured_steps=3,train.batch_per_rank=1"
+
+
+@pytest.mark.slow
+def test_reframe_runs_dlbench_and_reads_its_figures(tmp_path: Path) -> None:
+    done = reframe(tmp_path, "-n", "DlbenchScaling.*cosmoflow", "-S", "repeats=1", "-S", FEW_STEPS, "-r")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    case = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["runs"][0]["testcases"][0]
+    assert case["result"] == "pass"
+    figures = {name.rpartition(":")[2]: value for name, (value, *_) in case["perfvalues"].items()}
+    assert figures.keys() == {"throughput", "efficiency", "step_time"}
+    assert figures["throughput"] > 0
+    assert 0 < figures["efficiency"] < 400
+    # Throughput and step time tell of the same steps: batch 1 on 2 ranks.
+    assert figures["throughput"] == pytest.approx(2 / (figures["step_time"] / 1000), rel=0.5)
+
+
+@pytest.mark.slow
+def test_reframe_fails_a_run_that_dlbench_fails(tmp_path: Path) -> None:
+    done = reframe(tmp_path, "-n", "DlbenchScaling.*cosmoflow", "-S", "repeats=1", "-S", "engine=nosuch", "-r")
+    assert done.returncode == 1
+    assert "FAILED" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_gate_needs_a_baseline(tmp_path: Path) -> None:
+    done = reframe(tmp_path, "-n", "DlbenchGate", "-r")
+    assert done.returncode == 0, done.stdout
+    assert "SKIP" in done.stdout

@@ -1,0 +1,288 @@
+"""Two real ranks: what the record says of the engine's own exchange is what was asked for, or an error in it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlbench.node.training import sanity
+from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
+from dlbench.records.exchange import ExchangeResult
+from dlbench.records.record import Record, Setting
+from dlbench.records.scan import Run, scan
+from tests.support.forks import call_dlbench
+
+PARAMETERS, TENSORS = 1218676, 16
+"""Of CosmoFlow `ci`."""
+
+COMMON = (
+    *("run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--ranks", "2"),
+    *("--set", "train.batch_per_rank=1", "--set", "measure.measured_steps=2"),
+)
+
+AUTOTUNE = (
+    *("engine.horovod.autotune=true", "engine.horovod.autotune_warmup_samples=1"),
+    *("engine.horovod.autotune_steps_per_sample=1", "engine.horovod.autotune_max_samples=3"),
+    "measure.warmup_steps=33",
+)
+
+REQUESTS: dict[str, tuple[str, ...]] = {
+    "unfused": ("horovod", "engine.horovod.fusion_threshold_bytes=0", "engine.horovod.cycle_time_ms=0.1"),
+    "fused-fp16": ("horovod", "sync.wire=fp16", "engine.horovod.cycle_time_ms=50.0"),
+    "autotune": ("horovod", *AUTOTUNE),
+    "bf16": ("ddp", "sync.wire=bf16"),
+    "powersgd": ("ddp", "sync.wire=powersgd", "sync.powersgd_rank=2", "engine.ddp.bucket_cap_bytes=65536"),
+    "too-short": ("ddp", "sync.wire=powersgd", "measure.warmup_steps=0"),
+}
+
+Records = Callable[[str], Record]
+
+
+def launch(out: Path, series: str, engine: str, *settings: str) -> subprocess.CompletedProcess[str]:
+    """One run, as a user starts it."""
+    flags = [word for setting in settings for word in ("--set", setting)]
+    return call_dlbench(*COMMON, "--engine", engine, *flags, "--series", series, "--out", out, cwd=out)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    """The record of a request, run when it is first asked for."""
+    out = tmp_path_factory.mktemp("runs")
+    kept: dict[str, Record] = {}
+
+    def record(name: str) -> Record:
+        if name not in kept:
+            done = launch(out, name, *REQUESTS[name])
+            assert done.returncode == 0, done.stderr
+            (run,) = (run for run in scan(out).runs if run.plan.series.id == name)
+            kept[name] = valid(run)
+        return kept[name]
+
+    return record
+
+
+def valid(run: Run) -> Record:
+    assert run.state == "valid", run.story
+    assert run.record is not None
+    return run.record
+
+
+def exchange_of(record: Record) -> ExchangeResult:
+    assert record.exchange is not None
+    assert record.exchange.by == "engine"
+    return record.exchange
+
+
+def in_force(record: Record) -> dict[str, object]:
+    return {setting.key: setting.effective for setting in record.settings}
+
+
+def whole(exchange: ExchangeResult) -> None:
+    """What holds for every watched exchange: nothing lost, nothing twice, times in order."""
+    assert sum(message.num_bytes for message in exchange.messages) == 4 * PARAMETERS
+    assert sum(message.num_tensors for message in exchange.messages) == TENSORS
+    assert len(exchange.gradients) == TENSORS
+    assert sum(gradient.num_bytes for gradient in exchange.gradients) == 4 * PARAMETERS
+    ready = [gradient.ready_s for gradient in exchange.gradients]
+    assert ready == sorted(ready)
+    assert exchange.communication_s is not None
+    assert exchange.exposed_s is not None
+    assert exchange.hidden_s is not None
+    assert exchange.backward_s is not None
+    assert exchange.communication_s > 0
+    assert max(exchange.exposed_s, exchange.hidden_s) <= exchange.communication_s * (1 + 1e-9)
+    for message in exchange.messages:
+        assert message.ready_s is not None
+        assert message.start_s is not None
+        assert message.start_s >= message.ready_s - 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_horovods_fusion_acts(records: Records, horovod_installed: None) -> None:
+    one_each, fused = exchange_of(records("unfused")), exchange_of(records("fused-fp16"))
+    for exchange in (one_each, fused):
+        whole(exchange)
+        assert exchange.window_steps == WATCHED_STEPS
+        assert {message.method for message in exchange.messages} == {"GLOO_ALLREDUCE"}
+        assert (exchange.carrier, exchange.exchange, exchange.bytes_across) == ("gloo", "flat", 0)
+    assert len(one_each.messages) == TENSORS
+    assert len(fused.messages) < TENSORS
+    assert records("unfused").inert == ()
+    assert in_force(records("unfused"))["engine.horovod.fusion_threshold_bytes"] == 0
+    # A 32-bit number to Horovod, and still what was asked for.
+    assert in_force(records("unfused"))["engine.horovod.cycle_time_ms"] == 0.1
+    assert all(s.evidence.startswith("read back") for s in records("unfused").settings[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_fp16_halves_the_bytes_on_the_wire(records: Records, horovod_installed: None) -> None:
+    wide, narrow = exchange_of(records("unfused")), exchange_of(records("fused-fp16"))
+    # A ring of two ranks sends each vector once.
+    assert wide.bytes_inside == 4 * PARAMETERS
+    assert narrow.bytes_inside == 2 * PARAMETERS
+    assert (wide.wire, narrow.wire) == ("fp32", "fp16")
+    record = records("fused-fp16")
+    assert in_force(record)["sync.wire"] == "fp16"
+    assert in_force(record)["engine.horovod.compression"] == "fp16"
+    assert (record.inert, narrow.wire_overflows) == ((), 0)
+    assert [check.passed for check in record.checks if check.name == "wire"] == [True]
+    assert not [check for check in records("unfused").checks if check.name == "wire"]
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_the_autotuner_is_one_contestant_with_its_cost(records: Records, horovod_installed: None) -> None:
+    record = records("autotune")
+    tuned = exchange_of(record).autotune
+    assert tuned is not None
+    assert (tuned.evaluations, tuned.planned_steps, tuned.finished) == (4, 30, True)
+    assert tuned.settled_step is not None
+    # Five samples of one step for each of five scores, and not more than one step more for each.
+    assert 25 <= tuned.settled_step <= tuned.planned_steps
+    assert tuned.cost_s is not None
+    settings = {setting.key: setting for setting in record.settings}
+    for key, chosen in (
+        ("fusion_threshold_bytes", tuned.fusion_threshold_bytes),
+        ("cycle_time_ms", tuned.cycle_time_ms),
+    ):
+        row = settings[f"engine.horovod.{key}"]
+        assert row.requested is None
+        assert row.effective is None or row.effective == pytest.approx(chosen, rel=1e-3)
+    assert settings["engine.horovod.autotune"].effective is True
+    assert record.inert == ()
+
+
+@pytest.mark.slow
+def test_ddps_buckets_act(records: Records) -> None:
+    small, normal = exchange_of(records("powersgd")), exchange_of(records("bf16"))
+    for exchange in (small, normal):
+        whole(exchange)
+        assert exchange.window_steps == WATCHED_STEPS
+    # A bucket is handed over when it holds 64 KiB or more; six gradients of CosmoFlow `ci` do so alone.
+    assert len(small.messages) >= 5
+    assert len(normal.messages) == 2
+    assert normal.bytes_inside == 2 * PARAMETERS
+    assert in_force(records("bf16"))["sync.wire"] == "bf16"
+    assert records("bf16").inert == ()
+
+
+@pytest.mark.slow
+def test_powersgd_trains_and_counts(records: Records) -> None:
+    record = records("powersgd")
+    exchange = exchange_of(record)
+    whole(exchange)
+    assert record.inert == ()
+    assert exchange.wire == "powersgd"
+    assert exchange.bytes_inside is not None
+    assert 0 < exchange.bytes_inside < PARAMETERS / 10
+    assert "by its own count" in exchange.evidence
+    assert len({rank.final_parameters_sha256 for rank in record.ranks}) == 1
+
+
+@pytest.mark.slow
+def test_what_was_inert_is_an_error_in_the_record(records: Records) -> None:
+    """PowerSGD begins after two steps; a run of two never comes to it."""
+    record = records("too-short")
+    (text,) = record.inert
+    assert text.startswith("sync.wire: powersgd was asked for, fp32 was in force (")
+    exchange = exchange_of(record)
+    assert exchange.wire == "fp32"
+    # Nothing could be watched either, and the record says what would help.
+    assert (exchange.window_steps, exchange.messages, exchange.communication_s) == (0, (), None)
+    assert "set measure.warmup_steps to 1 or more" in exchange.evidence
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_flags_that_this_build_ignores_are_refused(tmp_path: Path, horovod_installed: None) -> None:
+    import horovod.torch as hvd
+
+    if hvd.nccl_built():
+        pytest.skip("this Horovod was built with NCCL, which obeys them")
+    done = launch(tmp_path, "hierarchical", "horovod", "sync.exchange=horovod-hierarchical")
+    assert done.returncode == 5
+    assert "sync.exchange horovod-hierarchical: this Horovod was built without NCCL" in done.stderr
+    assert "use sync.exchange hierarchical" in done.stderr
+    assert not list(tmp_path.rglob("record.json"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "text"),
+    [
+        ("horovod", ("sync.wire=bf16",), "Horovod has no bfloat16"),
+        ("horovod", ("sync.wire=powersgd",), "is a hook of DDP"),
+        ("ddp", ("sync.exchange=horovod-torus",), "is a flag of Horovod"),
+        ("horovod", ("engine.horovod.autotune=true",), "set measure.warmup_steps"),
+        ("horovod", ("engine.horovod.autotune=true", "sync.fusion=none"), "tunes Horovod's own fusion"),
+        ("horovod", ("engine.horovod.compression=fp16", "sync.wire=topk"), "exclude each other"),
+    ],
+)
+def test_combinations_that_cannot_be_are_refused(
+    tmp_path: Path, engine: str, settings: tuple[str, ...], text: str
+) -> None:
+    done = launch(tmp_path, "refused", engine, *settings)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+# --- what follows from what was seen
+
+
+@pytest.mark.parametrize(("warmup", "first"), [(0, 0), (1, 0), (3, 0), (4, 1), (50, 47)])
+def test_the_window_is_the_end_of_the_warm_up(warmup: int, first: int) -> None:
+    course = Course(first=7, end=100, warmup=warmup, global_batch=8, steps_per_epoch=None)
+    assert course.watch_from == first
+    assert course.warmup - course.watch_from == min(warmup, WATCHED_STEPS)
+
+
+def row(requested: str | float | None, effective: str | float | None) -> Setting:
+    return Setting(key="sync.wire", requested=requested, effective=effective, evidence="seen")
+
+
+def test_only_what_demonstrably_did_not_act_is_inert() -> None:
+    acted = [row("fp16", "fp16"), row(None, "fp16"), row("fp16", None), row(1.0, 1.0)]
+    assert sanity.inert(acted, ranks=2) == ()
+    assert sanity.inert([*acted, row("fp16", "fp32")], ranks=2) == (
+        "sync.wire: fp16 was asked for, fp32 was in force (seen)",
+    )
+    assert sanity.inert([row("fp16", "fp32")], ranks=1) == ()
+
+
+def exchanged(overflows: int, wire: str = "fp16") -> ExchangeResult:
+    return ExchangeResult(
+        carrier="gloo",
+        by="engine",
+        exchange="flat",
+        fusion="engine",
+        wire=wire,
+        group_size=2,
+        num_groups=1,
+        wire_overflows=overflows,
+        evidence="counted",
+    )
+
+
+def test_an_overflow_on_the_wire_fails_the_run_unless_its_step_was_left_out() -> None:
+    check = sanity.wire_check(exchanged(3), is_scaled=False)
+    assert check is not None
+    assert not check.passed
+    assert check.detail.startswith("3 sums of gradients left the range of fp16")
+    assert "set sync.wire to fp32 or bf16" in check.detail
+    assert sanity.exchange_doubts(exchanged(3), is_scaled=False) == []
+    scaled = sanity.wire_check(exchanged(3), is_scaled=True)
+    assert scaled is not None
+    assert scaled.passed
+    (doubt,) = sanity.exchange_doubts(exchanged(3), is_scaled=True)
+    assert "loss scaling left" in doubt
+    clean = sanity.wire_check(exchanged(0), is_scaled=False)
+    assert clean is not None
+    assert clean.passed
+    assert sanity.wire_check(exchanged(0, "fp32"), is_scaled=False) is None
+    assert sanity.wire_check(None, is_scaled=False) is None
+    assert sanity.exchange_doubts(None, is_scaled=True) == []

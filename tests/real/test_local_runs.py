@@ -1,0 +1,337 @@
+"""Real ranks on this machine: what a run leaves behind, with every engine, and what becomes of runs that go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlbench.datasets.making.demo import prepare_demo_data
+from dlbench.records.record import Record
+from dlbench.records.rows.steps import PHASES, read_steps
+from dlbench.records.scan import Run, scan
+from tests.conftest import Cli
+from tests.support.forks import call_dlbench
+
+SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3")
+COSMO = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic")
+
+
+@pytest.fixture(scope="module")
+def demo_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = prepare_demo_data(tmp_path_factory.mktemp("data"))
+    return {"resnet50": made.images, "bert": made.text, "cosmoflow": made.density}
+
+
+def only_runs(folder: Path, count: int) -> list[Run]:
+    found = scan(folder)
+    assert found.problems == []
+    assert len(found.runs) == count
+    return found.runs
+
+
+def record_of(run: Run) -> Record:
+    assert run.record is not None, run.story
+    return run.record
+
+
+def losses(run: Run, rank: int = 0) -> list[float]:
+    return [float(x) for x in read_steps(run.folder.steps(rank)).steps["loss"]]
+
+
+Series = Callable[[str], list[Run]]
+"""The runs of one of SERIES, made when they are first asked for, in the order in which they ran."""
+
+SERIES: dict[str, tuple[str, ...]] = {
+    "sizes": ("--engine", "ddp", "--ranks", "1,2", "--repeats", "2", "--scaling", "strong"),
+    "other seed": ("--engine", "ddp", "--ranks", "1", "--set", "train.seed=5"),
+    "bf16": (
+        *("--engine", "ddp", "--ranks", "1", "--set", "train.precision=bf16", "--set", "train.allow_emulation=true"),
+        *("--set", "measure.phases=synchronised"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory, demo_data: dict[str, Path]) -> Series:
+    kept: dict[str, list[Run]] = {}
+
+    def runs(name: str) -> list[Run]:
+        if name not in kept:
+            out = tmp_path_factory.mktemp("series")
+            words = ["run", "cosmoflow", "--preset", "ci", "--data", str(demo_data["cosmoflow"]), *SERIES[name], *SHORT]
+            done = call_dlbench(*words, "--out", out, cwd=out)
+            assert done.returncode == 0, done.stderr
+            kept[name] = scan(out).runs
+            assert [run.state for run in kept[name]] == ["valid"] * len(kept[name])
+        return kept[name]
+
+    return runs
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "workload",
+    ["resnet50", pytest.param("bert", marks=pytest.mark.nightly), pytest.param("cosmoflow", marks=pytest.mark.nightly)],
+)
+def test_two_horovod_ranks_train_on_real_input(
+    cli: Cli, tmp_path: Path, demo_data: dict[str, Path], workload: str, horovod_installed: None
+) -> None:
+    done = cli("run", workload, "--preset", "ci", "--ranks", "2", "--data", demo_data[workload], *SHORT)
+    assert done.returncode == 0, done.stderr
+    (run,) = only_runs(tmp_path / "runs", 1)
+    record = record_of(run)
+    assert run.state == "valid"
+    assert [r.samples for r in record.ranks] == [3 * run.plan.workload.train.batch_per_rank] * 2
+    assert len({r.final_parameters_sha256 for r in record.ranks}) == 1
+    assert record.ranks[0].initial_parameters_sha256 != record.ranks[0].final_parameters_sha256
+    assert record.data["kind"] != "synthetic"
+    effective = {s.key: (s.requested, s.effective) for s in record.settings}
+    assert effective["engine.horovod.fusion_threshold_bytes"] == (134217728, 134217728)
+    assert effective["engine.horovod.cycle_time_ms"] == (1.0, 1.0)
+    assert effective["engine.horovod.operations"][1] == "gloo"
+    # Ranks read different samples.
+    assert losses(run, 0) != losses(run, 1)
+
+
+@pytest.mark.slow
+def test_every_step_of_every_rank_is_kept_raw(series: Series) -> None:
+    runs = series("sizes")
+    assert [r.plan.layout.ranks for r in runs] == [1, 2, 2, 1]  # there and back again
+    for run in runs:
+        for rank in record_of(run).ranks:
+            steps = read_steps(run.folder.steps(rank.rank))
+            assert steps.torn_bytes == 0
+            assert list(steps.steps["step"]) == [0, 1, 2, 3]
+            assert list(steps.steps["warmup"]) == [1, 0, 0, 0]
+            parts = sum(steps.steps[f"{phase}_ns"] for phase in PHASES)
+            assert (steps.steps["step_ns"] >= parts).all()
+            assert all((steps.steps[f"{phase}_ns"] >= 0).all() for phase in PHASES)
+            assert rank.measured_s == pytest.approx(steps.measured["step_ns"].sum() / 1e9)
+        # Some of each: the model's work, and an exchange where there are two ranks.
+        assert (steps.steps["forward_ns"] > 0).all()
+        assert (steps.steps["backward_ns"] > 0).all()
+        assert (steps.steps["exchange_ns"] > 0).all()
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+def test_mpirun_carries_horovod_over_mpi(cli: Cli, tmp_path: Path, horovod_installed: None) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun: install Open MPI")
+    probe = "import horovod.torch as h, sys; sys.exit(not h.mpi_built())"
+    if subprocess.run([sys.executable, "-W", "ignore", "-c", probe], check=False).returncode != 0:
+        pytest.skip("this Horovod was built without MPI: `dlbench setup horovod --rebuild` with Open MPI at hand")
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = cli(*COSMO, "--ranks", "2", "--launcher", "mpirun", *SHORT, **root)
+    assert done.returncode == 0, done.stderr
+    (run,) = only_runs(tmp_path / "runs", 1)
+    assert {s.key: s.effective for s in record_of(run).settings}["engine.horovod.operations"] == "mpi"
+
+
+@pytest.mark.slow
+def test_bf16_is_near_fp32_and_not_equal(series: Series) -> None:
+    (bf16,), fp32 = series("bf16"), series("sizes")[0]
+    assert losses(fp32) != losses(bf16)
+    assert losses(fp32) == pytest.approx(losses(bf16), rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_synchronised_phase_mode_that_changes_nothing_is_said(series: Series) -> None:
+    (run,) = series("bf16")
+    if record_of(run).clock == "monotonic":
+        assert any("no effect on a CPU" in text for text in record_of(run).warnings)
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_losses(series: Series) -> None:
+    one, two, again_two, again_one = series("sizes")
+    assert losses(one) == losses(again_one)
+    assert [losses(two, rank) for rank in range(2)] == [losses(again_two, rank) for rank in range(2)]
+    assert losses(one) != losses(series("other seed")[0])
+
+
+@pytest.mark.slow
+def test_strong_scaling_keeps_the_global_batch(series: Series) -> None:
+    one, two, *_ = series("sizes")
+    assert (one.plan.workload.train.batch_per_rank, two.plan.workload.train.batch_per_rank) == (4, 2)
+    assert one.plan.global_batch == two.plan.global_batch == 4
+    assert [sum(rank.samples for rank in record_of(run).ranks) for run in (one, two)] == [12, 12]
+
+
+@pytest.mark.slow
+def test_ranks_are_pinned_apart(series: Series) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    run = series("sizes")[1]
+    first, second = (set(r.cores) for r in record_of(run).ranks)
+    assert not first & second
+    assert {r.threads for r in record_of(run).ranks} == {run.plan.layout.cores_per_rank}
+
+
+@pytest.mark.slow
+def test_more_ranks_than_cores_is_said_whatever_the_folder_is_called(cli: Cli, tmp_path: Path) -> None:
+    ranks = len(os.sched_getaffinity(0)) + 1
+    out = tmp_path / 'a "quoted" $(touch canary)\nnew; line'
+    done = cli(*COSMO, "--engine", "ddp", "--ranks", str(ranks), "--out", out, *SHORT)
+    assert done.returncode == 0, done.stderr
+    (run,) = only_runs(out, 1)
+    assert run.state == "valid"
+    assert any("share cores" in text for text in record_of(run).warnings)
+    assert not any(r.pinned for r in record_of(run).ranks)
+    assert not list(tmp_path.rglob("canary"))
+
+
+@pytest.mark.slow
+def test_a_diverging_run_yields_no_figure(cli: Cli, tmp_path: Path) -> None:
+    done = cli(*COSMO, "--engine", "single", "--set", "train.optimizer.learning_rate=1e30", *SHORT)
+    assert done.returncode == 3
+    assert "finite loss" in done.stderr
+    (run,) = only_runs(tmp_path / "runs", 1)
+    assert run.state == "invalid"
+    assert [c.name for c in record_of(run).failed_checks] == ["finite loss"]
+
+
+class Running:
+    """A long two-rank run in the background, for doing harm to."""
+
+    def __init__(self, folder: Path, *extra: str) -> None:
+        command = [sys.executable, "-m", "dlbench", *COSMO, "--engine", "ddp", "--ranks", "2", *extra]
+        command += ["--set", "measure.measured_steps=100000", "--set", "measure.warmup_steps=1"]
+        self.folder = folder / "runs"
+        self.process = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def wait_until_measuring(self) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            runs = scan(self.folder).runs if self.folder.is_dir() else []
+            if runs and len(runs[0].statuses) == 2 and all(s.stage == "measuring" for s in runs[0].statuses):
+                return
+            if self.process.poll() is not None:
+                pytest.fail(f"the run ended before it measured: {self.end()}")
+            time.sleep(0.1)
+        pytest.fail("the run never came to measure")
+
+    def pid(self, rank: int) -> int:
+        return scan(self.folder).runs[0].statuses[rank].pid
+
+    def end(self) -> tuple[int, str]:
+        _, errors = self.process.communicate(timeout=120)
+        return self.process.returncode, errors
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()  # which ends the ranks, too
+        self.process.communicate(timeout=120)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    with Running(tmp_path) as running:
+        running.wait_until_measuring()
+        survivor = running.pid(0)
+        os.kill(running.pid(1), signal.SIGKILL)
+        code, errors = running.end()
+    assert code == 3
+    assert "rank 1" in errors
+    assert "SIGKILL" in errors
+    assert not alive(survivor)
+    (run,) = only_runs(running.folder, 1)
+    assert run.state == "failed"
+    assert "rank 1 was the first to end, by signal SIGKILL" in run.story
+
+
+@pytest.mark.slow
+def test_a_hung_rank_is_noticed_by_the_watchdog(tmp_path: Path) -> None:
+    # Long enough for the start on a machine that does other things, too.
+    with Running(tmp_path, "--set", "measure.stall_timeout_s=10") as running:
+        running.wait_until_measuring()
+        stopped = running.pid(1)
+        os.kill(stopped, signal.SIGSTOP)
+        code, errors = running.end()
+    assert code == 124
+    assert "no progress" in errors
+    assert not alive(stopped)
+    log = (scan(running.folder).runs[0].folder.log(0)).read_text()
+    assert "Thread" in log  # where every thread stood
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
+def test_interrupting_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
+    with Running(tmp_path) as running:
+        running.wait_until_measuring()
+        pids = [running.pid(0), running.pid(1)]
+        running.process.send_signal(number)
+        code, errors = running.end()
+    assert "Traceback" not in errors
+    assert not any(alive(pid) for pid in pids)
+    assert "interrupted" in scan(running.folder).runs[0].story
+    assert code == 130
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_leaves_a_readable_folder(tmp_path: Path) -> None:
+    with Running(tmp_path) as running:
+        running.wait_until_measuring()
+        pids = [running.pid(0), running.pid(1)]
+        running.process.kill()
+        # Ranks must not go on computing on the cores of the next measurement.
+        deadline = time.monotonic() + 60
+        while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert not any(alive(pid) for pid in pids)
+    (run,) = only_runs(running.folder, 1)
+    assert run.state == "incomplete"
+    assert "2 of 2 ranks started" in run.story
+    assert "measuring" in run.story
+    assert run.record is None
+
+
+@pytest.mark.slow
+# From no room for the plan to nearly enough for the ranks: it fails at another file each time.
+@pytest.mark.parametrize("kib", [4, 8, 12])
+def test_a_full_disk_is_told_and_leaves_nothing_half_written(cli: Cli, tmp_path: Path, kib: int) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small file system")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount here: {mounted.stderr.decode().strip()}")
+    try:
+        (disk / "filler").write_bytes(b"x" * (256 - kib) * 1024)
+        done = cli(*COSMO, "--engine", "single", "--out", disk / "runs", *SHORT)
+        assert done.returncode in (2, 3)
+        assert "No space left" in done.stderr
+        assert "Traceback" not in done.stderr
+        for path in (disk / "runs").rglob("*.json"):
+            json.loads(path.read_text())
+        assert not list((disk / "runs").rglob("*.partial"))
+        assert not list((disk / "runs").rglob("record.json"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

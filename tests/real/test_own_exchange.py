@@ -1,0 +1,372 @@
+"""dlbench's own exchange of gradients, on real ranks: whatever the exchange, training is that of the mean gradient."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dlbench.errors import UserError
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.own.engine import OwnExchange
+from dlbench.node.sync.single import SingleEngine
+from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import scan
+from dlbench.specs.plan import RunPlan
+from tests.conftest import Cli
+from tests.support import exchange_ranks
+from tests.support.exchange_ranks import SmallNet, reference
+from tests.support.forks import run_ranks
+from tests.support.paths import ROOT
+from tests.support.run_factory import plans
+
+STEPS = 7
+TENSORS = [p.numel() * 4 for p in SmallNet().parameters()]
+
+Told = dict[str, list[dict[str, Any]]]
+"""For each scenario what each rank told."""
+
+
+def plan_of(overrides: dict[str, Any], ranks: int = 4, engine: str = "ddp") -> RunPlan:
+    settings = {"measure.warmup_steps": 4, "measure.measured_steps": 3, **overrides}
+    return plans(points=(ranks,), repeats=1, engine=engine, overrides=settings)[0]
+
+
+def start_ranks(folder: Path, scenarios: dict[str, RunPlan], ranks: int, *, parts: int = 1) -> Told:
+    """Trains every scenario on as many ranks, in processes of their own."""
+    _write(folder, scenarios, parts)
+    codes, outputs = run_ranks(
+        exchange_ranks.main, [str(folder)], [{"RANK": str(rank), "SIZE": str(ranks)} for rank in range(ranks)], folder
+    )
+    assert codes == [0] * ranks, "\n".join(outputs)
+    return _read(folder, list(scenarios), ranks)
+
+
+def _write(folder: Path, scenarios: dict[str, RunPlan], parts: int = 1) -> None:
+    content = [
+        {"name": name, "plan": plan.model_dump(mode="json"), "parts": parts, "steps": STEPS}
+        for name, plan in scenarios.items()
+    ]
+    (folder / "scenarios.json").write_text(json.dumps(content))
+
+
+def _read(folder: Path, names: list[str], ranks: int) -> Told:
+    seen = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    return {name: [each[name] for each in seen] for name in names}
+
+
+def effective(told: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {s["key"]: (s["requested"], s["effective"]) for s in told["settings"]}
+
+
+GROUPS = {"sync.group_size": 2}
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "flat none": {"sync.fusion": "none"},
+    "flat single": {"sync.fusion": "single"},
+    "flat size": {"sync.fusion": "size:100B"},
+    "flat mgwfbp": {"sync.fusion": "mgwfbp"},
+    "hierarchical auto": {**GROUPS, "sync.exchange": "hierarchical"},
+    "hierarchical none": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "none"},
+    "hierarchical size": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "size:100B"},
+    "hierarchical mgwfbp": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "mgwfbp"},
+    "leader none": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "none"},
+    "leader single": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "single"},
+    "hybrid given": {
+        **GROUPS,
+        "sync.exchange": "hybrid",
+        "sync.fusion": "none",
+        "sync.hybrid_threshold_bytes": 60,
+    },
+    "hybrid found": {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "mgwfbp"},
+    "all of top-k": {"sync.wire": "topk", "sync.topk_density": 1.0, "sync.fusion": "none"},
+    "fp16": {**GROUPS, "sync.exchange": "hierarchical", "sync.wire": "fp16", "sync.fusion": "single"},
+    "bf16": {"sync.wire": "bf16", "sync.fusion": "size:100B"},
+}
+EXACT = [name for name, overrides in SCENARIOS.items() if overrides.get("sync.wire") not in ("fp16", "bf16")]
+SHARED: dict[str, dict[str, Any]] = {
+    "shared flat": {"sync.inside": "shared-memory", "sync.fusion": "size:100B"},
+    "shared hierarchical": {
+        **GROUPS,
+        "sync.inside": "shared-memory",
+        "sync.exchange": "hierarchical",
+        "sync.fusion": "none",
+    },
+    "shared leader": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "leader", "sync.fusion": "single"},
+    "shared hybrid": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "hybrid", "sync.fusion": "mgwfbp"},
+}
+
+
+NETWORK: dict[str, Any] = {
+    "format": "dlbench.network",
+    "version": 1,
+    "system": "box",
+    "transport": "torch-gloo",
+    "inside": {"pieces": [{"up_to_bytes": None, "alpha_s": 1e-4, "beta_s_per_byte": 1e-9}]},
+    "across": {"pieces": [{"up_to_bytes": None, "alpha_s": 1e-3, "beta_s_per_byte": 1e-7}]},
+    "collectives": [{"name": "gloo flat", "startup_s": 0.5, "per_byte_s": 1e-9, "ranks": 4}],
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """Every scenario on four gloo ranks in two groups, and one whose costs are those of a file."""
+    folder = tmp_path_factory.mktemp("exchange")
+    network = folder / "box.network.json"
+    network.write_text(json.dumps(NETWORK))
+    hybrid = {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "none", "sync.network": str(network)}
+    wanted = {**SCENARIOS, **SHARED, "costs of a file": hybrid}
+    return start_ranks(folder, {name: plan_of(overrides) for name, overrides in wanted.items()}, 4)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[float]:
+    return reference(4, STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXACT)
+def test_training_is_that_of_the_mean_gradient(trained: Told, expected: list[float], name: str) -> None:
+    for told in trained[name]:
+        assert told.get("error") is None, told
+        assert told["parameters"] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_all_ranks_end_with_the_same_bits_and_statistics_of_their_own(trained: Told, name: str) -> None:
+    assert len({tuple(told["parameters"]) for told in trained[name]}) == 1
+    assert len({tuple(told["statistics"]) for told in trained[name]}) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_narrow_formats_are_near_and_not_equal(trained: Told, expected: list[float], name: str) -> None:
+    parameters = trained[name][0]["parameters"]
+    assert parameters == pytest.approx(expected, rel=0.05, abs=0.05)
+    assert parameters != pytest.approx(expected, rel=1e-6, abs=1e-7)
+    result = trained[name][0]["exchange"]
+    assert result["wire"] == name
+    assert result["wire_overflows"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_what_was_asked_for_was_in_force(trained: Told, name: str) -> None:
+    found = effective(trained[name][0])
+    if name == "hybrid found":  # the lines may cross beyond all messages
+        assert found["sync.exchange"][1] in ("hybrid", "flat", "hierarchical")
+        del found["sync.exchange"]
+    if name == "all of top-k":  # denser than it pays: every message went dense
+        assert found.pop("sync.wire") == ("topk", "fp32")
+    assert {key: pair for key, pair in found.items() if pair[0] not in (None, pair[1])} == {}
+
+
+@pytest.mark.slow
+def test_messages_are_those_of_the_fusion(trained: Told) -> None:
+    def sizes(name: str) -> list[int]:
+        return [message["num_bytes"] for message in trained[name][0]["exchange"]["messages"]]
+
+    assert sorted(sizes("flat none")) == sorted(TENSORS)
+    assert sizes("flat single") == [sum(TENSORS)]
+    assert all(size >= 100 for size in sizes("flat size")[:-1])
+    for name in SCENARIOS:
+        assert sum(sizes(name)) == sum(TENSORS)
+    # Gradients come in the order in which the backward pass has them ready, not as the network lists them: that of
+    # the last layer is there first, and the one that never is comes last.
+    assert sizes("flat none")[-1] == 3 * 4
+    assert sizes("flat none")[0] in (13 * 4, 4)
+
+
+@pytest.mark.slow
+def test_times_and_bytes_of_the_exchange(trained: Told) -> None:
+    for name in SCENARIOS:
+        result = trained[name][0]["exchange"]
+        assert result["by"] == "dlbench"
+        assert result["window_steps"] == 3
+        assert result["communication_s"] == pytest.approx(result["exposed_s"] + result["hidden_s"], rel=1e-6)
+        assert 0 <= result["exposed_s"] <= result["communication_s"]
+        # Medians of later messages need not be those of one step.
+        first = result["messages"][0]
+        assert first["start_s"] >= first["ready_s"]
+        assert len(result["gradients"]) == len(TENSORS)
+        ready = [gradient["ready_s"] for gradient in result["gradients"]]
+        assert ready == sorted(ready)
+    total = sum(TENSORS)
+    flat, leader = (trained[name][0]["exchange"] for name in ("flat single", "leader single"))
+    # A ring over 4 ranks: each sends 2 x 3/4 of the vector, every second rank to another group (or all in one node's).
+    assert flat["bytes_inside"] + flat["bytes_across"] == pytest.approx(1.5 * total)
+    # 2 ranks a group: a reduce and a broadcast of the vector for one of two; leaders send 2 x 1/2 of it.
+    assert leader["bytes_inside"] == pytest.approx(total, rel=0.01)
+    assert leader["bytes_across"] == pytest.approx(total / 2, rel=0.01)
+    grouped = trained["hierarchical auto"][0]["exchange"]
+    assert grouped["bytes_inside"] == pytest.approx(total, rel=0.01)
+    assert grouped["bytes_across"] == pytest.approx(total / 2, rel=0.01)
+    assert trained["fp16"][0]["exchange"]["bytes_inside"] == pytest.approx(total / 2, rel=0.01)
+
+
+@pytest.mark.slow
+def test_costs_behind_decisions_are_told(trained: Told) -> None:
+    assert [line["name"] for line in trained["flat mgwfbp"][0]["exchange"]["costs"]] == ["gloo flat"]
+    hybrid = trained["hybrid found"][0]["exchange"]
+    assert [line["name"] for line in hybrid["costs"]] == ["gloo flat", "gloo hierarchical", "gloo hybrid"]
+    assert hybrid["hybrid_threshold_bytes"] is not None
+    given = trained["hybrid given"][0]["exchange"]
+    assert given["hybrid_threshold_bytes"] == 60
+    ways = {message["num_bytes"]: message["method"] for message in given["messages"]}
+    assert ways[13 * 4] == "hierarchical"
+    assert ways[7 * 13 * 4] == "flat"
+
+
+@pytest.mark.slow
+def test_shared_memory_inside_groups(trained: Told, expected: list[float]) -> None:
+    for name, everyone in ((name, trained[name]) for name in SHARED):
+        assert len({tuple(told["parameters"]) for told in everyone}) == 1
+        assert everyone[0]["parameters"] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        assert effective(everyone[0])["sync.inside"] == ("shared-memory", "shared-memory")
+        assert "shared memory" in everyone[0]["exchange"]["carrier"], name
+
+
+@pytest.mark.slow
+def test_accumulated_gradients_are_exchanged_once(tmp_path: Path) -> None:
+    scenarios = {name: plan_of(SCENARIOS[name], 2) for name in ("flat none", "flat mgwfbp")}
+    seen = start_ranks(tmp_path, scenarios, 2, parts=3)
+    for everyone in seen.values():
+        assert everyone[0]["parameters"] == pytest.approx(reference(2, STEPS, 3), rel=1e-5, abs=1e-5)
+    ways = {s["key"]: s["evidence"] for s in seen["flat none"][0]["settings"]}["sync.exchange"]
+    assert ways == f"{3 * len(TENSORS)} messages in measured steps: {3 * len(TENSORS)} flat"
+
+
+@pytest.mark.slow
+def test_costs_may_come_from_a_file(trained: Told) -> None:
+    result = trained["costs of a file"][0]["exchange"]
+    flat, grouped = result["costs"]
+    assert flat["startup_s"] == pytest.approx(0.5)  # as the file has it
+    assert grouped["startup_s"] < 0.1  # from the fitted levels
+    assert {m["method"] for m in result["messages"]} == {"hierarchical"}
+
+
+def refusal(overrides: dict[str, Any]) -> str:
+    """What dlbench says before any rank looks for another."""
+    place = RankPlace(rank=0, size=2, local_rank=0, local_size=2, node_rank=0, num_nodes=1, host="here", token="none")
+    with pytest.raises(UserError) as caught:
+        OwnExchange(SingleEngine(), plan_of(overrides, 2), place, torch.device("cpu"))
+    return str(caught.value)
+
+
+def test_what_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
+    assert "measure.warmup_steps" in refusal({"sync.fusion": "mgwfbp", "measure.warmup_steps": 3})
+    missing, empty = tmp_path / "no.json", tmp_path / "empty.json"
+    empty.write_text("{}")
+    assert "No such file" in refusal({"sync.fusion": "mgwfbp", "sync.network": str(missing)})
+    text = refusal({"sync.fusion": "mgwfbp", "sync.network": str(empty)})
+    assert str(empty) in text
+    assert "holds no fitted costs" in text
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_run_says_what_became_of_its_exchange(cli: Cli, tmp_path: Path) -> None:
+    settings = ("sync.group_size=2", "measure.warmup_steps=1", "measure.measured_steps=3")
+    options = [word for setting in settings for word in ("--set", setting)]
+    base = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--engine", "ddp", "--ranks", "4", *options)
+    done = cli(*base, "--sweep", "sync.exchange=flat,hierarchical")
+    assert done.returncode == 0, done.stderr
+    ddp, own = scan(tmp_path / "runs").runs
+    assert ddp.state == own.state == "valid"  # parameters equal on all ranks, among other things
+    losses = [[float(x) for x in read_steps(run.folder.steps(0)).steps["loss"]] for run in (ddp, own)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert own.record is not None
+    assert own.record.exchange is not None
+    assert (own.record.exchange.by, own.record.exchange.exchange) == ("dlbench", "hierarchical")
+    assert own.record.exchange.window_steps == 3
+    found = {s.key: (s.requested, s.effective) for s in own.record.settings}
+    assert found["sync.exchange"] == ("hierarchical", "hierarchical")
+    assert found["sync.group_size"] == (2, 2)
+
+
+HOROVOD: dict[str, dict[str, Any]] = {
+    "hierarchical": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "size:100B"},
+    "leader": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "mgwfbp"},
+    "topk": {"sync.wire": "topk", "sync.topk_density": 0.2, "sync.fusion": "single"},
+}
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+@pytest.mark.parametrize(  # Horovod makes process sets in its first start in a process only
+    "name", ["hierarchical", pytest.param("leader", marks=pytest.mark.nightly), "topk"]
+)
+def test_over_process_sets_of_horovod_on_gloo(
+    tmp_path: Path, expected: list[float], name: str, horovod_installed: None
+) -> None:
+    seen = start_ranks(tmp_path, {name: plan_of(HOROVOD[name], engine="horovod")}, 4)
+    _check_horovod(seen, expected, "gloo")
+
+
+@pytest.mark.nightly
+@pytest.mark.horovod
+@pytest.mark.slow
+def test_over_process_sets_of_horovod_on_mpi(tmp_path: Path, expected: list[float], horovod_installed: None) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun: install Open MPI")
+    probe = "import horovod.torch as h, sys; sys.exit(not h.mpi_built())"
+    if subprocess.run([sys.executable, "-W", "ignore", "-c", probe], check=False).returncode != 0:
+        pytest.skip("this Horovod was built without MPI: `dlbench setup horovod --rebuild` with Open MPI at hand")
+    name = "hierarchical"
+    plan = plans(
+        points=(4,),
+        repeats=1,
+        engine="horovod",
+        launcher="mpirun",
+        overrides={"measure.warmup_steps": 4, "measure.measured_steps": 3, **HOROVOD[name]},
+    )[0]
+    _write(tmp_path, {name: plan})
+    done = subprocess.run(
+        [
+            "mpirun",
+            "--oversubscribe",
+            "-np",
+            "4",
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "tests.support.exchange_ranks",
+            tmp_path,
+        ],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    _check_horovod(_read(tmp_path, [name], 4), expected, "mpi")
+
+
+def _check_horovod(seen: Told, expected: list[float], carrier: str) -> None:
+    for name, everyone in seen.items():
+        assert everyone[0].get("error") is None, everyone[0]
+        assert len({tuple(told["parameters"]) for told in everyone}) == 1
+        result = everyone[0]["exchange"]
+        assert result["carrier"] == carrier
+        assert result["exchange"] == (name if name in ("hierarchical", "leader") else "flat")
+        if name == "topk":
+            assert {message["method"] for message in result["messages"]} == {"sparse"}
+            assert 0.2 <= result["density"] < 1
+        else:
+            assert everyone[0]["parameters"] == pytest.approx(expected, rel=1e-5, abs=1e-5)

@@ -1,0 +1,480 @@
+"""The page in a real browser: of made runs, of hostile ones, of a large one, and of ranks that really ran here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dlbench.cli import cli as command_line
+from dlbench.records.scan import scan
+from dlbench.report import wording
+from dlbench.report.formats import html
+from dlbench.views import model
+from dlbench.views.assemble import assemble
+from dlbench.views.document import document_of
+from dlbench.views.registry import SCALING
+from tests.report.test_report import PAYLOAD, write_hostile, write_sample
+from tests.support.browser import Visit, violations
+from tests.support.run_factory import write_scaling
+from tests.support.watch_factory import large_run
+
+pytestmark = pytest.mark.browser
+
+
+class Case:
+    """A report as a page."""
+
+    def __init__(self, runs: Path, folder: Path) -> None:
+        self.report = assemble(scan(runs))
+        self.path = folder / "report.html"
+        self.path.write_text(html.to_html(document_of(self.report)), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("sample")
+    write_sample(folder / "runs")
+    # A law that holds: 1 - E = 0.2 (1 - 1/k).
+    write_law(folder / "runs")
+    return Case(folder / "runs", folder)
+
+
+def write_law(out: Path) -> None:
+    """Weak scaling by Gustafson's law with f = 0.2 at 1, 2, 4 and 8 ranks."""
+    from tests.support.run_factory import constant, plans, write_run
+
+    for plan in plans(points=(1, 2, 4, 8), series="law", overrides={"train.batch_per_rank": 2}):
+        k = plan.layout.ranks
+        step = 100 / (1 - 0.2 * (1 - 1 / k)) * (1 + plan.series.repeat / 1000)
+        write_run(out, plan, constant([0, 0, 40, 50, max(0.0, step - 100), 10]))
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("large")
+    for repeat in range(2):
+        for ranks in (8, 128):
+            large_run(folder / "runs", ranks=ranks, steps=100, seed=repeat, repeat=repeat, repeats=2)
+    return Case(folder / "runs", folder)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("hostile")
+    write_hostile(folder / "runs")
+    return Case(folder / "runs", folder)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """One and two ranks that really trained on this machine."""
+    folder = tmp_path_factory.mktemp("real")
+    arguments = ["run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--engine", "ddp", "--ranks", "1,2"]
+    arguments += ["--repeats", "2", "--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=12"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "dlbench", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return Case(folder / "runs", folder)
+
+
+CASES = [
+    "sample",
+    "large",
+    pytest.param("real", marks=[pytest.mark.slow, pytest.mark.nightly]),
+]
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest) -> Case:
+    found: Case = request.getfixturevalue(request.param)
+    return found
+
+
+def shown_groups(report: model.Report) -> Iterator[tuple[str, Any, model.Group]]:
+    for group in report.groups:
+        for view in SCALING.group:
+            yield f"{view.id}-{group.id}", view, group
+
+
+# Reading
+
+
+@pytest.mark.parametrize("case", CASES, indirect=True)
+def test_charts_come_alive_without_a_request_or_a_complaint(browser: Any, case: Case) -> None:
+    with Visit(browser, case.path) as visit:
+        assert visit.page.locator("figure[data-chart]").count() >= 5
+        visit.see_all_charts()
+        visit.open_all()
+        point = visit.page.locator("[id^=scaling] .live svg .mark-symbol.role-mark path").last
+        if point.count():
+            point.scroll_into_view_if_needed()
+            point.hover()
+            visit.page.wait_for_selector("#vg-tooltip-element.visible")
+            assert "ranks" in visit.page.locator("#vg-tooltip-element").inner_text()
+        assert visit.requests == [case.path.as_uri()]
+        assert visit.complaints == []
+
+
+@pytest.mark.parametrize("case", CASES, indirect=True)
+def test_every_view_shows_something_or_says_what_would(browser: Any, case: Case) -> None:
+    with Visit(browser, case.path) as visit:
+        for anchor, view, group in shown_groups(case.report):
+            place = visit.page.locator(f"[id='{anchor}']")
+            if view.section(group) is not None:
+                assert place.count() == 1, anchor
+                text = place.inner_text()
+                assert place.locator("table, svg").count() or len(text) > 60, anchor
+                for figure in place.locator("figure").all():
+                    assert figure.locator(".still svg").count() == 1
+                    assert figure.locator("table tbody tr").count() > 0, anchor
+            elif view.remedy(group):
+                assert len(place.text_content()) > len(view.title) + 20, anchor
+
+
+@pytest.mark.parametrize("case", CASES, indirect=True)
+def test_page_reads_without_scripts(browser: Any, case: Case) -> None:
+    with Visit(browser, case.path, java_script_enabled=False) as visit:
+        stills = visit.page.locator(".still svg")
+        assert stills.count() == visit.page.locator("figure").count() >= 5
+        assert all(still.bounding_box()["height"] > 40 for still in stills.all())
+        assert visit.page.get_by_text("MLPerf-derived workload, not an MLPerf result", exact=True).first.is_visible()
+        assert visit.page.locator("#table-runs table").is_visible()
+        assert visit.page.locator("#data-points a[download]").is_visible()
+        visit.page.locator(".toc summary").click()
+        assert visit.page.locator(".toc a").first.is_visible()
+        assert visit.requests == [case.path.as_uri()]
+
+
+@pytest.mark.parametrize("case", ["sample", "large"], indirect=True)
+@pytest.mark.parametrize("width", [320, 400, 1280])
+def test_page_needs_no_sideways_scrolling(browser: Any, case: Case, width: int) -> None:
+    with Visit(browser, case.path, viewport={"width": width, "height": 800}) as visit:
+        visit.see_all_charts()
+        visit.open_all()
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+# Access
+
+
+@pytest.mark.parametrize(
+    ("case", "scheme", "width"),
+    [
+        ("sample", "light", 1280),
+        ("sample", "dark", 1280),
+        ("sample", "light", 320),
+        ("large", "light", 1280),
+        ("large", "dark", 1280),
+        pytest.param("real", "light", 1280, marks=pytest.mark.slow),
+    ],
+    indirect=["case"],
+)
+def test_axe_finds_nothing(browser: Any, case: Case, scheme: str, width: int) -> None:
+    context = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}, "bypass_csp": True}
+    with Visit(browser, case.path, **context) as visit:
+        visit.see_all_charts()
+        visit.open_all()
+        assert violations(visit) == []
+
+
+CONTRAST = """() => {
+    const luminance = (text) => {
+        const parts = text.match(/[\\d.]+/g).slice(0, 3).map((x) => x / 255)
+            .map((x) => (x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+    };
+    const paper = luminance(getComputedStyle(document.body).backgroundColor);
+    const low = [];
+    for (const element of document.querySelectorAll("p, li, td, th, dd, dt, h1, h2, h3, button, .chart svg text")) {
+        const style = getComputedStyle(element);
+        // White words stand on bars, whose colours are the same in both schemes.
+        if (!element.getClientRects().length || element.getAttribute("fill") === "#ffffff") continue;
+        const ink = luminance(element.closest("svg") ? style.fill : style.color);
+        const ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+        if (ratio < 4.5) low.push(`${element.tagName} ${element.textContent.slice(0, 30)} ${ratio.toFixed(1)}`);
+    }
+    return low;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_in_both_schemes(browser: Any, sample: Case, scheme: str) -> None:
+    """Contrast against the page of at least 4.5 (WCAG 2.2, 1.4.3), in the axes and legends of charts as well."""
+    with Visit(browser, sample.path, color_scheme=scheme) as visit:
+        visit.see_all_charts()
+        visit.open_all()
+        assert visit.page.evaluate(CONTRAST) == []
+
+
+def test_scheme_is_chosen_by_keyboard(browser: Any, sample: Case) -> None:
+    with Visit(browser, sample.path, color_scheme="light") as visit:
+        colours = []
+        chooser = visit.page.get_by_role("button", name="Colours")
+        for _ in range(4):
+            colours.append(visit.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+            chooser.press("Enter")
+        auto, light, dark, again = colours
+        assert auto == light == again != dark
+        assert visit.page.evaluate(CONTRAST) == []
+        assert visit.complaints == []
+
+
+# Exploring
+
+
+def test_tables_sort_and_filter_by_keyboard(browser: Any, sample: Case) -> None:
+    with Visit(browser, sample.path) as visit:
+        button = visit.page.locator("#table-runs table").get_by_role("button", name="Samples/s")
+        rows = visit.page.locator("#runs-table tbody tr")
+        for order, pick in (("ascending", min), ("descending", max)):
+            button.press("Enter")
+            assert visit.page.locator(f"#runs-table th[aria-sort={order}]").count() == 1
+            shown = [cell for row in rows.all() if (cell := row.locator("td").nth(4).get_attribute("data-value"))]
+            assert float(shown[0]) == pick(map(float, shown))
+            # Runs without figures come last either way.
+            assert rows.last.locator("td").nth(4).get_attribute("data-value") == ""
+        visit.page.get_by_label("Show runs with:").fill("failed")
+        assert visit.page.locator("#runs-table tbody tr:visible").count() == 1
+        assert visit.page.get_by_role("status").filter(has_text="1 of").count() == 1
+        assert visit.complaints == []
+
+
+def test_tables_sort_by_value_and_keep_their_sums(browser: Any, sample: Case) -> None:
+    """Text with units sorts by what it means: 5 ms before 40 ms, 850 µs before 2 ms; a sum stays at the end."""
+    with Visit(browser, sample.path) as visit:
+        table = visit.page.locator("figure[id$=-parts] table").last
+        visit.open_all()
+        table.locator("thead button").nth(1).press("Enter")
+        cells = [row.locator("td").first.inner_text() for row in table.locator("tbody tr:not(.of)").all()]
+        names = [row.locator("th").inner_text() for row in table.locator("tbody tr").all()]
+        assert names[-1].startswith("sum")
+        assert names[names.index("of it waiting for slower ranks") - 1] == "exposed gradient exchange"
+        units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
+        values = [float(text.split()[0]) * units[text.split()[1].split("[")[0]] for text in cells[:-1]]
+        assert values == sorted(values)
+
+
+def test_long_tables_have_a_filter(browser: Any, sample: Case) -> None:
+    with Visit(browser, sample.path) as visit:
+        visit.open_all()
+        for table in visit.page.locator("main table").all():
+            lines = table.locator("tbody tr").count()
+            # The tools stand right before the table's frame.
+            filters = table.locator("xpath=../preceding-sibling::*[1]").locator("input[type=search]").count()
+            assert filters == (1 if lines > 8 else 0)
+
+
+def drawn(visit: Visit, figure: Any) -> int:
+    return int(figure.get_attribute("data-drawn") or 0)
+
+
+def press_and_wait(visit: Visit, figure: Any, button: Any) -> None:
+    before = drawn(visit, figure)
+    button.press("Enter")
+    visit.page.wait_for_function(
+        "([id, before]) => Number(document.getElementById(id).dataset.drawn) > before",
+        arg=[figure.get_attribute("id"), before],
+    )
+
+
+def test_axes_switch_between_linear_and_logarithmic(browser: Any, sample: Case) -> None:
+    with Visit(browser, sample.path) as visit:
+        visit.see_all_charts()
+        figure = visit.page.locator("figure[id$=-throughput]").last
+        labels = figure.locator(".live .role-axis-label text")
+        before = labels.all_text_contents()
+        button = figure.locator("button.axes")
+        assert button.inner_text() == "Linear axes"
+        press_and_wait(visit, figure, button)
+        assert button.inner_text() == "Logarithmic axes"
+        assert "0" in labels.all_text_contents()
+        assert labels.all_text_contents() != before
+        press_and_wait(visit, figure, button)
+        assert labels.all_text_contents() == before
+        assert visit.complaints == []
+
+
+def test_series_switch_off_and_on(browser: Any, sample: Case) -> None:
+    with Visit(browser, sample.path) as visit:
+        visit.see_all_charts()
+        figure = visit.page.locator("figure[id$=-parts]").last
+        bars = figure.locator(".live .mark-rect.role-mark path")
+        before = bars.count()
+        button = figure.locator("button.series", has_text="backward")
+        press_and_wait(visit, figure, button)
+        assert button.get_attribute("aria-pressed") == "false"
+        assert 0 < bars.count() < before
+        press_and_wait(visit, figure, button)
+        assert bars.count() == before
+        # A click into the legend fades the other series.
+        figure.locator(".live .role-legend-symbol path").first.click()
+        visit.page.wait_for_function(
+            "id => document.querySelector(`#${id} .live .mark-rect.role-mark path[opacity='0.15']`)",
+            arg=figure.get_attribute("id"),
+        )
+        assert visit.complaints == []
+
+
+@pytest.mark.parametrize("case", ["sample", "large"], indirect=True)
+def test_links_lead_to_what_they_name(browser: Any, case: Case) -> None:
+    with Visit(browser, case.path) as visit:
+        targets = visit.page.eval_on_selector_all("a[href^='#']", "links => links.map((one) => one.hash.slice(1))")
+        ids = visit.page.eval_on_selector_all("[id]", "all => all.map((one) => one.id)")
+        assert set(targets) <= set(ids)
+        sections = visit.page.eval_on_selector_all(
+            "main section, main figure, .sheet", "all => all.map((one) => one.id)"
+        )
+        assert "" not in sections
+        assert set(sections) <= set(targets)
+
+
+def test_a_link_into_something_closed_opens_it(browser: Any, sample: Case) -> None:
+    (group, *_) = sample.report.groups
+    assert group.untold
+    anchor = f"#{group.untold[-1].view}-{group.id}"
+    with Visit(browser, sample.path, anchor) as visit:
+        place = visit.page.locator(anchor)
+        place.wait_for(state="visible")
+        assert visit.page.evaluate("scrollY") > 0
+        assert visit.complaints == []
+
+
+def test_contents_open_and_close_by_keyboard(browser: Any, sample: Case) -> None:
+    with Visit(browser, sample.path) as visit:
+        summary = visit.page.locator(".toc summary")
+        summary.press("Enter")
+        link = visit.page.locator(".toc a[href='#runs']")
+        assert link.is_visible()
+        link.press("Enter")
+        assert not link.is_visible()
+        assert visit.page.url.endswith("#runs")
+        summary.press("Enter")
+        visit.page.keyboard.press("Escape")
+        assert not link.is_visible()
+
+
+def test_tables_and_charts_are_saved_as_files(browser: Any, sample: Case) -> None:
+    def saved(visit: Visit, button: Any) -> tuple[str, str]:
+        with visit.page.expect_download() as found:
+            button.press("Enter")
+        return found.value.suggested_filename, Path(found.value.path()).read_text(encoding="utf-8")
+
+    with Visit(browser, sample.path) as visit:
+        visit.see_all_charts()
+        figure = visit.page.locator("figure[id$=-efficiency]").last
+        name, content = saved(visit, figure.get_by_role("button", name="CSV of the chart"))
+        assert name == f"dlbench-{figure.get_attribute('id')}.csv"
+        weak = sample.report.groups[-1]
+        assert content.splitlines()[0].startswith("At,")
+        assert wording.value_text(weak.largest.efficiency) in content
+        name, content = saved(visit, figure.get_by_role("button", name="SVG of the chart"))
+        assert name.endswith(".svg")
+        assert content.startswith("<svg")
+        assert 'xmlns="http://www.w3.org/2000/svg"' in content
+        # The raw numbers of a table are the file that the command writes.
+        name, content = saved(visit, visit.page.locator("a.raw[href='#data-laws']").first)
+        assert name == "dlbench-laws.csv"
+        assert content.splitlines()[0].startswith("group,label,law,fraction,")
+        assert visit.complaints == []
+
+
+# Paper
+
+
+@pytest.mark.parametrize("case", CASES, indirect=True)
+def test_page_prints_its_numbers(browser: Any, case: Case, tmp_path: Path) -> None:
+    """Everything closed is open on paper, switches are not there, and the text of the PDF holds the figures."""
+    pypdf = pytest.importorskip("pypdf", reason="pypdf is not installed")
+    with Visit(browser, case.path) as visit:
+        visit.see_all_charts()
+        closed = visit.page.locator("main details:not([open])").count()
+        path = tmp_path / "report.pdf"
+        path.write_bytes(visit.page.pdf(format="A4"))
+        assert visit.page.locator("main details:not([open])").count() == closed
+        visit.page.emulate_media(media="print")
+        assert visit.page.locator(".chart .live:visible, .tools:visible, .toc:visible").count() == 0
+        assert visit.page.locator(".chart .still svg:visible").count() == visit.page.locator("figure").count()
+        assert visit.complaints == []
+    text = " ".join(" ".join(page.extract_text() for page in pypdf.PdfReader(path).pages).split())
+    for group in case.report.groups:
+        for point in group.points:
+            assert wording.value_text(point.throughput) in text.replace("\N{NO-BREAK SPACE}", " ")
+            assert wording.value_text(point.efficiency) in text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+# Foreign text
+
+
+def test_foreign_text_stays_text(browser: Any, hostile: Case) -> None:
+    with Visit(browser, hostile.path) as visit:
+        visit.see_all_charts()
+        visit.open_all()
+        for button in visit.page.locator("button.axes, button.series").all()[:6]:
+            button.click()
+        visit.page.wait_for_timeout(300)
+        assert visit.page.evaluate("window.pwned") is None
+        assert visit.page.locator("main img, main script, svg script, svg foreignObject").count() == 0
+        assert PAYLOAD in visit.page.locator("main").inner_text()
+        assert visit.requests == [hostile.path.as_uri()]
+        assert visit.complaints == []
+
+
+def test_markdown_of_foreign_text_holds_no_markup(browser: Any, hostile: Case, tmp_path: Path) -> None:
+    """As GitHub would show it: Markdown made HTML by a common reader runs nothing and links nowhere."""
+    reader = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
+    from dlbench.report.formats.markdown import to_markdown
+
+    path = tmp_path / "report.html"
+    made = (
+        reader.MarkdownIt("commonmark", {"html": True}).enable("table").render(to_markdown(document_of(hostile.report)))
+    )
+    path.write_text(f"<!DOCTYPE html><meta charset=utf-8><link rel=icon href='data:,'>{made}", encoding="utf-8")
+    with Visit(browser, path) as visit:
+        visit.page.wait_for_timeout(200)
+        assert visit.page.evaluate("window.pwned") is None
+        assert visit.page.locator("img, script, svg, a").count() == 0
+        assert PAYLOAD in visit.page.locator("body").inner_text()
+        assert visit.requests == [path.as_uri()]
+
+
+def test_command_writes_the_page_of_hostile_runs(hostile: Case, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    done = CliRunner().invoke(command_line, ["report", str(hostile.path.parent / "runs"), "-o", str(out)])
+    assert done.exit_code == 4  # one run is damaged on purpose
+    specs = out.read_text(encoding="utf-8").partition('id="chart-specs">')[2].partition("</script>")[0]
+    assert json.loads(specs)["charts"]
+
+
+# Size
+
+
+def test_many_groups_load_quickly_enough_to_read(browser: Any, tmp_path: Path) -> None:
+    """Sixty groups: the first in full, the others in a line each, and the browser opens the page all the same."""
+    from dataclasses import replace
+
+    write_scaling(tmp_path / "runs", repeats=1)
+    made = assemble(scan(tmp_path / "runs"))
+    groups = tuple(replace(group, id=f"{group.id}{k:03d}") for k in range(60) for group in made.groups)
+    path = tmp_path / "report.html"
+    path.write_text(html.to_html(document_of(replace(made, groups=groups))), encoding="utf-8")
+    assert path.stat().st_size < 5_000_000
+    with Visit(browser, path) as visit:
+        assert visit.page.locator("section.group").count() == html.MAX_GROUPS
+        assert visit.page.locator("#further-groups tbody tr").count() == 60 - html.MAX_GROUPS
+        assert visit.complaints == []

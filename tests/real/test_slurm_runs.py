@@ -1,0 +1,218 @@
+"""The same plan through a real Slurm: submitted, waited for, collected, reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dlbench.datasets.making.demo import prepare_demo_data
+from dlbench.jobs.box.box import Box
+from dlbench.records.scan import Run, scan
+from tests.conftest import Cli
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=4")
+BOUND_S = 240
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_demo_data(tmp_path_factory.mktemp("data")).images
+
+
+def wait_for(folder: Path, count: int) -> list[Run]:
+    """All runs, when each has a record or a failure; fails after BOUND_S with what is known."""
+    deadline = time.monotonic() + BOUND_S
+    runs: list[Run] = []
+    while time.monotonic() < deadline:
+        runs = scan(folder).runs
+        ended = len(runs) == count and all(run.state != "incomplete" for run in runs)
+        # The ranks write their last status after the record.
+        if ended and all(status.exit_code is not None for run in runs for status in run.statuses):
+            return runs
+        time.sleep(0.5)
+    logs = "\n".join(p.read_text(errors="replace")[-1500:] for p in folder.rglob("slurm-*.out"))
+    pytest.fail(f"not all done within {BOUND_S} s: {[(r.state, r.story) for r in runs]}\n{logs}")
+
+
+def wait_until_measuring(folder: Path) -> None:
+    """Returns when the first rank of the first run has begun to measure."""
+    deadline = time.monotonic() + BOUND_S
+    while time.monotonic() < deadline:
+        runs = scan(folder).runs
+        if runs and runs[0].statuses and runs[0].statuses[0].stage == "measuring":
+            return
+        time.sleep(0.3)
+    pytest.fail(f"nothing was measured within {BOUND_S} s")
+
+
+@pytest.mark.horovod
+@pytest.mark.parametrize("launcher", [pytest.param("srun-mpi", marks=pytest.mark.nightly), "srun-gloo"])
+def test_resnet_on_one_and_two_nodes(
+    cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, launcher: str, horovod_installed: None
+) -> None:
+    command = ("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1,2", "--launcher", launcher)
+    command += ("--data", str(images), "--series", "nightly", *SHORT)
+    promised = cli(*command, "--dry-run")
+    assert promised.returncode == 0, promised.stderr
+    assert not (tmp_path / "runs").exists()
+    submitted = cli(*command, **slurm_box.environment)
+    assert submitted.returncode == 0, submitted.stderr
+    jobs = submitted.stdout.split()
+    assert len(jobs) == 2
+    one, two = wait_for(tmp_path / "runs", 2)
+    assert (one.state, two.state) == ("valid", "valid"), (one.story, two.story)
+    assert one.record is not None
+    assert two.record is not None
+    assert [r.host for r in one.record.ranks] == ["n1"]
+    assert [r.host for r in two.record.ranks] == ["n1", "n2"]
+    carrier = {s.key: s.effective for s in two.record.settings}["engine.horovod.operations"]
+    assert carrier == ("mpi" if launcher == "srun-mpi" else "gloo")
+    assert two.record.environment["variable.SLURM_JOB_ID"] == jobs[1]
+    assert one.folder.script.read_text() + two.folder.script.read_text() == promised.stdout
+    assert json.loads(two.folder.submission.read_text())["job_id"] == jobs[1]
+
+    status = cli("status", tmp_path / "runs", **slurm_box.environment)
+    assert status.returncode == 0
+    assert "2 runs, 2 valid" in status.stdout
+    report = cli("report", tmp_path / "runs", "-o", tmp_path / "report.html")
+    assert report.returncode == 0, report.stderr
+    table = json.loads(cli("report", tmp_path / "runs", "--format", "json").stdout)
+    assert launcher in json.dumps(table)
+
+
+@pytest.mark.nightly
+def test_ddp_over_two_nodes_of_two_ranks(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    submitted = cli(
+        *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "2", "--ranks-per-node", "2"),
+        *("--engine", "ddp", "--launcher", "srun-gloo", "--data", "synthetic", *SHORT),
+        **slurm_box.environment,
+    )
+    assert submitted.returncode == 0, submitted.stderr
+    (run,) = wait_for(tmp_path / "runs", 1)
+    assert run.state == "valid", run.story
+    assert run.record is not None
+    assert [(r.rank, r.node_rank, r.host) for r in run.record.ranks] == [
+        (0, 0, "n1"),
+        (1, 0, "n1"),
+        (2, 1, "n2"),
+        (3, 1, "n2"),
+    ]
+
+
+@pytest.mark.nightly
+def test_a_cancelled_job_is_told(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    submitted = cli(
+        *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp"),
+        *("--launcher", "srun-gloo", "--data", "synthetic", "--set", "measure.measured_steps=100000"),
+        **slurm_box.environment,
+    )
+    (job,) = submitted.stdout.split()
+    wait_until_measuring(tmp_path / "runs")
+    assert "RUNNING" in cli("status", tmp_path / "runs", **slurm_box.environment).stdout
+    scancel = ["scancel", job]
+    subprocess.run(scancel, env={"PATH": "/usr/bin:/bin", **slurm_box.environment}, check=True, timeout=30)
+    told, deadline = None, time.monotonic() + BOUND_S
+    while time.monotonic() < deadline:
+        told = cli("status", tmp_path / "runs", **slurm_box.environment)
+        if "CANCELLED" in told.stdout:
+            break
+        time.sleep(0.5)
+    assert told is not None
+    assert told.returncode == 3
+    assert f"job {job} ended as CANCELLED without a record" in told.stdout
+    assert "measuring, step" in told.stdout
+
+
+def test_both_sides_of_a_comparison_run_in_one_job(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    """Side b is slower by a known time a step, and has a setup of its own."""
+    sides = ("--ab", "plain", "fault.step_delay_s=0.3,system.setup=export SIDE=b")
+    command = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "2", "--engine", "ddp")
+    command += ("--launcher", "srun-gloo", "--data", "synthetic", "--repeats", "2", "--series", "pairs", *sides, *SHORT)
+    promised = cli(*command, "--dry-run")
+    assert promised.returncode == 0, promised.stderr
+    submitted = cli(*command, **slurm_box.environment)
+    assert submitted.returncode == 0, submitted.stderr
+    (job,) = submitted.stdout.split()
+    runs = wait_for(tmp_path / "runs", 4)
+    assert [run.state for run in runs] == ["valid"] * 4, [run.story for run in runs]
+    assert [(run.plan.series.repeat, run.plan.series.side) for run in runs] == [(0, "a"), (0, "b"), (1, "b"), (1, "a")]
+    started = [run.record.started for run in runs if run.record is not None]
+    assert started == sorted(started)
+    for run in runs:
+        assert run.record is not None
+        assert run.record.environment["variable.SLURM_JOB_ID"] == job
+        assert [r.host for r in run.record.ranks] == ["n1", "n2"]
+        assert run.folder.script.read_text() == promised.stdout
+        assert json.loads(run.folder.submission.read_text())["job_id"] == job
+        assert run.plan.run_id in run.folder.launch_log.read_text()
+    status = cli("status", tmp_path / "runs", **slurm_box.environment)
+    assert status.returncode == 0, status.stdout
+    assert status.stdout.count(f"job {job}") == 4
+    compared = cli("compare", tmp_path / "runs", "--paired", "--format", "json")
+    assert compared.returncode == 6, compared.stderr  # two pairs carry no verdict
+    assert "insufficient" in compared.stdout
+
+
+def test_a_cancelled_comparison_starts_no_further_run(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    submitted = cli(
+        *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp"),
+        *("--launcher", "srun-gloo", "--data", "synthetic", "--set", "measure.measured_steps=100000"),
+        *("--repeats", "2", "--ab", "plain", "train.seed=7"),
+        **slurm_box.environment,
+    )
+    (job,) = submitted.stdout.split()
+    wait_until_measuring(tmp_path / "runs")
+    assert "RUNNING" in cli("status", tmp_path / "runs", **slurm_box.environment).stdout
+    scancel = ["scancel", job]
+    subprocess.run(scancel, env={"PATH": "/usr/bin:/bin", **slurm_box.environment}, check=True, timeout=30)
+    told, deadline = None, time.monotonic() + BOUND_S
+    while time.monotonic() < deadline:
+        told = cli("status", tmp_path / "runs", **slurm_box.environment)
+        if told.stdout.count("CANCELLED") == 4:
+            break
+        time.sleep(0.5)
+    assert told is not None
+    assert told.returncode == 3
+    assert told.stdout.count(f"job {job} ended as CANCELLED without a record") == 4, told.stdout
+    assert "measuring, step" in told.stdout
+    assert [bool(run.statuses) for run in scan(tmp_path / "runs").runs] == [True, False, False, False]
+
+
+def test_what_slurm_refuses_is_told_in_one_line(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    done = cli(
+        *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1"),
+        *("--data", "synthetic", "--set", "system.slurm.partition=nowhere"),
+        **slurm_box.environment,
+    )
+    assert done.returncode == 3
+    assert done.stderr.count("dlbench: error:") == 1
+    assert "invalid partition" in done.stderr.lower()
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_run_inside_an_allocation(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    command = ["salloc", "--nodes=2", "--ntasks=2", "--quiet", sys.executable, "-m", "dlbench", "run", "cosmoflow"]
+    command += ["--preset", "ci", "--system", "box", "--ranks", "2", "--engine", "ddp", "--launcher", "srun-gloo"]
+    done = subprocess.run(
+        [*command, "--data", "synthetic", *SHORT],
+        cwd=tmp_path,
+        env={**os.environ, **slurm_box.environment},
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = scan(tmp_path / "runs").runs
+    assert run.state == "valid", run.story
+    assert run.record is not None
+    assert [r.host for r in run.record.ranks] == ["n1", "n2"]

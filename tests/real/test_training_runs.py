@@ -1,0 +1,352 @@
+"""Real ranks train: parity over rank counts, resume bit for bit, training to a quality, accumulation, fp16."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlbench.datasets.text.vocabulary import load_vocabulary
+from dlbench.records.record import Record
+from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import Run, scan
+from tests.conftest import Cli
+from tests.support.forks import call_dlbench
+
+h5py = pytest.importorskip("h5py")
+
+NO_DROPOUT = ("--set", "model.dropout=0.0")
+TEN = ("--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=8")
+
+
+def volumes(folder: Path, num: int, seed: int) -> None:
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(seed)
+    target = generator.uniform(-1, 1, (num, 4)).astype("float32")
+    with h5py.File(folder / "density-0.h5", "w") as file:
+        # A mean that the first parameter decides: something to learn, at once.
+        mean = np.exp(1 + target[:, 0])[:, None, None, None, None]
+        file["x"] = generator.poisson(mean, (num, 32, 32, 32, 4)).astype("int16")
+        file["y"] = target
+
+
+@pytest.fixture(scope="module")
+def density(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("density")
+    volumes(folder / "train", 48, seed=0)
+    volumes(folder / "validation", 11, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of one sentence longer than a sample, so that every sample is full."""
+    generator = np.random.default_rng(0)
+    words = [w for w in load_vocabulary("english-4096").entries if w.isalpha() and len(w) > 3]
+    lines = [" ".join(generator.choice(words, 140)) + "." for _ in range(200)]
+    path = tmp_path_factory.mktemp("text") / "corpus.txt"
+    path.write_text("\n\n".join(lines) + "\n")
+    return path
+
+
+def run_of(cli: Cli, out: Path, series: str, *arguments: str | Path) -> Run:
+    done = cli("run", *arguments, "--series", series, "--out", out, "--preset", "ci")
+    assert done.returncode == 0, done.stderr
+    found = [run for run in scan(out).runs if run.plan.series.id == series]
+    assert len(found) == 1
+    return found[0]
+
+
+def record_of(run: Run) -> Record:
+    assert run.record is not None, run.story
+    assert run.state == "valid", run.story
+    return run.record
+
+
+def curve(run: Run) -> np.ndarray:
+    """Loss of each step, mean over ranks."""
+    ranks = range(run.plan.layout.ranks)
+    return np.mean([read_steps(run.folder.steps(rank)).steps["loss"] for rank in ranks], axis=0)
+
+
+def parity(workload: str, data: Path) -> tuple[str | Path, ...]:
+    # CosmoFlow's published rate for a batch of 8. A large one makes rounding grow from step to step, whoever computes.
+    rate = {"cosmoflow": 0.000125, "bert": 0.001}[workload]
+    calm = ("--set", f"train.optimizer.learning_rate={rate}", "--set", "train.optimizer.learning_rate_scaling=none")
+    return (workload, "--data", data, *NO_DROPOUT, *TEN, *calm)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, density: Path, text: Path) -> Callable[[str], Run]:
+    """1 rank that trains with the batch of two, made when it is first asked for."""
+    kept: dict[str, Run] = {}
+
+    def run(workload: str) -> Run:
+        if workload not in kept:
+            words = parity(workload, density if workload == "cosmoflow" else text)
+            out = tmp_path_factory.mktemp("alone")
+            cli = partial(call_dlbench, cwd=out)
+            kept[workload] = run_of(cli, out, "one", *words, "--engine", "single", "--set", "train.batch_per_rank=8")
+        return kept[workload]
+
+    return run
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "parts"),
+    # DDP in one part is what a run with another number of ranks goes on with, below.
+    [("horovod", 1), ("horovod", 2), ("ddp", 2), pytest.param("ddp", 1, marks=pytest.mark.nightly)],
+)
+@pytest.mark.parametrize("workload", ["cosmoflow", pytest.param("bert", marks=pytest.mark.nightly)])
+def test_ranks_and_batch_trade_places(
+    cli: Cli,
+    tmp_path: Path,
+    alone: Callable[[str], Run],
+    density: Path,
+    text: Path,
+    workload: str,
+    engine: str,
+    parts: int,
+    horovod_installed: None,
+) -> None:
+    """1 rank x batch 2b, 2 ranks x batch b, and 2 ranks in two parts: one loss curve over 10 fp32 steps.
+
+    ResNet is left out: its batch norm normalises over a rank's own samples, in every engine.
+    """
+    one = alone(workload)
+    reference = curve(one)
+    assert len(reference) == 10
+    assert np.ptp(reference) > 0.01
+    two = run_of(
+        cli,
+        tmp_path,
+        "two",
+        *parity(workload, density if workload == "cosmoflow" else text),
+        *("--engine", engine, "--ranks", "2", "--set", "train.batch_per_rank=4"),
+        *("--set", f"train.gradient_accumulation={parts}"),
+    )
+    assert two.plan.global_batch == one.plan.global_batch
+    assert record_of(two).num_parameters == record_of(one).num_parameters
+    assert sum(r.samples for r in record_of(two).ranks) == record_of(one).ranks[0].samples
+    assert len({r.final_parameters_sha256 for r in record_of(two).ranks}) == 1
+    np.testing.assert_allclose(curve(two), reference, rtol=1e-4)
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "engine", "ranks"),
+    [
+        ("cosmoflow", "horovod", 2),
+        pytest.param("bert", "ddp", 2, marks=pytest.mark.nightly),
+        pytest.param("resnet50", "horovod", 1, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    cli: Cli, tmp_path: Path, density: Path, text: Path, workload: str, engine: str, ranks: int, horovod_installed: None
+) -> None:
+    """Dropout, momentum, batch norm, sample order and augmentation go on as if nothing had happened."""
+    source = {"cosmoflow": density, "bert": text, "resnet50": "synthetic"}[workload]
+    dropout = ("--set", "model.dropout=0.2") if workload != "resnet50" else ()
+    common = (workload, "--data", source, "--engine", engine, "--ranks", str(ranks), *dropout)
+    whole = run_of(
+        cli,
+        tmp_path,
+        "whole",
+        *common,
+        *("--set", "measure.measured_steps=9", "--set", "checkpoint.every_steps=5"),
+    )
+    names = record_of(whole).checkpoints
+    assert names == ("step-00000010.safetensors", "step-00000012.safetensors")
+    resumed = run_of(
+        cli,
+        tmp_path,
+        "resumed",
+        *common,
+        *("--resume", whole.folder.checkpoints / names[0]),
+        *("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=2"),
+    )
+    record = record_of(resumed)
+    assert (record.first_step, record.steps) == (10, 2)
+    assert record.resumed_from is not None
+    ends = {r.final_parameters_sha256 for run in (whole, resumed) for r in record_of(run).ranks}
+    assert len(ends) == 1
+    for rank in range(ranks):
+        before, after = (read_steps(run.folder.steps(rank)).steps["loss"] for run in (whole, resumed))
+        assert list(before[10:]) == list(after)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_ranks(cli: Cli, tmp_path: Path, density: Path) -> None:
+    common = ("cosmoflow", "--data", density, "--engine", "ddp", "--set", "train.optimizer.learning_rate=0.001")
+    two = run_of(
+        cli,
+        tmp_path,
+        "two",
+        *common,
+        *("--ranks", "2", "--set", "checkpoint.every_steps=3", "--set", "checkpoint.keep=9"),
+        *("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=7"),
+    )
+    one = run_of(
+        cli,
+        tmp_path,
+        "one",
+        *common,
+        *("--ranks", "1", "--set", "train.batch_per_rank=8", "--resume", two.folder.checkpoint(3)),
+        *("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=5"),
+    )
+    np.testing.assert_allclose(curve(one), curve(two)[3:], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(
+    cli: Cli, tmp_path: Path, density: Path
+) -> None:
+    run = run_of(
+        cli,
+        tmp_path,
+        "met",
+        *("cosmoflow", "--data", density, "--engine", "ddp", "--ranks", "2", "--to-quality"),
+        *("--set", "quality.target=0.9", "--set", "quality.evaluate_every_epochs=0.5", "--set", "model.dropout=0.0"),
+    )
+    record = record_of(run)
+    quality = record.quality
+    assert quality is not None
+    assert quality.reached
+    assert quality.metric == "mae"
+    # 48 volumes at a global batch of 8: six steps an epoch.
+    assert record.steps == quality.evaluations[-1].step
+    assert [e.step for e in quality.evaluations] == list(range(3, record.steps + 1, 3))
+    last = quality.evaluations[-1]
+    assert last.value is not None
+    assert last.value <= 0.9
+    assert all(e.value is None or e.value > 0.9 for e in quality.evaluations[:-1])
+    assert {e.eval_samples for e in quality.evaluations} == {11}
+    assert (last.samples, last.epoch) == (last.step * 8, last.step / 6)
+    assert (quality.samples_to_quality, quality.epochs_to_quality) == (last.samples, last.epoch)
+    assert quality.time_to_quality_s == last.wall_s
+    # In steps at most the time since the start, and never less than the steps themselves.
+    spent = read_steps(run.folder.steps(0)).steps["step_ns"].sum() / 1e9
+    assert last.train_s == pytest.approx(spent, rel=1e-6)
+    assert last.wall_s >= last.train_s + sum(e.eval_s for e in quality.evaluations) - 0.05
+    targets = h5py.File(density / "validation" / "density-0.h5")["y"][:].astype(float)
+    assert quality.predictor_value == pytest.approx(np.abs(targets - targets.mean(0)).mean(), rel=1e-5)
+    keys = [event.key for event in record.events]
+    assert keys[:4] == ["init_start", "init_stop", "run_start", "epoch_start"]
+    assert keys[-1] == "run_stop"
+    assert record.events[-1].status == "success"
+    assert keys.count("eval_start") == keys.count("eval_stop") == keys.count("eval_error") == len(quality.evaluations)
+    times = [event.time_ms for event in record.events]
+    assert all(a <= b for a, b in itertools.pairwise(times))
+
+
+OUT_OF_REACH = (
+    *("cosmoflow", "--engine", "single", "--to-quality", "--set", "quality.target=0.0001"),
+    *("--set", "quality.evaluate_every_epochs=1.0", "--set", "checkpoint.every_epochs=1.0"),
+)
+
+
+@pytest.fixture(scope="module")
+def two_epochs(tmp_path_factory: pytest.TempPathFactory, density: Path) -> Run:
+    """A run that ended without its quality, with a checkpoint for each epoch."""
+    out = tmp_path_factory.mktemp("runs")
+    words = (*OUT_OF_REACH, "--data", density, "--set", "quality.max_epochs=2.0")
+    return run_of(partial(call_dlbench, cwd=out), out, "first", *words)
+
+
+@pytest.mark.slow
+def test_a_target_out_of_reach_ends_with_the_epochs_and_resumes(
+    cli: Cli, tmp_path: Path, density: Path, two_epochs: Run
+) -> None:
+    three = (*OUT_OF_REACH, "--data", density, "--set", "quality.max_epochs=3.0")
+    whole = run_of(cli, tmp_path, "whole", *three)
+    rest = run_of(cli, tmp_path, "rest", *three, "--resume", two_epochs.folder.path)
+    records = [record_of(run) for run in (whole, rest)]
+    values = []
+    for record in records:
+        assert record.quality is not None
+        assert not record.quality.reached
+        assert record.quality.time_to_quality_s is None
+        assert [e.epoch for e in record.quality.evaluations] == [1, 2, 3]
+        assert record.events[-1].status == "aborted"
+        values.append([e.value for e in record.quality.evaluations])
+    assert values[0] == values[1]
+    assert records[0].ranks[0].final_parameters_sha256 == records[1].ranks[0].final_parameters_sha256
+    assert records[1].quality is not None
+    assert records[1].quality.evaluations[1].wall_s < records[1].quality.evaluations[2].wall_s
+
+
+def test_what_cannot_train_to_a_quality_is_told_before_anything_is_made(
+    cli: Cli, tmp_path: Path, density: Path
+) -> None:
+    for arguments, text in (
+        (("--data", "synthetic"), "synthetic data holds nothing to learn"),
+        (("--data", density / "train"), "holds no validation data"),
+        (("--data", density, "--set", "data.validation=/nowhere"), "data.validation /nowhere: no such file"),
+        (("--data", density, "--resume", "/nowhere"), "--resume /nowhere: no such file"),
+        (("--data", density, "--set", "measure.measured_steps=5"), "ends by its target"),
+    ):
+        done = cli("run", "cosmoflow", "--preset", "ci", "--to-quality", *arguments)
+        assert done.returncode == 2, done.stderr
+        assert text in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_data_set_is_refused(cli: Cli, tmp_path: Path, two_epochs: Run) -> None:
+    other = tmp_path / "other"
+    volumes(other / "train", 40, seed=5)
+    volumes(other / "validation", 11, seed=1)
+    words = (*OUT_OF_REACH, "--preset", "ci", "--data", other, "--set", "quality.max_epochs=3.0")
+    done = cli("run", *words, "--resume", two_epochs.folder.path, "--series", "second")
+    assert done.returncode == 2, done.stderr
+    status = json.loads((tmp_path / "runs" / "second-cosmoflow-ci-p00-n0001-k00" / "rank-0000.status.json").read_text())
+    assert "was trained with data." in status["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+def test_fp16_learns_like_fp32_and_counts_its_overflows(
+    cli: Cli, tmp_path: Path, text: Path, horovod_installed: None
+) -> None:
+    # Small, and few of them: fp16 is emulated on most CPUs.
+    small = ("--set", "train.batch_per_rank=1", "--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=6")
+    common = ("bert", "--data", text, "--ranks", "2", *NO_DROPOUT, *small)
+    fp32 = run_of(cli, tmp_path, "fp32", *common)
+    fp16 = run_of(
+        cli,
+        tmp_path,
+        "fp16",
+        *common,
+        *("--set", "train.precision=fp16", "--set", "train.allow_emulation=true"),
+        *("--set", "train.initial_loss_scale=262144.0"),
+    )
+    record = record_of(fp16)
+    assert record.overflow_steps is not None
+    assert 1 <= record.overflow_steps < 6
+    assert record.final_loss_scale == 2**18 / 2**record.overflow_steps
+    assert record.precision is not None
+    assert "float16" in record.precision
+    assert record_of(fp32).overflow_steps is None
+    # The first step has the same weights: what differs is rounding.
+    assert curve(fp16)[0] == pytest.approx(curve(fp32)[0], rel=2e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+@pytest.mark.parametrize("workload", ["resnet50", pytest.param("cosmoflow", marks=pytest.mark.nightly)])
+def test_the_order_in_memory_changes_no_loss(cli: Cli, tmp_path: Path, workload: str, horovod_installed: None) -> None:
+    """Weights stay contiguous, which Horovod asks for; only activations are channels-last."""
+    short = ("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=4", "--ranks", "2")
+    common = (workload, "--data", "synthetic", *short)
+    plain = run_of(cli, tmp_path, "plain", *common)
+    last = run_of(cli, tmp_path, "last", *common, "--set", "model.memory_format=channels-last")
+    np.testing.assert_allclose(curve(last), curve(plain), rtol=1e-3)

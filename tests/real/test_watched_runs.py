@@ -1,0 +1,614 @@
+"""What watching leaves of real runs, with every engine; that it changes nothing, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dlbench.datasets.making.demo import prepare_demo_data
+from dlbench.node.cores import CoreBinding
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.single import SingleEngine
+from dlbench.node.training.gathering import watch_doubts, with_layers_told
+from dlbench.node.training.instruments import RankWatch, accounted_overhead
+from dlbench.node.training.run import RankRun
+from dlbench.node.training.step_schedule import plan_course
+from dlbench.node.watching.agent import NodeSampler
+from dlbench.node.watching.profiler import ANCHOR
+from dlbench.records.exchange import ExchangeResult
+from dlbench.records.folder import RunFolder, create
+from dlbench.records.record import RankResult, Record
+from dlbench.records.registry import watching
+from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.steps import PHASES, read_steps
+from dlbench.records.scan import Run, read_run, scan
+from dlbench.records.watch import NodeWatch, WatchResult
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.watch import WatchSpec
+from tests.records.rows.test_spans import Seen, read_spans
+from tests.support.forks import call_dlbench
+from tests.support.run_factory import Story, constant, plans, write_run
+from tests.support.watch_factory import node_watch, watch_result
+
+STAGES = ["starting", "building", "warm-up", "measuring", "finishing"]
+SMALL: dict[str, Any] = {"conv_channels": (2, 3, 4, 5, 6), "dense_sizes": (8, 4), "dropout": 0.1}
+SLACK_NS = 1_000_000
+"""Horovod's timeline counts whole microseconds and begins where a wall clock said."""
+
+
+# --- one rank, in this process
+
+
+def plan_of(series: str, **overrides: Any) -> RunPlan:
+    settings = {"measure.warmup_steps": 4, "measure.measured_steps": 3, "watch.sampler": False, **overrides}
+    return plans(
+        workload="cosmoflow", preset="ci", points=(1,), repeats=1, engine="single", series=series, overrides=settings
+    )[0]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def density(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare_demo_data(tmp_path_factory.mktemp("data")).density
+
+
+def trained(out: Path, series: str, data: Path | None = None, **overrides: Any) -> Run:
+    """A run of one rank without a launcher; what begins with `watch` is set past the checks of a request."""
+    watch = {key.removeprefix("watch."): value for key, value in overrides.items() if key.startswith("watch.")}
+    plan = plan_of(series, **{key: value for key, value in overrides.items() if not key.startswith("watch.")})
+    assert plan.watch is not None
+    plan = plan.model_copy(update={"watch": plan.watch.model_copy(update=watch)})
+    parts: dict[str, Any] = {"model": plan.workload.model.model_copy(update=SMALL)}
+    if data is not None:
+        parts["data"] = plan.workload.data.model_copy(update={"source": str(data)})
+    plan = plan.model_copy(update={"workload": plan.workload.model_copy(update=parts)})
+    folder = create(out, plan)
+    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
+    started = time.monotonic()
+    rank = RankWatch(plan, folder, place, None, started=started)
+    cores = CoreBinding(cores=(0,), pinned=False, threads=1, warnings=())
+    try:
+        RankRun(
+            plan,
+            folder,
+            place,
+            cores,
+            SingleEngine(),
+            torch.device("cpu"),
+            rank,
+            on_step=lambda step: None,
+            on_course=lambda steps: None,
+            beat=lambda where: None,
+            started=started,
+        ).run()
+    finally:
+        rank.close()
+    return read_run(folder.path)
+
+
+def record_of(run: Run) -> Record:
+    assert run.record is not None, run.story
+    assert run.state == "valid", run.story
+    return run.record
+
+
+def watch_of(run: Run) -> WatchResult:
+    found = record_of(run).watch
+    assert found is not None
+    return found
+
+
+def lane(spans: list[Seen], name: str) -> list[Seen]:
+    return [span for span in spans if span.lane == name]
+
+
+def within_steps(run: Run, rank: int, spans: list[Seen], phases: tuple[str, ...], slack_ns: int = 0) -> None:
+    """Whether spans lie in the named neighbouring phases of their own steps, by the step file."""
+    steps = read_steps(run.folder.steps(rank)).steps
+    for span in spans:
+        row = steps[span.step]
+        assert row["warmup"] == 1
+        before = sum(int(row[f"{phase}_ns"]) for phase in PHASES[: PHASES.index(phases[0])])
+        start = int(row["start_ns"]) + before
+        end = start + sum(int(row[f"{phase}_ns"]) for phase in phases)
+        assert start - slack_ns <= span.start_ns <= span.end_ns <= end + slack_ns, span
+
+
+def test_every_layer_of_the_window_lies_in_its_step_and_phase(tmp_path: Path) -> None:
+    run = trained(tmp_path, "one")
+    spans = read_spans(run.folder.spans(0))
+    stages = lane(spans, "stage")
+    assert [span.name for span in stages] == STAGES
+    assert all(one.end_ns == other.start_ns for one, other in itertools.pairwise(stages))
+    layers = lane(spans, "compute")
+    assert {span.step for span in layers} == {1, 2, 3}
+    forward = [span for span in layers if span.name.startswith("forward ")]
+    backward = [span for span in layers if span.name.startswith("backward ")]
+    assert len(forward) == len(backward) == len(layers) / 2
+    within_steps(run, 0, forward, ("forward",))
+    within_steps(run, 0, backward, ("backward",))
+    for step in (1, 2, 3):
+        order = sorted((span for span in layers if span.step == step), key=lambda span: span.start_ns)
+        assert all(one.end_ns <= other.start_ns for one, other in itertools.pairwise(order))
+        names = [span.name.split()[1] for span in order]
+        half = len(names) // 2
+        assert names[half:] == names[:half][::-1]
+        assert names[0] == "features.0"
+    steps = read_steps(run.folder.steps(0)).steps
+    (warmup,) = (span for span in stages if span.name == "warm-up")
+    (measuring,) = (span for span in stages if span.name == "measuring")
+    assert warmup.start_ns <= steps["start_ns"][0] < warmup.end_ns <= steps["start_ns"][4] < measuring.end_ns
+    assert (steps["start_ns"] + steps["step_ns"])[-1] <= measuring.end_ns
+    found = watch_of(run)
+    assert (found.window_ranks, found.window_first_step, found.window_num_steps) == ((0,), 1, 3)
+    assert (found.num_spans, found.dropped_spans, found.nodes) == (len(spans), 0, ())
+    assert found.trace_bytes == run.folder.spans(0).stat().st_size
+    assert found.overhead is not None
+    assert (found.overhead.low, found.overhead.high, found.overhead.num_pairs) == (0.0, 0.0, 0)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "unwatched": {"watch.window_steps": 0},
+    "watched": {},
+    "profiled": {"watch.profiler": True, "watch.window_steps": 4},
+}
+
+
+def test_training_is_the_same_to_the_bit_watched_or_not(tmp_path: Path) -> None:
+    runs = [trained(tmp_path, name, **{"train.gradient_accumulation": 2, **way}) for name, way in WAYS.items()]
+    ends = [record_of(run).ranks[0].final_parameters_sha256 for run in runs]
+    losses = [read_steps(run.folder.steps(0)).steps["loss"].tolist() for run in runs]
+    assert len(set(ends)) == 1
+    assert losses[0] == losses[1] == losses[2]
+    layers = [len(lane(read_spans(run.folder.spans(0)), "compute")) for run in runs[1:]]
+    # Two parts a batch, 3 steps (the first is left out), and the profile's anchor.
+    assert layers[0] == layers[1] - 1 > 0
+    (doubt,) = record_of(runs[2]).warnings
+    assert doubt == (
+        "watch.window_steps 4: layers could be watched in 3 steps only, as the warm-up has 4 and its first is left "
+        "out; set measure.warmup_steps to 8"
+    )
+
+
+def test_a_long_warm_up_keeps_layers_and_exchange_apart(tmp_path: Path, density: Path) -> None:
+    run = trained(tmp_path, "apart", density, **{"measure.warmup_steps": 8, "watch.profiler": True})
+    spans = read_spans(run.folder.spans(0))
+    assert {span.step for span in lane(spans, "compute") if span.name != ANCHOR} == {2, 3, 4}
+    # From the first layer on to the end of the warm-up.
+    assert [span.step for span in lane(spans, "input")] == [2, 3, 4, 5, 6, 7]
+    found = watch_of(run)
+    assert (found.window_ranks, found.window_first_step, found.window_num_steps) == ((0,), 2, 3)
+    assert record_of(run).warnings == ()
+    content = json.loads(run.folder.profile(0).read_text())
+    convolutions = [e for e in content["traceEvents"] if e.get("cat") == "cpu_op" and e["name"] == "aten::conv3d"]
+    # The profile ended with the layers' steps.
+    assert len(convolutions) == 3 * len(SMALL["conv_channels"])
+
+
+def test_a_profile_stands_beside_the_spans(tmp_path: Path) -> None:
+    run = trained(tmp_path, "profiled", **{"watch.profiler": True})
+    spans = lane(read_spans(run.folder.spans(0)), "compute")
+    content = json.loads(run.folder.profile(0).read_text())
+    (anchor,) = (span for span in spans if span.name == ANCHOR)
+    (mark,) = (entry for entry in content["traceEvents"] if entry.get("name") == ANCHOR and entry.get("ph") == "X")
+    shift_ns = anchor.start_ns - mark["ts"] * 1e3
+    slack_ns = anchor.end_ns - anchor.start_ns + SLACK_NS
+    kernels = [e for e in content["traceEvents"] if e.get("cat") == "cpu_op" and e["name"] == "aten::conv3d"]
+    forward = [span for span in spans if span.name == "forward features.0"]
+    assert len(forward) == 3
+    for span in forward:
+        # Each call of the layer has its convolution, once the profile's clock is set on this one.
+        inside = [e for e in kernels if span.start_ns - slack_ns <= e["ts"] * 1e3 + shift_ns <= span.end_ns + slack_ns]
+        assert len(inside) == 1
+
+
+def test_plans_that_watch_nothing_leave_nothing(tmp_path: Path) -> None:
+    plan = plan_of("plain").model_copy(update={"watch": None})
+    folder = create(tmp_path, plan)
+    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
+    watch = RankWatch(plan, folder, place, None, started=time.monotonic())
+    watch.stage("building")
+    with watch.pause("evaluation"):
+        pass
+    watch.end_training()
+    assert watch.told() == {"node": None, "spans": None, "sample_bytes": 0, "problems": []}
+    watch.close()
+    assert [path.name for path in folder.path.iterdir()] == ["plan.json"]
+
+
+def test_runs_with_everything_switched_off_leave_nothing(tmp_path: Path) -> None:
+    run = trained(tmp_path, "off", **{"watch.window_steps": 0})
+    assert record_of(run).watch is None
+    assert not run.folder.spans(0).exists()
+    assert watching(run) == "none"
+
+
+class Clumsy(NodeSampler):
+    """A sampler that wrote samples and died before its account."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.problem = "sampler of here: ended by signal 9"
+        folder.samples(0).write_bytes(b"12345")
+
+    def finish(self, timeout_s: float = 0) -> None:
+        return None
+
+
+def test_samples_of_a_sampler_that_died_count_as_bytes(tmp_path: Path) -> None:
+    plan = plan_of("died")
+    folder = create(tmp_path, plan)
+    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
+    watch = RankWatch(plan, folder, place, Clumsy(folder), started=time.monotonic())
+    told = watch.told()
+    assert (told["node"], told["sample_bytes"]) == (None, 5)
+    assert told["problems"] == ["sampler of here: ended by signal 9"]
+
+
+def test_runs_with_nodes_that_were_not_sampled_stand_apart(tmp_path: Path) -> None:
+    plan = plan_of("nodes")
+    values = []
+    for number, (sampler, nodes) in enumerate([(True, [node_watch()]), (True, []), (False, [])]):
+        assert plan.watch is not None
+        watch = plan.watch.model_copy(update={"sampler": sampler})
+        one = plan.model_copy(update={"run_id": f"{plan.run_id}-{number}", "watch": watch})
+        story = Story(record={"watch": watch_result(nodes=nodes)})
+        write_run(tmp_path, one, constant((0, 0, 1, 2, 0, 1)), story)
+        values.append(watching(read_run(tmp_path / one.run_id)))
+    assert values == ["default", "default, not sampled on 1 of 1 node", "sampler=False"]
+
+
+def test_a_run_without_warm_up_has_no_window(tmp_path: Path) -> None:
+    run = trained(tmp_path, "cold", **{"measure.warmup_steps": 0, "watch.profiler": True, "watch.window_steps": 5})
+    spans = read_spans(run.folder.spans(0))
+    assert [span.name for span in spans] == [name for name in STAGES if name != "warm-up"]
+    found = watch_of(run)
+    assert (found.window_ranks, found.window_first_step, found.window_num_steps) == ((), None, 0)
+    assert [text.split(":")[0] for text in record_of(run).warnings] == ["watch.window_steps 5", "watch.profiler"]
+    assert record_of(run).warnings[1].endswith("set measure.warmup_steps to 9")
+    assert not run.folder.profile(0).exists()
+
+
+def test_reading_and_pauses_have_spans(tmp_path: Path, density: Path) -> None:
+    run = trained(tmp_path, "read", density, **{"checkpoint.every_steps": 2})
+    spans = read_spans(run.folder.spans(0))
+    reads = lane(spans, "input")
+    assert {(span.name, span.track) for span in reads} == {("read batch", 1)}
+    # Read in the training process, a batch is read within the step that trains with it.
+    assert [span.step for span in reads] == [1, 2, 3]
+    within_steps(run, 0, reads, ("input",))
+    stages = lane(spans, "stage")
+    assert [span.name for span in stages] == [
+        *("starting", "building", "warm-up", "checkpoint", "warm-up", "checkpoint", "warm-up"),
+        *("measuring", "checkpoint", "measuring", "checkpoint", "measuring", "finishing"),
+    ]
+    assert all(one.end_ns == other.start_ns for one, other in itertools.pairwise(stages))
+    steps = read_steps(run.folder.steps(0)).steps
+    for pause in (span for span in stages if span.name == "checkpoint"):
+        for row in steps:
+            assert not row["start_ns"] < pause.start_ns < row["start_ns"] + row["step_ns"]
+
+
+# --- what the record says of the exchange
+
+
+def exchange(**changes: Any) -> ExchangeResult:
+    plain = {
+        "carrier": "gloo",
+        "by": "engine",
+        "exchange": "flat",
+        "fusion": "engine",
+        "wire": "fp32",
+        "group_size": 1,
+        "num_groups": 2,
+        "window_steps": 3,
+        "evidence": "seen",
+    }
+    return ExchangeResult.model_validate({**plain, **changes})
+
+
+@pytest.mark.parametrize(
+    ("warmup", "settings", "changes", "is_mixed"),
+    [
+        (4, {}, {}, True),
+        (6, {}, {}, True),
+        (7, {}, {}, False),
+        (4, {"watch.window_steps": 0}, {}, False),
+        (4, {}, {"by": "dlbench"}, False),
+        (4, {}, {"window_steps": 0}, False),
+        (4, {"sync.fusion": "mgwfbp"}, {}, False),
+    ],
+)
+@pytest.mark.parametrize("profiler", [False, True])
+def test_times_of_the_exchange_tell_what_lengthened_them(
+    warmup: int, settings: dict[str, Any], changes: dict[str, Any], is_mixed: bool, profiler: bool
+) -> None:
+    plan = plans(points=(2,), repeats=1, engine="ddp", overrides={"measure.warmup_steps": warmup, **settings})[0]
+    assert plan.watch is not None
+    plan = plan.model_copy(update={"watch": plan.watch.model_copy(update={"profiler": profiler})})
+    course = plan_course(plan, first=0, batches_per_epoch=None)
+    result = with_layers_told(plan, course, exchange(**changes))
+    assert result is not None
+    assert (result.evidence != "seen") == is_mixed
+    doubts = [text for text in watch_doubts(plan, course, [], result) if "lengthens them" in text]
+    assert len(doubts) == int(is_mixed and profiler)
+    assert all(text.endswith("set measure.warmup_steps to 7") for text in doubts)
+
+
+def test_layers_that_would_disturb_a_decision_are_told_only_if_asked_for() -> None:
+    overrides = {"measure.warmup_steps": 4, "sync.fusion": "mgwfbp"}
+    told = []
+    for more in ({}, {"watch.window_steps": 3}):
+        plan = plans(points=(2,), repeats=1, engine="ddp", overrides={**overrides, **more})[0]
+        course = plan_course(plan, first=0, batches_per_epoch=None)
+        told.append(watch_doubts(plan, course, [], None))
+    assert told == [
+        [],
+        [
+            "watch.window_steps 3: layers could be watched in 0 steps only, as the warm-up has 4 and its first 4 "
+            "decide on the exchange, its last 3 time it; set measure.warmup_steps to 10"
+        ],
+    ]
+
+
+# --- what the record says watching cost
+
+
+def rank_result(**changes: Any) -> RankResult:
+    plain = {
+        "rank": 0,
+        "node_rank": 0,
+        "host": "n0",
+        "device": "cpu",
+        "cores": (0,),
+        "threads": 1,
+        "pinned": True,
+        "samples": 8,
+        "measured_s": 10.0,
+        "first_loss": 1.0,
+        "last_loss": 1.0,
+        "losses_finite": True,
+        "initial_parameters_sha256": "a",
+        "final_parameters_sha256": "b",
+        "peak_memory_bytes": 1,
+        "startup_s": 1.0,
+    }
+    return RankResult.model_validate({**plain, **changes})
+
+
+def test_the_worst_node_bounds_the_cost() -> None:
+    nodes = [
+        NodeWatch.model_validate(node_watch(node_rank=number, host=f"n{number}", measured_cpu_s=cpu))
+        for number, cpu in enumerate((0.01, 0.05, None))
+    ]
+    ranks = [rank_result(rank=number, node_rank=number // 2, measured_s=10.0 - number) for number in range(6)]
+    found = accounted_overhead(WatchSpec(), nodes, ranks)
+    assert found is not None
+    # Node 1: ranks 2 and 3 measured for 8 and 7 s.
+    assert (found.low, found.value, found.high) == (0.0, pytest.approx(0.05 / 7), pytest.approx(0.05 / 7))
+    assert "of 3 nodes 2 told theirs, node 1 has the largest share" in found.evidence
+    assert accounted_overhead(WatchSpec(), nodes[2:], ranks) is None
+    assert accounted_overhead(WatchSpec(sampler=False, window_steps=0), [], ranks) is None
+
+
+# --- real ranks
+
+Runs = Callable[[str], Run]
+
+ENGINES: dict[str, tuple[str, ...]] = {
+    "ddp": ("--engine", "ddp", "--set", "engine.ddp.bucket_cap_bytes=65536"),
+    "horovod": ("--engine", "horovod", "--set", "engine.horovod.cycle_time_ms=5.0"),
+    "own": ("--engine", "ddp", "--set", "sync.fusion=size:100kB"),
+    "long": ("--engine", "ddp"),
+}
+WARMUP = {"long": 8}
+"""Warm-up steps, where they are not 4."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A run of two ranks with an engine, made when it is first asked for."""
+    out = tmp_path_factory.mktemp("runs")
+    kept: dict[str, Run] = {}
+
+    def run(name: str) -> Run:
+        if name not in kept:
+            done = call_dlbench(
+                *("run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--ranks", "2", "--series", name),
+                *("--out", out, "--set", "train.batch_per_rank=1", "--set", "measure.measured_steps=4"),
+                *("--set", f"measure.warmup_steps={WARMUP.get(name, 4)}", "--set", "watch.period_s=0.1"),
+                *ENGINES[name],
+                cwd=out,
+            )
+            assert done.returncode == 0, done.stderr
+            (kept[name],) = (found for found in scan(out).runs if found.plan.series.id == name)
+        return kept[name]
+
+    return run
+
+
+ENGINE = pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param("ddp", marks=pytest.mark.slow),
+        pytest.param("horovod", marks=[pytest.mark.slow, pytest.mark.horovod]),
+        pytest.param("own", marks=pytest.mark.slow),
+    ],
+)
+
+
+@ENGINE
+def test_messages_of_the_window_are_all_gradients_once(runs: Runs, engine: str, request: pytest.FixtureRequest) -> None:
+    if engine == "horovod":
+        request.getfixturevalue("horovod_installed")
+    run = runs(engine)
+    record = record_of(run)
+    assert record.exchange is not None
+    # A ring of two ranks sends each vector once.
+    assert record.exchange.bytes_inside == record.gradient_bytes
+    for rank in range(2):
+        spans = read_spans(run.folder.spans(rank))
+        messages = lane(spans, "exchange")
+        if engine == "horovod" and rank == 1:
+            assert messages == []  # its timeline is rank 0's
+            continue
+        assert {span.step for span in messages} == {1, 2, 3}
+        for step in (1, 2, 3):
+            own = [span for span in messages if span.step == step]
+            assert sum(span.num_bytes for span in own) == record.gradient_bytes
+            assert sum(int(span.name.split(", ")[1].split()[0]) for span in own) == 16
+            assert [span.track for span in own] == list(range(len(own)))
+            assert len(own) > 1
+        assert all(span.queued_ns >= 0 for span in messages)
+        within_steps(run, rank, messages, ("backward", "exchange"), slack_ns=SLACK_NS)
+        # A message was ready within the backward pass.
+        ready = [
+            Seen(**{**vars(span), "start_ns": span.start_ns - span.queued_ns, "end_ns": span.start_ns - span.queued_ns})
+            for span in messages
+        ]
+        within_steps(run, rank, ready, ("backward", "exchange"), slack_ns=SLACK_NS)
+
+
+@pytest.mark.slow
+def test_messages_follow_the_layers_of_a_long_warm_up(runs: Runs) -> None:
+    run = runs("long")
+    for rank in range(2):
+        spans = read_spans(run.folder.spans(rank))
+        assert {span.step for span in lane(spans, "compute")} == {2, 3, 4}
+        assert {span.step for span in lane(spans, "exchange")} == {5, 6, 7}
+    found = record_of(run).exchange
+    assert found is not None
+    assert found.window_steps == 3
+    assert "layers were watched" not in found.evidence
+
+
+@ENGINE
+def test_every_rank_has_stages_and_layers(runs: Runs, engine: str, request: pytest.FixtureRequest) -> None:
+    if engine == "horovod":
+        request.getfixturevalue("horovod_installed")
+    run = runs(engine)
+    total = 0
+    for rank in range(2):
+        spans = read_spans(run.folder.spans(rank))
+        total += len(spans)
+        assert [span.name for span in lane(spans, "stage")] == STAGES
+        layers = lane(spans, "compute")
+        assert {span.step for span in layers} == {1, 2, 3}
+        within_steps(run, rank, [span for span in layers if span.name.startswith("forward")], ("forward",))
+        backward = [span for span in layers if span.name.startswith("backward")]
+        # DDP marks the end of the backward pass when it gets its last gradient, within the last layer's own end.
+        within_steps(run, rank, backward, ("backward", "exchange"))
+    found = watch_of(run)
+    assert found.num_spans == total
+    files = [run.folder.spans(0), run.folder.spans(1), run.folder.samples(0)]
+    assert found.trace_bytes == sum(path.stat().st_size for path in files)
+
+
+@ENGINE
+def test_the_sampler_of_the_node_sampled(runs: Runs, engine: str, request: pytest.FixtureRequest) -> None:
+    if engine == "horovod":
+        request.getfixturevalue("horovod_installed")
+    run = runs(engine)
+    (node,) = watch_of(run).nodes
+    reader = SampleReader(path=run.folder.samples(0))
+    times = [int(row["time_ns"]) for block in reader.blocks() for row in block]
+    assert node.num_samples == len(times) > 3
+    assert node.measured_cpu_s is not None
+    assert node.clock.node_rank == 0
+    steps = read_steps(run.folder.steps(0)).steps
+    # It was there before the first step and after the last.
+    assert times[0] < steps["start_ns"][0]
+    assert times[-1] > steps["start_ns"][-1]
+    overhead = watch_of(run).overhead
+    assert overhead is not None
+    assert 0 <= overhead.low <= overhead.value <= overhead.high
+    assert (overhead.method, overhead.num_pairs) == ("accounted", 0)
+
+
+def children(pid: int) -> set[int]:
+    """Processes below a process."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            child = int(stat.parent.name)
+            found |= {child} | children(child)
+    return found
+
+
+def is_sampler(pid: int) -> bool:
+    try:
+        return "dlbench.node.watching.sampler" in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def awaited(condition: Callable[[], Any], seconds: float = 120) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_killed_rank_leaves_no_sampler(tmp_path: Path, victim: int) -> None:
+    command = (
+        *(sys.executable, "-m", "dlbench", "run", "cosmoflow", "--preset", "ci", "--data", "synthetic"),
+        *("--engine", "ddp", "--ranks", "2", "--out", str(tmp_path), "--set", "train.batch_per_rank=1"),
+        *("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=100000"),
+    )
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+
+        def status(rank: int) -> dict[str, Any]:
+            for folder in tmp_path.iterdir():
+                path = RunFolder(folder).status(rank)
+                if path.exists():
+                    told: dict[str, Any] = json.loads(path.read_text())
+                    return told
+            return {}
+
+        awaited(lambda: all(status(rank).get("stage") == "measuring" for rank in range(2)))
+        below = children(running.pid)
+        samplers = {pid for pid in below if is_sampler(pid)}
+        assert len(samplers) == 1
+        os.kill(status(victim)["pid"], signal.SIGKILL)
+        _, errors = running.communicate(timeout=120)
+        assert running.returncode == 3, errors
+        awaited(lambda: not any(map(is_alive, below)), 20)
+    finally:
+        if running.poll() is None:
+            running.kill()
+            running.communicate()
+    # What was written before is readable.
+    (folder,) = tmp_path.iterdir()
+    assert [span.name for span in read_spans(RunFolder(folder).spans(1 - victim))][:2] == ["starting", "building"]

@@ -1,0 +1,851 @@
+"""Files of rows in blocks, and what watching keeps in them: everything comes back, damage is told, limits hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from dlbench.errors import IncompleteDataError
+from dlbench.reading.measures import measure
+from dlbench.records.clocks import ClockLine
+from dlbench.records.folder import RunFolder
+from dlbench.records.rows.format import BlockWriter
+from dlbench.records.rows.reader import BlockReader
+from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, LANES, STAGE, SpanReader, SpanWriter
+from dlbench.records.rows.steps import StepReader, StepWriter, read_steps
+from dlbench.records.scan import read_run
+from tests.support.paths import ROOT
+from tests.support.watch_factory import (
+    LAYERS,
+    MESSAGES,
+    clock_line,
+    large_run,
+    node_watch,
+    slow_rank,
+    watch_result,
+    write_samples,
+    write_spans,
+)
+
+Row = tuple[float, ...]
+Content = list[Row | dict[str, Any]]
+"""Rows and notes in the order of a file."""
+
+HEADER = {"format": "dlbench.test", "version": 1}
+
+VALUES = {
+    "<i8": st.integers(-(2**63), 2**63 - 1),
+    "<u8": st.integers(0, 2**64 - 1),
+    "<i4": st.integers(-(2**31), 2**31 - 1),
+    "<u4": st.integers(0, 2**32 - 1),
+    "<u2": st.integers(0, 2**16 - 1),
+    "<f4": st.floats(width=32),
+    "<f8": st.floats(),
+}
+NOTES = st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=20), max_size=3)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[tuple[str, str]], list[str], Content]:
+    """Columns, which of them are kept as differences, and rows with notes between them."""
+    kinds = draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=6))
+    fields = [(f"column {n}", kind) for n, kind in enumerate(kinds)]
+    whole = [name for name, kind in fields if kind[1] in "iu"]
+    delta = draw(st.lists(st.sampled_from(whole), unique=True)) if whole else []
+    row = st.tuples(*(VALUES[kind] for kind in kinds))
+    return fields, delta, draw(st.lists(row | NOTES, max_size=25))
+
+
+def content_of(path: Path, format_name: str = "dlbench.test") -> Content:
+    found: Content = []
+    for block in BlockReader(path, format_name).blocks():
+        found += [block] if isinstance(block, dict) else [tuple(row) for row in block.tolist()]
+    return found
+
+
+def same(one: Content, other: Content) -> bool:
+    """Equal, NaN as well."""
+
+    def shown(content: Content) -> list[str]:
+        return [repr(sorted(part.items()) if isinstance(part, dict) else part) for part in content]
+
+    return shown(one) == shown(other)
+
+
+def write(path: Path, content: Content, fields: list[tuple[str, str]], **options: Any) -> BlockWriter:
+    with BlockWriter(path, HEADER, fields, **options) as writer:
+        for part in content:
+            if isinstance(part, dict):
+                writer.note(part)
+            else:
+                writer.append(part)
+    return writer
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "x.rows"
+
+
+# Round trips
+
+
+@given(table=tables(), per_block=st.integers(1, 9))
+def test_everything_comes_back_in_its_order(
+    table: tuple[list[tuple[str, str]], list[str], Content], per_block: int
+) -> None:
+    fields, delta, content = table
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.rows"
+        writer = write(path, content, fields, delta=delta, rows_per_block=per_block)
+        assert same(content_of(path), content)
+        assert writer.num_rows == sum(not isinstance(part, dict) for part in content)
+        assert (writer.dropped, writer.bytes_written) == (0, path.stat().st_size)
+        reader = BlockReader(path, "dlbench.test")
+        assert reader.columns() == fields
+        assert {key: reader.header[key] for key in HEADER} == HEADER
+
+
+@given(
+    rows=st.lists(st.tuples(VALUES["<i8"], VALUES["<f4"]), max_size=40),
+    per_block=st.integers(1, 9),
+    room=st.integers(0, 600),
+)
+def test_a_file_never_exceeds_its_limit(rows: list[Row], per_block: int, room: int) -> None:
+    fields = [("a", "<i8"), ("b", "<f4")]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.rows"
+        write(path, [], fields, delta=("a",))
+        head = path.stat().st_size
+        path.unlink()
+        writer = write(path, [*rows], fields, delta=("a",), rows_per_block=per_block, max_bytes=head + room)
+        assert path.stat().st_size == writer.bytes_written <= head + room
+        assert writer.num_rows + writer.dropped == len(rows)
+        # Whole blocks are left out, the others stay as they were: what is there is some of the blocks, in order.
+        blocks = [rows[at : at + per_block] for at in range(0, len(rows), per_block)]
+        found = content_of(path)
+        assert len(found) == writer.num_rows
+        for block in blocks:
+            if same(found[: len(block)], [*block]):
+                found = found[len(block) :]
+        assert found == []
+
+
+def test_notes_fit_always_and_what_waits_for_rows_waits(path: Path) -> None:
+    fields = [("a", "<u8")]
+    rows = [(random.Random(n).getrandbits(64),) for n in range(8)]
+    with BlockWriter(path, HEADER, fields, rows_per_block=4, max_bytes=1) as writer:
+        for row in rows:
+            writer.append(row)
+        assert (writer.num_rows, writer.dropped) == (0, 8)
+        writer.note({"told": 1})
+        writer.note({"never": 1}, before_rows=True)
+        writer.append(rows[0])
+    assert content_of(path) == [{"told": 1}]
+    assert writer.dropped == 9
+
+
+def test_a_note_before_rows_survives_rows_that_do_not_fit(path: Path) -> None:
+    """Names of spans: the block that needed them first was left out, a later one needs them too."""
+    fields = [("a", "<u8")]
+    with BlockWriter(path, HEADER, fields, max_bytes=None) as writer:
+        head = writer.bytes_written
+    path.unlink()
+    with BlockWriter(path, HEADER, fields, rows_per_block=64, max_bytes=head + 200) as writer:
+        writer.note({"name": "first"}, before_rows=True)
+        for number in range(64):
+            writer.append((random.Random(number).getrandbits(64),))
+        assert (writer.num_rows, writer.dropped) == (0, 64)
+        writer.note({"name": "second"}, before_rows=True)
+        writer.append((5,))
+    assert content_of(path) == [{"name": "first"}, {"name": "second"}, (5,)]
+    assert path.stat().st_size <= head + 200
+
+
+@pytest.mark.parametrize("kind", ["<i8", "<u8", "<i4", "<u4", "<u2"])
+def test_a_value_that_does_not_fit_is_refused_and_harms_no_other(path: Path, kind: str) -> None:
+    bits, signed = 8 * int(kind[2]), kind[1] == "i"
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    kept: Content = []
+    with BlockWriter(path, HEADER, [("a", kind)], delta=("a",)) as writer:
+        for value in (low, high, low - 1, high + 1, high, low, 0, high + 2**bits, 1):
+            if low <= value <= high:
+                writer.append((value,))
+                kept.append((value,))
+            else:
+                with pytest.raises(struct.error):
+                    writer.append((value,))
+    assert content_of(path) == kept
+
+
+def test_differences_of_what_is_no_integer_are_refused(path: Path) -> None:
+    with pytest.raises(ValueError, match="<f8"):
+        BlockWriter(path, HEADER, [("a", "<f8")], delta=("a",))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_notes_hold_no_number_that_json_has_not(path: Path, value: float) -> None:
+    with BlockWriter(path, HEADER, [("a", "<i8")]) as writer:
+        writer.append((1,))
+        with pytest.raises(ValueError, match="JSON"):
+            writer.note({"a": value})
+        writer.append((2,))
+    assert content_of(path) == [(1,), (2,)]
+
+
+def test_rows_are_seen_while_the_writer_writes(path: Path) -> None:
+    writer = BlockWriter(path, HEADER, [("a", "<i8")], rows_per_block=2)
+    for number in range(5):
+        writer.append((number,))
+        assert content_of(path) == [(n,) for n in range((number + 1) // 2 * 2)]
+    writer.flush()
+    assert len(content_of(path)) == 5
+    writer.close()
+    writer.close()
+    with pytest.raises(FileExistsError):
+        BlockWriter(path, HEADER, [("a", "<i8")])
+
+
+# Damage
+
+
+def sample_file(path: Path) -> tuple[list[int], Content]:
+    """A small file: sizes after the header and each block, and what it holds."""
+    content: Content = [(5, 0.5), (9, 1.5), {"name": "a"}, (9, -1.5), (11, math.inf)]
+    sizes = []
+    with BlockWriter(path, HEADER, [("a", "<i8"), ("b", "<f4")], delta=("a",), rows_per_block=2) as writer:
+        sizes.append(writer.bytes_written)
+        for part in content:
+            if isinstance(part, dict):
+                writer.note(part)
+            else:
+                writer.append(part)
+            if sizes[-1] != writer.bytes_written:
+                sizes.append(writer.bytes_written)
+    return sizes, content
+
+
+def test_a_file_torn_at_any_byte_keeps_what_was_before(path: Path) -> None:
+    sizes, content = sample_file(path)
+    assert len(sizes) == 4
+    data = path.read_bytes()
+    told = [[], content[:2], content[:3], content]
+    for cut in range(len(data) + 1):
+        path.write_bytes(data[:cut])
+        if cut < sizes[0]:
+            with pytest.raises(IncompleteDataError, match="not a file of"):
+                content_of(path)
+            continue
+        whole = max(n for n, size in enumerate(sizes) if size <= cut)
+        assert content_of(path) == told[whole]
+        reader = BlockReader(path, "dlbench.test")
+        assert len(list(reader.blocks())) == whole
+        assert reader.torn_bytes == cut - sizes[whole]
+
+
+def test_any_byte_changed_to_anything_is_told(path: Path) -> None:
+    """Never other rows, never fewer: a changed length is no torn tail."""
+    sizes, _ = sample_file(path)
+    data = path.read_bytes()
+    changes = random.Random(0)
+    for place in range(len(data)):
+        for value in {data[place] ^ (1 << bit) for bit in range(8)} | {changes.randrange(256) for _ in range(4)}:
+            if value == data[place]:
+                continue
+            path.write_bytes(data[:place] + bytes([value]) + data[place + 1 :])
+            with pytest.raises(IncompleteDataError) as caught:
+                content_of(path)
+            told = str(caught.value)
+            assert told.startswith(f"{path}: ")
+            assert "\n" not in told
+            assert place < sizes[0] or "a block is damaged" in told
+
+
+def test_a_block_of_another_file_is_told(tmp_path: Path) -> None:
+    """The same columns and another rank: the header belongs to the check of every block."""
+    paths = [tmp_path / f"rank-{rank:04d}.steps" for rank in range(2)]
+    for rank, path in enumerate(paths):
+        with StepWriter(path, {"rank": rank}) as writer:
+            writer.append((0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 4, 0.5))
+    one, other = (path.read_bytes() for path in paths)
+    paths[0].write_bytes(one[: one.index(b"\n") + 1] + other[other.index(b"\n") + 1 :])
+    with pytest.raises(IncompleteDataError, match="a block is damaged"):
+        read_steps(paths[0])
+    assert len(read_steps(paths[1]).steps) == 1
+
+
+def forged(header: Any, *blocks: tuple[bytes, bytes]) -> bytes:
+    """A file of any content whose sums are all right, made by what docs/formats.md says; a block: kind and content."""
+    line = (header if isinstance(header, bytes) else json.dumps(header).encode()) + b"\n"
+    parts = [line]
+    for kind, content in blocks:
+        engine = zlib.compressobj(9, zlib.DEFLATED, -15)
+        packed = engine.compress(content) + engine.flush()
+        head = struct.pack("<cII", kind, len(packed), zlib.crc32(line + packed))
+        parts.append(head + struct.pack("<I", zlib.crc32(head)) + packed)
+    return b"".join(parts)
+
+
+FORGED = {**HEADER, "fields": [["a", "<i8"], ["b", "<u2"]], "delta": ["a"]}
+
+
+def test_the_layout_is_the_one_that_is_documented(path: Path) -> None:
+    """Two rows by hand: turned, the first column as differences."""
+    raw = struct.pack("<qHqH", 300, 7, -44, 8)
+    path.write_bytes(forged(FORGED, (b"R", bytes(raw[k + 10 * row] for k in range(10) for row in range(2)))))
+    assert content_of(path) == [(300, 7), (256, 8)]
+    path.write_bytes(forged(FORGED, (b"N", b'{"x": 1}'), (b"R", b"")))
+    assert content_of(path) == [{"x": 1}]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fields": None},
+        {"fields": 5},
+        {"fields": []},
+        {"fields": {"a": "<i8"}},
+        {"fields": ["a<i8"]},
+        {"fields": [["a"]]},
+        {"fields": [["a", "<i8", 4]]},
+        {"fields": [["a", 8]]},
+        {"fields": [[["a"], "<i8"]]},
+        {"fields": [["a", "O"]]},
+        {"fields": [["a", "<i8,O"]]},
+        {"fields": [["a", ""]]},
+        {"fields": [["a", "V1000000000"]]},
+        {"fields": [["a", "<i8"], ["a", "<i8"]]},
+        {"fields": [["", "<i8"]], "delta": []},
+        {"delta": None},
+        {"delta": "a"},
+        {"delta": ["c"]},
+        {"delta": [["a"]]},
+        {"delta": [5]},
+        {"delta": ["a", "a"]},
+        {"fields": [["a", "<f8"]]},
+    ],
+    ids=str,
+)
+def test_a_hostile_header_is_told(path: Path, change: dict[str, Any]) -> None:
+    path.write_bytes(forged({**FORGED, **change}, (b"R", b"\0" * 10)))
+    with pytest.raises(IncompleteDataError, match="`fields` or `delta` are damaged"):
+        content_of(path)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        (b"R", b"\0" * 11),
+        (b"R", b"\0"),
+        (b"N", b""),
+        (b"N", b"[]"),
+        (b"N", b"5"),
+        (b"N", b"{"),
+        (b"N", b"\xff\xfe"),
+        (b"N", b"[" * 100_000),
+        (b"N", b'{"a": ' + b"9" * 5000 + b"}"),
+        (b"X", b"{}"),
+        (b"\0", b""),
+    ],
+    ids=lambda block: repr(block)[:30],
+)
+def test_a_hostile_block_is_told(path: Path, block: tuple[bytes, bytes]) -> None:
+    path.write_bytes(forged(FORGED, (b"R", b"\0" * 10), block))
+    reader = BlockReader(path, "dlbench.test").blocks()
+    assert len(next(reader)) == 1
+    with pytest.raises(IncompleteDataError, match="a block is damaged"):
+        next(reader)
+
+
+BOMB = """
+import resource, sys
+from pathlib import Path
+from dlbench.errors import IncompleteDataError
+from dlbench.records.rows.reader import BlockReader
+
+import numpy  # before the limit: its libraries reserve room
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 150 * 2**20,) * 2)
+for name in sys.argv[1:]:
+    try:
+        list(BlockReader(Path(name), "dlbench.test").blocks())
+    except IncompleteDataError as error:
+        print("told")
+"""
+
+
+def test_a_bomb_takes_no_memory(tmp_path: Path) -> None:
+    """Much that is little on disk, and a length that promises 4 GB: within 150 MB more than Python has."""
+    bomb, promise = tmp_path / "bomb", tmp_path / "promise"
+    engine = zlib.compressobj(1, zlib.DEFLATED, -15)
+    packed = b"".join([*(engine.compress(b"\0" * 2**20) for _ in range(300)), engine.flush()])
+    line = json.dumps(FORGED).encode() + b"\n"
+    head = struct.pack("<cII", b"R", len(packed), zlib.crc32(line + packed))
+    bomb.write_bytes(line + head + struct.pack("<I", zlib.crc32(head)) + packed)
+    head = struct.pack("<cII", b"R", 2**32 - 1, 0)
+    promise.write_bytes(line + head + struct.pack("<I", zlib.crc32(head)) + b"\0" * 100)
+    root = ROOT
+    command = [sys.executable, "-c", BOMB, str(bomb), str(promise)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "told\ntold\n"), done.stderr
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from dlbench.records.rows.format import BlockWriter
+
+path = Path(sys.argv[1])
+writer = BlockWriter(path, {"format": "dlbench.test"}, [("a", "<i8")], delta=("a",), rows_per_block=4)
+for number in range(8):
+    writer.append((number,))
+room = path.stat().st_size + 20
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+refused = 0
+for number in range(8, 20):
+    try:
+        writer.append((number,))
+    except OSError:
+        refused += 1
+print(refused, path.stat().st_size == room)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+writer.note({"end": 1})
+writer.close()
+"""
+
+
+def test_a_disk_that_was_full_for_a_while_loses_nothing(path: Path) -> None:
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY:
+        pytest.skip("the size of files is limited here already")
+    root = ROOT
+    command = [sys.executable, "-c", FULL, str(path)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "3 True\n"), done.stderr
+    assert content_of(path) == [*((n,) for n in range(20)), {"end": 1}]
+
+
+def test_rows_that_a_full_disk_refused_are_counted(path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer = BlockWriter(path, {"format": "dlbench.test"}, [("a", "<i8")], rows_per_block=4)
+    for number in range(4):
+        writer.append((number,))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, before[1]))
+    try:
+        for number in range(4, 12):
+            with suppress(OSError):
+                writer.append((number,))
+        assert (writer.num_rows, writer.dropped) == (4, 0)
+        with pytest.raises(OSError, match="large"):
+            writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (writer.num_rows, writer.dropped) == (4, 8)
+    assert writer.bytes_written == path.stat().st_size
+    reader = BlockReader(path, "dlbench.test")
+    assert [len(block) for block in reader.blocks()] == [4]
+
+
+# Spans
+
+SPAN = st.fixed_dictionaries(
+    {
+        "lane": st.integers(0, len(LANES) - 1),
+        "name": st.text(max_size=12),
+        "start_ns": st.integers(0, 2**62),
+        "end_ns": st.integers(0, 2**62),
+        "step": st.integers(-1, 2**31 - 1),
+        "track": st.integers(0, 2**16 - 1),
+        "num_bytes": st.integers(-1, 2**62),
+        "queued_ns": st.integers(0, 2**62),
+    }
+)
+
+
+def spans_of(path: Path) -> list[dict[str, Any]]:
+    reader = SpanReader(path=path)
+    found = []
+    for block in reader.blocks():
+        for row in block:
+            span = {key: int(row[key]) for key in ("lane", "start_ns", "step", "track", "num_bytes", "queued_ns")}
+            end = span["start_ns"] + int(row["duration_ns"])
+            found.append({**span, "end_ns": end, "name": reader.names[int(row["name"])]})
+    return found
+
+
+@given(spans=st.lists(SPAN, max_size=30), flushed=st.sets(st.integers(0, 29)), room=st.integers(0, 3000))
+def test_spans_come_back_with_their_names(spans: list[dict[str, Any]], flushed: set[int], room: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for limit in (10**6, 900 + room):
+            path = Path(folder) / f"{limit}.spans"
+            writer = SpanWriter(path, {"rank": 3, "run_id": "r"}, limit)
+            blocks: list[list[dict[str, Any]]] = [[]]
+            for number, span in enumerate(spans):
+                writer.add(**span)
+                blocks[-1].append(span)
+                if number in flushed:
+                    writer.flush()
+                    blocks.append([])
+            writer.close()
+            found = spans_of(path)
+            assert writer.bytes_written == path.stat().st_size <= limit
+            assert (writer.num_spans, writer.dropped) == (len(found), len(spans) - len(found))
+            assert limit < 10**6 or found == spans
+            # Under a small limit whole blocks are missing; the rest is right, its names too.
+            for block in blocks:
+                if found[: len(block)] == block:
+                    found = found[len(block) :]
+            assert found == []
+
+
+def test_many_spans_and_names(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    spans = [
+        {"lane": COMPUTE, "name": f"layer {n % 700}", "start_ns": n * 1000, "end_ns": n * 1000 + 900, "step": n // 700}
+        for n in range(2100)
+    ]
+    writer = write_spans(folder, 0, spans)
+    assert writer.num_spans == len(spans)
+    defaults = {"track": 0, "num_bytes": -1, "queued_ns": 0}
+    assert spans_of(folder.spans(0)) == [{**defaults, **span} for span in spans]
+    assert max(len(block) for block in SpanReader(path=folder.spans(0)).blocks()) == 256
+
+
+def test_more_names_than_a_file_tells_apart(tmp_path: Path) -> None:
+    path = tmp_path / "x.spans"
+    writer = SpanWriter(path, {"rank": 0}, 10**8)
+    for number in range(65_540):
+        writer.add(STAGE, f"name {number}", number, number + 1)
+    writer.close()
+    names = [span["name"] for span in spans_of(path)]
+    assert names[:65_535] == [f"name {n}" for n in range(65_535)]
+    assert names[65_535:] == ["(further names)"] * 5
+
+
+def span_header(**change: Any) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        SpanWriter(Path(folder) / "x.spans", {"rank": 0}, 10**6).close()
+        content: dict[str, Any] = json.loads((Path(folder) / "x.spans").read_bytes())
+    return {**content, **change}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"version": 2}, {"version": None}, {"fields": []}, {"fields": [["start_ns", "<i8"]]}, {"lanes": ["compute"]}],
+    ids=str,
+)
+def test_spans_of_another_version_are_refused(path: Path, change: dict[str, Any]) -> None:
+    path.write_bytes(forged(span_header(**change)))
+    with pytest.raises(IncompleteDataError, match="spans of an unknown version"):
+        SpanReader(path=path)
+    path.write_bytes(forged(span_header(format="dlbench.samples")))
+    with pytest.raises(IncompleteDataError, match="not a file of spans"):
+        SpanReader(path=path)
+
+
+@pytest.mark.parametrize(
+    ("note", "words"),
+    [
+        ({"first": 1, "names": ["a"]}, "names of spans are damaged"),
+        ({"first": -1, "names": ["a"]}, "names of spans are damaged"),
+        ({"first": None, "names": ["a"]}, "names of spans are damaged"),
+        ({"first": "0", "names": ["a"]}, "names of spans are damaged"),
+        ({"first": False, "names": ["a"]}, "names of spans are damaged"),
+        ({"first": 0, "names": "a"}, "names of spans are damaged"),
+        ({"names": ["a"]}, "names of spans are damaged"),
+        ({"name": "a", "number": 0}, "names of spans are damaged"),
+        ({}, "names of spans are damaged"),
+        ({"first": 0, "names": ["a"] * 65_537}, "more names"),
+        ({"first": 0, "names": []}, "a name that there is not"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_hostile_names_of_spans_are_told(path: Path, note: dict[str, Any], words: str) -> None:
+    path.write_bytes(forged(span_header(), (b"N", json.dumps(note).encode()), (b"R", b"\0" * 44)))
+    with pytest.raises(IncompleteDataError, match=words):
+        list(SpanReader(path=path).blocks())
+
+
+def test_spans_of_no_lane_are_told(path: Path) -> None:
+    names = (b"N", b'{"first": 0, "names": ["a"]}')
+    row = struct.pack("<qqqqiHHHH", 1, 1, 0, -1, 0, len(LANES) - 1, 0, 0, 0)
+    path.write_bytes(forged(span_header(), names, (b"R", row)))
+    assert [span["lane"] for span in spans_of(path)] == [len(LANES) - 1]
+    row = struct.pack("<qqqqiHHHH", 1, 1, 0, -1, 0, len(LANES), 0, 0, 0)
+    path.write_bytes(forged(span_header(), names, (b"R", row)))
+    with pytest.raises(IncompleteDataError, match="a lane or a name that there is not"):
+        list(SpanReader(path=path).blocks())
+
+
+# Samples
+
+
+def test_samples_come_back_with_what_failed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    columns = ["gpu.0.power_w", "gpu.0.energy_j", "host.net.eth0.received_bytes"]
+    rows = [(10**18 + n, 250.5 + n, 2.0**40 + n, math.nan if n % 10 else 2.0**53 - n) for n in range(40)]
+    failures = [{"failed": "gpu.0.energy_j", "time_ns": 10**18, "reason": "GPU is lost"}]
+    size = write_samples(
+        folder,
+        3,
+        columns,
+        rows,
+        unavailable={"gpu.0.ecc": "Not Supported"},
+        failures=failures,
+        host="node-b",
+        end={"num_samples": 40},
+        late_ns=7,
+    )
+    path = folder.samples(3)
+    assert path.stat().st_size == size
+    reader = SampleReader(path=path)
+    assert reader.columns == columns
+    assert (reader.header["node_rank"], reader.header["host"], reader.header["period_s"]) == (3, "node-b", 1.0)
+    assert reader.header["unavailable"] == {"gpu.0.ecc": "Not Supported"}
+    for _ in range(2):  # a second reading says the same
+        found = np.concatenate(list(reader.blocks()))
+        assert np.array_equal(found["time_ns"], [row[0] for row in rows])
+        assert set(found["late_ns"]) == {7}
+        for number, column in enumerate(columns, start=1):
+            assert np.array_equal(found[column], [row[number] for row in rows], equal_nan=True)
+        assert reader.failures == failures
+        assert reader.end == {"num_samples": 40}
+        assert reader.torn_bytes == 0
+
+
+def test_a_killed_sampler_says_no_end(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write_samples(folder, 0, ["host.load_1min"], [(n, 0.5) for n in range(20)])
+    path = folder.samples(0)
+    path.write_bytes(path.read_bytes()[:-1])
+    reader = SampleReader(path=path)
+    assert [len(block) for block in reader.blocks()] == [16]
+    assert (reader.end, reader.failures) == (None, [])
+    assert reader.torn_bytes > 0
+
+
+SAMPLES = {
+    "format": "dlbench.samples",
+    "version": 1,
+    "node_rank": 0,
+    "host": "n0",
+    "period_s": 1.0,
+    "unavailable": {},
+    "fields": [["time_ns", "<i8"], ["late_ns", "<i8"], ["host.load_1min", "<f4"]],
+    "delta": ["time_ns"],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": "dlbench.spans"}, "not a file of samples"),
+        ({"version": 2}, "samples of an unknown version"),
+        ({"node_rank": "0"}, "`node_rank` is damaged"),
+        ({"host": 5}, "`host` is damaged"),
+        ({"period_s": 0}, "`period_s` is damaged"),
+        ({"period_s": math.inf}, "`period_s` is damaged"),
+        ({"period_s": math.nan}, "`period_s` is damaged"),
+        ({"period_s": None}, "`period_s` is damaged"),
+        ({"unavailable": []}, "`unavailable` is damaged"),
+        ({"fields": [["time_ns", "<i8"]]}, "`fields` are damaged"),
+        ({"fields": [["late_ns", "<i8"], ["time_ns", "<i8"]]}, "`fields` are damaged"),
+        ({"fields": [*SAMPLES["fields"], ["x", "<i8"]]}, "`fields` are damaged"),  # type: ignore[misc]
+        ({"fields": 5}, "`fields` or `delta` are damaged"),
+    ],
+    ids=str,
+)
+def test_a_hostile_header_of_samples_is_told(path: Path, change: dict[str, Any], words: str) -> None:
+    path.write_bytes(forged(SAMPLES))
+    assert SampleReader(path=path).columns == ["host.load_1min"]
+    path.write_bytes(forged({**SAMPLES, **change}))
+    with pytest.raises(IncompleteDataError, match=words):
+        SampleReader(path=path)
+
+
+@pytest.mark.parametrize(
+    "reader", [StepReader, lambda path: SpanReader(path=path), lambda path: SampleReader(path=path)]
+)
+@pytest.mark.parametrize("content", [b"", b"\n", b"5\n", b"{\n", b"\xff\n", b"[" * 100_000 + b"\n", b" " * 2**21])
+def test_other_files_are_refused(path: Path, reader: Callable[[Path], object], content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(IncompleteDataError, match="not a file of"):
+        reader(path)
+    path.unlink()
+    with pytest.raises(IncompleteDataError, match="cannot be read"):
+        reader(path)
+    path.mkdir()
+    with pytest.raises(IncompleteDataError, match="cannot be read"):
+        reader(path)
+
+
+# Clocks
+
+
+def point(local_ns: int, offset_ns: int, bound_ns: int = 10) -> dict[str, int]:
+    return {"local_ns": local_ns, "offset_ns": offset_ns, "bound_ns": bound_ns, "num_exchanges": 8}
+
+
+def line(*points: dict[str, int], node_rank: int = 1) -> ClockLine:
+    return ClockLine.model_validate(clock_line(node_rank, "n1", points=points))
+
+
+def test_a_clock_between_its_points_and_outside_of_them() -> None:
+    clock = line(point(10**9, 50_000), point(2 * 10**9, 70_000), point(4 * 10**9, 10_000, bound_ns=25))
+    seconds = (1, 1.5, 2, 3, 4)
+    assert [clock.offset_at(round(t * 1e9)) for t in seconds] == [50_000, 60_000, 70_000, 40_000, 10_000]
+    # Outside, the nearest of the two lines goes on.
+    assert [clock.offset_at(t) for t in (0, 5 * 10**9)] == [30_000, -20_000]
+    assert clock.drift == pytest.approx(-40_000 / 3e9)
+    assert clock.bound_ns == 25
+    assert [clock.bound_at(t) for t in (0, 15 * 10**8, 3 * 10**9, 5 * 10**9)] == [500_011, 11, 26, 500_026]
+    assert clock.is_known
+
+
+def test_a_clock_of_few_points() -> None:
+    one = line(point(10**15, -(10**14)))
+    assert [one.offset_at(t) for t in (0, 10**16)] == [-(10**14)] * 2
+    assert (one.drift, one.bound_ns, one.is_known) == (None, 10, True)
+    none = line()
+    assert (none.offset_at(5), none.drift, none.bound_ns, none.is_known) == (0, None, None, False)
+    first = line(node_rank=0)
+    assert (first.offset_at(5), first.bound_ns, first.is_known) == (0, 0, True)
+
+
+@given(
+    start=st.integers(-(10**17), 10**17),
+    offset=st.integers(-(10**17), 10**17),
+    length=st.integers(10**6, 10**15),
+    drift_ppb=st.integers(-500_000, 500_000),
+    at=st.fractions(-1, 2),
+)
+def test_a_constant_drift_is_taken_up(start: int, offset: int, length: int, drift_ppb: int, at: Fraction) -> None:
+    """Against exact arithmetic: the offset of a clock that goes `drift_ppb` wrong, within 10 ns of rounding."""
+
+    def exact(local: int) -> int:
+        return offset + round(Fraction(drift_ppb * (local - start), 10**9))
+
+    clock = line(point(start, exact(start)), point(start + length, exact(start + length)))
+    local = start + round(at * length)
+    assert abs(clock.offset_at(local) - exact(local)) <= 10
+    assert clock.drift == pytest.approx(drift_ppb / 1e9, abs=2 / length)
+
+
+@pytest.mark.parametrize("times", [(5, 5), (6, 5), (1, 3, 2), (1, 2**63), (-(2**63) - 1, 0)])
+def test_points_that_no_clock_has(times: tuple[int, ...]) -> None:
+    with pytest.raises(ValidationError):
+        line(*(point(time, 0) for time in times))
+
+
+# The documents
+
+
+def test_the_documents_say_how_to_read_a_file_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    code = text.split("## Files of rows")[1].split("```python\n")[1].split("```")[0]
+    with StepWriter(tmp_path / "rank-0000.steps", {"rank": 0}, capacity=4) as writer:
+        for step in range(10):
+            writer.append((step, int(step < 2), 10**12 + step, 10**6 * step, 0, 0, 0, 0, 0, 0, 4, 0.5))
+    with (tmp_path / "rank-0000.steps").open("ab") as file:
+        file.write(b"R torn")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(code, "formats.md", "exec"), names)
+    assert capsys.readouterr().out == "5.5 ms\n"
+    assert np.array_equal(names["steps"], read_steps(tmp_path / "rank-0000.steps").steps)
+
+
+# Large runs
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return large_run(tmp_path_factory.mktemp("runs"), ranks=16, steps=60, ranks_per_node=4)
+
+
+def test_a_large_run_is_one_that_reports_read(large: RunFolder) -> None:
+    run = read_run(large.path)
+    assert (run.state, run.plan.layout.ranks, run.plan.layout.nodes) == ("valid", 16, 4)
+    found = measure(run)
+    assert found.steps == 54
+    assert found.parts["imbalance"] < 1e-4
+    assert found.exchange_wait_s > 0.001
+    forward = [read_steps(large.steps(rank)).measured["forward_ns"].mean() for rank in range(16)]
+    assert int(np.argmax(forward)) == slow_rank(16)
+
+
+def test_a_large_run_tells_what_watching_left(large: RunFolder) -> None:
+    watch = read_run(large.path).record.watch  # type: ignore[union-attr]
+    assert watch is not None
+    spans = [spans_of(large.spans(rank)) for rank in range(16)]
+    assert sum(map(len, spans)) == watch.num_spans == 16 * (5 + 3 * (1 + 2 * LAYERS + MESSAGES))
+    files = [*large.path.glob("*.spans"), *large.path.glob("*.samples")]
+    assert sum(path.stat().st_size for path in files) == watch.trace_bytes
+    assert [node.clock.node_rank for node in watch.nodes] == [0, 1, 2, 3]
+    for node in watch.nodes:
+        reader = SampleReader(path=large.samples(node.node_rank))
+        assert sum(len(block) for block in reader.blocks()) == node.num_samples
+        assert tuple(reader.columns) == node.sources
+        assert reader.end is not None
+
+
+def test_the_clocks_of_a_large_run_bring_its_ranks_together(large: RunFolder) -> None:
+    """Steps begin within 40 us of each other on all ranks; clocks are known to 15 us."""
+    run = read_run(large.path)
+    assert run.record is not None
+    assert run.record.watch is not None
+    clocks = [node.clock for node in run.record.watch.nodes]
+    starts = []
+    for rank in range(16):
+        clock = clocks[rank // 4]
+        starts.append([t + clock.offset_at(t) for t in read_steps(large.steps(rank)).steps["start_ns"].tolist()])
+    apart = np.ptp(np.array(starts), axis=0)
+    assert 0 < apart.max() < 40_000 + 2 * 15_000
+
+
+def test_spans_of_a_large_run_lie_within_their_steps(large: RunFolder) -> None:
+    for rank in (0, slow_rank(16), 15):
+        steps = read_steps(large.steps(rank)).steps
+        for span in spans_of(large.spans(rank)):
+            assert span["end_ns"] >= span["start_ns"]
+            if span["lane"] in (COMPUTE, EXCHANGE, INPUT):
+                step = steps[span["step"]]
+                assert step["start_ns"] <= span["start_ns"]
+                assert span["end_ns"] <= step["start_ns"] + step["step_ns"]
+                assert step["warmup"] == 1
+
+
+def test_one_rank_alone_exchanges_nothing(tmp_path: Path) -> None:
+    run = read_run(large_run(tmp_path, ranks=1, steps=20).path)
+    assert (run.state, measure(run).parts["exchange"]) == ("valid", 0.0)
+    assert run.record is not None
+    assert run.record.exchange is None
+
+
+def test_results_of_watching_take_changes() -> None:
+    result = watch_result(nodes=[node_watch(2, "n2", dropped_samples=5)])
+    assert result["nodes"][0]["clock"]["node_rank"] == 2
+    assert result["nodes"][0]["dropped_samples"] == 5

@@ -1,0 +1,858 @@
+"""Run folders: files are whole or absent, step times survive a torn tail, damage is named, saved formats still read."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.errors import IncompleteDataError, RunError, UserError
+from dlbench.jobs.slurm import read_submission
+from dlbench.records.files import write_atomic, write_json
+from dlbench.records.folder import RunFolder, create, prepare_output
+from dlbench.records.registry import KEYS, describe, differences
+from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.spans import COMPUTE, EXCHANGE, STAGE, SpanReader
+from dlbench.records.rows.steps import FIELDS, PHASES, StepReader, StepWriter, read_steps, step_dtype
+from dlbench.records.scan import Run, read_run, scan
+from dlbench.records.status import read_statuses, write_status
+from dlbench.records.watch import WatchOverhead
+from dlbench.records.watch_cost import write_watch_cost
+from dlbench.specs.plan import RunPlan
+from tests.support import run_factory
+from tests.support.paths import DATA, ROOT
+from tests.support.run_factory import Story, constant, edit_json, status, write_run, write_unfinished
+from tests.support.watch_factory import clock_line, node_watch, watch_result, write_samples, write_spans
+
+FORMATS = DATA / "formats"
+TIMES = constant([1, 0, 3, 5, 0, 1], other=0.5)
+CHECK = {"name": "finite loss", "passed": False, "detail": "the loss of rank 1 is not finite"}
+
+
+def plans(**request: Any) -> list[RunPlan]:
+    return run_factory.plans(**{"workload": "resnet50", "preset": "ci", **request})
+
+
+# Files that are never half there
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small file system")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def refuse_to_write(path: Path, content: bytes | str) -> str:
+    with pytest.raises(RunError) as caught:
+        write_atomic(path, content)
+    told = str(caught.value)
+    assert told.startswith(f"{path}: cannot be written: ")
+    return told
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a b\n'c'.json"
+    write_atomic(path, "é\n")
+    assert path.read_bytes() == b"\xc3\xa9\n"
+    write_atomic(path, b"\0\xff")
+    assert path.read_bytes() == b"\0\xff"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_content(small_disk: Path) -> None:
+    path = small_disk / "record.json"
+    write_atomic(path, "old")
+    assert os.strerror(errno.ENOSPC) in refuse_to_write(path, b"x" * 200_000)
+    assert path.read_text() == "old"
+    assert list(small_disk.iterdir()) == [path]
+    write_atomic(path, "new")  # and what was half written takes no room
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_disk_that_refuses_late_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Network file systems tell of a full disk at the very end, when the file is synced."""
+    path = tmp_path / "record.json"
+    write_atomic(path, "old")
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert os.strerror(number) in refuse_to_write(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_places_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for path in (
+        tmp_path / "missing" / "x",
+        tmp_path / "folder",
+        tmp_path / "file" / "x",
+        tmp_path / ("n" * 250),
+        Path("/proc/dlbench-test"),
+    ):
+        refuse_to_write(path, "new")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_json_has_no_infinity(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": "é", "b": [1.5, None]})
+    before = path.read_bytes()
+    for value in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(ValueError, match="JSON"):
+            write_json(path, {"a": [value]})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+KILLER = """
+import os, random, signal, sys, time
+from pathlib import Path
+from dlbench.records.files import write_atomic
+
+target, rounds = Path(sys.argv[1]), int(sys.argv[2])
+random.seed(0)
+write_atomic(target, b"0" * 400_000)
+for _ in range(rounds):
+    child = os.fork()
+    if child == 0:
+        while True:
+            for letter in b"123456789":
+                write_atomic(target, bytes([letter]) * 400_000)
+    for _ in range(3):
+        time.sleep(random.uniform(0.001, 0.01))
+        content = target.read_bytes()
+        assert len(content) == 400_000 and len(set(content)) == 1, ("half", len(content), set(content))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    content = target.read_bytes()
+    assert len(content) == 400_000 and len(set(content)) == 1, ("half", len(content), set(content))
+print("whole", rounds)
+"""
+
+
+def test_a_killed_writer_leaves_no_half_file(tmp_path: Path) -> None:
+    """50 processes, killed somewhere in a loop of writing."""
+    target = tmp_path / "runs" / "one" / "record.json"
+    target.parent.mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, str(target), "50"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "whole 50\n"), done.stderr
+    # What a kill leaves beside it is hidden and has a name of its own.
+    assert all(p == target or p.name.startswith(".") for p in target.parent.iterdir())
+
+
+# Folders
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    (plan, other) = plans(points=(1,), repeats=2)
+    folder = create(tmp_path, plan)
+    before = folder.plan.read_bytes()
+    with pytest.raises(UserError, match="exists already"):
+        create(tmp_path, plan)
+    assert folder.plan.read_bytes() == before
+    assert json.loads(before)["run_id"] == folder.path.name == plan.run_id
+    create(tmp_path, other)
+    assert [p.name for p in sorted(tmp_path.iterdir())] == sorted([plan.run_id, other.run_id])
+
+
+def test_a_plan_that_cannot_be_written_leaves_no_folder(small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(b"x" * 64 * 1024)
+    with pytest.raises(RunError, match="No space left"):
+        create(small_disk, plans(points=(1,), repeats=1)[0])
+    assert [p.name for p in small_disk.iterdir()] == ["filler"]
+
+
+@pytest.mark.parametrize("name", ["a b", "'q' \"q\"", "new\nline", "$(id)", "%j", "é", "-n", "*"])
+def test_an_output_folder_of_any_name(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = prepare_output(Path(name) / "deep")
+    assert out == tmp_path / name / "deep"
+    assert list(out.iterdir()) == []
+    (plan,) = plans(points=(1,), repeats=1)
+    write_run(out, plan, TIMES)
+    assert [run.state for run in scan(out).runs] == ["valid"]
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/dlbench-test", "/dev/null"])
+def test_an_output_folder_that_cannot_be(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(UserError) as caught:
+        prepare_output(tmp_path / place)
+    assert str(caught.value).startswith(f"--out {tmp_path / place}: cannot be written")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+# Step times
+
+
+def step_record(number: int, warmup: bool = False) -> tuple[float, ...]:
+    return (number, int(warmup), 10**15 + number, 60 + number, *(10 + k for k in range(len(PHASES))), 4, 0.5 * number)
+
+
+STEP = st.tuples(
+    st.integers(-(2**31), 2**31 - 1),
+    st.integers(0, 1),
+    *[st.integers(-(2**63), 2**63 - 1)] * (2 + len(PHASES)),
+    st.integers(0, 2**31 - 1),
+    st.floats(width=32, allow_nan=False),
+)
+
+
+def rows(path: Path) -> list[tuple[float, ...]]:
+    """All records, by the reader that streams; the one that reads all at once must say the same."""
+    reader = StepReader(path)
+    found = [tuple(row) for block in reader.blocks() for row in block.tolist()]
+    whole = read_steps(path)
+    assert [tuple(row) for row in whole.steps.tolist()] == found
+    assert (whole.torn_bytes, whole.header) == (reader.torn_bytes, reader.header)
+    return found
+
+
+@given(
+    records=st.lists(STEP, max_size=30),
+    capacity=st.integers(1, 9),
+    share=st.floats(0, 1),
+    extra=st.binary(max_size=8),
+)
+def test_a_torn_tail_costs_only_the_torn_block(
+    records: list[tuple[float, ...]], capacity: int, share: float, extra: bytes
+) -> None:
+    """A killed rank leaves its file cut anywhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rank-0000.steps"
+        with StepWriter(path, {"rank": 0, "device": "cpu"}, capacity) as writer:
+            # What the file holds at each of its sizes; a rank that is killed may leave any size.
+            safe = {path.stat().st_size: 0}
+            for number, record in enumerate(records, start=1):
+                writer.append(record)
+                if number % capacity == 0:
+                    safe[path.stat().st_size] = number
+        whole = read_steps(path)
+        safe[path.stat().st_size] = len(records)
+        assert whole.torn_bytes == 0
+        assert rows(path) == records
+        assert (whole.header["rank"], whole.header["device"]) == (0, "cpu")
+        content = path.read_bytes()
+        head = content.index(b"\n") + 1
+        cut = head + round(share * (len(content) - head))
+        path.write_bytes(content[:cut])
+        reached = max(size for size in safe if size <= cut)
+        assert rows(path) == records[: safe[reached]]
+        assert read_steps(path).torn_bytes == cut - reached
+        path.write_bytes(content + extra)
+        assert read_steps(path).torn_bytes == len(extra)
+        assert rows(path) == records
+
+
+@pytest.mark.parametrize("count", [4095, 4096, 4097, 9000])
+def test_long_files_are_read_in_parts(tmp_path: Path, count: int) -> None:
+    records = [step_record(number) for number in range(count)]
+    path = tmp_path / "rank-0000.steps"
+    with StepWriter(path, {}) as writer:
+        for record in records:
+            writer.append(record)
+    assert rows(path) == records
+    assert max(len(block) for block in StepReader(path).blocks()) == 64
+
+
+def noisy_steps(count: int, seed: int) -> list[tuple[float, ...]]:
+    """Steps of 100 ms whose phases vary by 2 %, as measured ones do."""
+    rng = np.random.default_rng(seed)
+    means = np.array([4e6, 1e6, 30e6, 55e6, 12e6, 6e6])
+    phases = np.rint(means * rng.lognormal(0, 0.02, (count, len(PHASES)))).astype(np.int64)
+    took = phases.sum(axis=1) + rng.integers(1_900_000, 2_100_000, count)
+    starts = 10**14 + np.concatenate([[0], np.cumsum(took)[:-1]])
+    losses = (2.5 * np.exp(-np.arange(count) / 400) + rng.normal(0, 0.05, count)).astype(np.float32)
+    return [
+        (n, int(n < 20), int(starts[n]), int(took[n]), *phases[n].tolist(), 32, float(losses[n])) for n in range(count)
+    ]
+
+
+def test_a_step_takes_a_third_of_the_bytes_that_it_took(tmp_path: Path) -> None:
+    """What docs/formats.md promises of noisy times: about 27 bytes a step."""
+    path = tmp_path / "x.steps"
+    records = noisy_steps(1000, seed=1)
+    with StepWriter(path, {"rank": 0}) as writer:
+        for record in records:
+            writer.append(record)
+    assert rows(path) == records
+    assert 20 < path.stat().st_size / len(records) < 29
+    assert step_dtype().itemsize == 80
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf"), 1e300, -1e300, 3.5e38])
+def test_a_loss_that_diverged_is_kept(tmp_path: Path, loss: float) -> None:
+    path = tmp_path / "x.steps"
+    with StepWriter(path, {}, capacity=2) as writer:
+        for number in range(3):
+            writer.append((*step_record(number)[:-1], loss if number == 1 else 0.5))
+    with np.errstate(over="ignore"):
+        wanted = np.array([0.5, loss, 0.5]).astype("f4")
+    assert np.array_equal(read_steps(path).steps["loss"], wanted, equal_nan=True)
+    assert list(read_steps(path).steps["step"]) == [0, 1, 2]
+
+
+def test_every_cut_through_the_header_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0000.steps"
+    with StepWriter(path, {"rank": 0}) as writer:
+        writer.append(step_record(0))
+    content = path.read_bytes()
+    for cut in range(content.index(b"\n") + 1):
+        path.write_bytes(content[:cut])
+        with pytest.raises(IncompleteDataError, match="not a file of step times"):
+            read_steps(path)
+
+
+def test_steps_are_seen_while_the_rank_runs(tmp_path: Path) -> None:
+    path = tmp_path / "x.steps"
+    writer = StepWriter(path, {}, capacity=2)
+    assert len(read_steps(path).steps) == 0
+    for number in range(5):
+        writer.append(step_record(number, warmup=number < 1))
+        assert len(read_steps(path).steps) == (number + 1) // 2 * 2
+    writer.flush()
+    found = read_steps(path)
+    assert list(found.steps["step"]) == [0, 1, 2, 3, 4]
+    assert list(found.measured["step"]) == [1, 2, 3, 4]
+    assert np.array_equal(found.steps["loss"], np.array([0, 0.5, 1, 1.5, 2], dtype="f4"))
+    writer.close()
+    writer.close()
+    assert list(read_steps(path).steps["step"]) == [0, 1, 2, 3, 4]
+
+
+def test_a_steps_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "x.steps"
+    StepWriter(path, {}).close()
+    with pytest.raises(FileExistsError):
+        StepWriter(path, {})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": "other"}, "not a file of step times"),
+        ({"format": None}, "not a file of step times"),
+        ({"version": 2}, "unknown version (2)"),
+        ({"version": None}, "unknown version (None)"),
+        ({"fields": []}, "unknown version"),
+        ({"fields": [["step", "<i8"]]}, "unknown version"),
+        ({"delta": None}, "the header's `fields` or `delta` are damaged"),
+    ],
+)
+def test_another_header_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    path = tmp_path / "x.steps"
+    header = {"format": "dlbench.steps", "version": 1, "fields": [list(f) for f in FIELDS], "delta": []}
+    path.write_bytes(json.dumps(header).encode() + b"\n")
+    assert len(read_steps(path).steps) == 0
+    path.write_bytes(json.dumps({**header, **change}).encode() + b"\n")
+    with pytest.raises(IncompleteDataError) as caught:
+        read_steps(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"[]\n", b"5\n", b"{\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n"])
+def test_other_content_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.steps"
+    path.write_bytes(content)
+    with pytest.raises(IncompleteDataError, match="not a file of step times"):
+        read_steps(path)
+    with pytest.raises(IncompleteDataError, match="cannot be read"):
+        read_steps(tmp_path / "missing.steps")
+    with pytest.raises(IncompleteDataError, match="cannot be read"):
+        read_steps(tmp_path)
+
+
+SHORT_WRITES = """
+import resource, sys
+from pathlib import Path
+from dlbench.records.rows.steps import StepWriter
+from tests.records.test_records import step_record
+
+path = Path(sys.argv[1])
+writer = StepWriter(path, {}, capacity=4)
+# A disk with room for part of a block.
+room = path.stat().st_size + 30
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+try:
+    for number in range(4):
+        writer.append(step_record(number))
+except OSError as error:
+    print("refused", path.stat().st_size == room)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+writer.close()
+"""
+
+
+def test_a_disk_that_was_full_for_a_while_shifts_no_record(tmp_path: Path) -> None:
+    """What was written in part is not written again from its start: every later record would be read askew."""
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY:
+        pytest.skip("the size of files is limited here already")
+    path = tmp_path / "x.steps"
+    root = ROOT
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT_WRITES, str(path)], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "refused True\n"), done.stderr
+    found = read_steps(path)
+    assert list(found.steps["step"]) == [0, 1, 2, 3]
+    assert list(found.steps["step_ns"]) == [60, 61, 62, 63]
+    assert found.torn_bytes == 0
+
+
+# Scanning
+
+
+def test_the_states_of_runs(tmp_path: Path) -> None:
+    valid, invalid, failed, killed, waiting = plans(points=(2,), repeats=5)
+    write_run(tmp_path, valid, TIMES)
+    write_run(tmp_path, invalid, TIMES, Story(state="invalid", checks=[CHECK]))
+    write_unfinished(tmp_path, failed, "failed", "RuntimeError: out of memory", host="node-b")
+    write_unfinished(tmp_path, killed, "measuring", host="node-c")
+    create(tmp_path, waiting)
+    found = scan(tmp_path)
+    assert found.problems == []
+    assert [run.plan for run in found.runs] == [valid, invalid, failed, killed, waiting]
+    assert [run.state for run in found.runs] == ["valid", "invalid", "failed", "incomplete", "incomplete"]
+    stories = [run.story for run in found.runs]
+    assert stories[0] == ""
+    assert stories[1] == "finite loss: the loss of rank 1 is not finite"
+    assert "rank 0 on node-b failed at step 7: RuntimeError: out of memory" in stories[2]
+    assert "rank 1 on node-b failed at step 7" in stories[2]
+    assert stories[3].startswith("2 of 2 ranks started")
+    assert "on node-c, measuring, step 7" in stories[3]
+    assert stories[4] == "not started: no rank wrote a status"
+    # One run alone is read from its own folder.
+    assert [run.plan for run in scan(tmp_path / failed.run_id).runs] == [failed]
+
+
+def test_who_went_without_a_word_is_named_first(tmp_path: Path) -> None:
+    """The other ranks only noticed."""
+    (plan,) = plans(points=(3,), repeats=1)
+    folder = create(tmp_path, plan)
+    write_status(folder, status(0, "node-a", "failed", "connection reset by peer"))
+    write_status(folder, status(1, "node-b", "measuring"))
+    write_status(folder, status(2, "node-c", "failed", "connection reset by peer"))
+    run = read_run(folder.path)
+    assert run.state == "failed"
+    assert run.story.index("rank 1 on node-b vanished at step 7") < run.story.index("rank 0 on node-a failed")
+    write_json(folder.failure, {"reason": "rank 1 was the first to end, by signal SIGKILL"})
+    assert read_run(folder.path).story.startswith("rank 1 was the first to end, by signal SIGKILL; rank 1 on node-b")
+
+
+def test_what_a_launcher_says_of_ranks_that_never_spoke(tmp_path: Path) -> None:
+    (plan,) = plans(points=(1,), repeats=1)
+    folder = create(tmp_path, plan)
+    write_json(folder.failure, {"reason": "rank 0 was the first to end, by signal SIGKILL"})
+    run = read_run(folder.path)
+    assert (run.state, run.story) == ("failed", "rank 0 was the first to end, by signal SIGKILL")
+
+
+def with_text(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None
+
+
+def without(key: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        content = json.loads(path.read_text())
+        del content[key]
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+def changed(**changes: Any) -> Callable[[Path], None]:
+    return lambda path: edit_json(path, **changes)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def scrambled(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe" + path.read_bytes())
+
+
+EVERYWHERE: dict[str, Callable[[Path], None]] = {
+    "empty": lambda path: path.write_bytes(b"") and None,
+    "cut": cut,
+    "not UTF-8": scrambled,
+    "a list": with_text("[]"),
+    "a number": with_text("5"),
+    "null": with_text("null"),
+    "nested": with_text("[" * 100_000),
+    "a folder": a_folder,
+    "zeros": lambda path: path.write_bytes(b"\0" * 4096) and None,
+}
+DAMAGE = [
+    *[(name, kind, harm) for name in ("plan", "record", "status") for kind, harm in EVERYWHERE.items()],
+    *[("failure", kind, harm) for kind, harm in EVERYWHERE.items()],
+    ("plan", "unknown version", changed(version=2)),
+    ("plan", "unknown format", changed(format="other")),
+    ("plan", "unknown key", changed(more=1)),
+    ("plan", "missing key", without("layout")),
+    ("plan", "wrong type", changed(layout="two")),
+    ("plan", "wrong count", changed(layout={"nodes": 2, "ranks": 3, "cores_per_rank": 1})),
+    ("plan", "a path for a name", changed(run_id="../other")),
+    ("record", "unknown version", changed(version=2)),
+    ("record", "unknown state", changed(state="fine")),
+    ("record", "missing key", without("configuration")),
+    ("record", "wrong type", changed(ranks="two")),
+    ("record", "text for a number", changed(num_parameters="many")),
+    ("record", "no rank", changed(ranks=[])),
+    ("record", "no check", changed(checks=[])),
+    ("record", "not a number", changed(gradient_bytes=float("nan"))),
+    ("record", "of another run", changed(run_id="another-run")),
+    ("status", "unknown version", changed(version=2)),
+    ("status", "unknown stage", changed(stage="dreaming")),
+    ("status", "missing key", without("stage")),
+    ("failure", "missing key", with_text("{}")),
+    ("failure", "no text", with_text('{"reason": 5}')),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "harm"), DAMAGE, ids=[f"{name}-{kind}" for name, kind, _ in DAMAGE])
+def test_damage_is_named_and_costs_one_run(tmp_path: Path, name: str, kind: str, harm: Callable[[Path], None]) -> None:
+    one, other = plans(points=(2,), repeats=2)
+    good = write_run(tmp_path, one, TIMES)
+    folder = write_run(tmp_path, other, TIMES)
+    write_json(folder.failure, {"reason": "none"})
+    assert len(scan(tmp_path).runs) == 2
+    victim = {"plan": folder.plan, "record": folder.record, "status": folder.status(1), "failure": folder.failure}[name]
+    harm(victim)
+    found = scan(tmp_path)
+    assert [run.folder.path for run in found.runs] == [good.path]
+    (problem,) = found.problems
+    assert str(victim) in problem
+    assert problem.isprintable()
+    with pytest.raises(IncompleteDataError):
+        read_run(folder.path)
+
+
+def test_a_record_of_another_run_is_named_with_both(tmp_path: Path) -> None:
+    one, other = plans(points=(1,), repeats=2)
+    first, second = (write_run(tmp_path, plan, TIMES) for plan in (one, other))
+    shutil.copyfile(first.record, second.record)
+    (problem,) = scan(tmp_path).problems
+    assert problem == f"{second.record}: belongs to run {one.run_id}, not to {other.run_id}"
+
+
+def test_a_folder_without_a_plan_is_named(tmp_path: Path) -> None:
+    (plan,) = plans(points=(1,), repeats=1)
+    folder = write_run(tmp_path, plan, TIMES)
+    folder.plan.unlink()
+    found = scan(tmp_path)
+    assert found.runs == []
+    assert found.problems == [f"{folder.path}: no plan.json; not a run, or copied in part"]
+
+
+def test_stray_files_and_hidden_folders_are_no_runs(tmp_path: Path) -> None:
+    (plan,) = plans(points=(1,), repeats=1)
+    folder = write_run(tmp_path, plan, TIMES)
+    (tmp_path / "report.html").write_text("x")
+    (tmp_path / "plan.txt").write_text("x")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (folder.path / "notes.txt").write_text("x")
+    (folder.path / ".record.json.123.abc.partial").write_text("{")
+    (folder.path / ".rank-0000.status.json.1.ab.partial").write_text("{")
+    found = scan(tmp_path)
+    assert (len(found.runs), found.problems) == (1, [])
+
+
+@pytest.mark.parametrize("name", ["a b", "q'u\"o", "new\nline", "$(id)", "*", "é", "[x]", "%s", "-r"])
+def test_folders_may_be_renamed(tmp_path: Path, name: str) -> None:
+    """A run is known by its plan; a folder's name is its owner's business."""
+    (plan,) = plans(points=(1,), repeats=1)
+    root = tmp_path / name
+    folder = write_run(root, plan, TIMES)
+    folder.path.rename(root / name)
+    (run,) = scan(root).runs
+    assert (run.state, run.plan) == ("valid", plan)
+    (root / name / "plan.json").write_text("{")
+    (problem,) = scan(root).problems
+    assert str(root / name / "plan.json") in problem
+
+
+def test_there_must_be_a_folder(tmp_path: Path) -> None:
+    for place in (tmp_path / "missing", Path("/dev/null")):
+        with pytest.raises(UserError, match="no such folder of runs"):
+            scan(place)
+    found = scan(tmp_path)
+    assert (found.runs, found.problems) == ([], [])
+
+
+def test_runs_are_listed_in_the_order_in_which_they_ran(tmp_path: Path) -> None:
+    made = plans(points=(1, 2), repeats=3)
+    for plan in sorted(made, key=lambda p: p.configuration_digest()):
+        write_run(tmp_path, plan, TIMES)
+    assert [run.plan for run in scan(tmp_path).runs] == made
+
+
+def test_statuses_are_in_the_order_of_ranks(tmp_path: Path) -> None:
+    (plan,) = plans(points=(1,), repeats=1)
+    folder = create(tmp_path, plan)
+    for rank in (10_001, 2, 9_999, 0):
+        write_status(folder, status(rank, f"n{rank}", "measuring"))
+    assert [s.rank for s in read_statuses(folder)] == [0, 2, 9_999, 10_001]
+    write_status(folder, status(2, "n2", "done"))
+    assert [s.stage for s in read_statuses(folder)] == ["measuring", "done", "measuring", "measuring"]
+
+
+# The registry
+
+
+def run_of(tmp_path: Path, series: str, **request: Any) -> Run:
+    (plan,) = plans(points=request.pop("points", (1,)), repeats=1, series=series, **request)
+    return read_run(write_run(tmp_path, plan, TIMES).path)
+
+
+@pytest.mark.parametrize(
+    ("request_", "title", "values"),
+    [
+        ({"workload": "cosmoflow"}, "Workload", ("resnet50", "cosmoflow")),
+        ({"engine": "ddp"}, "Engine", ("horovod", "ddp")),
+        ({"points": (2,), "overrides": {"engine.horovod.cycle_time_ms": 2.5}}, "Engine settings", ("=1.0", "=2.5")),
+        ({"overrides": {"train.precision": "bf16"}}, "Precision", ("fp32", "bf16")),
+        ({"data": "/data/jpeg"}, "Data source", ("synthetic", "real: /data/jpeg")),
+        ({"overrides": {"train.batch_per_rank": 7}}, "Batch a rank", ("against 7",)),
+        ({"scaling": "strong"}, "Scaling", ("weak", "strong")),
+        ({"launcher": "mpirun"}, "Launcher", ("local", "mpirun")),
+        ({"overrides": {"layout.cores_per_rank": 3}}, "Cores a rank", ("1", "3")),
+        ({"overrides": {"measure.phases": "synchronised"}}, "Phase mode", ("overlapped", "synchronised")),
+        ({"system": "box"}, "System", ("local", "box")),
+    ],
+)
+def test_a_difference_that_forbids_comparison_is_named(
+    tmp_path: Path, request_: dict[str, Any], title: str, values: tuple[str, ...]
+) -> None:
+    one, other = run_of(tmp_path, "one"), run_of(tmp_path, "other", **request_)
+    told = differences(one, other)
+    (line,) = [line for line in told if line.startswith(f"{title}: ")]
+    assert " against " in line
+    assert all(value in line for value in values)
+    assert len(differences(other, one)) == len(told)
+
+
+def test_runs_that_may_be_compared(tmp_path: Path) -> None:
+    one, two, more = run_of(tmp_path, "one"), run_of(tmp_path, "two"), run_of(tmp_path, "more", points=(1, 2)[1:])
+    assert differences(one, two) == []
+    # Rank and node counts are what a scaling series varies; cores a rank were shared out anew.
+    assert [line for line in differences(one, more) if "Cores a rank" not in line] == []
+    assert describe(one)["ranks"] == "1"
+    assert describe(more)["ranks"] == "2"
+    assert set(describe(one)) == {key.name for key in KEYS}
+
+
+def test_a_gpu_is_told_from_a_cpu(tmp_path: Path) -> None:
+    one, two, other = (run_of(tmp_path, name) for name in ("one", "two", "other"))
+
+    def on(run: Run, device: str) -> Run:
+        content = json.loads(run.folder.record.read_text())
+        content["ranks"][0]["device"] = device
+        run.folder.record.write_text(json.dumps(content))
+        return read_run(run.folder.path)
+
+    first, second = on(one, "cuda:0 (NVIDIA H200)"), on(two, "cuda:3 (NVIDIA H200)")
+    assert differences(first, second) == []  # which of a node's GPUs it was is no difference
+    (line,) = differences(first, on(other, "cuda:0 (NVIDIA A100)"))
+    assert line.startswith("Device: ")
+    assert "NVIDIA H200" in line
+    assert "NVIDIA A100" in line
+    (line,) = differences(first, run_of(tmp_path, "cpu"))
+    assert line.startswith("Device: ")
+
+
+# Saved formats
+
+SAVED = {
+    "plan.json": "dlbench.plan",
+    "record.json": "dlbench.record",
+    "rank-0000.status.json": "dlbench.rank-status",
+    "rank-0000.steps": "dlbench.steps",
+    "submission.json": "dlbench.submission",
+    "failure.json": "dlbench.failure",
+    "rendezvous.json": "dlbench.rendezvous",
+}
+
+
+def test_a_sample_of_every_format_is_kept() -> None:
+    """Every released version; a new version gets a folder of its own beside those before."""
+    for name, saved in SAVED.items():
+        found = sorted((FORMATS / "v1").glob(f"*/{name}"))
+        assert found, name
+        for path in found:
+            head = path.read_bytes() if path.suffix == ".json" else path.read_bytes().partition(b"\n")[0]
+            content = json.loads(head)
+            assert (content["format"], content["version"]) == (saved, 1)
+
+
+def test_samples_of_version_1_still_read() -> None:
+    found = scan(FORMATS / "v1")
+    assert found.problems == []
+    runs = {run.plan.series.id: run for run in found.runs}
+    states = {name: run.state for name, run in runs.items()}
+    assert states == {"valid": "valid", "invalid": "invalid", "failed": "failed", "submitted": "incomplete"}
+    valid = runs["valid"]
+    assert valid.record is not None
+    assert (valid.plan.workload.name, valid.plan.layout.ranks, valid.plan.engine.name) == ("cosmoflow", 2, "horovod")
+    assert valid.record.num_parameters == 4_778_788
+    assert valid.record.gradient_bytes == 4 * valid.record.num_parameters
+    assert [s.stage for s in valid.statuses] == ["done", "done"]
+    for rank in valid.record.ranks:
+        steps = read_steps(valid.folder.steps(rank.rank))
+        assert list(steps.steps["warmup"]) == [1, 0, 0, 0]
+        assert steps.torn_bytes == 0
+        assert steps.measured["samples"].sum() == rank.samples == 3 * valid.plan.workload.train.batch_per_rank
+        assert steps.measured["step_ns"].sum() / 1e9 == pytest.approx(rank.measured_s)
+    assert runs["invalid"].story.startswith("finite loss: ")
+    assert runs["invalid"].record is not None
+    assert runs["invalid"].record.ranks[0].last_loss is None
+    story = runs["failed"].story
+    assert story.startswith("rank 1 was the first to end, by signal SIGKILL; rank 1 on node-a vanished at step 1")
+    submission = read_submission(runs["submitted"].folder)
+    assert submission is not None
+    assert submission.job_id == "4711"
+    assert submission.command[0] == "sbatch"
+    assert read_submission(valid.folder) is None
+
+
+def test_a_record_without_the_keys_that_have_defaults_is_read(tmp_path: Path) -> None:
+    (source,) = (FORMATS / "v1").glob("valid-*")
+    shutil.copytree(source, tmp_path / source.name)
+    folder = RunFolder(tmp_path / source.name)
+    whole = read_run(folder.path).record
+    assert whole is not None
+    bare = whole.model_dump(mode="json", exclude_defaults=True)
+    assert not {"quality", "events", "exchange", "watch", "first_step"} & bare.keys()
+    write_json(folder.record, {"format": whole.format, "version": whole.version, **bare})
+    assert read_run(folder.path).record == whole
+
+
+def write_watched_run(out: Path) -> RunFolder:
+    """The watched run of which a sample is kept: every file that watching leaves."""
+    (plan,) = run_factory.plans(points=(2,), repeats=1, series="watched")
+    clock = clock_line(0, "n0", wall_offset_ns=1_772_366_400 * 10**9)
+    watch = watch_result(
+        nodes=[node_watch(num_samples=20, clock=clock)], num_spans=4, window_ranks=[0], window_first_step=0
+    )
+    times = constant([4.321, 0, 30.123, 50.456, 9.876, 6.543], other=1.234)
+    folder = write_run(out, plan, times, Story(record={"watch": {**watch, "window_num_steps": 3}}))
+    for rank in range(2):
+        write_spans(folder, rank, SAVED_SPANS)
+    columns = ["gpu.0.power_w", "gpu.0.energy_j", "host.cpu.0.busy"]
+    failed = [{"failed": "gpu.0.energy_j", "time_ns": 10**9, "reason": "GPU is lost"}]
+    missing = {"host.energy": "the kernel offers no RAPL counters"}
+    write_samples(folder, 0, columns, SAVED_ROWS, unavailable=missing, failures=failed, end={"num_samples": 20})
+    write_json(folder.clock, {"format": "dlbench.clock", "version": 1, "address": "127.0.0.1", "port": 5, "token": "t"})
+    write_watch_cost(folder, plan.run_id, WatchOverhead.model_validate({**watch["overhead"], "num_pairs": 5}))
+    return folder
+
+
+SAVED_SPANS: list[dict[str, Any]] = [
+    {"lane": STAGE, "name": "measuring", "start_ns": 10**9, "end_ns": 4 * 10**9},
+    {"lane": COMPUTE, "name": "forward layer1", "start_ns": 10**9 + 5, "end_ns": 10**9 + 9, "step": 2},
+    {
+        "lane": EXCHANGE,
+        "name": "flat, 15 gradients",
+        "start_ns": 10**9 + 20,
+        "end_ns": 10**9 + 50,
+        "step": 2,
+        "track": 3,
+        "num_bytes": 9_000_000,
+        "queued_ns": 4,
+    },
+    {"lane": COMPUTE, "name": "forward layer1", "start_ns": 10**9 - 5, "end_ns": 10**9 - 1, "step": 1},
+]
+SAVED_ROWS = [(10**9 * n, 250.5 + n, 1e6 + 2.0**-10 * n, float("nan") if n % 10 else 0.5) for n in range(20)]
+
+
+def test_a_saved_watched_run_still_reads(tmp_path: Path) -> None:
+    """Steps, spans, samples: as they were written then, and as they are written now."""
+    (saved,) = (RunFolder(path) for path in (FORMATS / "watched" / "v1").iterdir())
+    for folder in (saved, write_watched_run(tmp_path)):
+        run = read_run(folder.path)
+        assert run.state == "valid"
+        assert run.record is not None
+        assert run.record.watch is not None
+        assert run.record.watch.nodes[0].clock.wall_offset_ns == 1_772_366_400 * 10**9
+        for rank in range(2):
+            head = json.loads(folder.steps(rank).read_bytes().partition(b"\n")[0])
+            assert (head["format"], head["version"], head["rank"]) == ("dlbench.steps", 1, rank)
+            steps = read_steps(folder.steps(rank))
+            assert list(steps.steps["step"]) == list(range(15))
+            assert list(steps.steps["warmup"]) == [1] * 3 + [0] * 12
+            assert set(steps.steps["forward_ns"]) == {30_123_000}
+            assert list(np.diff(steps.steps["start_ns"])) == [102_553_000] * 14
+            spans = SpanReader(path=folder.spans(rank))
+            (block,) = spans.blocks()
+            assert [spans.names[number] for number in block["name"]] == [span["name"] for span in SAVED_SPANS]
+            for key, default in (("start_ns", 0), ("lane", 0), ("step", -1), ("num_bytes", -1), ("track", 0)):
+                assert list(block[key]) == [span.get(key, default) for span in SAVED_SPANS]
+        samples = SampleReader(path=folder.samples(0))
+        rows = np.concatenate(list(samples.blocks()))
+        for number, name in enumerate(["time_ns", *samples.columns]):
+            assert np.array_equal(rows[name], [row[number] for row in SAVED_ROWS], equal_nan=True)
+        assert samples.columns == ["gpu.0.power_w", "gpu.0.energy_j", "host.cpu.0.busy"]
+        assert [note["reason"] for note in samples.failures] == ["GPU is lost"]
+        assert samples.end == {"num_samples": 20}
+        for path, name in ((folder.clock, "dlbench.clock"), (folder.watch_cost, "dlbench.watch-cost")):
+            content = json.loads(path.read_bytes())
+            assert (content["format"], content["version"]) == (name, 1)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"job_id": 5}', "null", "[" * 100_000, '{"version": 2}'])
+def test_a_damaged_submission_is_named(tmp_path: Path, content: str) -> None:
+    folder = RunFolder(tmp_path)
+    folder.submission.write_text(content)
+    with pytest.raises(IncompleteDataError) as caught:
+        read_submission(folder)
+    assert str(folder.submission) in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [{"version": 2}, {"format": "other"}])
+def test_a_submission_of_another_version_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = RunFolder(tmp_path)
+    (source,) = (FORMATS / "v1").glob("*/submission.json")
+    shutil.copyfile(source, folder.submission)
+    assert read_submission(folder) is not None
+    edit_json(folder.submission, **change)
+    with pytest.raises(IncompleteDataError):
+        read_submission(folder)

@@ -1,0 +1,424 @@
+"""`--ab A B`: two sides of every point, interleaved; what is refused; tags; and that reports stay sane."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dlbench.cli import cli
+from dlbench.errors import ExitCode, UserError
+from dlbench.jobs import local
+from dlbench.reading.comparability import chosen_settings, group_id
+from dlbench.reading.scaling import groups
+from dlbench.reading.table import tabulate
+from dlbench.records.folder import RunFolder
+from dlbench.records.scan import scan
+from dlbench.specs.ab_sides import pairs, side_words
+from dlbench.specs.plan import AxisValue, RunPlan
+from dlbench.specs.requests import parse_sides, parse_tags
+from tests.support.run_factory import WORKLOAD, Story, constant, plans, write_run
+
+TIMES = [5.0, 0.0, 30.0, 50.0, 10.0, 5.0]
+CI_VARIABLES = {"CI_COMMIT_SHA": None, "GITHUB_SHA": None}
+
+
+def sided(b: dict[str, Any] | None = None, a: dict[str, Any] | None = None, **request: Any) -> list[RunPlan]:
+    """Plans of a comparison; b changes how gradients travel unless told otherwise."""
+    settings_b = {"engine.name": "ddp"} if b is None else b
+    return plans(**{"points": (2,), "repeats": 2, "sides": {"a": a or {}, "b": settings_b}, **request})
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+GOOD: list[tuple[str, dict[str, AxisValue]]] = [
+    ("plain", {}),
+    (" plain ", {}),
+    ("engine.name=ddp", {"engine.name": "ddp"}),
+    ("engine.name=ddp,sync.fusion=single", {"engine.name": "ddp", "sync.fusion": "single"}),
+    ("engine.name=ddp, sync.fusion=single", {"engine.name": "ddp", "sync.fusion": "single"}),
+    ("fault.step_delay_s=0.05", {"fault.step_delay_s": 0.05}),
+    ("fault.ranks=0,3,fault.step_delay_s=1.5", {"fault.ranks": "0,3", "fault.step_delay_s": 1.5}),
+    ("fault.step_delay_s=1.5,fault.ranks=0,3", {"fault.ranks": "0,3", "fault.step_delay_s": 1.5}),
+    ("system.python=/new env/bin/python", {"system.python": "/new env/bin/python"}),
+    ('x="a,b=c",y=2', {"x": "a,b=c", "y": 2}),
+    ("x='it''s,y=1'", {"x": "it's,y=1"}),
+    (r'x="say \"hi\",z=1",y=true', {"x": 'say "hi",z=1', "y": True}),
+    ("x=a=b", {"x": "a=b"}),
+    ("x=null", {"x": None}),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), GOOD)
+def test_a_side_is_plain_or_settings_with_commas_between(text: str, expected: dict[str, AxisValue]) -> None:
+    other = "other=1"
+    found = parse_sides((other, text))
+    assert found == {"a": {"other": 1}, "b": expected}
+    assert [type(v) for v in found["b"].values()] == [type(expected[k]) for k in found["b"]]
+    assert parse_sides((text, other))["a"] == expected
+
+
+KEYS = st.from_regex(r"[a-z_]{1,4}(\.[a-z_]{1,4}){0,2}", fullmatch=True)
+QUOTED = st.text(alphabet=st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=12)
+
+
+@given(st.dictionaries(KEYS, QUOTED | st.integers() | st.booleans(), min_size=1, max_size=4))
+@example({"a": "b,c=d", "e": "'", "f": '"', "g": "\\"})
+def test_values_in_quotes_may_hold_anything(wanted: dict[str, AxisValue]) -> None:
+    text = ",".join(f"{key}={json.dumps(value)}" for key, value in wanted.items())
+    assert parse_sides(("plain", text)) == {"a": {}, "b": wanted}
+
+
+BAD: list[tuple[tuple[str, str], list[str]]] = [
+    (("plain", ""), ["side b", "KEY=VALUE", "plain"]),
+    (("plane", "plain"), ["side a", "'plane'"]),
+    (("plain", "engine.name"), ["side b", "'engine.name'"]),
+    (("plain", "=ddp"), ["side b"]),
+    (("plain", "k="), ["side b", "k: the value is empty"]),
+    (("plain", "k=,l=1"), ["side b", "k: the value is empty"]),
+    (("plain", "k=1,k=2"), ["side b", "k: given twice"]),
+    (("plain", "k='abc"), ["side b", "KEY=VALUE"]),
+    (("plain", "k='a'b"), ["side b", "KEY=VALUE"]),
+    (("plain", "k=[1]"), ["side b", "one value"]),
+    (("k=1", "k=1"), ["both sides set k=1", "plain plain", "--set"]),
+    (("k=1,l=2", "l=2,k=1"), ["both sides set"]),
+]
+
+
+@pytest.mark.parametrize(("texts", "words"), BAD)
+def test_a_text_that_is_no_side_is_answered_in_one_line(texts: tuple[str, str], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_sides(texts)
+    told = str(caught.value)
+    assert told.startswith("--ab")
+    assert [word for word in words if word not in told] == [], told
+    assert len(told.splitlines()) == 1
+
+
+def test_one_and_true_are_two_settings() -> None:
+    assert parse_sides(("k=1", "k=true")) == {"a": {"k": 1}, "b": {"k": True}}
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_any_text_is_a_side_or_one_line(one: str, other: str) -> None:
+    try:
+        told = "".join(parse_sides((one, other)))
+    except UserError as error:
+        told = str(error)
+    assert told == "ab" or told.startswith("--ab")
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+@given(points=st.sampled_from([(1,), (2,), (1, 2), (1, 2, 4)]), repeats=st.integers(1, 4))
+@settings(max_examples=12)
+def test_pairs_run_back_to_back_and_every_second_the_other_way_round(points: tuple[int, ...], repeats: int) -> None:
+    made = sided(b={"train.seed": 7}, points=points, repeats=repeats)
+    expected = []
+    for repeat in range(repeats):
+        order, sides = (points, "ab") if repeat % 2 == 0 else (points[::-1], "ba")
+        expected += [(repeat, ranks, side) for ranks in order for side in sides]
+    assert [(p.series.repeat, p.layout.ranks, p.series.side) for p in made] == expected
+    assert [p.series.position for p in made] == list(range(len(expected)))
+    assert len({p.run_id for p in made}) == len(made)
+    for plan in made:
+        assert plan.run_id.endswith(f"-k{plan.series.repeat:02d}-{plan.series.side}")
+        assert plan.series.sides == {"a": {}, "b": {"train.seed": 7}}
+        assert plan.series.variant == "plain"
+        assert plan.workload.train.seed == (7 if plan.series.side == "b" else 0)
+        assert RunPlan.model_validate(json.loads(plan.to_json())) == plan
+    for one, other in pairs(made):
+        assert (one.series.side, other.series.side) == ("a", "b")
+        assert abs(one.series.position - other.series.position) == 1
+        assert one.layout == other.layout
+
+
+def test_without_sides_nothing_is_different() -> None:
+    plain = plans(repeats=2)
+    assert {(p.series.side, len(p.series.sides), side_words(p)) for p in plain} == {("", 0, "")}
+    assert not any(p.run_id.endswith(("-a", "-b")) for p in plain)
+
+
+def test_each_side_has_its_own_settings_over_the_options_of_both() -> None:
+    made = sided(
+        a={"sync.fusion": "single"},
+        b={"engine.name": "ddp", "system.python": "/new/bin/python", "system.launch.environment.X": "1"},
+        engine="horovod",
+        overrides={"train.seed": 3},
+    )
+    one, other = pairs(made)[0]
+    assert (one.engine.name, one.sync.fusion, one.system.python, one.system.launch.environment) == (
+        "horovod", "single", None, {},
+    )  # fmt: skip
+    assert (other.engine.name, other.sync.fusion, other.system.python) == ("ddp", "auto", "/new/bin/python")
+    assert other.system.launch.environment == {"X": "1"}
+    assert {plan.workload.train.seed for plan in made} == {3}
+    assert {tuple(plan.overrides) for plan in made} == {("train.seed",)}
+    assert side_words(one) == "sync.fusion=single"
+    assert side_words(other) == "engine.name=ddp, system.python=/new/bin/python, system.launch.environment.X=1"
+
+
+def test_modules_and_setup_can_be_a_side_s() -> None:
+    text = "system.modules=gcc/12.2,openmpi/4.1+cuda,system.setup=source /opt/new/env.sh"
+    sides = parse_sides(('system.modules=""', text))
+    made = sided(**sides, system="box", points_are="nodes")
+    one, other = pairs(made)[0]
+    assert (one.system.modules, one.system.setup) == ((), ())
+    assert other.system.modules == ("gcc/12.2", "openmpi/4.1+cuda")
+    assert other.system.setup == ("source /opt/new/env.sh",)
+    with pytest.raises(UserError, match=r"side b.*modules"):
+        sided(b={"system.modules": "gcc/12.2; id"})
+
+
+def test_two_plain_sides_are_the_same_plan_twice() -> None:
+    made = sided(b={})
+    assert len({plan.configuration_digest() for plan in made}) == 1
+    assert {side_words(plan) for plan in made} == {"plain"}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "a wrong key": ({"b": {"train.sed": 1}}, ["--ab (side b)", "train.sed: unknown key", "seed"]),
+    "a wrong value": ({"a": {"engine.name": "hvd"}, "b": {}}, ["--ab (side a)", "engine.name"]),
+    "a wrong key of the system": ({"b": {"system.lunch.pin": True}}, ["--ab (side b)", "system.lunch"]),
+    "another preset": ({"b": {"preset": "full"}}, ["--ab (side b) preset", "its own option"]),
+    "what --set gives": (
+        {"b": {"train.seed": 1}, "overrides": {"train.seed": 2}},
+        ["--ab (side b) train.seed", "also given to --set"],
+    ),
+    "inert on its side": ({"b": {"engine.ddp.backend": "gloo"}}, ["--ab (side b) engine.ddp.backend", "no effect"]),
+    # It acts on side a only, where nobody set it.
+    "inert though it acts on the other": (
+        {"a": {"engine.name": "ddp"}, "b": {"engine.ddp.backend": "gloo"}},
+        ["--ab (side b) engine.ddp.backend", "no effect"],
+    ),
+    "what is so anyway": ({"b": {"engine.name": "horovod"}}, ["both sides come to the same plan", "engine.name"]),
+    "an option that both replace": (
+        {"a": {"engine.name": "horovod"}, "b": {"engine.name": "ddp"}, "engine": "ddp"},
+        ["--engine: has no effect", "both sides"],
+    ),
+    "a sweep": ({"sweep": {"train.seed": (1, 2)}}, ["--ab", "--sweep"]),
+    "variants": ({"decompose": True}, ["--ab", "--decompose"]),
+    "twins": ({"watch_cost": True}, ["--ab", "--watch-cost"]),
+    "quality": ({"to_quality": True}, ["--ab", "--to-quality"]),
+    "a side to a quality": (
+        {"b": {"measure.until": "quality", "data.source": "/data/x"}},
+        ["side b", "measure.until quality"],
+    ),
+    "a plan that cannot be": (
+        {"b": {"engine.name": "single"}},
+        ["side b of --ab", "engine 'single'", "not 2"],
+    ),
+    "other ranks": (
+        {"b": {"system.node.ranks": 2}, "system": "box", "points_are": "nodes"},
+        ["same ranks", "side a has 2, side b 4"],
+    ),
+    "a fault on no rank": ({"b": {"fault.ranks": 5, "fault.step_delay_s": 0.1}}, ["fault.ranks", "rank 5"]),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_makes_no_pair_is_refused_in_one_line(why: str) -> None:
+    request, words = REFUSED[why]
+    with pytest.raises(UserError) as caught:
+        sided(**request)
+    told = str(caught.value)
+    assert [word for word in words if word not in told] == [], told
+    assert len(told.splitlines()) == 1
+
+
+# --- tags -------------------------------------------------------------------------------------------------------------
+
+
+def test_tags_are_text_and_change_nothing() -> None:
+    tags = parse_tags(("commit=0012e4", "branch=main", "why=a=b, c", "n=007"))
+    assert tags == {"commit": "0012e4", "branch": "main", "why": "a=b, c", "n": "007"}
+    (with_tags,) = plans(points=(1,), repeats=1, tags=tags)
+    (without,) = plans(points=(1,), repeats=1)
+    assert with_tags.tags == tags
+    assert with_tags.configuration_digest() == without.configuration_digest()
+
+
+def test_tags_keep_no_runs_apart(tmp_path: Path) -> None:
+    write_run(tmp_path, plans(points=(1,), repeats=1, series="s1", tags={"commit": "a"})[0], constant(TIMES))
+    write_run(tmp_path, plans(points=(1,), repeats=1, series="s2")[0], constant(TIMES))
+    assert len({group_id(run) for run in scan(tmp_path).runs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (("branch",), ["'branch'", "key=value"]),
+        (("=x",), ["key=value"]),
+        (("9a=x",), ["first a letter"]),
+        (("a b=x",), ["key=value"]),
+        ((f"{'k' * 65}=x",), ["64"]),
+        (("a=x", "a=y"), ["a: given twice"]),
+        (("a=",), ["a: the value is empty"]),
+        (("a= ",), ["a: the value is empty"]),
+        ((f"a={'x' * 201}",), ["up to 200 characters, has 201"]),
+        (("a=x\ny",), ["cannot be printed"]),
+        (("a=\x1b[2J",), ["cannot be printed"]),
+        (("a=\udcff",), ["cannot be printed"]),
+    ],
+)
+def test_a_text_that_is_no_tag_is_answered_in_one_line(items: tuple[str, ...], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_tags(items)
+    told = str(caught.value)
+    assert told.startswith("--tag")
+    assert [word for word in words if word not in told] == [], told
+    assert told.isprintable()
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def signals_as_before() -> Iterator[None]:
+    """A run takes over the signals that end it, and a command leaves them as they are when it ends."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def run_stubbed(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str, **variables: str) -> Result:
+    """`dlbench run` whose runs are written in an instant; those of side b take 20 % longer."""
+
+    def trained(plan: RunPlan, folder: RunFolder, on_progress: object) -> local.Outcome:
+        shutil.rmtree(folder.path)
+        slower = 1.2 if plan.series.side == "b" else 1.0
+        drift = 1 + plan.series.repeat / 100
+        write_run(folder.path.parent, plan, constant([part * slower * drift for part in TIMES]))
+        return local.Outcome(exit_code=ExitCode.OK, story="")
+
+    monkeypatch.setattr(local, "run", trained)
+    words = ["run", str(WORKLOAD), "--engine", "ddp", "--out", str(out), "--series", "s", *options]
+    return CliRunner().invoke(cli, words, env={**CI_VARIABLES, **variables})
+
+
+AB = ("--ranks", "2", "--ab", "plain", "train.seed=7")
+
+
+@pytest.mark.usefixtures("signals_as_before")
+def test_the_command_runs_pairs_and_tells_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dlbench.gate.page.document import paired_lines
+
+    done = run_stubbed(tmp_path, monkeypatch, *AB, "--repeats", "5")
+    assert done.exit_code == 0, done.output
+    assert "will give no verdict" not in done.stderr
+    found = scan(tmp_path)
+    assert len(found.runs) == 10
+    lines = paired_lines(found)
+    assert lines
+    assert done.stdout == "".join(f"{line}\n" for line in lines)
+    assert "side b" in done.stderr
+
+
+@pytest.mark.usefixtures("signals_as_before")
+def test_few_pairs_are_run_and_said_to_be_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run_stubbed(tmp_path, monkeypatch, *AB, "--repeats", "2")
+    assert done.exit_code == 0, done.output
+    assert "note: --ab: 2 pairs of runs a point will give no verdict: use --repeats 5 or more" in done.stderr
+    assert len(scan(tmp_path).runs) == 4
+
+
+def test_a_dry_run_names_the_sides_and_their_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--ranks", "2", "--ab", "plain", "system.python=/new/bin/python")
+    done = run_stubbed(tmp_path / "runs", monkeypatch, *options, "--dry-run")
+    assert done.exit_code == 0, done.output
+    titles = [line for line in done.stdout.splitlines() if ", side " in line]
+    assert [line.partition("2 ranks")[2] for line in titles] == [
+        ", side a, repeat 1 of 1, batch 4 a rank",
+        ", side b, repeat 1 of 1, batch 4 a rank",
+    ]
+    commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert commands[1].startswith("/new/bin/python -m dlbench.node ")
+    assert not commands[0].startswith("/new")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("side", [("plain", "data.source=/no/such"), ("data.source=/no/such", "plain")])
+def test_the_data_of_both_sides_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: tuple[str, str]
+) -> None:
+    done = run_stubbed(tmp_path / "runs", monkeypatch, "--ranks", "2", "--ab", *side)
+    assert isinstance(done.exception, UserError)
+    assert "/no/such: no such file or folder" in str(done.exception)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("signals_as_before")
+@pytest.mark.parametrize(
+    ("options", "variables", "expected"),
+    [
+        ((), {}, {}),
+        (("--tag", "branch=main", "--tag", "n=1"), {}, {"branch": "main", "n": "1"}),
+        ((), {"CI_COMMIT_SHA": "abc"}, {"commit": "abc"}),
+        ((), {"GITHUB_SHA": "def"}, {"commit": "def"}),
+        ((), {"CI_COMMIT_SHA": "", "GITHUB_SHA": "def"}, {"commit": "def"}),
+        (("--tag", "commit=mine"), {"CI_COMMIT_SHA": "abc"}, {"commit": "mine"}),
+    ],
+)
+def test_tags_are_in_the_plan(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    variables: dict[str, str],
+    expected: dict[str, str],
+) -> None:
+    done = run_stubbed(tmp_path, monkeypatch, "--ranks", "1", *options, **variables)
+    assert done.exit_code == 0, done.output
+    (run,) = scan(tmp_path).runs
+    assert run.plan.tags == expected
+
+
+def test_a_ci_s_variable_that_is_no_word_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run_stubbed(tmp_path, monkeypatch, "--ranks", "1", GITHUB_SHA="x" * 300)
+    assert isinstance(done.exception, UserError)
+    assert "GITHUB_SHA" in str(done.exception)
+
+
+# --- the ordinary report ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("b", [{}, {"train.seed": 7}])
+def test_sides_are_groups_of_their_own(tmp_path: Path, b: dict[str, AxisValue]) -> None:
+    """Even where both sides set the same: equal blocks and repeats of two sides never meet in one figure."""
+    for plan in sided(b=b, points=(1, 2), repeats=5):
+        slower = 1.2 if plan.series.side == "b" else 1.0
+        write_run(tmp_path, plan, constant([part * slower for part in TIMES]), Story())
+    table = tabulate(scan(tmp_path), with_causes=True)
+    found = groups(table)
+    assert len(found) == 2
+    by_side = {group.sample.plan.series.side: group for group in found}
+    for side, group in by_side.items():
+        assert {run.plan.series.side for run in group.runs} == {side}
+        assert [len(point.run_ids) for point in group.points] == [5, 5]
+        assert group.points[1].paired_with_baseline
+        assert [point.efficiency.value for point in group.points] == [pytest.approx(1.0)] * 2
+    assert by_side["b"].points[0].step.value / by_side["a"].points[0].step.value == pytest.approx(1.2)
+    assert chosen_settings(by_side["a"].sample) == {}
+    assert chosen_settings(by_side["b"].sample) == {key: str(value) for key, value in b.items()}
+
+
+def test_the_report_of_a_comparison_is_sane(tmp_path: Path) -> None:
+    for plan in sided(b={"train.seed": 7}, points=(1, 2), repeats=5):
+        write_run(tmp_path, plan, constant(TIMES))
+    done = CliRunner().invoke(cli, ["report", str(tmp_path), "--format", "json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    labels = [group["label"] for group in report["groups"]]
+    assert len(labels) == len(set(labels)) == 2
+    assert sum("train.seed=7" in label for label in labels) == 1
+    assert [group["is_sufficient"] for group in report["groups"]] == [True, True]

@@ -1,0 +1,1 @@
+"""What tests share: factories of run folders, fakes at the boundary, fixtures, ranks of small programs."""

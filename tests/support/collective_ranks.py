@@ -1,0 +1,202 @@
+"""One rank of the tests of the collective benchmark: ``python -m tests.support.collective_ranks FOLDER``.
+
+Started by the tests with a launcher's variables; does what `tasks.json` in the folder lists, one task after the other.
+Each has a folder of its own, with `plan.json`, or `plan-RANK.json` if there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlbench.costs.schedules.schedule import schedule
+from dlbench.errors import DlbenchError, ExitCode, RunError
+from dlbench.node.collectives import participants
+from dlbench.node.collectives.control import Control
+from dlbench.node.collectives.deadline import Deadline
+from dlbench.node.collectives.executor import Execution
+from dlbench.node.collectives.inputs import DTYPES, Inputs
+from dlbench.node.collectives.measure import Measurement
+from dlbench.node.collectives.mpi_transport import MpiTransport, start_mpi
+from dlbench.node.collectives.participants import Lineup
+from dlbench.node.collectives.references import Reference
+from dlbench.node.collectives.run import CommRun
+from dlbench.node.collectives.torch_transport import GlooTransport
+from dlbench.node.collectives.transport import Transport
+from dlbench.node.collectives.verify import check
+from dlbench.node.ranks import RankPlace, detect
+from dlbench.records.files import write_json
+from dlbench.records.folder import RunFolder
+from dlbench.specs.collectives.plan import ALGORITHMS, GROUPED_ALGORITHMS, CommPlan
+
+CPU = torch.device("cpu")
+
+kept_mpi: list[Any] = []
+"""What a task would have ended MPI with."""
+
+
+class Rank:
+    """What every task needs."""
+
+    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+        self.folder = RunFolder(folder)
+        self.options = options
+        self.started = time.monotonic()
+        plan = CommPlan.model_validate_json(self.folder.plan.read_text(encoding="utf-8"))
+        self.place: RankPlace = detect(plan)
+        own = folder / f"plan-{self.place.rank}.json"
+        self.plan = CommPlan.model_validate_json(own.read_text(encoding="utf-8")) if own.exists() else plan
+
+    def control(self) -> Control:
+        control = Control(self.place, self.plan.comm.timeout_s)
+        control.start(self.folder, None)
+        return control
+
+    def measure(self, beat: Any = lambda where: None) -> None:
+        """The whole benchmark, as the entry does it."""
+        points: list[tuple[int, int, str]] = []
+        run = CommRun(
+            self.plan,
+            self.folder,
+            self.place,
+            CPU,
+            lambda done, total, text: points.append((done, total, text)),
+            beat,
+            self.started,
+            on_stuck=lambda reason: print(f"on_stuck: {reason}", file=sys.stderr, flush=True),
+        )
+        record = run.run()
+        if record is not None:
+            write_json(self.folder.path / "comm.json", record.model_dump(mode="json"))
+            write_json(self.folder.path / "progress.json", {"points": points})
+
+    def execute(self) -> None:
+        """All algorithms at awkward sizes over one transport: verdict and counters of each, into a file a rank."""
+        place, options = self.place, self.options
+        control = self.control()
+        mpi = None
+        transport: Transport
+        segment = options["segment_bytes"]
+        group_size = options["group_size"]
+        if self.plan.comm.transport == "mpi":
+            mpi = start_mpi(place, self.plan.system.launch.launcher, many_threads=False)
+            transport = MpiTransport(mpi, place, group_size, self.plan.comm.timeout_s, segment_bytes=segment)
+        else:
+            transport = GlooTransport(control.new_group("gloo", "test"), place, group_size, segment_bytes=segment)
+        found = []
+        for collective, names in ALGORITHMS.items():
+            for name in names:
+                if name in GROUPED_ALGORITHMS and group_size in (1, place.size):
+                    continue
+                for elements in options["elements"]:
+                    inputs = Inputs(collective, place.rank, place.size, elements, "fp32")
+                    given = inputs.given()
+                    data = torch.zeros(elements, dtype=DTYPES["fp32"])
+                    steps = schedule(collective, name, place.rank, place.size, elements, group_size=group_size)
+                    execution = Execution(steps, data, transport, given if collective == "all-to-all" else None)
+                    for _ in range(2):  # the second finds everything used
+                        inputs.reset(data, given)
+                        transport.counters.reset()
+                        execution.run()
+                        problem = check(inputs, data).problem
+                        if problem:
+                            break
+                    counters = asdict(transport.counters)
+                    found.append([collective, name, elements, problem, counters])
+        control.barrier("end")
+        write_json(self.folder.path / f"found-{place.rank}.json", {"found": found})
+        if mpi is not None:
+            kept_mpi.append(mpi)
+        control.stop()
+
+    def overflow(self) -> None:
+        """Inputs whose sum is more than fp16 can hold."""
+        control = self.control()
+        deadline = Deadline(self.place.rank, self.plan.comm.timeout_s)
+        lineup = Lineup(self.plan, self.folder, self.place, CPU, control)
+        measurement = Measurement(
+            self.plan.comm, self.place, CPU, control, deadline, lambda where: None, largest_input=60_000
+        )
+        points = measurement.points(lineup.in_turns(deadline), self.plan.comm.sizes[0])
+        if self.place.rank == 0:
+            write_json(self.folder.path / "points.json", {"points": [p.model_dump(mode="json") for p in points]})
+        control.stop()
+
+    def differ(self) -> None:
+        """Ranks that are about to do different things; the channel outlives what it refuses."""
+        control, rank = self.control(), self.place.rank
+        errors = []
+
+        def note(call: Callable[[], object]) -> None:
+            try:
+                call()
+                errors.append("")
+            except RunError as error:
+                errors.append(str(error))
+
+        note(lambda: control.agree("next point", {"collective": "broadcast" if rank == 1 else "allreduce", "of": 4}))
+        algorithm = ("ring", "direct", "leader")[rank]
+        note(lambda: control.agree("next point", {"algorithm": algorithm, "dtype": "fp16" if rank else "fp32"}))
+        note(lambda: control.gather("hosts" if rank == 2 else "next point", 1))
+        note(lambda: control.agree("next point", {"elements": 7}))
+        write_json(self.folder.path / f"differ-{rank}.json", {"errors": errors})
+        control.stop()
+
+    def vanish(self) -> None:
+        """One rank ends, or stops moving, at a certain iteration."""
+
+        def beat(where: str) -> None:
+            if self.place.rank == self.options["rank"] and where.endswith(f"iteration {self.options['iteration']}"):
+                os.kill(os.getpid(), signal.Signals[self.options["signal"]])
+
+        self.measure(beat)
+
+    def stand_still(self) -> None:
+        """One rank stops inside a library's collective, at a certain call of it; the first is the trial."""
+        calls = 0
+        original = Reference.run
+
+        def run(reference: Reference) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == self.options["call"]:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            original(reference)
+
+        if self.place.rank == self.options["rank"]:
+            setattr(Reference, "run", run)  # noqa: B010  (mypy refuses to assign to a method)
+        self.measure()
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder = Path(arguments[0])
+    tasks = json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
+    # MPI cannot begin again once it has ended.
+    end_mpi, participants.stop_mpi = participants.stop_mpi, kept_mpi.append
+    try:
+        for name, task, options in tasks:
+            getattr(Rank(folder / name, options), task)()
+    except DlbenchError as error:
+        print(f"dlbench: error: {error}", file=sys.stderr, flush=True)
+        os._exit(int(error.exit_code))
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(int(ExitCode.REGRESSION))
+    for mpi in kept_mpi[-1:]:
+        end_mpi(mpi)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

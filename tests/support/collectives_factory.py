@@ -1,0 +1,186 @@
+"""Run folders of the collective benchmark with planted costs, written by the real writers: oracles for readers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from dlbench.collectives.results.measurements import layout_of
+from dlbench.costs.collectives import counts
+from dlbench.costs.predictions import predict
+from dlbench.records.collectives import CommPoint, CommRecord
+from dlbench.records.collectives_scan import CommRun
+from dlbench.records.files import write_json
+from dlbench.records.folder import RunFolder, create
+from dlbench.records.status import write_status
+from dlbench.specs.collectives.network import Level, NetworkModel, Piece
+from dlbench.specs.collectives.plan import ELEMENT_BYTES, CommPlan
+from dlbench.specs.collectives.request import CommRequest, expand_comm
+from tests.support.run_factory import NOW, status
+
+LIBRARY_CARRIERS = {"gloo": "torch-gloo", "mpi": "mpi", "nccl": "torch-nccl", "horovod": "horovod-gloo"}
+
+Change = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""A point as a mapping -> the keys that are different from what was planted."""
+
+
+def network(
+    *,
+    inside: tuple[float, float] = (20e-6, 0.5e-9),
+    across: tuple[float, float] = (100e-6, 8e-9),
+    gamma: float = 0.0,
+    shared_link: bool = True,
+) -> NetworkModel:
+    """Planted costs: alpha in seconds and beta in seconds per byte of each level."""
+
+    def level(costs: tuple[float, float]) -> Level:
+        return Level(pieces=(Piece(alpha_s=costs[0], beta_s_per_byte=costs[1]),))
+
+    return NetworkModel(
+        system="planted",
+        transport="planted",
+        inside=level(inside),
+        across=level(across),
+        gamma_s_per_byte=gamma,
+        shared_link=shared_link,
+    )
+
+
+@dataclass(kw_only=True)
+class Story:
+    """What a run measured; the defaults make a healthy one."""
+
+    network: NetworkModel = field(default_factory=network)
+    library: tuple[float, float] = (50e-6, 2e-9)
+    """Start-up and seconds per byte of every library's collective."""
+    noise: float = 0.02
+    """Standard deviation of the logarithm of an iteration's time."""
+    drift: float = 0.0
+    """Repeat k is slower by this share times k, all series alike."""
+    change: Change = lambda point: {}
+    state: str = "valid"
+    warnings: Sequence[str] = ()
+    not_measured: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=lambda: {"host": "n0", "os": "Debian 12"})
+    finished: datetime = NOW
+    host: Callable[[int], str] = lambda node: f"n{node}"
+    device: str = "cpu"
+
+
+def comm_plans(**request: Any) -> list[CommPlan]:
+    """Plans of a series on this machine, unless said otherwise; five repeats at four ranks in groups of two."""
+    asked = {
+        "points": (4,),
+        "group_size": 2,
+        "repeats": 5,
+        "series": "c1",
+        "sizes": "1KiB:16MiB",
+        **request,
+    }
+    return expand_comm(CommRequest(**asked), machine_cores=8, installed=("mpi4py",), now=NOW).plans
+
+
+def write_comm_run(out: Path, plan: CommPlan, story: Story | None = None) -> RunFolder:
+    """A finished run, as compute nodes leave it; equal plans and stories give equal times."""
+    story = story or Story()
+    out.mkdir(parents=True, exist_ok=True)
+    folder = create(out, plan)
+    for rank in range(plan.layout.ranks):
+        write_status(folder, status(rank, story.host(rank // plan.layout.ranks_per_node), "done"))
+    record = CommRecord.model_validate(
+        {
+            "run_id": plan.run_id,
+            "state": story.state,
+            "started": _utc(story.finished - timedelta(minutes=1)),
+            "finished": _utc(story.finished),
+            "hosts": [story.host(rank // plan.layout.ranks_per_node) for rank in range(plan.layout.ranks)],
+            "device": story.device,
+            "group_size": plan.group_size,
+            "points": _points(plan, story),
+            "not_measured": list(story.not_measured),
+            "warnings": list(story.warnings),
+            "environment": dict(story.environment),
+        }
+    )
+    write_json(folder.comm, record.model_dump(mode="json"))
+    return folder
+
+
+def _points(plan: CommPlan, story: Story) -> list[dict[str, Any]]:
+    noise = random.Random(plan.run_id)
+    series = [("torch-gloo" if plan.comm.transport == "torch" else "mpi", name) for name in plan.comm.algorithms]
+    series += [(LIBRARY_CARRIERS[name], "library") for name in plan.comm.backends]
+    made = []
+    for size in plan.comm.sizes:
+        for carrier, algorithm in series:
+            seconds = planted_seconds(plan, story, algorithm, size) * (1 + story.drift * plan.series.repeat)
+            point: dict[str, Any] = {
+                "collective": plan.comm.collective,
+                "algorithm": algorithm,
+                "carrier": carrier,
+                "num_bytes": size,
+                "dtype": plan.comm.dtype,
+                "times_s": [seconds * noise.lognormvariate(0, story.noise) for _ in range(plan.comm.iterations)],
+                "correct": True,
+                "max_error": 1e-7,
+                **_counters(plan, algorithm, size),
+            }
+            made.append(CommPoint.model_validate({**point, **story.change(point)}).model_dump(mode="json"))
+    return made
+
+
+def planted_seconds(plan: CommPlan, story: Story, algorithm: str, num_bytes: int) -> float:
+    """Seconds of one point without noise."""
+    if algorithm == "library":
+        return story.library[0] + num_bytes * story.library[1]
+    return predict(
+        plan.comm.collective,
+        algorithm,
+        num_bytes,
+        _layout(plan),
+        story.network,
+        element_bytes=ELEMENT_BYTES[plan.comm.dtype],
+        shards=plan.comm.shards,
+    )
+
+
+def _layout(plan: CommPlan) -> Any:
+    return layout_of(CommRun(folder=RunFolder(Path()), plan=plan, record=None, statuses=[]))
+
+
+def _counters(plan: CommPlan, algorithm: str, num_bytes: int) -> dict[str, Any]:
+    if algorithm == "library":
+        return {}
+    width = ELEMENT_BYTES[plan.comm.dtype]
+    ranks = counts(plan.comm.collective, algorithm, _layout(plan), num_bytes // width, width, shards=plan.comm.shards)
+    return {
+        "steps": max(rank.steps for rank in ranks),
+        "messages": [rank.messages for rank in ranks],
+        "bytes_sent": [rank.bytes_sent for rank in ranks],
+        "bytes_across": [rank.bytes_across for rank in ranks],
+    }
+
+
+def write_comm_series(out: Path, story: Story | None = None, **request: Any) -> list[CommPlan]:
+    """All runs of a series, alike but for their noise."""
+    made = comm_plans(**request)
+    for plan in made:
+        write_comm_run(out, plan, story)
+    return made
+
+
+def write_unfinished_comm(out: Path, plan: CommPlan, stage: str = "measuring", reason: str = "") -> RunFolder:
+    """A run without a record: killed (`measuring`) or failed (`failed`, with a reason)."""
+    out.mkdir(parents=True, exist_ok=True)
+    folder = create(out, plan)
+    for rank in range(plan.layout.ranks):
+        write_status(folder, status(rank, "n0", stage, reason))
+    return folder
+
+
+def _utc(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,714 @@
+"""`dlbench diagnose`: the right name for a known loss, the next experiment under its conditions, and honest doubt."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from dlbench.cli import cli
+from dlbench.costs.collectives import Layout
+from dlbench.costs.predictions import predict
+from dlbench.errors import IncompleteDataError, UserError
+from dlbench.reading.comparability import planned_id
+from dlbench.records.exchange import ExchangeResult
+from dlbench.records.folder import RunFolder
+from dlbench.records.scan import Run, scan
+from dlbench.records.watch import WatchOverhead
+from dlbench.records.watch_cost import write_watch_cost
+from dlbench.report.formats.terminal import show, to_text
+from dlbench.specs.collectives.network import Level, NetworkModel, Piece
+from dlbench.specs.fault import FaultSpec
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.watch import WatchSpec
+from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast, upper_bound
+from dlbench.views.diagnosis.document import diagnosis
+from tests.support.run_factory import (
+    NOW,
+    Story,
+    constant,
+    edit_json,
+    exchange_result,
+    plans,
+    write_run,
+    write_unfinished,
+)
+from tests.support.watch_factory import watch_result, write_samples
+
+BASE = (5.0, 0.0, 30.0, 50.0, 0.0, 10.0)
+"""Milliseconds of the phases at one rank; with 5 ms between steps 100 in all."""
+
+GRADIENTS = [(4_000_000, 0.02), (2_000_000, 0.03), (1_000_000, 0.05)]
+"""Bytes and second of readiness."""
+
+
+def diagnose(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(cli, ["diagnose", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def as_json(folder: Path, *arguments: str | Path) -> dict[str, Any]:
+    found = json.loads(diagnose(folder, "--format", "json", *arguments))
+    assert isinstance(found, dict)
+    return found
+
+
+def diagnosed(group: dict[str, Any]) -> dict[str, Any]:
+    """The causes of a group, without the factors."""
+    found = group["causes"]["diagnosed"]
+    assert isinstance(found, dict)
+    return found
+
+
+def verdict(folder: Path, *arguments: str | Path) -> dict[str, Any]:
+    """Of the last point of the only group."""
+    (group,) = as_json(folder, *arguments)["groups"]
+    found = diagnosed(group)["points"][-1]["verdict"]
+    assert isinstance(found, dict)
+    return found
+
+
+def write_series(
+    out: Path,
+    slower: Mapping[str, float],
+    *,
+    repeats: int = 5,
+    drift: Callable[[int, int], float] = lambda ranks, repeat: 1 + repeat / 1000,
+    story: Callable[[RunPlan], Story] = lambda plan: Story(),
+    fault: FaultSpec | None = None,
+    **request: Any,
+) -> None:
+    """A series whose phases take so many milliseconds longer wherever there is more than one rank."""
+    names = ("input", "h2d", "forward", "backward", "exchange", "optimizer", "other")
+    for plan in plans(**{"points": (1, 2), "repeats": repeats, **request}):
+        times = [*BASE, 5.0]
+        if plan.layout.ranks > 1:
+            times = [value + slower.get(name, 0.0) for name, value in zip(names, times, strict=True)]
+        factor = drift(plan.layout.ranks, plan.series.repeat)
+        times = [value * factor for value in times]
+        planted = plan.model_copy(update={"fault": fault})
+        write_run(out, planted, constant(times[:6], other=times[6]), story(plan))
+
+
+def over_nodes(**more: Any) -> dict[str, Any]:
+    """A request of one node of two ranks, then two of them."""
+    return {"system": "box", "points": (2, 4), "ranks_per_node": 2, **more}
+
+
+def told(plan: RunPlan) -> Story:
+    """A run that tells of its messages."""
+    result = exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-4, beta_s_per_byte=5e-9)
+    return Story(exchange=result if plan.layout.ranks > 1 else None)
+
+
+def write_over_nodes(out: Path) -> None:
+    """Five runs of each: 8 ms of exchange inside a node, 58 ms over two."""
+    for plan in plans(**over_nodes(repeats=5)):
+        times = [*BASE[:4], 8.0 if plan.layout.nodes == 1 else 58.0, BASE[5]]
+        write_run(out, plan, constant(times, other=5.0), told(plan))
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause", "name", "words"),
+    [
+        ("exchange", "exchange", "network-bound", "is lost in exposed exchange"),
+        (
+            "input",
+            "input",
+            "input-bound",
+            "is lost in waiting for input and the copy to the device; try a look at what else uses",
+        ),
+        ("h2d", "input", "input-bound", "is lost in waiting for input and the copy to the device"),
+        ("backward", "compute", "compute-bound", "is lost in computing that takes longer than at the baseline"),
+        ("other", "host", "host-bound", "is lost in the host between phases; try a larger batch"),
+    ],
+)
+def test_what_all_ranks_wait_for_is_named(tmp_path: Path, phase: str, cause: str, name: str, words: str) -> None:
+    write_series(tmp_path, {phase: 25.0})
+    found = verdict(tmp_path)
+    assert (found["finding"], found["cause"], found["name"]) == ("found", cause, name)
+    # 25 of 125 ms, equal in all runs: the interval is a point.
+    assert found["line"].startswith(f"{name}: 20.0 % [20.0, 20.0] of the ideal {words}")
+    assert found["bound"] == pytest.approx(0.25)
+    assert found["line"].endswith("at most +25 % throughput (if all of it were hidden)")
+
+
+def test_a_late_rank_is_named_with_what_holds_it_up(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 4), repeats=5):
+
+        def times(rank: int, step: int, plan: RunPlan = plan) -> tuple[list[int], int]:
+            phases = [round(value * 1e6) for value in BASE]
+            if plan.layout.ranks > 1:
+                phases[4] = 8_000_000 if rank == 3 else 33_000_000
+                phases[0] += 25_000_000 if rank == 3 else 0
+            return phases, 5_000_000
+
+        write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}"))
+    text = diagnose(tmp_path)
+    assert (
+        "4 ranks: straggler-bound: 18.8 % [18.8, 18.8] of the ideal is lost in waiting\n"
+        "for late ranks: 100 % of the wait is for rank 3 on n1, late by its input; try a\n"
+    ) in text
+    # 25 of 133 ms, and its row in the table: last in every step, 3/4 of 25 ms on average over the ranks.
+    assert "   3    n1    100 %          18.8 ms           100 %  input 25 ms\n" in text
+    assert "--exclude=n1\n" in text
+    assert "late ranks: 100 % of the wait" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def write_late_host(out: Path, ranks: int = 8) -> None:
+    """The second half of the ranks, on n1, computes 25 ms longer."""
+    for plan in plans(points=(1, ranks), repeats=5):
+
+        def times(rank: int, step: int, plan: RunPlan = plan) -> tuple[list[int], int]:
+            phases = [round(value * 1e6) for value in BASE]
+            if plan.layout.ranks > 1:
+                phases[4] = 8_000_000 if rank >= ranks // 2 else 33_000_000
+                phases[3] += 25_000_000 if rank >= ranks // 2 else 0
+            return phases, 5_000_000
+
+        write_run(out, plan, times, Story(host=lambda rank: f"n{rank * 2 // ranks}"))
+
+
+def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> None:
+    write_late_host(tmp_path)
+    text = diagnose(tmp_path)
+    words = " ".join(text.split())
+    assert (
+        "8 ranks: straggler-bound: 18.8 % [18.8, 18.8] of the ideal is lost in waiting for late ranks: 100 % of the "
+        "wait is for the ranks of n1, late by their computing"
+    ) in words
+    assert "now for one, now for another" not in words
+    found = verdict(tmp_path)
+    assert [one["text"] for one in found["experiments"]] == [
+        "a run without the slow nodes (--exclude=n1)",
+        "a look at n1: its ranks' computing (clocks, temperature, other work on its cores)",
+    ]
+    # Beside the ranks their host: half of them wait 25 ms, and each of its ranks is late by 25 ms.
+    assert "The same by host" in text
+    assert "  n1    100 %          12.5 ms           100 %  compute 25 ms\n" in text
+    (group,) = as_json(tmp_path)["groups"]
+    assert [host["host"] for host in diagnosed(group)["points"][-1]["waiting_hosts"]] == ["n1"]
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_one_host_has_no_table_of_hosts(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2), repeats=1):
+
+        def times(rank: int, step: int) -> tuple[list[int], int]:
+            return [0, 0, 30_000_000, 50_000_000 + 9_000_000 * rank, 20_000_000 - 9_000_000 * rank, 0], 0
+
+        write_run(tmp_path, plan, times)
+    text = diagnose(tmp_path)
+    assert "Who is waited for\n2 ranks: 100 % of all waiting is for rank 1" in text
+    assert "by host" not in text
+
+
+def test_text_and_json_hold_the_same_numbers(tmp_path: Path) -> None:
+    write_series(tmp_path, {"exchange": 25.0})
+    found, text = as_json(tmp_path), diagnose(tmp_path)
+    assert (found["format"], found["version"]) == ("dlbench.diagnosis", 1)
+    (group,) = found["groups"]
+    point = diagnosed(group)["points"][-1]
+    shares = {one["name"]: one["lost"]["value"] for one in point["causes"]}
+    assert sum(shares.values()) == pytest.approx(point["whole"]["lost"]["value"], abs=1e-12)
+    assert shares["exchange"] == pytest.approx(0.2)
+    assert "exposed exchange  20.0 points [20.0, 20.0]\n" in text
+    assert "sum: lost  20.0 points [20.0, 20.0]\n" in text
+    assert "efficiency (of means)                    80.0 %\n" in text
+    assert "clock throttling              not measured\n" in text
+    assert "clock throttling: not measured: node 0 has no samples" in text
+    assert "nothing recomputes or swaps in these runs" in text
+    seconds = {one["name"]: one["seconds"]["value"] for one in point["causes"]}
+    assert sum(seconds.values()) == pytest.approx(point["whole"]["seconds"]["value"])
+    assert set(found) >= {"groups", "slow_nodes", "decomposition", "runs", "damaged"}
+
+
+def test_many_rank_counts_fit_eighty_columns(tmp_path: Path) -> None:
+    write_series(tmp_path, {"exchange": 25.0}, points=(1, 2, 3, 4, 5, 6), repeats=2)
+    text = diagnose(tmp_path)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("exposed exchange  ") == text.count("input and copy to the device  ") >= 4
+
+
+def test_every_kind_of_interval_is_named(tmp_path: Path) -> None:
+    for ranks, repeats, exchange in ((1, 6, 0.0), (2, 5, 20.0), (3, 3, 25.0), (4, 3, 25.0)):
+        for plan in plans(points=(ranks,), repeats=repeats, series=f"s{ranks}"):
+            write_run(tmp_path, plan, constant([*BASE[:4], exchange, BASE[5]], other=5.0))
+    words = " ".join(diagnose(tmp_path).split())
+    assert (
+        "Intervals: 95 % bootstrap, 6 runs (1 rank); 95 % bootstrap, 5 runs (2 ranks); range of 3 runs (3 ranks, "
+        "4 ranks). The causes sum to the mean step."
+    ) in words
+    assert (
+        "Intervals: 95 % bootstrap, 5 runs (2 ranks); range of 3 runs (3 ranks, 4 ranks). Causes sum to the loss"
+    ) in words
+
+
+def test_throttling_is_called_not_measured_where_some_run_does_not_tell(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2, 3), repeats=2):
+        folder = write_run(tmp_path, plan, constant(BASE, other=5.0), Story(record={"watch": watch_result()}))
+        if (plan.layout.ranks, plan.series.repeat) != (2, 1):
+            write_samples(folder, 0, ("host.cpu.throttled_s",), [(s * 10**9, 0.0) for s in range(6)])
+    text = diagnose(tmp_path)
+    words = " ".join(text.split())
+    assert (
+        "- clock throttling: not measured at 2 ranks: n0 has no samples: the file is gone; compute includes it."
+        in words
+    )
+    # Lost points of two rank counts, then seconds of all three, the third one in a table of its own.
+    rows = [line.split(maxsplit=2)[2] for line in text.splitlines() if line.strip().startswith("clock throttling")]
+    assert [row.split() for row in rows] == [
+        ["not", "measured", "0.0", "points"],
+        ["0", "s", "not", "measured"],
+        ["0", "s"],
+    ]
+    (group,) = as_json(tmp_path)["groups"]
+    assert [point["causes"][4]["is_measured"] for point in diagnosed(group)["points"]] == [True, False, True]
+
+
+# Doubt
+
+
+def test_few_runs_prove_nothing(tmp_path: Path) -> None:
+    write_series(tmp_path, {"exchange": 25.0}, repeats=3)
+    found = verdict(tmp_path)
+    assert (found["finding"], found["name"], found["cause"]) == ("too few runs", "", "exchange")
+    assert found["line"] == (
+        "nothing stands out: 3 runs, fewer than 5, cannot tell the loss of 20.0 % from noise; the largest part is "
+        "exposed exchange; repeat with --repeats 5"
+    )
+    assert found["experiments"] == []
+
+
+def test_a_loss_within_the_noise_is_not_explained(tmp_path: Path) -> None:
+    """At two ranks half of the runs are 20 % slower, half of them 15 % faster than the baseline."""
+
+    def drift(ranks: int, repeat: int) -> float:
+        return 1.0 if ranks == 1 else (1.2 if repeat % 2 else 0.85)
+
+    write_series(tmp_path, {}, drift=drift, repeats=6)
+    found = verdict(tmp_path)
+    assert found["finding"] == "within noise"
+    assert found["line"].startswith("nothing stands out: the loss of 2.4 % is within the noise of 6 runs")
+    assert found["line"].endswith("repeat with --repeats 10")
+
+
+@pytest.mark.parametrize(
+    ("slower", "finding", "line"),
+    [
+        ({"exchange": 0.5}, "small loss", "no loss worth explaining (0.5 %)"),
+        ({}, "no loss", "nothing is lost"),
+        (
+            {"backward": -20.0},
+            "above ideal",
+            "25.0 % above the ideal: the baseline ran with a handicap, or its runs drifted",
+        ),
+    ],
+)
+def test_nothing_lost_is_said_so(tmp_path: Path, slower: dict[str, float], finding: str, line: str) -> None:
+    write_series(tmp_path, slower, drift=lambda ranks, repeat: 1.0)
+    found = verdict(tmp_path)
+    assert (found["finding"], found["line"], found["cause"]) == (finding, line, "")
+
+
+def test_one_rank_count_has_causes_but_no_loss(tmp_path: Path) -> None:
+    write_series(tmp_path, {}, points=(1,))
+    text = diagnose(tmp_path)
+    assert (
+        "1 rank: baseline: 90.0 % of a step is compute, 5.0 % waiting for input and the\ncopy to the device.\n"
+    ) in text
+    assert "Mean step by cause" in text
+    assert "Points of the ideal lost to each cause" not in text
+
+
+# The next experiment
+
+
+def experiments(folder: Path, *arguments: str | Path) -> list[str]:
+    return [one["text"] for one in verdict(folder, *arguments)["experiments"]]
+
+
+def test_flat_exchange_over_nodes_may_be_hierarchical(tmp_path: Path) -> None:
+    write_over_nodes(tmp_path)
+    texts = experiments(tmp_path)
+    assert texts[0] == "hierarchical exchange (--set sync.exchange=hierarchical)"
+    assert all("fp16" not in text for text in texts)  # Gloo on a CPU
+    assert "try hierarchical exchange" in verdict(tmp_path)["line"]
+
+
+def test_on_one_node_there_is_no_hierarchy(tmp_path: Path) -> None:
+    write_series(tmp_path, {"exchange": 25.0}, story=told)
+    texts = experiments(tmp_path)
+    assert all("hierarchical" not in text for text in texts)
+    # One message a tensor: what `exchange_result` says that ran.
+    assert texts[0].startswith("messages merged by their costs (--set sync.fusion=mgwfbp")
+    assert "--set measure.warmup_steps=4" in texts[0]
+    assert texts[1] == "one message (--set sync.fusion=single)"
+
+
+@pytest.mark.parametrize("phase", ["exchange", "other"])
+def test_a_larger_batch_is_no_advice_where_the_batch_of_all_ranks_is_fixed(tmp_path: Path, phase: str) -> None:
+    for scaling in ("weak", "strong"):
+        # Half the samples a rank: half of every phase, and what is lost beside.
+        times = {1: [*BASE, 5.0], 2: [value / (2 if scaling == "strong" else 1) for value in (*BASE, 5.0)]}
+        times[2][4 if phase == "exchange" else 6] += 25.0
+        for plan in plans(scaling=scaling, repeats=5):
+            own = times[plan.layout.ranks]
+            write_run(tmp_path / scaling, plan, constant(own[:6], other=own[6]))
+    assert any("a larger batch" in text for text in experiments(tmp_path / "weak"))
+    assert verdict(tmp_path / "strong")["finding"] == "found"
+    assert not any("a larger batch" in text for text in experiments(tmp_path / "strong"))
+
+
+def test_fixed_work_under_strong_scaling_is_no_slower_computing(tmp_path: Path) -> None:
+    """The optimiser takes as long at two ranks as at one; that is no matter of where ranks are placed."""
+    for plan in plans(scaling="strong", repeats=5, overrides={"train.batch_per_rank": 8}):
+        half = 1 / plan.layout.ranks
+        write_run(tmp_path / "strong", plan, constant([0.0, 0.0, 30 * half, 50 * half, 0.0, 20.0]))
+    found = verdict(tmp_path / "strong")
+    assert found["line"].startswith(
+        "compute-bound: 16.7 % [16.7, 16.7] of the ideal is lost in computing that does not shrink with the batch per "
+        "rank; try a larger global batch (--set train.batch_per_rank=16, that of the smallest rank count) or weak "
+        "scaling (--scaling weak)"
+    )
+    first, *others = experiments(tmp_path / "strong")
+    assert first.endswith(": the largest part is the optimiser")
+    assert others
+    assert not any("--ranks-per-node" in text for text in others)
+    write_series(tmp_path / "weak", {"optimizer": 20.0})
+    assert "--ranks-per-node" in experiments(tmp_path / "weak")[0]
+
+
+def test_half_the_bytes_are_worth_a_try_where_the_carrier_adds_them_fast(tmp_path: Path) -> None:
+    def story(plan: RunPlan) -> Story:
+        if plan.layout.ranks == 1:
+            return Story(device="cuda:0 (NVIDIA H200)")
+        result = exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-4, beta_s_per_byte=5e-9, carrier="nccl")
+        return Story(device="cuda:0 (NVIDIA H200)", exchange=result)
+
+    write_series(tmp_path, {"exchange": 25.0}, story=story)
+    assert any("--set sync.wire=fp16" in text for text in experiments(tmp_path))
+
+
+def test_input_of_files_has_experiments_of_its_own(tmp_path: Path) -> None:
+    def story(plan: RunPlan) -> Story:
+        return Story(data={"kind": "jpeg-tree"})
+
+    more = {"data": "/data/pictures", "overrides": {"layout.cores_per_rank": 4, "data.loader_workers": 1}}
+    write_series(tmp_path, {"input": 25.0}, story=story, **more)
+    assert experiments(tmp_path) == [
+        "more readers (--set data.loader_workers=4, as many as a rank has cores)",
+        "the data prepared once (dlbench data pack: shards)",
+        "the same with --data synthetic, to confirm it",
+    ]
+
+
+# Forecasts
+
+
+def network(across: float = 1e-8, **changes: Any) -> NetworkModel:
+    def level(alpha: float, beta: float) -> Level:
+        return Level(pieces=(Piece(alpha_s=alpha, beta_s_per_byte=beta),))
+
+    return NetworkModel(
+        system="box", transport="torch-gloo", inside=level(1e-6, 1e-10), across=level(1e-4, across), **changes
+    )
+
+
+def write_network(path: Path, model: NetworkModel) -> Path:
+    path.write_text(model.model_dump_json(), encoding="utf-8")
+    return path
+
+
+def result_of(plan: RunPlan, **changes: Any) -> ExchangeResult:
+    content = exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-4, beta_s_per_byte=5e-9)
+    return ExchangeResult.model_validate({**content, **changes})
+
+
+def four_ranks() -> RunPlan:
+    return plans(**over_nodes(points=(4,), repeats=1))[0]
+
+
+def exposed(seconds: list[tuple[float, float]], backward_s: float) -> float:
+    """Messages one after the other: readiness and time of each."""
+    free = 0.0
+    for ready, took in seconds:
+        free = max(free, ready) + took
+    return free - backward_s
+
+
+def test_forecast_replays_the_messages_of_the_run() -> None:
+    plan, costs = four_ranks(), network()
+    layout = Layout(ranks=4, group_size=2)
+    new = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
+    found = forecast(costs, result_of(plan), ranks=4, new=new, exchange_s=0.05, step_s=0.15)
+    assert isinstance(found, Forecast)
+    before, after = (
+        exposed([(ready, predict("allreduce", name, size, layout, costs)) for size, ready in GRADIENTS], 0.05)
+        for name in ("ring", "hierarchical")
+    )
+    assert found.gain == pytest.approx(0.15 / (0.15 - 0.05 * (1 - after / before)) - 1)
+    assert "ring and hierarchical all-reduce on the fitted network of box over torch-gloo" in found.basis
+    assert "3 messages" in found.basis
+
+
+def test_forecast_of_one_message_waits_for_the_last_gradient() -> None:
+    plan, costs = four_ranks(), network()
+    layout = Layout(ranks=4, group_size=2)
+    new = Way(exchange="flat", fusion="single", wire="fp32", group_size=2)
+    found = forecast(costs, result_of(plan), ranks=4, new=new, exchange_s=0.05, step_s=0.15)
+    assert isinstance(found, Forecast)
+    times = [(ready, predict("allreduce", "ring", size, layout, costs)) for size, ready in GRADIENTS]
+    whole = exposed([(0.05, predict("allreduce", "ring", 7_000_000, layout, costs))], 0.05)
+    assert found.gain == pytest.approx(0.15 / (0.15 - 0.05 * (1 - whole / exposed(times, 0.05))) - 1)
+
+
+def test_the_best_merging_is_forecast_to_be_no_worse_than_what_ran() -> None:
+    plan = four_ranks()
+    for across in (1e-10, 1e-9, 1e-8):
+        new = Way(exchange="flat", fusion="mgwfbp", wire="fp32", group_size=2)
+        found = forecast(network(across), result_of(plan), ranks=4, new=new, exchange_s=0.05, step_s=0.15)
+        if isinstance(found, Forecast):
+            assert found.gain >= -1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "new", "why"),
+    [
+        ({}, {"exchange": "hybrid"}, "exchange hybrid with wire fp32 has no model of costs"),
+        ({"wire": "topk"}, {}, "exchange flat with wire topk has no model"),
+        ({"messages": []}, {}, "the run does not report its messages"),
+        ({"gradients": []}, {"fusion": "single"}, "or when its gradients were ready"),
+        ({"backward_s": 9.0}, {}, "nothing of the exchange is exposed as it ran"),
+    ],
+)
+def test_what_has_no_model_has_no_forecast(changes: dict[str, Any], new: dict[str, Any], why: str) -> None:
+    way = Way(**{"exchange": "hierarchical", "fusion": AS_IT_RAN, "wire": "fp32", "group_size": 2, **new})
+    found = forecast(network(), result_of(four_ranks(), **changes), ranks=4, new=way, exchange_s=0.05, step_s=0.15)
+    assert isinstance(found, str)
+    assert why in found
+
+
+def test_a_network_that_was_never_measured_across_nodes_gives_no_forecast() -> None:
+    costs = network().model_copy(update={"across": None})
+    way = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
+    found = forecast(costs, result_of(four_ranks()), ranks=4, new=way, exchange_s=0.05, step_s=0.15)
+    assert isinstance(found, str)
+    assert "messages across groups were never measured" in found
+
+
+def test_messages_without_times_of_readiness_are_priced_by_their_sum() -> None:
+    plan, costs = four_ranks(), network()
+    messages = [{**m, "ready_s": None} for m in result_of(plan).model_dump()["messages"]]
+    way = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
+    found = forecast(costs, result_of(plan, messages=messages), ranks=4, new=way, exchange_s=0.05, step_s=0.15)
+    layout = Layout(ranks=4, group_size=2)
+    before, after = (
+        sum(predict("allreduce", name, size, layout, costs) for size, _ in GRADIENTS)
+        for name in ("ring", "hierarchical")
+    )
+    assert isinstance(found, Forecast)
+    assert found.gain == pytest.approx(0.15 / (0.15 - 0.05 * (1 - after / before)) - 1)
+
+
+def test_upper_bound_is_the_step_without_the_share() -> None:
+    assert upper_bound(0.31) == pytest.approx(0.449, abs=1e-3)
+
+
+def test_forecast_stands_in_the_line_and_is_called_so(tmp_path: Path) -> None:
+    write_over_nodes(tmp_path / "runs")
+    file = write_network(tmp_path / "box.network.json", network())
+    found = verdict(tmp_path / "runs", "--network", file)
+    first = found["experiments"][0]
+    assert first["forecast_gain"] > 0
+    assert found["line"].endswith(f"forecast +{100 * first['forecast_gain']:.0f} % throughput")
+    text = " ".join(diagnose(tmp_path / "runs", "--network", file).split())
+    assert "on the fitted network of box over torch-gloo, priced for the run's 3 messages" in text
+    assert "A limit at 4 ranks on 2 nodes, no forecast: at most +" in text
+    # Without the file there is no forecast, only the limit.
+    assert "orecast +" not in diagnose(tmp_path / "runs")
+
+
+def test_what_is_forecast_to_lose_is_not_advised(tmp_path: Path) -> None:
+    """Across nodes as fast as inside, and one adapter for the ranks of a node: a hierarchy sends more for nothing."""
+    write_over_nodes(tmp_path / "runs")
+    same = Level(pieces=(Piece(alpha_s=0.0, beta_s_per_byte=1e-8),))
+    costs = network().model_copy(update={"inside": same, "across": same})
+    found = verdict(tmp_path / "runs", "--network", write_network(tmp_path / "box.network.json", costs))
+    gains = {one["text"]: one["forecast_gain"] for one in found["experiments"]}
+    assert gains["hierarchical exchange (--set sync.exchange=hierarchical)"] < 0
+    assert "hierarchical" not in found["line"]
+
+
+# What the reader must know beside the figures
+
+
+def test_planted_faults_and_the_cost_of_watching_are_told(tmp_path: Path) -> None:
+    overhead = {"value": 0.004, "low": 0.001, "high": 0.007, "num_pairs": 5, "method": "measured", "evidence": "5"}
+
+    def story(plan: RunPlan) -> Story:
+        return Story(record={"watch": watch_result(overhead=overhead)})
+
+    write_series(
+        tmp_path, {"input": 25.0}, story=story, fault=FaultSpec(input_delay_s=0.025), overrides={"watch.period_s": 2.0}
+    )
+    for path in tmp_path.glob("*/record.json"):
+        ranks = json.loads(path.read_text())["ranks"]
+        if len(ranks) > 1:
+            edit_json(path, ranks=[{**rank, "planted_s": 0.3} for rank in ranks])
+    text = diagnose(tmp_path)
+    assert "\nA fault was planted on purpose: input_delay_s=0.025.\n" in text
+    assert "- Planted at 2 ranks, per step: rank 0 25 ms, rank 1 25 ms.\n" in text
+    assert "- Watching (period_s=2.0) cost 0.40 % [0.10 %, 0.70 %] of a step (measured at 2 ranks)." in " ".join(
+        text.split()
+    )
+    assert "10 runs with a planted fault left out." in " ".join(text.split())
+
+
+def overhead(value: float, method: str, num_pairs: int = 0) -> dict[str, Any]:
+    return {"value": value, "low": 0.0, "high": 0.05, "num_pairs": num_pairs, "method": method, "evidence": "so"}
+
+
+def test_what_watching_cost_is_measured_before_accounted_and_the_newest(tmp_path: Path) -> None:
+    """Methods are never mixed: an older series measured, a newer one measured too, most runs accounted only."""
+    for number, cost in enumerate((0.03, 0.01, None)):
+        now = NOW + timedelta(days=number)
+        for plan in plans(points=(1, 2), repeats=2, series=f"s{number}"):
+            plan = plan.model_copy(update={"created": now.isoformat()})
+            accounted = overhead(0.002 * (1 + plan.series.repeat), "accounted")
+            folder = write_run(
+                tmp_path, plan, constant(BASE, other=5.0), Story(record={"watch": watch_result(overhead=accounted)})
+            )
+            if cost is not None:
+                measured = WatchOverhead.model_validate(overhead(cost * plan.layout.ranks, "measured", num_pairs=2))
+                write_watch_cost(folder, plan.run_id, measured)
+    words = " ".join(diagnose(tmp_path).split())
+    assert "- Watching (default) cost 2.00 % [0.00 %, 5.00 %] of a step (measured at 2 ranks)." in words
+    (group,) = as_json(tmp_path)["groups"]
+    assert tuple(diagnosed(group)["watch_cost"][name] for name in ("method", "num_runs")) == ("measured", 2)
+    for path in tmp_path.glob("*/watch-cost.json"):
+        path.unlink()
+    words = " ".join(diagnose(tmp_path).split())
+    assert "- Watching (default) cost 0.30 % [0.00 %, 5.00 %] of a step (accounted, 12 runs)." in words
+
+
+def test_watched_and_unwatched_runs_are_groups_of_their_own(tmp_path: Path) -> None:
+    for watch in (None, WatchSpec()):
+        for plan in plans(points=(1,), repeats=1, series=f"w{watch is None}"):
+            write_run(tmp_path, plan.model_copy(update={"watch": watch}), constant(BASE, 5.0))
+    found = as_json(tmp_path)
+    assert sorted(diagnosed(group)["watching"] for group in found["groups"]) == ["default", "none"]
+    assert len({group["label"] for group in found["groups"]}) == 2
+
+
+def test_variants_of_a_decomposition_are_not_diagnosed_by_themselves(tmp_path: Path) -> None:
+    write_series(tmp_path, {"exchange": 25.0}, repeats=1)
+    for plan in plans(points=(2,), repeats=1, series="other", overrides={"sync.exchange": "none"}):
+        series = plan.series.model_copy(update={"variant": "no-exchange"})
+        write_run(tmp_path, plan.model_copy(update={"series": series}), constant(BASE, 5.0))
+    plain, variant = as_json(tmp_path)["groups"]
+    assert plain["causes"]["diagnosed"]["points"]
+    assert variant["causes"] is None
+    assert "no-exchange" in variant["label"]
+    assert "The lost percent, by cause: not shown: in these runs something was taken away" in diagnose(tmp_path)
+
+
+def test_twins_are_no_repeats_of_plain_runs_with_their_settings(tmp_path: Path) -> None:
+    """Synthetic twins of runs on real data, and a plain series on synthetic data later."""
+    for plan in plans(points=(1, 2), repeats=2, data="/data/pictures", decompose=True):
+        is_twin = plan.series.variant != "plain"
+        write_run(tmp_path, plan, constant([1.0 if is_twin else 9.0, *BASE[1:]], other=5.0))
+    for plan in plans(points=(1, 2), repeats=2, series="later"):
+        write_run(tmp_path, plan, constant(BASE, other=5.0))
+    found = as_json(tmp_path)
+    plain = [group for group in found["groups"] if group["causes"] is not None]
+    stalls = {
+        (len(point["run_ids"]), round(1e3 * point["causes"][2]["seconds"]["value"], 3))
+        for group in plain
+        for point in diagnosed(group)["points"]
+    }
+    # Means of the input stall: no twin is among them.
+    assert len(plain) == 2
+    assert stalls == {(2, 9.0), (2, 5.0)}
+    assert len(found["groups"]) == 4
+    assert [one["ranks"] for one in found["decomposition"]] == [1, 2]
+
+
+def test_a_twin_has_an_id_of_its_own() -> None:
+    plan = plans(points=(2,), repeats=1)[0]
+    twin = plan.model_copy(update={"series": plan.series.model_copy(update={"variant": "synthetic-input"})})
+    ids = []
+    for one in (plan, twin):
+        run = Run(folder=RunFolder(Path("x")), plan=one, statuses=[], record=None)
+        ids.append(planned_id(run))
+    assert len(set(ids)) == 2
+
+
+# The command
+
+
+def test_formats_and_files(tmp_path: Path) -> None:
+    write_series(tmp_path / "runs", {"exchange": 25.0}, repeats=1)
+    assert diagnose(tmp_path / "runs", "-o", tmp_path / "d.json") == ""
+    assert json.loads((tmp_path / "d.json").read_text()) == as_json(tmp_path / "runs")
+    diagnose(tmp_path / "runs", "-o", tmp_path / "d.txt")
+    assert (tmp_path / "d.txt").read_text() == diagnose(tmp_path / "runs")
+    wrong = CliRunner().invoke(cli, ["diagnose", str(tmp_path / "runs"), "-o", str(tmp_path / "d.html")])
+    assert isinstance(wrong.exception, UserError)
+    assert "'.html' tells none" in str(wrong.exception)
+
+
+def test_a_terminal_gets_the_same_words(tmp_path: Path) -> None:
+    write_series(tmp_path, {"exchange": 25.0}, repeats=2)
+    _, document = diagnosis(scan(tmp_path))
+    console = Console(file=io.StringIO(), width=80, force_terminal=False)
+    show(document, console, full=True)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().split() == to_text(document, full=True).split()
+
+
+def test_damaged_and_empty_folders_end_with_four(tmp_path: Path) -> None:
+    write_series(tmp_path, {"exchange": 25.0}, repeats=1)
+    (victim,) = tmp_path.glob("*n0002*/rank-0001.steps")
+    victim.write_bytes(victim.read_bytes()[:-1])
+    result = CliRunner().invoke(cli, ["diagnose", str(tmp_path)])
+    assert result.exit_code == 4
+    assert "baseline: 90.0 % of a step is compute" in result.stdout
+    assert str(victim) in result.stderr
+    write_unfinished(tmp_path / "dead", plans(points=(2,), repeats=1)[0])
+    result = CliRunner().invoke(cli, ["diagnose", str(tmp_path / "dead")])
+    assert result.exit_code == 4
+    assert "No run has figures." in result.stdout
+    assert "incomplete" in result.stdout
+
+
+def test_files_that_are_no_network_are_refused(tmp_path: Path) -> None:
+    write_series(tmp_path / "runs", {}, repeats=1)
+    for content, error in (("{}", UserError), ("{", IncompleteDataError)):
+        file = tmp_path / "x.network.json"
+        file.write_text(content)
+        result = CliRunner().invoke(cli, ["diagnose", str(tmp_path / "runs"), "--network", str(file)])
+        assert isinstance(result.exception, error)
+        assert str(file) in str(result.exception)
+
+
+def test_foreign_text_stays_on_its_line(tmp_path: Path) -> None:
+    hosts = ("n0", "n1\x1b[31m\nX: [bold]")
+    for plan in plans(points=(2,), repeats=1):
+
+        def times(rank: int, step: int) -> tuple[list[int], int]:
+            return [0, 0, 30_000_000, 50_000_000 + 9_000_000 * rank, 20_000_000 - 9_000_000 * rank, 0], 0
+
+        write_run(tmp_path, plan, times, Story(host=lambda rank: hosts[rank], finished=NOW))
+    text = diagnose(tmp_path)
+    assert "\x1b" not in text
+    assert "n1[31m X: [bold]" in text

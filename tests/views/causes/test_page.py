@@ -1,0 +1,420 @@
+"""The views of the lost percent: what `dlbench diagnose` says, sums exact, forecasts apart, text clean."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlbench.reading.scaling import groups
+from dlbench.reading.table import tabulate
+from dlbench.records.scan import scan
+from dlbench.report import wording
+from dlbench.report.charts.chart import Chart
+from dlbench.report.document import Section
+from dlbench.report.formats import html
+from dlbench.report.formats.json import as_plain
+from dlbench.report.table import Sheet
+from dlbench.specs.fault import FaultSpec
+from dlbench.views import model
+from dlbench.views.assemble import assemble
+from dlbench.views.causes.diagnosis import NextExperiment
+from dlbench.views.causes.numbers import Diagnosed, LostPercent, lost_percent
+from dlbench.views.causes.view import CausesView
+from dlbench.views.diagnosis.document import diagnosis
+from dlbench.views.document import document_of
+from dlbench.views.slow_nodes.view import SlowNodesView
+from dlbench.views.steps.view import RanksView, StepsView
+from dlbench.views.stragglers.numbers import Straggler
+from dlbench.views.stragglers.tables import MAX_LISTED, MAX_SHOWN
+from dlbench.views.stragglers.view import StragglersView
+from dlbench.views.view import GroupView
+from dlbench.views.waterfall.numbers import FACTORS
+from dlbench.views.waterfall.view import WaterfallView
+from tests.reading.test_causes import simulate
+from tests.report.test_report import Outline
+from tests.support.run_factory import Story, constant, plans, write_run, write_scaling
+
+VIEWS: dict[str, GroupView] = {view.id: view for view in (WaterfallView(), CausesView(), StragglersView())}
+
+
+def write_straggler(out: Path, repeats: int = 5, points: tuple[int, ...] = (2, 4, 8)) -> None:
+    """Two ranks a node; with more than one node rank 3, on n1, computes 20 ms longer; the network grows."""
+    for plan in plans(system="box", points=points, ranks_per_node=2, repeats=repeats):
+        drift = 1 + plan.series.repeat / 1000
+
+        def work(rank: int, step: int, ranks: int = plan.layout.ranks, drift: float = drift) -> dict[str, float]:
+            late = 20.0 if rank == 3 else (rank + step) % 5 * 0.1
+            return {"backward": (50.0 + late) * drift, "input": 5.0 + 0.1 * ranks}
+
+        times = simulate(plan, work, network_ms=4.0 * plan.layout.nodes)
+        write_run(out, plan, times, Story(host=lambda rank: f"n{rank // 2}"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("causes") / "runs"
+    write_straggler(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> model.Report:
+    return assemble(scan(folder))
+
+
+@pytest.fixture(scope="module")
+def group(made: model.Report) -> model.Group:
+    return made.groups[0]
+
+
+def lost(group: model.Group) -> LostPercent:
+    found = group.of(LostPercent)
+    assert found is not None
+    return found
+
+
+def with_diagnosed(group: model.Group, **changes: Any) -> model.Group:
+    """The group with another largest point."""
+    found = lost(group)
+    *before, last = found.diagnosed.points
+    points = (*before, dataclasses.replace(last, **changes))
+    diagnosed = dataclasses.replace(found.diagnosed, points=points)
+    return dataclasses.replace(group, views={"causes": dataclasses.replace(found, diagnosed=diagnosed)})
+
+
+def section(group: model.Group, view: str) -> Section:
+    found = VIEWS[view].section(group)
+    assert found is not None
+    return found
+
+
+def sheets(group: model.Group, view: str) -> dict[str, Sheet[Any]]:
+    return {sheet.name: sheet for sheet in section(group, view).sheets}
+
+
+def charts(group: model.Group, view: str) -> list[Chart]:
+    return list(section(group, view).charts())
+
+
+def rows(sheet: Sheet[Any]) -> list[tuple[str, ...]]:
+    """Lines for people."""
+    return [tuple(map(str, row.cells)) for row in sheet.people().rows]
+
+
+def cells(sheet: Sheet[Any]) -> set[str]:
+    return {cell for row in rows(sheet) for cell in row}
+
+
+# Equal to the diagnosis
+
+
+def test_report_and_diagnose_say_the_same(folder: Path, made: model.Report) -> None:
+    found, document = diagnosis(scan(folder))
+    assert [lost(group) for group in made.groups] == [lost(group) for group in found.groups]
+    assert made.views["slow_nodes"] == found.views["slow_nodes"]
+    own = {one.id: one for outer in document.sections for one in outer.sections}
+    for outer in document_of(made).sections:
+        for one in outer.sections:
+            if one.id.startswith(("causes-", "stragglers-")):
+                assert own[one.id].words == one.words
+                assert [sheet.people() for sheet in own[one.id].sheets] == [sheet.people() for sheet in one.sheets]
+    words = " ".join(section(made.groups[0], "causes").words)
+    for point in lost(found.groups[0]).diagnosed.points:
+        assert point.verdict.line in words
+
+
+# Factors
+
+
+def test_factors_multiply_and_stairs_sum_in_the_model_and_in_its_rows(group: model.Group) -> None:
+    records = sheets(group, "waterfall")["waterfall"].records()
+    for point, scaled in zip(lost(group).waterfall, group.points, strict=True):
+        efficiency = 1 - scaled.whole.lost.value
+        assert math.prod(factor.relative.value for factor in point.factors) == pytest.approx(efficiency, rel=1e-12)
+        own = [row for row in records if row["ranks"] == point.ranks]
+        assert [row["factor"] for row in own] == list(FACTORS)
+        assert math.prod(float(row["relative_fraction"] or 0) for row in own) == pytest.approx(efficiency, rel=1e-12)
+        assert math.fsum(float(row["step_fraction"] or 0) for row in own) == pytest.approx(1 - efficiency, abs=1e-12)
+        assert {row["efficiency_of_means_fraction"] for row in own} == {point.efficiency.value}
+        assert {row["runs"] for row in own} == {5}
+
+
+def test_factor_tables_hold_every_number(group: model.Group) -> None:
+    found = sheets(group, "waterfall")
+    for point in lost(group).waterfall:
+        assert point.parallel is not None
+        assert wording.figure_text(point.parallel) in cells(found["own-efficiencies"])
+        for factor in point.factors:
+            if factor.own is not None:
+                assert wording.figure_text(factor.own) in cells(found["own-efficiencies"])
+            if not point.is_baseline:
+                assert wording.figure_text(factor.relative) in cells(found["waterfall"])
+                assert wording.figure_text(point.efficiency) in cells(found["waterfall"])
+
+
+def drawn_rows(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every row of data in a specification."""
+    for part in [spec, *spec.get("layer", [])]:
+        yield from (part.get("data") or {}).get("values", [])
+    for values in spec.get("datasets", {}).values():
+        yield from values
+
+
+def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: model.Group) -> None:
+    (chart,) = charts(group, "waterfall")
+    drawn = {row["name"]: row for row in drawn_rows(chart.spec) if "name" in row}
+    bars = list(drawn.values())
+    table = [tuple(map(str, row.cells)) for row in chart.table.rows]
+    assert [bar["name"] for bar in bars] == ["ideal", *(row[0] for row in table[:-1]), "efficiency (of means)"]
+    largest = lost(group).waterfall[-1]
+    level = 100.0
+    for bar, factor in zip(bars[1:-1], largest.factors, strict=True):
+        ends = (bar["from"], bar["to"])
+        assert level == pytest.approx(max(ends) if factor.step >= 0 else min(ends), abs=0.01)
+        level = min(ends) if factor.step >= 0 else max(ends)
+    assert bars[-1]["to"] == pytest.approx(level, abs=0.02)
+    assert bars[-1]["to"] == pytest.approx(largest.efficiency.value * 100, abs=0.01)
+    for factor in largest.factors:
+        assert wording.figure_text(factor.relative) in chart.alt
+        assert wording.figure_text(factor.relative) in {cell for row in table for cell in row}
+    assert wording.figure_text(largest.efficiency) in chart.alt
+
+
+def test_a_planted_straggler_is_the_smallest_factor(group: model.Group) -> None:
+    first = section(group, "waterfall").words[0]
+    assert first.startswith("8 ranks on 4 nodes: load balance ")
+    assert first.endswith("the smallest factor is load balance.")
+
+
+# Causes
+
+
+def test_cause_tables_hold_every_number_and_what_is_not_measured(group: model.Group) -> None:
+    found = sheets(group, "causes")
+    for point in lost(group).diagnosed.points:
+        for share in (*point.causes, point.whole):
+            if not share.is_measured:
+                continue
+            assert wording.figure_text(share.seconds) in cells(found["cause-seconds"])
+            if not point.is_baseline:
+                assert wording.lost_text(share.lost) in cells(found["causes"])
+    for name in ("causes", "cause-seconds"):
+        assert "not measured" in cells(found[name])
+    silent = [row for row in found["causes"].records() if not row["is_measured"]]
+    assert {row["cause"] for row in silent} == {"throttling"}
+    for row in silent:
+        assert row["seconds"] is row["lost_fraction"] is None
+        assert row["why_not_measured"]
+    assert any(text.startswith("clock throttling: not measured: ") for text in section(group, "causes").notes)
+
+
+def test_rows_of_causes_sum_to_the_loss(group: model.Group) -> None:
+    records = sheets(group, "causes")["causes"].records()
+    for ranks in (4, 8):
+        own = {row["cause"]: float(row["lost_fraction"] or 0) for row in records if row["ranks"] == ranks}
+        whole = own.pop("step")
+        assert math.fsum(own.values()) == pytest.approx(whole, abs=1e-12)
+        efficiency = next(p.efficiency.value for p in lost(group).waterfall if p.ranks == ranks)
+        assert 1 - whole == pytest.approx(efficiency, rel=1e-12)
+
+
+def test_charts_of_causes_draw_what_is_told(group: model.Group) -> None:
+    stacked, largest = charts(group, "causes")
+    point = lost(group).diagnosed.points[-1]
+    drawn = {row["cause"]: row for row in drawn_rows(largest.spec) if "cause" in row}
+    assert {str(row.cells[1]) for row in largest.table.rows[:-2]} == {
+        wording.lost_text(share.lost) if share.is_measured else "not measured" for share in point.causes
+    }
+    lost_to = [share for share in point.causes if share.is_measured and share.lost.value]
+    assert {row["shown"] for row in drawn.values()} == {wording.lost_text(share.lost) for share in lost_to}
+    places = {row["place"] for row in drawn_rows(stacked.spec) if "place" in row}
+    assert places == {"4 ranks on 2 nodes", "8 ranks on 4 nodes"}
+    assert wording.lost_text(point.whole.lost) in stacked.alt
+    assert "waiting for late ranks" in largest.alt
+
+
+def test_a_forecast_has_a_column_of_its_own_and_is_called_one(group: model.Group) -> None:
+    assert "Forecast (nothing measured)" not in sheets(group, "causes")["experiments"].people().header
+    one = NextExperiment(text="half of the bytes", forecast_gain=0.18, basis="messages of the runs")
+    verdict = dataclasses.replace(lost(group).diagnosed.points[-1].verdict, experiments=(one,))
+    sheet = sheets(with_diagnosed(group, verdict=verdict), "causes")["experiments"]
+    column = sheet.people().header.index("Forecast (nothing measured)")
+    assert rows(sheet)[-1][column] == "forecast +18 % throughput"
+    assert rows(sheet)[-1][column + 1] == "messages of the runs"
+    assert sheet.records()[-1]["forecast_throughput_gain_fraction"] == 0.18
+    others = {cell for row in rows(sheet) for number, cell in enumerate(row) if number != column}
+    assert not any("18 %" in cell for cell in others)
+    # Nothing that is measured stands in that table.
+    assert not {"seconds", "lost_fraction"} & set(sheet.names)
+
+
+def test_a_planted_fault_is_told_first(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2), repeats=1):
+        fault = FaultSpec(ranks=(0,), input_delay_s=0.01)
+        write_run(tmp_path, plan.model_copy(update={"fault": fault}), constant([5, 0, 30, 50, 9, 10]))
+    (found,) = assemble(scan(tmp_path)).groups
+    assert section(found, "causes").words[0].startswith("A fault was planted on purpose: ")
+
+
+# Stragglers
+
+
+def test_stragglers_are_ranked_with_what_makes_them_late(group: model.Group) -> None:
+    first, *_ = section(group, "stragglers").words
+    assert first.startswith("8 ranks on 4 nodes: ")
+    assert "of all waiting is for rank 3 on n1 (an even share is 12.5 %)" in first
+    assert first.endswith("late by compute.")
+    found = sheets(group, "stragglers")
+    assert rows(found["stragglers"])[0][:2] == ("3", "n1")
+    assert rows(found["straggler-hosts"])[0][0] == "n1"
+    largest = lost(group).diagnosed.points[-1]
+    late = [row for row in found["stragglers"].records() if row["ranks"] == 8]
+    assert [(row["rank"], row["waited_s_per_step"]) for row in late] == [
+        (one.rank, one.waited_s) for one in largest.waiting_ranks
+    ]
+    assert math.fsum(float(row["waited_share_fraction"] or 0) for row in late) == pytest.approx(1.0)
+    (chart,) = charts(group, "stragglers")
+    assert chart.alt.startswith("Waiting that single ranks owe the others, longest first. rank 3 on n1: ")
+
+
+def test_many_stragglers_are_cut_and_counted(group: model.Group) -> None:
+    late = lost(group).diagnosed.points[-1].waiting_ranks[0]
+    many = tuple(dataclasses.replace(late, rank=rank, waited_s=1.0 / (rank + 1)) for rank in range(100))
+    sheet = sheets(with_diagnosed(group, waiting_ranks=many), "stragglers")["stragglers"]
+    assert len(rows(sheet)) == MAX_SHOWN
+    assert "90 more ranks were late at times" in sheet.caption
+    assert len([row for row in sheet.records() if row["ranks"] == 8]) == MAX_LISTED
+
+
+def test_slow_nodes_are_told_once_and_with_the_option(made: model.Report) -> None:
+    (found,) = SlowNodesView().sections(made)
+    assert found.words[0] == "--exclude=n1"
+    (sheet,) = found.sheets
+    slow = [row for row in sheet.records() if row["verdict"] == "slow"]
+    assert [row["host"] for row in slow] == ["n1"]
+    # 10 runs on several hosts, the largest with 4.
+    assert [row["runs"] for row in slow] == [10]
+    assert {row["host"] for row in sheet.records()} == {"n0", "n1", "n2", "n3"}
+    (chart,) = found.charts()
+    assert "n1" in chart.alt
+    assert any("--exclude=n1" in text for text in section(made.groups[0], "stragglers").words)
+
+
+# What is missing
+
+
+def test_one_rank_count_has_causes_but_no_waterfall(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1,), repeats=2)
+    (found,) = assemble(scan(tmp_path)).groups
+    assert VIEWS["waterfall"].section(found) is None
+    wanted = "dlbench run sample --preset tiny --engine horovod --ranks 1,2 --repeats 5"
+    assert wanted in VIEWS["waterfall"].remedy(found)
+    (sheet,) = section(found, "causes").sheets
+    assert {row["lost_fraction"] for row in sheet.records() if row["is_measured"]} == {0.0}
+    assert charts(found, "causes") == []
+    assert VIEWS["stragglers"].section(found) is None
+    assert "--ranks 1,2" in VIEWS["stragglers"].remedy(found)
+
+
+def test_nobody_waiting_is_said(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1, 2), repeats=1)
+    made = assemble(scan(tmp_path))
+    (found,) = made.groups
+    assert section(found, "stragglers").words == ("2 ranks: no rank waited for another one.",)
+    assert section(found, "stragglers").sheets == ()
+    assert charts(found, "stragglers") == []
+    assert SlowNodesView().sections(made) == ()
+    assert SlowNodesView().remedy(made)
+
+
+def test_runs_with_something_taken_away_have_no_causes(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2), repeats=1):
+        series = plan.series.model_copy(update={"variant": "no-exchange"})
+        write_run(tmp_path, plan.model_copy(update={"series": series}), constant([5, 0, 30, 50, 0, 10]))
+    (found,) = assemble(scan(tmp_path)).groups
+    assert found.views["causes"] is None
+    for view in VIEWS.values():
+        assert view.section(found) is None
+        assert "taken away on purpose" in view.remedy(found)
+
+
+def test_without_causes_nothing_is_lost_to_any(folder: Path) -> None:
+    table = tabulate(scan(folder))
+    assert [lost_percent(group, table) for group in groups(table)] == [None]
+
+
+# Any format
+
+
+def all_text(found: Section) -> Iterator[str]:
+    yield from (found.caption, *found.words, *found.notes)
+    for chart in found.charts():
+        yield from (chart.title, chart.alt, json.dumps(chart.spec, ensure_ascii=False))
+        yield from (str(cell) for row in chart.table.rows for cell in row.cells)
+    for sheet in found.sheets:
+        yield from (sheet.title, sheet.caption, *sheet.people().header, *cells(sheet))
+        yield from (str(value) for row in sheet.records() for value in row.values())
+
+
+def test_every_sheet_is_whole_and_its_section_says_where_it_is_from(group: model.Group) -> None:
+    names: list[str] = []
+    for name in VIEWS:
+        found = section(group, name)
+        for wanted in ("tiny preset", "Horovod", "4 images a rank", "synthetic data"):
+            assert wanted in found.caption
+        for sheet in found.sheets:
+            assert re.fullmatch(r"[a-z-]+", sheet.name)
+            names.append(sheet.name)
+            assert {len(row) for row in rows(sheet)} == {len(sheet.people().header)}
+            assert all(tuple(row) == sheet.names for row in sheet.records())
+            assert sheet.caption
+    assert len(set(names)) == len(names)
+
+
+def test_foreign_text_is_one_harmless_line(tmp_path: Path) -> None:
+    hostile = "</script><img src=x onerror=window.pwned=1> | `*\x1b[2J\u202e\n=1+1"
+    for plan in plans(system="box", points=(2, 4), ranks_per_node=2, repeats=2):
+
+        def work(rank: int, step: int) -> dict[str, float]:
+            return {"backward": 90.0 if rank == 1 and step == 9 else 50.0 + rank}
+
+        write_run(tmp_path, plan, simulate(plan, work), Story(host=lambda rank: f"{rank // 2}{hostile}"))
+    made = assemble(scan(tmp_path))
+    (found,) = made.groups
+    sections = [view.section(found) for view in (*VIEWS.values(), StepsView(), RanksView())]
+    texts = [text for one in (*sections, *SlowNodesView().sections(made)) if one for text in all_text(one)]
+    assert any("pwned" in text for text in texts)
+    for text in texts:
+        assert not [c for c in text if unicodedata.category(c) in ("Cc", "Cf")]
+
+
+@pytest.mark.slow
+def test_the_page_is_well_formed_and_has_every_view(made: model.Report, group: model.Group) -> None:
+    page = html.to_html(document_of(made))
+    outline = Outline()
+    outline.feed(page)
+    outline.close()
+    assert outline.stack == []
+    assert len(set(outline.ids)) == len(outline.ids)
+    found = {f"{name}-{group.id}": section(group, name) for name in VIEWS}
+    found |= {one.id: one for one in SlowNodesView().sections(made)}
+    for anchor, one in found.items():
+        drawn = one.charts()
+        assert drawn
+        assert anchor in outline.ids
+        assert {chart.id for chart in drawn} <= set(outline.ids)
+
+
+def test_numbers_are_plain_data(group: model.Group) -> None:
+    found = lost(group)
+    assert isinstance(found.diagnosed, Diagnosed)
+    assert isinstance(found.diagnosed.points[-1].waiting_ranks[0], Straggler)
+    assert json.loads(json.dumps(as_plain(found), allow_nan=False))["waterfall"][-1]["ranks"] == 8

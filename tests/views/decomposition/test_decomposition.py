@@ -1,0 +1,429 @@
+"""`dlbench run --decompose`: variants of every run, and what their differences say beside the phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlbench.errors import UserError
+from dlbench.reading.scaling import groups
+from dlbench.reading.table import tabulate
+from dlbench.records.record import Record
+from dlbench.records.registry import describe
+from dlbench.records.rows.steps import PHASES, read_steps
+from dlbench.records.scan import Run, scan
+from dlbench.report.formats.json import as_plain
+from dlbench.specs.plan import RunPlan, Variant
+from dlbench.specs.sync import SyncSpec
+from dlbench.views.decomposition.numbers import MARGIN, OWN_PARTS, Decomposition, Difference, decompositions
+from dlbench.views.decomposition.view import decomposition_lines, decomposition_section
+from dlbench.views.sweep.numbers import sweeps
+from tests.conftest import Cli
+from tests.support.run_factory import constant, plans, write_run, write_unfinished
+
+DATA = "/data/pictures"
+REAL: Mapping[str, float] = {
+    "input": 10.0,
+    "h2d": 0.0,
+    "forward": 30.0,
+    "backward": 50.0,
+    "exchange": 20.0,
+    "optimizer": 5.0,
+}
+
+
+def decomposed(**request: object) -> list[RunPlan]:
+    return plans(**{"data": DATA, "decompose": True, "points": (2,), **request})
+
+
+def parts_of(plan: RunPlan, **changes: float) -> dict[str, float]:
+    """Milliseconds of the phases of a run: what its variant goes without is gone, and `changes` on top."""
+    gone = {"synthetic-input": {"input": 0.0}, "no-exchange": {"exchange": 0.0}}.get(plan.series.variant, {})
+    return {**REAL, **gone, **changes}
+
+
+def write_series(
+    out: Path, made: list[RunPlan], parts: Callable[[RunPlan], Mapping[str, float]] = parts_of, other: float = 3.0
+) -> None:
+    for plan in made:
+        drift = 1 + plan.series.repeat / 100
+        found = parts(plan)
+        write_run(out, plan, constant([found[phase] * drift for phase in PHASES], other=other * drift))
+
+
+def only_point(out: Path) -> Decomposition:
+    (point,) = decompositions(scan(out).runs)
+    return point
+
+
+def lines_of(out: Path) -> list[str]:
+    return decomposition_lines(decompositions(scan(out).runs))
+
+
+def paragraphs(out: Path) -> list[list[str]]:
+    """Lines of each point, its title first."""
+    found: list[list[str]] = []
+    for line in lines_of(out):
+        if line.startswith("  "):
+            found[-1].append(line)
+        else:
+            found.append([line])
+    return found
+
+
+def both(point: Decomposition) -> tuple[Difference, Difference]:
+    one, other = point.differences
+    assert (one.what, other.what) == ("input", "exchange")
+    return one, other
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_run_stands_beside_its_variants_and_every_second_repeat_goes_backwards() -> None:
+    made = decomposed(points=(1, 2), repeats=2)
+    assert [(p.layout.ranks, p.series.variant) for p in made] == [
+        (1, "plain"),
+        (1, "synthetic-input"),
+        (2, "plain"),
+        (2, "synthetic-input"),
+        (2, "no-exchange"),
+        (2, "no-exchange"),
+        (2, "synthetic-input"),
+        (2, "plain"),
+        (1, "synthetic-input"),
+        (1, "plain"),
+    ]
+    assert [p.series.position for p in made] == list(range(10))
+    assert len({p.run_id for p in made}) == 10
+    assert {p.series.id for p in made} == {"s1"}
+
+
+def test_a_plain_run_is_the_one_without_the_option_and_a_variant_differs_in_one_thing() -> None:
+    alone = plans(data=DATA, points=(2,), repeats=1)
+    plain, synthetic, apart = decomposed(repeats=1)
+    assert plain == alone[0]
+    changed = {"run_id", "series"}
+    assert synthetic.workload.data.is_synthetic
+    assert synthetic.model_dump(exclude={*changed, "workload"}) == plain.model_dump(exclude={*changed, "workload"})
+    assert synthetic.workload.model_copy(update={"data": plain.workload.data}) == plain.workload
+    assert apart.sync == SyncSpec(exchange="none")
+    assert apart.model_dump(exclude={*changed, "sync"}) == plain.model_dump(exclude={*changed, "sync"})
+    assert (synthetic.run_id, apart.run_id) == (f"{plain.run_id}-synthetic", f"{plain.run_id}-apart")
+    for plan in (plain, synthetic, apart):
+        assert RunPlan.model_validate_json(plan.to_json()) == plan
+
+
+def test_settings_of_real_data_and_of_the_exchange_do_not_trip_the_variants() -> None:
+    chosen = {"data.loader_workers": 2, "sync.wire": "fp16", "engine.horovod.fusion_threshold_bytes": 0}
+    plain, synthetic, apart = decomposed(repeats=1, engine="horovod", overrides=chosen)
+    assert (plain.sync.wire, synthetic.sync.wire, apart.sync.wire) == ("fp16", "fp16", "fp32")
+    assert plain.overrides == synthetic.overrides == apart.overrides == chosen
+
+
+def test_a_tuned_exchange_is_not_tuned_where_there_is_none() -> None:
+    chosen = {"engine.horovod.autotune": True, "measure.warmup_steps": 5000}
+    *_, apart = decomposed(repeats=1, engine="horovod", overrides=chosen)
+    assert not apart.engine.horovod.autotune
+
+
+def test_a_delay_planted_into_the_reader_goes_with_it_and_other_faults_stay() -> None:
+    both_faults = {"fault.input_delay_s": 0.1, "fault.step_delay_s": 0.2}
+    plain, synthetic, apart = decomposed(repeats=1, overrides=both_faults)
+    assert plain.fault is not None
+    assert apart.fault == plain.fault
+    assert synthetic.fault is not None
+    assert (synthetic.fault.input_delay_s, synthetic.fault.step_delay_s) == (0.0, 0.2)
+    assert decomposed(repeats=1, overrides={"fault.input_delay_s": 0.1})[1].fault is None
+
+
+def test_what_a_series_cannot_go_without_is_left_out() -> None:
+    synthetic = decomposed(data="synthetic", points=(1, 2), repeats=1)
+    assert [(p.layout.ranks, p.series.variant) for p in synthetic] == [(1, "plain"), (2, "plain"), (2, "no-exchange")]
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"data": "synthetic", "points": (1,)}, "nothing can be taken away"),
+        ({"watch_cost": True}, "exclude each other"),
+        ({"to_quality": True}, "leave out --to-quality"),
+        ({"sweep": {"train.batch_per_rank": (2, 4)}}, "does not go with --sweep"),
+        ({"overrides": {"checkpoint.every_steps": 3}}, "does not go with checkpoints"),
+        ({"overrides": {"sync.exchange": "none"}}, "leaves no exchange to take away"),
+        ({"overrides": {"measure.noise_scale": True}}, "variant no-exchange is not possible: sync.exchange none"),
+        (
+            {"overrides": {"train.schedule.warmup_epochs": 2.0}},
+            "variant synthetic-input is not possible: train.schedule is in epochs",
+        ),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused_in_one_line(request_: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        decomposed(**request_)
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_difference_that_the_phase_holds_agrees_with_it(tmp_path: Path) -> None:
+    write_series(tmp_path, decomposed(repeats=5))
+    point = only_point(tmp_path)
+    reading, exchange = both(point)
+    mean_drift = 1.02  # of repeats 0 to 4
+    assert point.step_s is not None
+    assert point.step_s.value == pytest.approx(118e-3 * mean_drift)
+    assert [reading.seconds.value, reading.phase_s.value] == pytest.approx([10e-3 * mean_drift] * 2)
+    assert [exchange.seconds.value, exchange.phase_s.value] == pytest.approx([20e-3 * mean_drift] * 2)
+    assert reading.share.value == pytest.approx(10 / 118)
+    assert exchange.share.value == pytest.approx(20 / 118)
+    assert (reading.verdict, exchange.verdict) == ("agree", "agree")
+    assert reading.seconds.kind == "bootstrap 95 %"
+    assert point.missing == ()
+
+
+CASES: Mapping[str, tuple[Variant, dict[str, float], str, float, tuple[str, ...]]] = {
+    "readers slow the computation": (
+        "synthetic-input",
+        {"backward": 42.0},
+        "input",
+        8.0,
+        ("backward is", "shorter", "readers take cores"),
+    ),
+    "made tensors cost too": ("synthetic-input", {"input": 6.0}, "input", -6.0, ("is left", "not free either")),
+    "late batches stagger ranks": ("synthetic-input", {"exchange": 12.0}, "input", 8.0, ("exposed", "batch was late")),
+    "messages slow the backward pass": ("no-exchange", {"backward": 40.0}, "exchange", 10.0, ("undercounts",)),
+    "reading was hidden": ("no-exchange", {"input": 24.0}, "exchange", -14.0, ("input wait is", "becomes wait for")),
+    "nobody knows": ("no-exchange", {"h2d": 7.0}, "exchange", -7.0, ("host-to-device copy is", "longer")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_gap_is_named_with_the_part_that_holds_it_and_a_likely_reason(tmp_path: Path, case: str) -> None:
+    variant, changes, what, gap_ms, words = CASES[case]
+    write_series(
+        tmp_path,
+        decomposed(repeats=5),
+        lambda plan: parts_of(plan, **(changes if plan.series.variant == variant else {})),
+    )
+    reading, exchange = both(only_point(tmp_path))
+    found, calm = (reading, exchange) if what == "input" else (exchange, reading)
+    assert (found.verdict, calm.verdict) == ("differ", "agree")
+    assert found.gap_s.value == pytest.approx(gap_ms * 1.02e-3)
+    assert found.gap_s.value == pytest.approx(sum(part.value for part in found.moved_s.values()))
+    (line,) = (line for line in lines_of(tmp_path) if line.startswith(f"  {what}"))
+    assert [word for word in words if word not in line] == []
+    assert ("more than the phase" if gap_ms > 0 else "less than the phase") in line
+
+
+def test_a_gap_of_no_account_is_no_disagreement(tmp_path: Path) -> None:
+    small = MARGIN * 118 / 2
+    write_series(
+        tmp_path,
+        decomposed(repeats=5),
+        lambda plan: parts_of(plan, **({"h2d": small} if plan.series.variant == "no-exchange" else {})),
+    )
+    _, exchange = both(only_point(tmp_path))
+    assert exchange.gap_s.high is not None
+    assert exchange.gap_s.high < 0  # for certain, but small
+    assert exchange.verdict == "agree"
+
+
+@pytest.mark.parametrize(("repeats", "kind"), [(1, "single run"), (4, "range")])
+def test_few_pairs_tell_numbers_and_no_verdict(tmp_path: Path, repeats: int, kind: str) -> None:
+    write_series(tmp_path, decomposed(repeats=repeats))
+    reading, exchange = both(only_point(tmp_path))
+    assert {reading.verdict, exchange.verdict} == {"insufficient"}
+    assert reading.seconds.kind == kind
+    assert f"{repeats} of 5 pairs" in "\n".join(lines_of(tmp_path))
+
+
+times = st.integers(min_value=1_000, max_value=100_000_000)
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_differences_and_gaps_add_up_whatever_the_ranks_do(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    out = tmp_path_factory.mktemp("runs")
+    made = decomposed(repeats=2, overrides={"measure.warmup_steps": 1, "measure.measured_steps": 2})
+    mean_step: dict[tuple[str, int], float] = {}
+    phase: dict[tuple[str, int], dict[str, float]] = {}
+    for plan in made:
+        drawn = {(rank, step): [data.draw(times) for _ in range(7)] for rank in range(2) for step in range(3)}
+        write_run(out, plan, lambda rank, step, drawn=drawn: (drawn[rank, step][:6], drawn[rank, step][6]))
+        measured = [found for (_, step), found in drawn.items() if step > 0]
+        key = plan.series.variant, plan.series.repeat
+        mean_step[key] = sum(map(sum, measured)) / len(measured) / 1e9
+        phase[key] = {name: sum(found[i] for found in measured) / len(measured) / 1e9 for i, name in enumerate(PHASES)}
+    for one in only_point(out).differences:
+        variant = {"input": "synthetic-input", "exchange": "no-exchange"}[one.what]
+        spared = [mean_step["plain", k] - mean_step[variant, k] for k in range(2)]
+        held = [phase["plain", k][one.what] for k in range(2)]
+        assert one.seconds.value == pytest.approx(sum(spared) / 2, abs=1e-12)
+        assert (one.seconds.low, one.seconds.high) == (
+            pytest.approx(min(spared), abs=1e-12),
+            pytest.approx(max(spared), abs=1e-12),
+        )
+        assert one.share.value == pytest.approx(
+            sum(s / mean_step["plain", k] for k, s in enumerate(spared)) / 2, abs=1e-12
+        )
+        assert one.phase_s.value == pytest.approx(sum(held) / 2, abs=1e-12)
+        assert one.gap_s.value == pytest.approx(one.seconds.value - one.phase_s.value, abs=1e-12)
+        assert sum(part.value for part in one.moved_s.values()) == pytest.approx(one.gap_s.value, abs=1e-12)
+        assert set(one.moved_s) == {*PHASES, "other"} == set(OWN_PARTS)
+
+
+def test_only_repeats_with_both_runs_count_and_the_rest_is_told(tmp_path: Path) -> None:
+    made = decomposed(repeats=5)
+    dead = {("no-exchange", 1), ("plain", 3)}
+    write_series(tmp_path, [p for p in made if (p.series.variant, p.series.repeat) not in dead])
+    for plan in made:
+        if (plan.series.variant, plan.series.repeat) in dead:
+            write_unfinished(tmp_path, plan, "failed", "out of memory")
+    point = only_point(tmp_path)
+    reading, exchange = both(point)
+    assert (reading.seconds.n, exchange.seconds.n) == (4, 3)
+    assert len(point.missing) == 2
+    assert all("out of memory" in line for line in point.missing)
+
+
+def test_a_copied_folder_is_no_repeat(tmp_path: Path) -> None:
+    """The second copy says something else, so that it would show."""
+    made = decomposed(repeats=2)
+    write_series(tmp_path, made)
+    before = only_point(tmp_path)
+    copied = next(p for p in made if p.series.variant == "plain")
+    write_series(tmp_path / "other", [copied], lambda plan: {phase: 9 * REAL[phase] for phase in PHASES})
+    (tmp_path / "other" / copied.run_id).rename(tmp_path / "zz-copy")
+    (tmp_path / "other").rmdir()
+    after = only_point(tmp_path)
+    assert [run.folder.path.name for run in scan(tmp_path).runs].count("zz-copy") == 1
+    assert (after.step_s, after.differences, after.missing) == (before.step_s, before.differences, ())
+
+
+def test_variants_without_a_plain_run_are_told_and_not_compared(tmp_path: Path) -> None:
+    made = decomposed(repeats=2)
+    write_series(tmp_path, [p for p in made if p.series.variant != "plain"])
+    for plan in made:
+        if plan.series.variant == "plain":
+            write_unfinished(tmp_path, plan)
+    point = only_point(tmp_path)
+    assert (point.step_s, point.differences) == (None, ())
+    assert "no plain run has figures" in lines_of(tmp_path)[0]
+    assert as_plain(decompositions(scan(tmp_path).runs))[0]["step_s"] is None
+
+
+def test_series_without_variants_say_nothing(tmp_path: Path) -> None:
+    write_series(tmp_path, plans(data=DATA, repeats=2))
+    found = decompositions(scan(tmp_path).runs)
+    assert found == ()
+    assert decomposition_lines(found) == []
+    assert decomposition_section(found) is None
+
+
+def test_each_point_of_each_series_stands_alone(tmp_path: Path) -> None:
+    write_series(tmp_path, decomposed(points=(1, 2), repeats=2))
+    write_series(tmp_path, decomposed(points=(2,), repeats=2, series="s2"))
+    found = decompositions(scan(tmp_path).runs)
+    assert [(one.series, one.ranks, [d.what for d in one.differences]) for one in found] == [
+        ("s1", 1, ["input"]),
+        ("s1", 2, ["input", "exchange"]),
+        ("s2", 2, ["input", "exchange"]),
+    ]
+    plain = as_plain(found)
+    assert [(one["series"], one["ranks"]) for one in plain] == [("s1", 1), ("s1", 2), ("s2", 2)]
+    assert plain[1]["differences"][1]["what"] == "exchange"
+    assert plain[1]["differences"][1]["seconds"]["value"] == pytest.approx(20e-3 * 1.005)
+    assert list(plain[1]["differences"][1]["moved_s"]) == list(OWN_PARTS)
+    section = decomposition_section(found)
+    assert section is not None
+    assert [(one.title, *(f"  {text}" for text in one.words)) for one in section.sections] == [
+        tuple(lines) for lines in paragraphs(tmp_path)
+    ]
+    (sheet,) = section.sheets
+    assert [(row["series"], row["ranks"], row["what"], row["shorter_s"]) for row in sheet.records()] == [
+        (one.series, one.ranks, part.what, part.seconds.value) for one in found for part in one.differences
+    ]
+
+
+def test_variants_are_never_averaged_with_plain_runs(tmp_path: Path) -> None:
+    write_series(tmp_path, decomposed(points=(1, 2), repeats=2))
+    found = scan(tmp_path)
+    table = tabulate(found)
+    by_variant = {
+        frozenset(run.plan.series.variant for run in group.runs): sorted(p.ranks for p in group.points)
+        for group in groups(table)
+    }
+    assert by_variant == {
+        frozenset({"plain"}): [1, 2],
+        frozenset({"synthetic-input"}): [1, 2],
+        frozenset({"no-exchange"}): [2],
+    }
+    assert sweeps(table) == ()
+    apart = next(run for run in found.runs if run.plan.series.variant == "no-exchange")
+    assert describe(apart)["exchange"] == "exchange=none"
+
+
+# --- real ranks -------------------------------------------------------------------------------------------------------
+
+
+def record_of(run: Run) -> Record:
+    assert run.record is not None, run.story
+    assert run.state == "valid", run.story
+    return run.record
+
+
+@pytest.fixture(scope="module")
+def small_density(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("density") / "train"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    with h5py.File(folder / "density-0.h5", "w") as file:
+        file["x"] = generator.poisson(3.0, (24, 32, 32, 32, 4)).astype("int16")
+        file["y"] = generator.uniform(-1, 1, (24, 4)).astype("float32")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("points", [(2,), pytest.param((1, 2), marks=pytest.mark.nightly)])
+def test_real_runs_with_and_without_input_and_exchange(
+    cli: Cli, tmp_path: Path, small_density: Path, points: tuple[int, ...]
+) -> None:
+    done = cli(
+        *("run", "cosmoflow", "--preset", "ci", "--engine", "ddp", "--data", small_density),
+        *("--ranks", ",".join(map(str, points)), "--set", "layout.cores_per_rank=1", "--decompose"),
+        *("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=2", "--set", "train.batch_per_rank=2"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("one rank exchanges nothing" in done.stderr) is (1 in points)
+    runs = {(run.plan.layout.ranks, run.plan.series.variant): run for run in scan(tmp_path / "runs").runs}
+    variants: tuple[Variant, ...] = ("plain", "synthetic-input", "no-exchange")
+    assert set(runs) == {(ranks, variant) for ranks in points for variant in variants[: 1 + ranks]}
+    for (_, variant), run in runs.items():
+        assert (record_of(run).data["kind"] == "synthetic") is (variant == "synthetic-input")
+    plain, apart = record_of(runs[2, "plain"]), record_of(runs[2, "no-exchange"])
+    assert len({rank.initial_parameters_sha256 for rank in apart.ranks}) == 1
+    assert len({rank.final_parameters_sha256 for rank in apart.ranks}) == 2
+    assert len({rank.final_parameters_sha256 for rank in plain.ranks}) == 1
+    assert plain.exchange is not None
+    assert apart.exchange is None
+    assert any("gradients are not exchanged" in text for text in apart.warnings)
+    # The first step is the same everywhere: equal parameters, equal samples.
+    for rank in range(2):
+        losses = [
+            read_steps(runs[2, variant].folder.steps(rank)).steps["loss"][0] for variant in ("plain", "no-exchange")
+        ]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    first = done.stdout.splitlines()[0]
+    assert first.startswith(f"cosmoflow (ci), PyTorch DDP, {points[0]} rank")
+    assert "without exchange a step is" in done.stdout

@@ -1,0 +1,780 @@
+"""Energy from samples against closed forms: integrals, stages, methods, doubts, Slurm's account, the words."""
+
+from __future__ import annotations
+
+import json
+import math
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.errors import IncompleteDataError
+from dlbench.jobs.slurm import Submission
+from dlbench.jobs.slurm_energy import consumed_energy, job_energies
+from dlbench.reading import scaling
+from dlbench.reading.samples.energy import RunEnergy, run_energy
+from dlbench.reading.samples.energy_sources import KINDS, Kind
+from dlbench.reading.samples.integral import Curve, counter_curve, rate_curve
+from dlbench.reading.table import tabulate
+from dlbench.records.files import write_json
+from dlbench.records.folder import RunFolder
+from dlbench.records.rows.samples import sample_writer
+from dlbench.records.rows.spans import STAGE
+from dlbench.records.rows.steps import StepWriter
+from dlbench.records.scan import Run, read_run, scan
+from dlbench.report.formats.json import dumped
+from dlbench.report.formats.terminal import to_text
+from dlbench.specs.plan import RunPlan
+from dlbench.views.diagnosis.document import diagnosis
+from dlbench.views.energy.numbers import DetailedEnergy, KindEnergy, detailed_energy
+from dlbench.views.energy.tables import sources_sheet
+from tests.support.run_factory import Story, constant, plans, write_run
+from tests.support.watch_factory import node_watch, watch_result, write_samples, write_spans
+
+S = 1_000_000_000
+STEP_S = 1.0
+"""Of every step; 3 of warm-up and 12 measured ones, from second 1 of rank 0 and second 2 of rank 1."""
+
+Power = Callable[[float], float]
+
+
+def step_times() -> Any:
+    return constant([1000 * STEP_S * part for part in (0.1, 0.0, 0.3, 0.4, 0.1, 0.1)])
+
+
+def one_node(points: int = 1, **request: Any) -> RunPlan:
+    return plans(points=(points,), repeats=1, **request)[0]
+
+
+def two_nodes() -> RunPlan:
+    return plans(
+        system="example-gpu",
+        points=(2,),
+        ranks_per_node=1,
+        repeats=1,
+        overrides={"layout.cores_per_rank": 1, "system.node.gpus": 1},
+    )[0]
+
+
+def stage(name: str, begin_s: float, end_s: float) -> dict[str, Any]:
+    return {"lane": STAGE, "name": name, "start_ns": round(begin_s * S), "end_ns": round(end_s * S)}
+
+
+def stages(begin_s: float = 1.0) -> list[dict[str, Any]]:
+    """Of a rank whose first step starts at `begin_s`: 4 s of start and building, a second at the end."""
+    return [
+        stage("starting", begin_s - 4, begin_s - 3),
+        stage("building", begin_s - 3, begin_s),
+        stage("warm-up", begin_s, begin_s + 3),
+        stage("measuring", begin_s + 3, begin_s + 15),
+        stage("finishing", begin_s + 15, begin_s + 16),
+    ]
+
+
+def gpu_story(**changes: Any) -> Story:
+    return Story(device="cuda:0 (NVIDIA A100)", **changes)
+
+
+def make_run(
+    out: Path,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[float]],
+    *,
+    story: Story | None = None,
+    plan: RunPlan | None = None,
+    spans: Iterable[Mapping[str, Any]] | None = None,
+    **more: Any,
+) -> Run:
+    """A run of one node and 15 steps of a second, with samples."""
+    folder = write_run(out, plan or one_node(), step_times(), story or gpu_story())
+    write_spans(folder, 0, stages() if spans is None else spans)
+    write_samples(folder, 0, columns, rows, **more)
+    return read_run(folder.path)
+
+
+def every(period_s: float, begin_s: float = -4.0, end_s: float = 18.0) -> list[float]:
+    count = round((end_s - begin_s) / period_s)
+    return [begin_s + number * period_s for number in range(count + 1)]
+
+
+def rows_of(times: Iterable[float], *values: Power) -> list[tuple[float, ...]]:
+    return [(round(t * S), *(value(t) for value in values)) for t in times]
+
+
+def joules(energy: RunEnergy, *names: str, kind: Any = "GPUs") -> float:
+    found = energy.stage(kind, *names)
+    assert found is not None
+    return found.joules
+
+
+def measured(out: Path, slurm: Mapping[str, float] | None = None) -> DetailedEnergy:
+    """Energy of all runs of the only group."""
+    table = tabulate(scan(out))
+    (group,) = scaling.groups(table)
+    return detailed_energy(group, table, slurm or {})
+
+
+def kind_of(found: DetailedEnergy, kind: Kind = "GPUs") -> KindEnergy:
+    (point,) = found.points
+    (chosen,) = [energy for energy in point.kinds if energy.kind == kind]
+    return chosen
+
+
+def text_of(out: Path, slurm: Mapping[str, float] | None = None) -> str:
+    """The section on energy as `dlbench diagnose` prints it, on one line."""
+    lines = to_text(diagnosis(scan(out), slurm=slurm)[1], full=True).splitlines()
+    assert max(map(len, lines)) <= 80
+    begin = lines.index("Energy")
+    return " ".join(" ".join(lines[begin:]).split())
+
+
+# Integrals
+
+
+def test_constant_power_times_time() -> None:
+    curve = rate_curve(np.arange(11) * S, np.full(11, 250.0), 1.0)
+    amount = curve.over(2 * S + S // 4, 7 * S)
+    assert amount.value == pytest.approx(250.0 * 4.75, rel=1e-12)
+    assert amount.coverage == 1
+    assert amount.rate == pytest.approx(250.0)
+
+
+def test_a_ramp_is_exact() -> None:
+    times = np.array([0, 1, 3, 4, 8]) * S
+    curve = rate_curve(times, 10.0 * times / S, 4.0)
+    # The integral of 10 t from 0.5 to 7 is 5 t^2.
+    assert curve.over(S // 2, 7 * S).value == pytest.approx(5 * (49 - 0.25), rel=1e-12)
+
+
+def test_outside_of_the_samples_nothing_is_known() -> None:
+    amount = rate_curve(np.array([2, 3, 4]) * S, np.full(3, 100.0), 1.0).over(0, 10 * S)
+    assert amount.value == pytest.approx(200.0)
+    assert (amount.known_ns, amount.length_ns) == (2 * S, 10 * S)
+    assert amount.coverage == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_fewer_than_two_samples_tell_nothing(count: int) -> None:
+    for curve in (
+        rate_curve(np.arange(count) * S, np.ones(count), 1.0),
+        counter_curve(np.arange(count) * S, np.ones(count), 1.0),
+    ):
+        amount = curve.over(-S, 5 * S)
+        assert (amount.value, amount.known_ns, amount.rate) == (0.0, 0, None)
+
+
+def test_long_gaps_of_power_are_missing_and_of_a_counter_are_not() -> None:
+    times = np.array([0, 1, 2, 3, 9, 10, 11]) * S
+    power = rate_curve(times, np.full(7, 50.0), 1.0)
+    assert power.over(0, 11 * S).value == pytest.approx(250.0)
+    assert power.over(0, 11 * S).known_ns == 5 * S
+    counter = counter_curve(times, 50.0 * times / S, 1.0)
+    assert counter.over(0, 11 * S).value == pytest.approx(550.0)
+    assert counter.over(0, 11 * S).coverage == 1
+
+
+def test_a_long_gap_of_a_counter_counts_only_where_it_lies_whole() -> None:
+    times = np.array([0, 1, 2, 100, 101]) * S
+    curve = counter_curve(times, 50.0 * times / S, 1.0)
+    for begin, end, known in (
+        (40, 60, 0),
+        (0, 60, 2),
+        (40, 101, 1),
+        (0, 99, 2),
+        (3, 101, 1),
+        (2, 100, 98),
+        (0, 101, 101),
+    ):
+        amount = curve.over(begin * S, end * S)
+        assert (amount.known_ns, amount.value) == (known * S, pytest.approx(50.0 * known)), (begin, end)
+        assert amount.length_ns == (end - begin) * S
+    assert curve.over(40 * S, 60 * S).rate is None
+
+
+def test_a_gap_of_five_periods_is_bridged() -> None:
+    times = np.array([0, 1, 2, 3, 8, 9]) * S
+    assert rate_curve(times, np.full(6, 50.0), 1.0).over(0, 9 * S).coverage == 1
+
+
+def test_a_sampler_that_doubles_its_period_leaves_no_gap() -> None:
+    gaps = [1] * 20 + [2] * 20 + [4] * 20 + [8] * 20
+    times = np.cumsum([0, *gaps]) * S
+    curve = rate_curve(times, np.full(len(times), 10.0), 8.0)
+    assert curve.over(0, int(times[-1])).coverage == 1
+    # The same early gap is one at the period that was in force then.
+    holed = np.delete(times, slice(3, 9))
+    assert rate_curve(holed, np.full(len(holed), 10.0), 8.0).over(0, int(times[-1])).known_ns == times[-1] - 7 * S
+
+
+def test_nan_is_no_zero() -> None:
+    times = np.arange(7) * S
+    values = np.array([100.0, np.nan, 100.0, np.nan, np.nan, 100.0, 100.0])
+    assert rate_curve(times, values, 1.0).over(0, 6 * S).value == pytest.approx(600.0)
+
+
+def test_a_counter_reset_splits() -> None:
+    times = np.arange(6) * S
+    curve = counter_curve(times, np.array([1000.0, 1010, 1020, 5, 15, 25]), 1.0)
+    assert curve.resets == 1
+    amount = curve.over(0, 5 * S)
+    assert amount.value == pytest.approx(40.0)
+    assert amount.known_ns == 4 * S
+
+
+def curves() -> st.SearchStrategy[Curve]:
+    def build(parts: list[tuple[int, float, bool]], counter: bool) -> Curve:
+        times = np.cumsum([gap for gap, _, _ in parts]).astype(np.int64)
+        values = np.array([math.nan if lost else value for _, value, lost in parts])
+        return counter_curve(times, values, 1.0) if counter else rate_curve(times, values, 1.0)
+
+    part = st.tuples(st.integers(1, 12 * S), st.floats(0, 1e4), st.booleans())
+    return st.builds(build, st.lists(part, min_size=1, max_size=30), st.booleans())
+
+
+@given(curves(), st.lists(st.integers(-5 * S, 200 * S), min_size=3, max_size=6))
+def test_parts_of_an_interval_sum_to_it(curve: Curve, edges: list[int]) -> None:
+    edges = sorted(edges)
+    whole = curve.over(edges[0], edges[-1])
+    parts = [curve.over(begin, end) for begin, end in pairwise(edges)]
+    # A long gap of a counter that an edge cuts is in the whole, and in none of its parts.
+    cut_ns, cut = 0, 0.0
+    # A reset is known neither in whole nor in part.
+    bridged = curve.bridged & curve.known
+    for start, stop, rate, is_bridge in zip(
+        curve.time_ns[:-1].tolist(), curve.time_ns[1:].tolist(), curve.begin_rate, bridged, strict=True
+    ):
+        if is_bridge and edges[0] <= start and stop <= edges[-1] and any(start < edge < stop for edge in edges):
+            cut_ns, cut = cut_ns + stop - start, cut + rate * (stop - start) / 1e9
+    assert sum(part.known_ns for part in parts) + cut_ns == whole.known_ns
+    assert sum(part.length_ns for part in parts) == whole.length_ns
+    assert sum(part.value for part in parts) + cut == pytest.approx(whole.value, rel=1e-9, abs=1e-6)
+    assert 0 <= whole.coverage <= 1
+
+
+@given(curves(), st.integers(0, 100 * S), st.integers(0, 100 * S))
+def test_an_integral_is_that_of_many_small_steps(curve: Curve, one: int, other: int) -> None:
+    begin, end = sorted((one, other))
+    total = 0.0
+    for n in range(len(curve.known)):
+        start, stop = int(curve.time_ns[n]), int(curve.time_ns[n + 1])
+        first, last = max(start, begin), min(stop, end)
+        is_cut = curve.bridged[n] and (first, last) != (start, stop)
+        if curve.known[n] and last > first and not is_cut:
+            grid = np.linspace(first, last, 50)
+            share = (grid - start) / (stop - start)
+            rate = curve.begin_rate[n] * (1 - share) + curve.end_rate[n] * share
+            total += float(np.mean((rate[1:] + rate[:-1]) / 2) * (last - first) / 1e9)
+    assert curve.over(begin, end).value == pytest.approx(total, rel=1e-6, abs=1e-6)
+
+
+# One run
+
+
+def test_stages_of_a_run_sum_to_the_whole(tmp_path: Path) -> None:
+    spans = [*stages(), stage("staging", -1.5, -0.5), stage("evaluation", 6, 7), stage("checkpoint", 7, 7.5)]
+    run = make_run(tmp_path, ["gpu.0.energy_j"], rows_of(every(0.5), lambda t: 1e6 + 300 * t), spans=spans)
+    energy = run_energy(run)
+    assert energy.methods("GPUs") == ("energy counter",)
+    expected = {
+        "idle": 2.0,
+        "building": 2.0,
+        "staging": 1.0,
+        "warm-up": 3.0,
+        "measured": 10.5,
+        "evaluation": 1.0,
+        "checkpoint": 0.5,
+    }
+    assert {name: joules(energy, name) for name in expected} == pytest.approx({k: 300 * v for k, v in expected.items()})
+    assert joules(energy) == pytest.approx(300 * 20, rel=1e-9)
+    assert joules(energy) == pytest.approx(sum(joules(energy, name) for name in expected), rel=1e-12)
+    whole = energy.stage("GPUs")
+    assert whole is not None
+    assert whole.sampled_share == 1
+    assert whole.mean_power_w == pytest.approx(300.0)
+
+
+def test_joules_a_sample_are_of_the_measured_window(tmp_path: Path) -> None:
+    def total(t: float) -> float:
+        """100 W until the first measured step at 4 s, then 400 W."""
+        return 100 * t if t < 4 else 400 + 400 * (t - 4)
+
+    run = make_run(tmp_path, ["gpu.0.energy_j"], rows_of(every(0.5), total))
+    energy = run_energy(run)
+    assert energy.num_samples == 12 * 4
+    assert energy.energy_per_sample_j("GPUs") == pytest.approx(400 * 12 / 48)
+    assert energy.doubts == ()
+
+
+def test_power_is_taken_where_there_is_no_counter(tmp_path: Path) -> None:
+    late = [t + 0.3 * math.sin(7 * t) for t in every(1.0)]
+    run = make_run(tmp_path, ["gpu.0.power_w"], rows_of(late, lambda t: 200 + 10 * t))
+    energy = run_energy(run)
+    assert energy.methods("GPUs") == ("power over time stamps",)
+    # 200 t + 5 t^2 from 4 to 16.
+    assert joules(energy, "measured") == pytest.approx(200 * 12 + 5 * (256 - 16), rel=1e-6)
+
+
+def test_a_counter_that_failed_early_gives_way_to_power(tmp_path: Path) -> None:
+    rows = rows_of(every(1.0), lambda t: 150.0, lambda t: 150 * t + 1000 if t < 3 else math.nan)
+    run = make_run(
+        tmp_path,
+        ["gpu.0.power_w", "gpu.0.energy_j"],
+        rows,
+        failures=[{"failed": "gpu.0.energy_j", "time_ns": 3 * S, "reason": "GPU is lost"}],
+    )
+    energy = run_energy(run)
+    assert energy.methods("GPUs") == ("power over time stamps",)
+    assert joules(energy, "measured") == pytest.approx(150 * 12)
+    assert any("gpu.0.energy_j: GPU is lost" in text for text in energy.doubts)
+
+
+def test_counter_and_power_are_checked_against_each_other(tmp_path: Path) -> None:
+    both = ["gpu.0.power_w", "gpu.0.energy_j"]
+    agreeing = run_energy(make_run(tmp_path / "a", both, rows_of(every(1.0), lambda t: 310.0, lambda t: 300 * t)))
+    assert agreeing.sources[0].counter_over_power == pytest.approx(300 / 310, rel=1e-6)
+    assert agreeing.doubts == ()
+    apart = run_energy(make_run(tmp_path / "b", both, rows_of(every(1.0), lambda t: 200.0, lambda t: 300 * t)))
+    assert apart.sources[0].counter_over_power == pytest.approx(1.5)
+    assert any("1.50 times what its power adds up to" in text for text in apart.doubts)
+    assert joules(apart, "measured") == pytest.approx(3600)
+
+
+def test_a_reset_is_told_and_leaves_the_rest(tmp_path: Path) -> None:
+    rows = rows_of(every(1.0), lambda t: 1e5 + 300 * t if t < 10 else 300 * (t - 10))
+    energy = run_energy(make_run(tmp_path, ["gpu.0.energy_j"], rows))
+    assert energy.methods("GPUs") == ("energy counter with reset",)
+    measured = energy.stage("GPUs", "measured")
+    assert measured is not None
+    assert measured.joules == pytest.approx(300 * 11)
+    assert measured.sampled_share == pytest.approx(11 / 12)
+    assert energy.energy_per_sample_j("GPUs") == pytest.approx(300 * 12 / 48)
+    assert any("was reset" in text for text in energy.doubts)
+    assert any("8% of the measured window was not sampled" in text for text in energy.doubts)
+
+
+def test_too_little_sampled_makes_no_figure(tmp_path: Path) -> None:
+    energy = run_energy(make_run(tmp_path, ["gpu.0.energy_j"], rows_of(every(1.0, end_s=12.0), lambda t: 300 * t)))
+    assert energy.energy_per_sample_j("GPUs") is None
+    assert joules(energy, "measured") == pytest.approx(300 * 8)
+    assert any("only 67% of the measured window was sampled" in text for text in energy.doubts)
+    told = kind_of(measured(tmp_path))
+    assert told.energy_per_sample is None
+    assert told.sampled_share == pytest.approx(8 / 12)
+    assert "GPUs, 1 rank too little sampled" in text_of(tmp_path)
+
+
+def test_rapl_is_apart_and_told_as_the_whole_node(tmp_path: Path) -> None:
+    columns = ["host.energy.package-0_j", "host.energy.package-0.dram_j", "gpu.0.energy_j"]
+    rows = rows_of(every(0.5), lambda t: 90 * t, lambda t: 5 + 60 * t, lambda t: 300 * t)
+    energy = run_energy(make_run(tmp_path, columns, rows))
+    assert [source.name for source in energy.of("processors")] == ["package-0", "package-0.dram"]
+    assert joules(energy, "measured", kind="processors") == pytest.approx(150 * 12)
+    assert joules(energy, "measured") == pytest.approx(300 * 12)
+    assert any("whole node" in note for note in energy.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("host.energy.package-1_j", "energy_uj: Permission denied"), ("host.energy.intel-rapl_2_j", "name: I/O error")],
+)
+def test_a_rapl_zone_that_cannot_be_read_leaves_no_sum(tmp_path: Path, name: str, reason: str) -> None:
+    run = make_run(
+        tmp_path, ["host.energy.package-0_j"], rows_of(every(0.5), lambda t: 90 * t), unavailable={name: reason}
+    )
+    energy = run_energy(run)
+    assert energy.of("processors") == ()
+    assert energy.stage("processors") is None
+    assert energy.why["processors"] == f"{name.split('.')[2].removesuffix('_j')} is not read: {reason} (n0)"
+
+
+def test_a_rapl_zone_that_never_tells_leaves_no_sum(tmp_path: Path) -> None:
+    columns = ["host.energy.package-0_j", "host.energy.package-1_j"]
+    rows = rows_of(every(0.5), lambda t: 90 * t, lambda t: 7.0 if t == 3 else math.nan)
+    energy = run_energy(make_run(tmp_path, columns, rows))
+    assert energy.stage("processors") is None
+    assert energy.why["processors"] == "package-1 was never read twice in a stage of the run (n0)"
+
+
+def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
+    """Samples are missing from second 2 to 12; the measured steps begin at second 4."""
+    times = [t for t in every(0.5) if not 2 < t < 12]
+    columns = ["gpu.0.energy_j", "host.energy.package-0_j"]
+    energy = run_energy(make_run(tmp_path, columns, rows_of(times, lambda t: 300 * t, lambda t: 80 * t)))
+    for kind in KINDS:
+        measured = energy.stage(kind, "measured")
+        assert measured is not None
+        assert measured.sampled_share == pytest.approx(4 / 12)
+        assert energy.energy_per_sample_j(kind) is None
+    assert joules(energy, "measured") == pytest.approx(300 * 4)
+    assert any("only 33% of the measured window was sampled" in text for text in energy.doubts)
+
+
+def test_a_counter_read_twice_gives_way_to_power(tmp_path: Path) -> None:
+    rows = rows_of(every(1.0), lambda t: 150.0, lambda t: 150 * t if t in (-3, 17) else math.nan)
+    energy = run_energy(make_run(tmp_path, ["gpu.0.power_w", "gpu.0.energy_j"], rows))
+    assert energy.methods("GPUs") == ("power over time stamps",)
+    assert joules(energy, "measured") == pytest.approx(150 * 12)
+
+
+def with_pause(folder: RunFolder, spans: Iterable[Mapping[str, Any]]) -> Run:
+    """A run that pauses for 3 s before its last measured step, from second 15 to 18."""
+    folder.steps(0).unlink()
+    with StepWriter(folder.steps(0), {"rank": 0}) as writer:
+        for step in range(15):
+            start = S * (1 + step + (3 if step == 14 else 0))
+            writer.append((step, int(step < 3), start, S, *([S // 6] * 6), 4, 2.0))
+    write_spans(folder, 0, spans)
+    write_samples(folder, 0, ["gpu.0.energy_j"], rows_of(every(1.0, end_s=22), lambda t: 300 * t))
+    return read_run(folder.path)
+
+
+def test_pauses_count_as_measured_only_where_no_span_tells_of_them(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "told", one_node(), step_times(), gpu_story())
+    told = run_energy(with_pause(folder, [*stages(), stage("evaluation", 15, 18)]))
+    assert joules(told, "measured") == pytest.approx(300 * 12)
+    assert told.doubts == ()
+    folder = write_run(tmp_path / "untold", one_node(), step_times(), gpu_story())
+    untold = run_energy(with_pause(folder, stages()))
+    assert joules(untold, "measured") == pytest.approx(300 * 15)
+    assert any("20% of the measured window is in no step" in text for text in untold.doubts)
+
+
+def test_without_spans_only_steps_are_told_apart(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, one_node(), step_times(), gpu_story())
+    write_samples(folder, 0, ["gpu.0.energy_j"], rows_of(every(1.0), lambda t: 300 * t))
+    energy = run_energy(read_run(folder.path))
+    assert any("no spans hold the stages" in text for text in energy.doubts)
+    assert energy.stage("GPUs", "building") is None
+    assert joules(energy) == pytest.approx(300 * 15)
+
+
+def test_two_nodes_each_on_its_own_clock(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, two_nodes(), step_times(), gpu_story(host=lambda rank: f"n{rank}"))
+    for rank in (0, 1):
+        write_spans(folder, rank, stages(1.0 + rank))
+        # 200 W before the first measured step, which is a second later on node 1's clock, and 500 W from then on.
+        first = 4.0 + rank
+        total = [200 * min(t, first) + 500 * max(0.0, t - first) for t in every(1.0)]
+        rows = [(round(t * S), value, 50 * t) for t, value in zip(every(1.0), total, strict=True)]
+        write_samples(folder, rank, ["gpu.0.energy_j", "host.energy.package-0_j"], rows, host=f"n{rank}")
+    energy = run_energy(read_run(folder.path))
+    assert joules(energy, "measured") == pytest.approx(2 * 500 * 12)
+    assert joules(energy, "warm-up") == pytest.approx(2 * 200 * 3)
+    assert energy.num_samples == 2 * 48
+    assert energy.energy_per_sample_j("GPUs") == pytest.approx(500 * 12 / 48)
+    measured = energy.stage("GPUs", "measured")
+    assert measured is not None
+    assert measured.mean_power_w == pytest.approx(1000.0)
+    assert measured.seconds == pytest.approx(12.0)
+
+
+def test_a_node_that_does_not_tell_leaves_no_sum(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, two_nodes(), step_times(), gpu_story(host=lambda rank: f"n{rank}"))
+    for rank in (0, 1):
+        write_spans(folder, rank, stages(1.0 + rank))
+    columns = ["gpu.0.energy_j", "host.energy.package-0_j"]
+    write_samples(folder, 0, columns, rows_of(every(1.0), lambda t: 300 * t, lambda t: 80 * t))
+    write_samples(
+        folder,
+        1,
+        columns[1:],
+        rows_of(every(1.0), lambda t: 80 * t),
+        host="n1",
+        unavailable={"gpu": "NVML Shared Library Not Found"},
+    )
+    energy = run_energy(read_run(folder.path))
+    assert energy.why["GPUs"] == "NVML Shared Library Not Found (n1)"
+    assert energy.stage("GPUs") is None
+    assert joules(energy, kind="processors") == pytest.approx(2 * 80 * 20)
+
+
+def test_the_gpu_that_does_not_tell_is_the_reason(tmp_path: Path) -> None:
+    plan = one_node(2)
+    folder = write_run(tmp_path / "named", plan, step_times(), Story(device="cuda:0 (NVIDIA A100)"))
+    columns = ["gpu.0.energy_j", "gpu.1.sm_clock_hz"]
+    gone = {"gpu.1.energy_j": "Unknown Error", "gpu.1.power_w": "Unknown Error"}
+    write_samples(folder, 0, columns, rows_of(every(1.0), lambda t: 300 * t, lambda t: 1e9), unavailable=gone)
+    assert run_energy(read_run(folder.path)).why["GPUs"] == "Unknown Error (n0)"
+    folder = write_run(tmp_path / "silent", plan, step_times(), Story(device="cuda:0 (NVIDIA A100)"))
+    columns[1] = "gpu.1.power_w"
+    write_samples(folder, 0, columns, rows_of(every(1.0), lambda t: 300 * t, lambda t: math.nan))
+    energy = run_energy(read_run(folder.path))
+    assert energy.why["GPUs"] == "energy of a GPU was never read twice in a stage of the run (n0)"
+
+
+# Which GPUs
+
+
+def write_with_facts(folder: RunFolder, told: Mapping[str, str]) -> None:
+    """Samples of four GPUs that take 100, 200, 300 and 400 W, with the facts that a sampler puts into the header."""
+    columns = [(f"gpu.{gpu}.energy_j", "<f8") for gpu in range(4)]
+    header = {"node_rank": 0, "host": "n0", "run_id": folder.path.name, "period_s": 1.0, "unavailable": {}}
+    with sample_writer(folder.samples(0), {**header, "facts": dict(told)}, columns, 1_000_000) as writer:
+        for t in every(1.0):
+            writer.append((round(t * S), 0, *(100 * (gpu + 1) * t for gpu in range(4))))
+
+
+def four_gpus(
+    tmp_path: Path, device: str = "cuda:1 (NVIDIA A100)", told: Mapping[str, str] | None = None, **environment: str
+) -> RunEnergy:
+    """One rank on a node of four GPUs."""
+    names = {f"gpu.{gpu}": "NVIDIA A100" for gpu in range(4)}
+    story = Story(device=device, environment={"host": "n0", **names, **environment})
+    folder = write_run(tmp_path, one_node(), step_times(), story)
+    write_spans(folder, 0, stages())
+    write_with_facts(folder, told or {})
+    return run_energy(read_run(folder.path))
+
+
+def watts(energy: RunEnergy) -> float | None:
+    measured = energy.stage("GPUs", "measured")
+    return None if measured is None else measured.mean_power_w
+
+
+def test_gpus_count_by_the_device_of_the_rank(tmp_path: Path) -> None:
+    assert watts(four_gpus(tmp_path / "plain")) == pytest.approx(200.0)
+    visible = {"variable.CUDA_VISIBLE_DEVICES": "3,2"}
+    assert watts(four_gpus(tmp_path / "listed", **visible)) == pytest.approx(300.0)
+    uuids = {f"gpu.{gpu}.uuid": f"GPU-{gpu}abc-def" for gpu in range(4)}
+    visible = {"variable.CUDA_VISIBLE_DEVICES": "GPU-0abc,GPU-3abc-def"}
+    assert watts(four_gpus(tmp_path / "uuid", told=uuids, **visible)) == pytest.approx(400.0)
+
+
+def test_gpus_that_cannot_be_told_apart_all_count_and_are_doubtful(tmp_path: Path) -> None:
+    energy = four_gpus(tmp_path, **{"gpu.3": "NVIDIA T4"})
+    assert watts(energy) == pytest.approx(1000.0)
+    assert any("is not known: all of them count" in text for text in energy.doubts)
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [("cuda:0 (NVIDIA A100-SXM4-40GB MIG 1g.5gb)", {}), ("cuda:1 (NVIDIA A100)", {"gpu.1.mig": "on"})],
+)
+def test_a_divided_board_is_refused(tmp_path: Path, device: str, told: dict[str, str]) -> None:
+    energy = four_gpus(tmp_path, device, told)
+    assert energy.stage("GPUs") is None
+    assert "MIG" in energy.why["GPUs"]
+
+
+def test_gpus_of_a_run_on_cpus_do_not_count(tmp_path: Path) -> None:
+    energy = four_gpus(tmp_path, "cpu")
+    assert energy.stage("GPUs") is None
+    assert energy.why["GPUs"].startswith("no rank of the node computes on a GPU")
+
+
+# Several runs, and their words
+
+
+def write_series(out: Path, watts_of: Sequence[float], **story: Any) -> list[RunPlan]:
+    made = plans(points=(1,), repeats=len(watts_of))
+    for plan, power in zip(made, watts_of, strict=True):
+        make_run(
+            out,
+            ["gpu.0.energy_j", "gpu.0.power_w"],
+            rows_of(every(1.0), lambda t, p=power: p * t, lambda t, p=power: p),
+            plan=plan,
+            story=gpu_story(**story),
+        )
+    return made
+
+
+def test_runs_of_a_point_become_an_interval(tmp_path: Path) -> None:
+    write_series(tmp_path, [300, 310, 320])
+    told = kind_of(measured(tmp_path))
+    each, inverse = told.energy_per_sample, told.samples_per_joule
+    assert each is not None
+    assert inverse is not None
+    assert (each.value, each.low, each.high, each.n) == pytest.approx((310 / 4, 300 / 4, 320 / 4, 3))
+    assert (inverse.value, inverse.low, inverse.high) == pytest.approx((4 / 310, 4 / 320, 4 / 300))
+    assert told.mean_power is not None
+    assert told.mean_power.value == pytest.approx(310)
+    assert told.whole.value == pytest.approx(310 * 20)
+
+
+def test_five_runs_have_a_bootstrap_interval(tmp_path: Path) -> None:
+    write_series(tmp_path, [300, 310, 320, 330, 340])
+    each = kind_of(measured(tmp_path)).energy_per_sample
+    assert each is not None
+    assert each.kind == "bootstrap 95 %"
+
+
+def test_lines_say_figure_method_share_and_what_is_missing(tmp_path: Path) -> None:
+    plan, *_ = write_series(tmp_path, [300, 320])
+    text = text_of(tmp_path, {plan.run_id: 12_400.0})
+    assert "GPUs, 1 rank 77.50 [75.00, 80.00] 0.01290 [0.01250, 0.01333]" in text
+    assert "310.0 [300.0, 320.0] range of 2 runs 1 " in text
+    assert "GPUs, 1 rank energy counter 100.0 %" in text
+    assert "processors, 1 rank not measured" in text
+    assert "this node did not sample it (n0)" in text
+    assert "3,720 [3,600, 3,840]" in text
+    assert "6,200 [6,000, 6,400]" in text
+    # 300 W for 20 s are 6,000 J.
+    assert f"{plan.run_id} 12,400 6,000 GPUs 2.067" in text
+    assert "It counts whole nodes" in text
+
+
+def test_json_is_finite_and_has_the_runs(tmp_path: Path) -> None:
+    plan, *_ = write_series(tmp_path, [300, 320])
+    found = json.loads(dumped(measured(tmp_path, {plan.run_id: 6000.0})))
+    (point,) = found["points"]
+    (gpus,) = point["kinds"]
+    assert (gpus["kind"], gpus["energy_per_sample"]["unit"]) == ("GPUs", "J")
+    assert gpus["energy_per_sample"]["value"] == pytest.approx(77.5)
+    assert point["why"] == [["processors", "this node did not sample it (n0)"]]
+    assert [run["run_id"] for run in found["runs"]] == [one.run_id for one in plans(points=(1,), repeats=2)]
+    source = found["runs"][0]["sources"][0]
+    assert source["method"] == "energy counter"
+    assert source["counter_over_power"] == pytest.approx(1.0)
+    assert source["stages"]["measured"] == pytest.approx({"value": 3600.0, "known_ns": 12 * S, "length_ns": 12 * S})
+    (row,) = [row for row in sources_sheet(measured(tmp_path).runs).records()[:5] if row["stage"] == "measured"]
+    assert (row["joules"], row["seconds"], row["sampled_share"]) == pytest.approx((3600.0, 12.0, 1.0))
+    assert found["slurm"][0]["ratio"] == pytest.approx(1.0)
+
+
+def test_where_nothing_was_measured_the_table_says_why(tmp_path: Path) -> None:
+    reasons = {"gpu": "NVML Shared Library Not Found", "host.energy.package-0_j": "only root may read it"}
+    make_run(
+        tmp_path,
+        ["host.cpu.0.busy"],
+        rows_of(every(1.0), lambda t: 0.5),
+        unavailable=reasons,
+        story=Story(record={"watch": watch_result(nodes=[node_watch(unavailable=reasons)])}),
+    )
+    text = text_of(tmp_path)
+    assert "GPUs, 1 rank not measured" in text
+    assert "no rank of the node computes on a GPU" in text
+    assert "processors, 1 rank not measured" in text
+    assert "only root may read it" in text
+
+
+def test_runs_without_a_sampler_say_so(tmp_path: Path) -> None:
+    write_run(tmp_path, one_node(overrides={"watch.sampler": False}), step_times(), Story())
+    assert "the run was not sampled (watch.sampler)" in text_of(tmp_path)
+
+
+def test_damaged_samples_are_named_and_hide_no_other_run(tmp_path: Path) -> None:
+    first, second = write_series(tmp_path, [300, 320])
+    path = RunFolder(tmp_path / first.run_id).samples(0)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(bytes(content))
+    with pytest.raises(IncompleteDataError, match="damaged"):
+        run_energy(read_run(tmp_path / first.run_id))
+    found = measured(tmp_path)
+    assert [run.run_id for run in found.runs] == [second.run_id]
+    (line,) = found.damaged
+    assert line.startswith(f"{path}: ")
+    assert f"Damaged: {line}".replace(" ", "") in text_of(tmp_path).replace(" ", "")
+
+
+def test_samples_of_another_run_are_refused(tmp_path: Path) -> None:
+    first, second = write_series(tmp_path, [300, 320])
+    target = RunFolder(tmp_path / second.run_id).samples(0)
+    target.write_bytes(RunFolder(tmp_path / first.run_id).samples(0).read_bytes())
+    with pytest.raises(IncompleteDataError, match=f"belongs to run '{first.run_id}'"):
+        run_energy(read_run(tmp_path / second.run_id))
+
+
+# Slurm
+
+
+@pytest.fixture
+def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a stub of sacct on PATH; returns the file with its calls."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def place(body: str) -> Path:
+        calls = tmp_path / "calls"
+        path = folder / "sacct"
+        path.write_text(f'#!/bin/bash\necho "$@" >> {calls}\n{body}\n', encoding="utf-8")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return calls
+
+    return place
+
+
+def test_one_call_tells_all_jobs(sacct: Callable[[str], Path]) -> None:
+    calls = sacct("cat <<'E'\n101|2100000|2.10M\n101.batch|2099000|2.10M\n101.extern|2100100|2.10M\n102|5000|5K\nE")
+    found = consumed_energy(["101", "102", "103", "101"])
+    assert {job: energy.joules for job, energy in found.items()} == {"101": 2.1e6, "102": 5000.0, "103": None}
+    assert found["103"].why == "Slurm's accounting no longer knows job 103"
+    lines = calls.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 1
+    assert "--jobs=101,102,103" in lines[0]
+    assert "ConsumedEnergyRaw" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("output", "joules"),
+    [
+        ("7|1234567|1.23M", 1234567.0),
+        ("7||1.23M", 1.23e6),
+        ("7||850.50K", 850_500.0),
+        ("7||512", 512.0),
+        # The job's own line is empty: the largest step, because steps count the same nodes.
+        ("7||\n7.batch|90|90\n7.extern|100|100\n7.0|80|80", 100.0),
+        ("70|5|5\n7|6|6", 6.0),
+    ],
+)
+def test_energy_of_a_job(sacct: Callable[[str], Path], output: str, joules: float) -> None:
+    sacct(f"cat <<'E'\n{output}\nE")
+    assert consumed_energy(["7"])["7"].joules == pytest.approx(joules)
+
+
+@pytest.mark.parametrize("row", ["7|0|0", "7||", "7|18446744073709551614|18446744.07T", "7|N/A|N/A"])
+def test_nought_and_nothing_are_unknown(sacct: Callable[[str], Path], row: str) -> None:
+    sacct(f"echo '{row}'")
+    found = consumed_energy(["7"])["7"]
+    assert found.joules is None
+    assert "AcctGatherEnergyType" in found.why
+
+
+def test_without_accounting_the_reason_is_slurms_own(sacct: Callable[[str], Path]) -> None:
+    sacct("echo 'sacct: error: Slurm accounting storage is disabled' >&2; exit 1")
+    found = consumed_energy(["7"])["7"]
+    assert (found.joules, found.why) == (
+        None,
+        "sacct refused: sacct: error: Slurm accounting storage is disabled",
+    )
+
+
+def test_an_sacct_that_hangs_or_is_not_there(
+    sacct: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sacct("exec sleep 60")
+    monkeypatch.setattr("dlbench.jobs.slurm.CALL_TIMEOUT_S", 0.2)
+    assert "gave no answer" in consumed_energy(["7"])["7"].why
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert consumed_energy(["7"])["7"].why == "sacct is not on PATH"
+    assert consumed_energy([]) == {}
+
+
+def test_jobs_of_runs_are_found_by_their_submission(sacct: Callable[[str], Path], tmp_path: Path) -> None:
+    calls = sacct("cat <<'E'\n101|12000|12K\n102|0|0\nE")
+    out = tmp_path / "runs"
+    made = write_series(out, [300, 320, 340, 360])
+    for plan, job in zip(made[:2], ("101", "102"), strict=True):
+        submission = Submission(job_id=job, command=("sbatch",), submitted="2026-03-01T12:00:00Z")
+        write_json(RunFolder(out / plan.run_id).submission, submission.model_dump(mode="json"))
+    RunFolder(out / made[2].run_id).submission.write_text("{", encoding="utf-8")
+    found = scan(out)
+    told, why = job_energies(found.runs)
+    assert told == {made[0].run_id: 12_000.0}
+    assert set(why) == {made[1].run_id, made[2].run_id}
+    assert "submission.json: damaged" in why[made[2].run_id]
+    assert len(calls.read_text(encoding="utf-8").splitlines()) == 1
+    (check,) = measured(out, told).slurm
+    assert (check.run_id, check.sampled_j, check.ratio) == (
+        made[0].run_id,
+        pytest.approx(6000.0),
+        pytest.approx(2.0),
+    )

@@ -1,0 +1,333 @@
+"""The report on runs beside each other: precision against brute force, what differs, which systems."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlbench.reading.comparability import group_id
+from dlbench.reading.table import tabulate
+from dlbench.records.scan import scan
+from dlbench.report.document import Section
+from dlbench.report.formats import html
+from dlbench.report.table import Sheet, TextTable
+from dlbench.specs.plan import RunPlan
+from dlbench.views import model
+from dlbench.views.assemble import assemble
+from dlbench.views.differences.numbers import RunDifference, run_differences
+from dlbench.views.differences.view import DifferencesView, group_names
+from dlbench.views.document import document_of
+from dlbench.views.precision.numbers import PrecisionComparison
+from dlbench.views.precision.view import PrecisionView
+from dlbench.views.systems.numbers import SystemDescription
+from dlbench.views.systems.view import SystemsView
+from dlbench.views.view import ReportView
+from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_sweep
+
+PAYLOAD = "</script><script>window.pwned=1</script>\x1b[31m<img src=x onerror=window.pwned=1>"
+VIEWS: tuple[ReportView, ...] = (PrecisionView(), DifferencesView(), SystemsView())
+
+SWEEP = {"train.precision": ["fp32", "bf16"]}
+
+
+def section(view: ReportView, report: model.Report) -> Section:
+    (found,) = view.sections(report)
+    return found
+
+
+def sheet(report: model.Report, name: str) -> Sheet[Any]:
+    found = [section for view in VIEWS for section in view.sections(report)]
+    return next(sheet for one in found for sheet in one.sheets if sheet.name == name)
+
+
+def texts(table: TextTable) -> list[list[str]]:
+    return [[str(cell) for cell in row.cells] for row in table.rows]
+
+
+def write_precisions(out: Path, repeats: int = 5) -> list[RunPlan]:
+    """bf16 is 1.6 times as fast, each repeat by a little more, and holds 300 of 500 MiB."""
+
+    def speed(plan: RunPlan) -> float:
+        return 1.6 + plan.series.repeat / 100 if plan.workload.train.precision == "bf16" else 1.0
+
+    made = write_sweep(out, speed, points=(1, 2), repeats=repeats, sweep=SWEEP)
+    for plan in made:
+        record = out / plan.run_id / "record.json"
+        content = json.loads(record.read_text())
+        is_low = plan.workload.train.precision == "bf16"
+        held = 300 if is_low else 500
+        ranks = [
+            {**rank, "peak_memory_bytes": held * 2**20, "last_loss": 1.5 + rank["rank"]} for rank in content["ranks"]
+        ]
+        edit_json(record, ranks=ranks, precision="bf16 by autocast" if is_low else "fp32 without TF32")
+    return made
+
+
+def test_precisions_beside_each_other(tmp_path: Path) -> None:
+    write_precisions(tmp_path)
+    report = assemble(scan(tmp_path))
+    (found,) = report.all_of(PrecisionComparison)
+    assert found.reference == "fp32"
+    assert [(row.ranks, row.precision) for row in found.rows] == [(1, "fp32"), (1, "bf16"), (2, "fp32"), (2, "bf16")]
+    for reference, row in zip(found.rows[::2], found.rows[1::2], strict=True):
+        assert reference.ratio is None
+        assert row.ratio is not None
+        # Both share the drift 1 + 0.02 k of repeat k; the ratio of medians is that of their middle repeats.
+        drift = [1 + 0.02 * k for k in range(5)]
+        fast = np.median([(1.6 + k / 100) / drift[k] for k in range(5)])
+        assert row.ratio.value == pytest.approx(fast / np.median([1 / d for d in drift]), rel=1e-6)
+        assert row.is_paired
+        assert row.ratio.kind == "bootstrap 95 %"
+        assert row.ratio.low is not None
+        assert row.ratio.low > 1.5
+        assert row.memory_ratio is not None
+        assert row.memory_ratio.value == pytest.approx(0.6)
+        assert row.in_force == "bf16 by autocast"
+        assert row.loss is not None
+        assert row.loss.value == pytest.approx(1.5 + (row.ranks - 1) / 2)
+    assert "bf16 is faster than fp32" in found.verdict
+    rows = {(row["ranks"], row["precision"]): row for row in sheet(report, "precision").records()}
+    assert rows[2, "bf16"]["throughput_ratio"] == found.rows[3].ratio.value  # type: ignore[union-attr]
+    (chart,) = section(PrecisionView(), report).charts()
+    assert "bf16" in chart.alt
+
+
+def test_runs_apart_are_not_called_interleaved(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1,), series="a")
+    write_scaling(tmp_path, points=(1,), series="b", base_ms=50, overrides={"train.precision": "bf16"})
+    (found,) = assemble(scan(tmp_path)).all_of(PrecisionComparison)
+    assert not any(row.is_paired for row in found.rows)
+    assert any("--sweep train.precision=fp32,bf16" in note for note in found.notes)
+
+
+def test_groups_that_differ_in_more_are_no_pair(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1,), series="a", repeats=1)
+    changed = {"train.precision": "bf16", "train.batch_per_rank": 8}
+    write_scaling(tmp_path, points=(1,), series="b", repeats=1, overrides=changed)
+    report = assemble(scan(tmp_path))
+    assert report.views["precisions"] == ()
+    assert "--sweep train.precision=fp32,bf16" in PrecisionView().remedy(report)
+
+
+def test_few_repeats_carry_no_verdict_and_losses_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+    made = write_precisions(tmp_path, repeats=2)
+    bad = next(plan for plan in made if plan.workload.train.precision == "bf16" and plan.layout.ranks == 2)
+    record = tmp_path / bad.run_id / "record.json"
+    content = json.loads(record.read_text())
+    edit_json(record, ranks=[content["ranks"][0], {**content["ranks"][1], "last_loss": None}])
+    report = assemble(scan(tmp_path))
+    (found,) = report.all_of(PrecisionComparison)
+    assert "has too few runs for a verdict against" in found.verdict
+    row = found.rows[3]
+    assert (row.num_not_finite, row.loss.n if row.loss else None) == (1, 1)
+    assert "not finite in 1 run" in " ".join(texts(sheet(report, "precision").people())[3])
+
+
+# Differences
+
+
+def test_what_differs_is_told_with_its_runs_and_groups(tmp_path: Path) -> None:
+    environments = [{"host": "n0", "package.torch": "2.1"}, {"host": "n1", "package.torch": "2.2"}]
+    for plan in plans(points=(1, 2), repeats=2, tags={"commit": "abc"}):
+        write_run(tmp_path, plan, constant([1] * 6), Story(environment=environments[plan.series.repeat]))
+    changed = {"train.optimizer.learning_rate": 0.5, "train.label_smoothing": 0.1}
+    for plan in plans(points=(1,), repeats=1, series="s2", engine="ddp", overrides=changed, tags={"commit": "def"}):
+        write_run(tmp_path, plan, constant([1] * 6), Story(environment=environments[1]))
+    report = assemble(scan(tmp_path))
+    found = {item.key: item for item in report.all_of(RunDifference)}
+    counts = {key: [(value.value, value.num_runs, len(value.groups)) for value in found[key].values] for key in found}
+    assert counts["engine"] == [("horovod", 4, 1), ("ddp", 1, 1)]
+    assert counts["commit"] == [("abc", 4, 1), ("def", 1, 1)]
+    assert counts["package.torch"] == [("2.2", 3, 2), ("2.1", 2, 1)]
+    assert counts["train.label_smoothing"] == [("0.0", 4, 1), ("0.1", 1, 1)]
+    assert found["train.optimizer.learning_rate"].kind == "setting"
+    assert found["engine"].keeps_apart
+    assert found["train.optimizer.learning_rate"].keeps_apart
+    assert not found["package.torch"].keeps_apart
+    assert not found["commit"].keeps_apart
+    # What differs by nature comes last.
+    assert [item.expected for item in report.all_of(RunDifference)] == sorted(
+        item.expected for item in report.all_of(RunDifference)
+    )
+    assert {item.key for item in report.all_of(RunDifference) if item.expected} == {"host", "ranks"}
+    # A value stands for exactly the runs that have it.
+    for item in report.all_of(RunDifference):
+        assert sum(value.num_runs for value in item.values) == 5
+    matrix = sheet(report, "differences-matrix").people()
+    names = group_names(report.groups)
+    engines = {line[0]: line[1:] for line in texts(matrix)}["engine"]
+    assert sorted(engines) == ["ddp", "horovod"]
+    assert len(matrix.header) == len(names) + 1
+    words = " ".join(section(DifferencesView(), report).words)
+    assert "not compared across" in words
+    assert "package.torch" in words
+
+
+def test_equal_runs_do_not_differ(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1,), repeats=3)
+    report = assemble(scan(tmp_path))
+    assert report.views["differences"] == ()
+    assert DifferencesView().remedy(report)
+    assert DifferencesView().sections(report) == ()
+
+
+def test_many_values_are_counted(tmp_path: Path) -> None:
+    for plan in plans(points=(1,), repeats=20):
+        write_run(tmp_path, plan, constant([1] * 6), Story(environment={"kernel": str(plan.series.repeat)}))
+    report = assemble(scan(tmp_path))
+    (item,) = report.all_of(RunDifference)
+    assert (item.num_values, len(item.values)) == (20, 12)
+    assert "and 8 more values" in {line[2] for line in texts(sheet(report, "differences").people())}
+
+
+def test_differences_know_every_setting_of_a_plan(tmp_path: Path) -> None:
+    """Whatever `--set` can change is told."""
+    changes: dict[str, Any] = {
+        "train.seed": 7,
+        "model.base_width": 8,
+        "measure.warmup_steps": 1,
+        "system.launch.environment": {"A": "1"},
+        "sync.fusion": "none",
+    }
+    base = plans(points=(2,), repeats=1, series="base")[0]
+    write_run(tmp_path, base, constant([1] * 6))
+    for number, (key, value) in enumerate(changes.items()):
+        if key == "system.launch.environment":
+            launch = base.system.launch.model_copy(update={"environment": value})
+            plan = base.model_copy(
+                update={"run_id": "e-r0", "system": base.system.model_copy(update={"launch": launch})}
+            )
+        else:
+            plan = plans(points=(2,), repeats=1, series=f"s{number}", overrides={key: value})[0]
+        write_run(tmp_path, plan, constant([1] * 6))
+    found = {item.key for item in run_differences(list(tabulate(scan(tmp_path)).runs.values()))}
+    assert {"train.seed", "model.base_width", "measure.warmup_steps", "system.launch.environment.A"} <= found
+
+
+def test_what_keeps_runs_apart_is_what_groups_are_made_by(tmp_path: Path) -> None:
+    """Against the groups themselves: one setting at a time."""
+    base = plans(points=(2,), repeats=1, series="base")[0]
+    write_run(tmp_path / "base", base, constant([1] * 6))
+    system = base.system.model_copy(update={"title": "Another name", "setup": ("true",)})
+    changed = {
+        "system": base.model_copy(update={"run_id": "x-r0", "system": system}),
+        "stall": plans(points=(2,), repeats=1, series="st", overrides={"measure.stall_timeout_s": 10.0})[0],
+        "keep": plans(points=(2,), repeats=1, series="k", overrides={"train.seed": 9})[0],
+        "steps": plans(points=(2,), repeats=1, series="m", overrides={"measure.measured_steps": 3})[0],
+    }
+    (reference,) = tabulate(scan(tmp_path / "base")).runs.values()
+    for name, plan in changed.items():
+        write_run(tmp_path / name, plan, constant([1] * 6))
+        (other,) = tabulate(scan(tmp_path / name)).runs.values()
+        found = [item for item in run_differences([reference, other]) if item.kind == "setting"]
+        assert found, name
+        is_apart = group_id(reference) != group_id(other)
+        assert any(item.keeps_apart for item in found) == is_apart, name
+
+
+def test_a_shared_out_batch_keeps_no_runs_apart(tmp_path: Path) -> None:
+    """Under strong scaling a rank's batch follows from the rank count; the global batch keeps groups apart."""
+    write_scaling(tmp_path, points=(1, 2), repeats=1, series="a", scaling="strong")
+    report = assemble(scan(tmp_path))
+    (group,) = report.groups
+    assert [point.batch_per_rank for point in group.points] == [4, 2]
+    found = {item.key: item for item in report.all_of(RunDifference)}
+    assert found.keys() == {"batch_per_rank", "ranks"}
+    assert (found["batch_per_rank"].expected, found["batch_per_rank"].keeps_apart) == (True, False)
+    doubled = {"train.batch_per_rank": 8}
+    write_scaling(tmp_path, points=(1, 2), repeats=1, series="b", scaling="strong", overrides=doubled)
+    report = assemble(scan(tmp_path))
+    found = {item.key: item for item in report.all_of(RunDifference)}
+    assert len(report.groups) == 2
+    assert (found["global_batch"].expected, found["global_batch"].keeps_apart) == (False, True)
+    assert not found["batch_per_rank"].keeps_apart
+    assert "Runs are not compared across global_batch." in section(DifferencesView(), report).words
+
+
+@pytest.mark.parametrize("batches", [(4, 4), (4, 8)])
+def test_weak_batches_keep_runs_apart_beside_strong_ones(tmp_path: Path, batches: tuple[int, int]) -> None:
+    write_scaling(tmp_path, points=(2,), repeats=1, series="strong", scaling="strong")
+    for number, batch in enumerate(batches):
+        write_scaling(tmp_path, points=(2,), repeats=1, series=f"w{number}", overrides={"train.batch_per_rank": batch})
+    found = {item.key: item for item in assemble(scan(tmp_path)).all_of(RunDifference)}
+    assert found["scaling"].keeps_apart
+    if batches[0] == batches[1]:
+        assert "batch_per_rank" not in found
+    else:
+        assert (found["batch_per_rank"].expected, found["batch_per_rank"].keeps_apart) == (False, True)
+
+
+# Systems
+
+
+def test_systems_say_what_is_known_and_what_is_not(tmp_path: Path) -> None:
+    environment = {
+        "host": "n0",
+        "os": "Debian 12",
+        "kernel": "6.1",
+        "cpu.model": "EPYC 7763",
+        "cpu.cores": "128",
+        "memory.bytes": str(512 * 2**30),
+        "package.torch": "2.5",
+        "package.horovod": "0.28.1",
+        "gpu.driver": "550.1",
+        "variable.NCCL_ALGO": "Ring",
+    }
+    for plan in plans(points=(1, 2), repeats=2):
+        driver = {**environment, "gpu.driver": f"55{plan.series.repeat}.1"}
+        write_run(
+            tmp_path,
+            plan,
+            constant([1] * 6),
+            Story(environment=driver, device="cuda:0 (NVIDIA A100)", host=lambda rank: f"n{rank}"),
+        )
+    report = assemble(scan(tmp_path))
+    (found,) = report.all_of(SystemDescription)
+    fields = dict(found.fields)
+    assert fields["Processor"] == "EPYC 7763"
+    assert fields["Memory per node"] == "512 GiB"
+    assert fields["GPU"] == "NVIDIA A100"
+    assert fields["Framework"] == "PyTorch 2.5"
+    assert fields["Variables"] == "NCCL_ALGO=Ring"
+    assert "GPU driver 550.1" in fields["Other software"]
+    assert "(2 runs); " in fields["Other software"]
+    assert {"Node interconnect", "Storage", "Cooling"} <= set(found.unknown)
+    assert (found.num_runs, found.hosts) == (4, ("n0", "n1"))
+    rows = {row["what"]: row["value"] for row in sheet(report, "systems").records()}
+    assert rows["Processor"] == "EPYC 7763"
+    assert rows["Storage"] == "not recorded"
+    assert "1 system and 2 hosts" in section(SystemsView(), report).words[0]
+
+
+def test_cpu_runs_have_no_accelerator(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1,), repeats=1)
+    fields = dict(assemble(scan(tmp_path)).all_of(SystemDescription)[0].fields)
+    assert fields["GPU"] == "none: ranks computed on the CPU"
+    assert "GPU memory" not in fields
+
+
+def test_hostile_tags_and_environments_stay_text(tmp_path: Path) -> None:
+    for plan in plans(points=(1,), repeats=2):
+        tagged = plan.model_copy(update={"tags": {"note": f"{PAYLOAD}{plan.series.repeat}"}})
+        environment = {"host": PAYLOAD, "os": PAYLOAD, f"variable.NCCL_{PAYLOAD}": f"{PAYLOAD}{plan.series.repeat}"}
+        write_run(tmp_path, tagged, constant([1] * 6), Story(environment=environment, host=lambda rank: PAYLOAD))
+    for plan in plans(points=(1,), repeats=2, series="s2", overrides={"train.precision": "bf16"}):
+        write_run(tmp_path, plan, constant([1] * 6), Story(record={"precision": PAYLOAD}))
+    report = assemble(scan(tmp_path))
+    assert report.all_of(PrecisionComparison)
+    mine = tuple(section for view in VIEWS for section in view.sections(report))
+    page = html.to_html(dataclasses.replace(document_of(report), sections=mine))
+    assert "<script>window.pwned" not in page
+    assert "<img src=x" not in page
+    assert "\x1b" not in page
+    for one in mine:
+        assert f'id="{one.id}"' in page
+        for found in one.sheets:
+            table = found.people()
+            assert {len(row.cells) for row in table.rows} == {len(table.header)}
+            assert all(set(row) == set(found.names) for row in found.records())

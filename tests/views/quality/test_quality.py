@@ -1,0 +1,596 @@
+"""What reports say of training to a quality, of the noise scale and of the hardware's use: answers known beforehand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlbench.reading.comparability import group_id
+from dlbench.reading.scaling import Group, groups
+from dlbench.reading.table import RunTable, tabulate
+from dlbench.records.scan import read_run, scan
+from dlbench.report.formats import csv as delimited
+from dlbench.report.formats import html, markdown, terminal
+from dlbench.report.formats import json as json_tables
+from dlbench.specs.plan import RunPlan
+from dlbench.stats.estimates import geometric_ratio_estimate
+from dlbench.views import model
+from dlbench.views.assemble import assemble
+from dlbench.views.document import document_of
+from dlbench.views.doubts import group_doubts
+from dlbench.views.layers.numbers import LayerTable
+from dlbench.views.noise.numbers import NoisePoint, advice, doubled_batch
+from dlbench.views.quality.numbers import Quality, group_quality
+from dlbench.views.utilisation.numbers import peak_of, recipe, training_time, utilisation
+from tests.report.test_report import MARKUP
+from tests.support.browser import Visit
+from tests.support.run_factory import (
+    QUALITY_WORKLOAD,
+    Story,
+    Training,
+    constant,
+    edit_json,
+    plans,
+    quality_plans,
+    write_run,
+)
+
+MISSED = (0.2, 0.3, 0.4, 0.45)
+
+
+def rising(count: int) -> tuple[float, ...]:
+    """Values that meet the target of 0.5 at the last of `count` evaluations."""
+    return (*(0.1 + 0.3 * k / count for k in range(1, count)), 0.55)
+
+
+def step(milliseconds: float) -> Any:
+    return constant([0, 0, 0, milliseconds, 0, 0])
+
+
+def write_pair(out: Path, *, repeats: int = 5, fails: Sequence[int] = (), state: str = "valid") -> None:
+    """One rank: 100 ms steps, 5 evaluations of 80 samples; two ranks: 110 ms steps, 6 evaluations.
+
+    An evaluation takes 0.5 s, a checkpoint before it 0.25 s. At two ranks the repeats `fails` miss the target.
+    """
+    for plan in quality_plans(points=(1, 2), repeats=repeats):
+        two = plan.layout.ranks == 2
+        missed = two and plan.series.repeat in fails
+        values = MISSED if missed else rising(6 if two else 5)
+        story = Story(training=Training(values=values, wait_s=0.25), state=state if missed else "valid")
+        write_run(out, plan, step((110 if two else 100) * (1 + 0.01 * plan.series.repeat)), story)
+
+
+def read(out: Path) -> tuple[Group, RunTable, Quality]:
+    table = tabulate(scan(out))
+    (group,) = groups(table)
+    quality = group_quality(group, table)
+    assert quality is not None
+    return group, table, quality
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of `write_pair`, all of which reach the target."""
+    out = tmp_path_factory.mktemp("pair")
+    write_pair(out)
+    return out
+
+
+def codes(out: Path) -> set[str]:
+    table = tabulate(scan(out))
+    return {doubt.code for group in groups(table) for doubt in group_doubts(group, table)}
+
+
+def one_group(out: Path) -> model.Group:
+    (group,) = assemble(scan(out)).groups
+    return group
+
+
+def markdown_of(out: Path) -> str:
+    return markdown.to_markdown(document_of(assemble(scan(out)))).replace("\\", "")
+
+
+def geometric(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+# Figures
+
+
+def test_time_samples_and_epochs_to_quality_are_those_of_the_runs(pair: Path) -> None:
+    _, _, found = read(pair)
+    one, two = found.points
+    assert [(point.ranks, point.num_reached, point.num_runs) for point in found.points] == [(1, 5, 5), (2, 5, 5)]
+    # The median repeat is slowed by 2 %: 5 x 20 steps of 102 ms, or 6 x 10 of 112.2 ms.
+    assert one.time is not None
+    assert two.time is not None
+    assert one.time.value == pytest.approx(5 * (20 * 0.102 + 0.75))
+    assert two.time.value == pytest.approx(6 * (10 * 0.1122 + 0.75))
+    assert one.samples is not None
+    assert one.samples.value == 400
+    assert two.epochs is not None
+    assert two.epochs.value == 480 / 160
+    assert one.resolution is not None
+    assert one.resolution.value == pytest.approx(20 * 0.102 + 0.75)
+    assert one.best is not None
+    assert one.best.value == 0.55
+    assert [batch.global_batch for batch in found.batches] == [4, 8]
+    assert found.batches[1].against_smallest == pytest.approx(1.2)
+
+
+def test_the_account_of_the_time_sums(pair: Path) -> None:
+    for point in read(pair)[2].points:
+        parts = (point.training, point.evaluation, point.other)
+        assert point.whole is not None
+        assert sum(part.value for part in parts if part) == pytest.approx(point.whole.value)
+        assert point.evaluation is not None
+        assert point.evaluation.value == pytest.approx(0.5 * (5 if point.ranks == 1 else 6))
+        assert point.other is not None
+        assert point.other.value == pytest.approx(0.25 * (5 if point.ranks == 1 else 6))
+
+
+def test_three_factors_have_their_closed_forms_and_multiply_exactly(pair: Path) -> None:
+    factors = read(pair)[2].points[1].factors
+    assert factors is not None
+    assert factors.throughput.value == pytest.approx(2 * 100 / 110)
+    assert factors.samples.value == pytest.approx(400 / 480)
+    drift = [1 + 0.01 * k for k in range(5)]
+    ratios = [5 * (2.0 * d + 0.75) / (6 * (1.1 * d + 0.75)) for d in drift]
+    assert factors.speedup.value == pytest.approx(geometric(ratios))
+    rest = [(1 + 0.75 / (2.0 * d)) / (1 + 0.75 / (1.1 * d)) for d in drift]
+    assert factors.rest.value == pytest.approx(geometric(rest))
+    product = factors.throughput.value * factors.samples.value * factors.rest.value
+    assert product == pytest.approx(factors.speedup.value, rel=1e-12)
+    for figure in (factors.speedup, factors.throughput, factors.samples, factors.rest):
+        assert figure.kind == "bootstrap 95 %"
+        assert figure.low is not None
+        assert figure.high is not None
+        assert figure.low <= figure.value <= figure.high
+
+
+def test_factors_multiply_whatever_the_runs(tmp_path: Path) -> None:
+    """Runs that differ in rate, samples and waiting, unpaired and of unequal number."""
+    counts = iter((5, 7, 4, 6, 9, 5, 8, 6))
+    for series, ranks, repeats in (("a", 1, 5), ("b", 2, 3)):
+        for plan in quality_plans(points=(ranks,), repeats=repeats, series=series):
+            plan = plan.model_copy(update={"layout": plan.layout.model_copy(update={"cores_per_rank": 1})})
+            count = next(counts)
+            story = Story(training=Training(values=rising(count), eval_s=0.1 * count, wait_s=0.3 / count))
+            write_run(tmp_path, plan, step(90 + 7 * count), story)
+    factors = read(tmp_path)[2].points[1].factors
+    assert factors is not None
+    product = factors.throughput.value * factors.samples.value * factors.rest.value
+    assert product == pytest.approx(factors.speedup.value, rel=1e-12)
+    assert factors.speedup.kind == "range"
+
+
+def test_geometric_ratio_is_that_of_geometric_means() -> None:
+    found = geometric_ratio_estimate({("s", 0): 1.0, ("s", 1): 16.0}, {("s", 0): 1.0, ("s", 1): 4.0})
+    assert found.value == pytest.approx(2.0)
+    assert (found.low, found.high) == (1.0, 4.0)
+
+
+# Runs that did not get there
+
+
+@pytest.mark.parametrize(
+    ("fails", "state", "invalid"), [((1,), "valid", 0), ((0, 3), "valid", 0), ((2,), "invalid", 1)]
+)
+def test_a_run_that_did_not_reach_the_target_is_counted_and_forbids_a_speed_up(
+    tmp_path: Path, fails: tuple[int, ...], state: str, invalid: int
+) -> None:
+    write_pair(tmp_path, fails=fails, state=state)
+    _, _, found = read(tmp_path)
+    point = found.points[1]
+    assert (point.num_reached, point.num_runs, point.num_invalid) == (5 - len(fails), 5, invalid)
+    assert point.time is not None
+    assert point.time.n == 5 - len(fails)
+    assert point.factors is None
+    assert found.batches[1].against_smallest is None
+    assert "target-not-reached" in codes(tmp_path)
+    group = one_group(tmp_path)
+    assert f"{10 - len(fails)} of 10 runs came to top-1 accuracy of 50.0 %" in group.verdict
+    assert "there is no speed-up of the time to quality at 2 ranks" in group.verdict
+    assert "sooner" not in group.verdict
+    assert found.headline[0] == f"{10 - len(fails)} of 10"
+
+
+def test_runs_that_end_without_a_record_raise_doubt(tmp_path: Path) -> None:
+    write_pair(tmp_path)
+    last = [run for run in scan(tmp_path).runs if run.plan.layout.ranks == 2][-1]
+    last.folder.record.unlink()
+    point = read(tmp_path)[2].points[1]
+    assert (point.num_reached, point.num_runs, point.num_lost) == (4, 4, 1)
+    assert "runs-lost" in codes(tmp_path)
+
+
+def test_no_run_reached_it(tmp_path: Path) -> None:
+    for plan in quality_plans(points=(1, 2), repeats=1):
+        write_run(tmp_path, plan, step(100), Story(training=Training(values=(0.2, 0.3, 0.25))))
+    _, _, found = read(tmp_path)
+    assert [point.time for point in found.points] == [None, None]
+    assert found.points[0].best is not None
+    assert (found.points[0].best.value, found.points[0].final and found.points[0].final.value) == (0.3, 0.25)
+    assert "None of 2 runs came to top-1 accuracy of 50.0 % within 20 epochs" in one_group(tmp_path).verdict
+    document = document_of(assemble(scan(tmp_path)))
+    for text in (html.to_html(document), markdown.to_markdown(document)):
+        assert "0 of 1 run" in text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_an_error_is_to_fall_below_its_target(tmp_path: Path) -> None:
+    for plan in quality_plans(points=(1, 2), repeats=5):
+        values = (0.9, None, 0.7, 0.45) if plan.layout.ranks == 2 else (0.8, 0.5)
+        write_run(
+            tmp_path, plan, step(100), Story(training=Training(values=values, metric="mae", predictor_value=0.95))
+        )
+    _, _, found = read(tmp_path)
+    assert [point.num_reached for point in found.points] == [5, 5]
+    assert found.points[1].best is not None
+    assert found.points[1].best.value == 0.45
+    factors = found.points[1].factors
+    assert factors is not None
+    assert factors.samples.value == pytest.approx(0.5)
+    verdict = one_group(tmp_path).verdict
+    assert "all 10 runs reach mean absolute error of 0.5000" in verdict
+    # 4 x (10 x 0.1 s + 0.5 s) against 2 x (20 x 0.1 s + 0.5 s).
+    assert "2 ranks need 1.20x [1.20, 1.20] as long as 1 rank" in verdict
+    assert "but 2.00x [2.00, 2.00] as many samples were needed" in verdict
+    assert "waits cost a factor of 0.83 [0.83, 0.83]" in verdict
+    assert codes(tmp_path) == set()
+
+
+# Steps, and what may be compared
+
+
+def test_runs_to_a_quality_may_differ_in_their_number_of_steps(pair: Path) -> None:
+    group, table, _ = read(pair)
+    assert [len(point.run_ids) for point in group.points] == [5, 5]
+    assert set(table.figures["steps"]) == {100 - 3, 60 - 3}
+    assert group.points[1].efficiency.value == pytest.approx(100 / 110)
+
+
+def test_a_missing_step_is_refused_even_if_all_ranks_miss_it(tmp_path: Path) -> None:
+    (plan,) = quality_plans(points=(1,), repeats=1)
+    folder = write_run(tmp_path, plan, step(100), Story(training=Training(values=rising(5)), record={"steps": 101}))
+    assert "100 steps, record.json says 101" in tabulate(scan(tmp_path)).damaged[0]
+    assert folder.path.name in tabulate(scan(tmp_path)).damaged[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"overrides": {"quality.target": 0.6}},
+        {"overrides": {"checkpoint.every_steps": 10}},
+        {"overrides": {"train.gradient_accumulation": 2}},
+        {"overrides": {"model.memory_format": "channels-last"}},
+    ],
+)
+def test_other_goals_and_work_are_groups_of_their_own(tmp_path: Path, change: dict[str, Any]) -> None:
+    (one,) = quality_plans(points=(1,), repeats=1)
+    (other,) = quality_plans(points=(1,), repeats=1, series="s2", **change)
+    for plan in (one, other):
+        write_run(tmp_path, plan, step(100), Story(training=Training(values=rising(5))))
+    assert len(groups(tabulate(scan(tmp_path)))) == 2
+    assert len({group.label for group in assemble(scan(tmp_path)).groups}) == 2
+
+
+def test_keys_that_act_in_no_run_of_a_goal_keep_none_apart(tmp_path: Path) -> None:
+    """As if the workload file had been edited in between."""
+    (quality,) = quality_plans(points=(1,), repeats=1)
+    (speed,) = plans(workload=str(QUALITY_WORKLOAD), points=(1,), repeats=1)
+    assert speed.workload.quality is not None
+    target = speed.workload.quality.model_copy(update={"target": 0.6})
+    pairs: tuple[tuple[RunPlan, dict[str, Any]], ...] = (
+        (quality, {"measure": quality.measure.model_copy(update={"measured_steps": 99})}),
+        (speed, {"workload": speed.workload.model_copy(update={"quality": target})}),
+    )
+    for number, (plan, change) in enumerate(pairs):
+        training = Training(values=rising(5)) if plan is quality else None
+        for name, one in (("a", plan), ("b", plan.model_copy(update=change))):
+            write_run(tmp_path / name / str(number), one, step(100), Story(training=training))
+        first, second = (scan(tmp_path / name / str(number)).runs[0] for name in "ab")
+        assert group_id(first) == group_id(second)
+
+
+def test_speed_and_quality_are_never_one_group(tmp_path: Path) -> None:
+    (quality,) = quality_plans(points=(1,), repeats=1)
+    (speed,) = plans(workload=str(QUALITY_WORKLOAD), data="/data/pictures", points=(1,), repeats=1, series="s2")
+    write_run(tmp_path, quality, step(100), Story(training=Training(values=rising(5))))
+    write_run(tmp_path, speed, step(100))
+    found = assemble(scan(tmp_path))
+    assert sorted(group.of(Quality) is None for group in found.groups) == [False, True]
+    conditions = {c.value for group in found.groups for c in group.conditions if c.name == "goal"}
+    assert conditions == {"speed", "quality 0.5"}
+
+
+# Doubts
+
+
+def write_one(out: Path, story: Story, ranks: int = 2, **request: Any) -> RunPlan:
+    (plan,) = quality_plans(points=(ranks,), repeats=1, **request)
+    write_run(out, plan, step(100), story)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("training", "record", "overrides", "code"),
+    [
+        (Training(values=(0.6,)), {}, {}, "first-evaluation"),
+        (Training(values=rising(3), predictor_value=0.7), {}, {}, "target-without-skill"),
+        (Training(values=(0.05, 0.08)), {}, {}, "no-skill"),
+        (Training(values=rising(3), eval_samples=50), {}, {"quality.evaluate_samples": 50}, "part-evaluated"),
+        (Training(values=rising(3)), {"overflow_steps": 2}, {}, "overflow-steps"),
+        (Training(values=rising(3)), {"first_step": 20, "resumed_from": "step-20"}, {}, "resumed"),
+        (Training(values=rising(3)), {}, {"measure.noise_scale": True}, "noise-scale"),
+        (Training(values=rising(3), train_samples=200), {}, {}, "contradiction"),
+        (Training(values=()), {"steps": 6}, {}, "no-evaluation"),
+    ],
+)
+def test_doubts_of_training_are_told(
+    tmp_path: Path, training: Training, record: dict[str, Any], overrides: dict[str, Any], code: str
+) -> None:
+    if code == "no-evaluation":
+        (plan,) = quality_plans(points=(2,), repeats=1)
+        (other,) = plans(points=(2,), repeats=1)
+        folder = write_run(tmp_path, plan, step(100), Story(training=Training(values=rising(1))))
+        content = json.loads(folder.record.read_text())
+        empty = {**content["quality"], "evaluations": [], "reached": False}
+        folder.record.write_text(json.dumps({**content, "quality": empty}))
+        assert other.measure.until == "steps"
+    else:
+        write_one(tmp_path, Story(training=training, record=record), overrides=overrides)
+    assert code in codes(tmp_path)
+    assert "<html" in html.to_html(document_of(assemble(scan(tmp_path))))
+
+
+def test_a_sound_training_raises_no_doubt_but_of_its_number(tmp_path: Path) -> None:
+    write_one(tmp_path, Story(training=Training(values=rising(4))))
+    assert codes(tmp_path) == {"few-repeats"}
+
+
+def test_contradicting_numbers_are_not_printed_together(tmp_path: Path) -> None:
+    """160 samples an epoch by the schedule, but epochs counted with 100: two of three numbers fit, not all."""
+    write_one(tmp_path, Story(training=Training(values=rising(4), train_samples=100)))
+    (point,) = read(tmp_path)[2].points
+    assert point.trained_epochs is None
+    assert "they contradict each other" in markdown_of(tmp_path)
+
+
+# Hardware
+
+
+def with_system(plan: RunPlan, *, cores: int = 1, **node: Any) -> RunPlan:
+    made = plan.system.node.model_copy(update=node)
+    layout = plan.layout.model_copy(update={"cores_per_rank": cores})
+    return plan.model_copy(update={"layout": layout, "system": plan.system.model_copy(update={"node": made})})
+
+
+def test_mfu_is_flops_times_throughput_over_the_peak_of_all_cores(tmp_path: Path) -> None:
+    """1 GFLOP a sample, 4 samples in 100 ms at each rank: 40 GFLOP/s of 2 x 3 cores of 0.1 TFLOP/s."""
+    for plan in plans(points=(1, 2), repeats=5):
+        plan = with_system(plan, cores=3, peak_tflops={"fp32": 0.1}, peak_source="a benchmark")
+        write_run(tmp_path, plan, step(100), Story(record={"training_flops_per_sample": 10**9}))
+    (group,) = groups(tabulate(scan(tmp_path)))
+    found = utilisation(group)
+    assert found is not None
+    assert len(found.points) == 2
+    for point in found.points:
+        assert point.mfu is not None
+        assert point.mfu.value == pytest.approx(40e9 / 0.3e12)
+        assert point.achieved is not None
+        assert point.achieved.value == pytest.approx(0.04)
+    text = markdown_of(tmp_path)
+    assert "| 2 ranks | 80.00 [80.00, 80.00] | 0.04000 [0.04000, 0.04000] | 0.3000 | 13.3 % [13.3, 13.3] |" in text
+    assert "0.1000 TFLOP/s per core at fp32, 3 cores per rank (a benchmark)" in text
+
+
+@pytest.mark.parametrize(
+    ("device", "node", "peak", "declared"),
+    [
+        ("cpu", {}, None, None),
+        ("cpu", {"gpus": 2, "peak_tflops": {"fp32": 10.0}, "peak_source": "x"}, None, None),
+        ("cpu", {"peak_tflops": {"bf16": 10.0}, "peak_source": "x"}, None, None),
+        ("cuda:0 (NVIDIA A100-SXM4-40GB)", {"gpus": 2}, 19.5e12, False),
+        ("cuda:0 (NVIDIA A100-SXM4-40GB)", {"gpus": 1}, 19.5e12 / 2, False),
+        ("cuda:0 (Some GPU)", {"gpus": 2, "peak_tflops": {"fp32": 10.0}, "peak_source": "x"}, 10e12, True),
+        ("cuda:0 (Some GPU)", {"gpus": 2}, None, None),
+    ],
+)
+def test_the_peak_is_that_of_the_device_in_use(
+    tmp_path: Path, device: str, node: dict[str, Any], peak: float | None, declared: bool | None
+) -> None:
+    plan = with_system(plans(points=(2,), repeats=1)[0], **node)
+    found = peak_of(read_run(write_run(tmp_path, plan, step(100), Story(device=device)).path))
+    assert (found and found.flops_per_s) == (peak and pytest.approx(peak))
+    assert (found and found.is_declared) == declared
+
+
+def test_without_a_peak_the_report_says_how_to_declare_one(tmp_path: Path) -> None:
+    story = Story(record={"training_flops_per_sample": 10**9})
+    write_run(tmp_path, plans(points=(1,), repeats=1)[0], step(100), story)
+    text = markdown_of(tmp_path)
+    assert "node.peak_tflops ({fp32: TFLOP/s of one core})" in text
+    assert "MFU |" not in text
+
+
+def test_more_than_the_peak_is_a_doubt(tmp_path: Path) -> None:
+    plan = with_system(plans(points=(1,), repeats=1)[0], peak_tflops={"fp32": 0.01}, peak_source="wrong")
+    write_run(tmp_path, plan, step(100), Story(record={"training_flops_per_sample": 10**9}))
+    assert "impossible-utilisation" in codes(tmp_path)
+
+
+def test_layers_are_listed_once_a_network_and_sum(tmp_path: Path) -> None:
+    layers = [{"name": f"conv{k}", "kind": "conv2d", "macs": 1000 * k} for k in range(1, 14)]
+    for series, engine in (("a", "horovod"), ("b", "ddp")):
+        for plan in plans(points=(1,), repeats=1, series=series, engine=engine):
+            write_run(tmp_path, plan, step(100), Story(record={"layers": layers}))
+    found = assemble(scan(tmp_path))
+    assert len(found.all_of(LayerTable)) == 1
+    text = markdown_of(tmp_path)
+    assert "| conv13 | conv2d | 13.00 kMAC | 14.3 % |" in text
+    assert "| 3 others |  | 6.000 kMAC | 6.6 % |" in text
+    assert "| sum: 13 layers |  | 91.00 kMAC | 100.0 % |" in text
+    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(found), "layers"))))
+    assert [row["macs_per_sample"] for row in rows] == [str(1000 * k) for k in range(13, 0, -1)]
+
+
+# Time to train
+
+
+def test_time_to_train_is_samples_of_the_recipe_over_throughput(tmp_path: Path) -> None:
+    (plan,) = plans(workload=str(QUALITY_WORKLOAD), points=(2,), repeats=1)
+    write_run(tmp_path, plan, step(100))
+    (group,) = groups(tabulate(scan(tmp_path)))
+    amount = recipe(group)
+    assert amount is not None
+    assert (amount.epochs, amount.epoch_samples, amount.key) == (10.0, 160, "train.schedule.total_epochs")
+    assert training_time(group.points[0], amount).value == pytest.approx(1600 / 80)
+    text = markdown_of(tmp_path)
+    assert "no claim that it converges" in text
+    assert "synthetic data: reading and decoding come on top" in text
+
+
+@pytest.mark.parametrize(
+    ("schedule", "quality", "wanted"),
+    [
+        ({"total_epochs": None, "decay": "constant"}, {}, ("quality.max_epochs", 20 * 160, True)),
+        (
+            {"total_epochs": None, "decay": "constant"},
+            {"max_epochs": None, "max_samples": 999},
+            ("quality.max_samples", 999, True),
+        ),
+        ({"total_epochs": None, "decay": "constant", "epoch_samples": None}, {}, None),
+    ],
+)
+def test_the_length_of_a_training_is_the_recipes_else_the_limits(
+    tmp_path: Path, schedule: dict[str, Any], quality: dict[str, Any], wanted: tuple[str, float, bool] | None
+) -> None:
+    (plan,) = plans(workload=str(QUALITY_WORKLOAD), points=(1,), repeats=1)
+    workload = plan.workload
+    assert workload.quality is not None
+    train = workload.train.model_copy(update={"schedule": workload.train.schedule.model_copy(update=schedule)})
+    changed = {"train": train, "quality": workload.quality.model_copy(update=quality)}
+    plan = plan.model_copy(update={"workload": workload.model_copy(update=changed)})
+    write_run(tmp_path, plan, step(100))
+    found = recipe(groups(tabulate(scan(tmp_path)))[0])
+    assert (found and (found.key, found.samples, found.is_limit)) == wanted
+
+
+# Noise scale
+
+
+def noise(value: float | None, **more: Any) -> dict[str, Any]:
+    content = {"small_batch": 4, "large_batch": 8, "steps": 50, "gradient_norm2": 1.0, "covariance_trace": 2.0}
+    return {"noise_scale": {**content, "noise_scale": value, **more}}
+
+
+def test_noise_scale_stands_beside_the_batch_with_advice(tmp_path: Path) -> None:
+    for plan in quality_plans(points=(2,), repeats=3, overrides={"measure.noise_scale": True}):
+        value = None if plan.series.repeat == 2 else 32.0
+        write_run(tmp_path, plan, step(100), Story(training=Training(values=rising(4)), record=noise(value)))
+    group = one_group(tmp_path)
+    (point,) = group.all_of(NoisePoint)
+    assert point.share == 8 / 32
+    assert "0.25 of the noise scale: larger batches still pay" in point.advice
+    assert "40 % fewer steps, 20 % more samples" in point.advice
+    assert "1 of 3 runs found none" in point.advice
+    assert "reading every gradient" in " ".join(doubt.text for doubt in group.doubts)
+
+
+def test_unknown_noise_scale_says_why(tmp_path: Path) -> None:
+    write_one(tmp_path, Story(training=Training(values=rising(4)), record=noise(None)))
+    assert one_group(tmp_path).all_of(NoisePoint)[0].advice.startswith("unknown: no estimate")
+
+
+def test_advice_follows_mccandlish() -> None:
+    assert [advice(share) for share in (None, 0.1, 0.5, 2.0, 5.0)] == [
+        "unknown",
+        "pays",
+        "balanced",
+        "balanced",
+        "wasteful",
+    ]
+    for share in (0.01, 1.0, 100.0):
+        steps, samples = doubled_batch(share)
+        # Twice the batch: half as many steps make as many samples.
+        assert samples == pytest.approx(2 * steps)
+    assert doubled_batch(1.0) == pytest.approx((0.75, 1.5))
+
+
+# Formats
+
+
+def test_all_formats_say_it(pair: Path) -> None:
+    report = assemble(scan(pair))
+    document = document_of(report)
+    (group,) = report.groups
+    quality = group.of(Quality)
+    assert quality is not None
+    factors = quality.points[1].factors
+    assert factors is not None
+    shown = f"{factors.speedup.value:.2f}x"
+    page, text = html.to_html(document).replace("\N{NO-BREAK SPACE}", " "), terminal.to_text(document)
+    for content in (page, markdown.to_markdown(document), text):
+        assert shown in content
+        assert "1.20x" in content
+        assert "5 of 5 runs" in content
+    assert f"2 ranks get there {shown} [" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    content = json.loads(json_tables.to_json(document))["groups"][0]["quality"]
+    assert content["points"][1]["factors"]["samples"]["value"] == pytest.approx(400 / 480)
+    assert len(content["curves"][0]["evaluations"]) == 5
+    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document, "quality"))))
+    assert [row["reached"] for row in rows] == ["5", "5"]
+    assert float(rows[1]["speedup"]) == factors.speedup.value
+    looks = list(csv.DictReader(io.StringIO(delimited.to_csv(document, "evaluations"))))
+    assert len(looks) == 5 * 5 + 5 * 6
+    assert (looks[0]["samples"], looks[0]["epoch"]) == ("80", "0.5")
+    runs = list(csv.DictReader(io.StringIO(delimited.to_csv(document, "runs"))))
+    assert {row["samples_to_quality"] for row in runs} == {"400", "480"}
+
+
+def test_runs_of_speed_are_told_how_to_train_to_a_quality(tmp_path: Path) -> None:
+    write_run(tmp_path, plans(points=(1,), repeats=1)[0], step(100))
+    report = assemble(scan(tmp_path))
+    (group,) = report.groups
+    assert "--to-quality" in {one.view: one.text for one in group.missing}["quality"]
+    assert '<section id="quality-' not in html.to_html(document_of(report))
+
+
+def test_foreign_text_about_training_stays_text(tmp_path: Path) -> None:
+    layers = [{"name": MARKUP, "kind": MARKUP, "macs": 5}]
+    record = {"layers": layers, "training_flops_per_sample": 10**9, "first_step": 3, "resumed_from": MARKUP + "\x1b[2J"}
+    (plan,) = quality_plans(points=(1,), repeats=1)
+    plan = with_system(plan, peak_tflops={"fp32": 1.0}, peak_source=MARKUP + "\x1b[2J")
+    folder = write_run(tmp_path, plan, step(100), Story(training=Training(values=rising(4)), record=record))
+    quality = json.loads(folder.record.read_text())["quality"]
+    edit_json(folder.record, quality={**quality, "predictor": MARKUP + "\x1b[2J"})
+    document = document_of(assemble(scan(tmp_path)))
+    text = terminal.to_text(document)
+    assert text.count("onerror") == 3
+    assert "\x1b" not in text
+    assert "<script>window.pwned" not in html.to_html(document)
+    assert "<script>window.pwned" not in markdown.to_markdown(document)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [320, 1280])
+def test_the_view_draws_its_curves_and_needs_no_sideways_scrolling(browser: Any, tmp_path: Path, width: int) -> None:
+    write_pair(tmp_path / "runs", fails=(1,))
+    path = tmp_path / "report.html"
+    path.write_text(html.to_html(document_of(assemble(scan(tmp_path / "runs")))), encoding="utf-8")
+    with Visit(browser, path, viewport={"width": width, "height": 800}) as visit:
+        visit.see_all_charts()
+        for name in ("samples", "time"):
+            assert visit.page.locator(f"figure[id$='-quality-{name}'] .live svg").count() == 1
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert "9 of 10" in visit.page.locator(".card .big").inner_text()
+        assert visit.requests == [path.as_uri()]
+        assert visit.complaints == []

@@ -1,0 +1,394 @@
+"""The report's views of single steps against the steps themselves: quantiles, outliers, autocorrelation, maps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlbench.reading.measures import load_steps
+from dlbench.records.scan import Run, scan
+from dlbench.report import wording
+from dlbench.report.charts.chart import Chart
+from dlbench.report.document import Section
+from dlbench.report.table import Sheet, TextTable
+from dlbench.specs.plan import RunPlan
+from dlbench.views import model
+from dlbench.views.assemble import assemble
+from dlbench.views.steps.charts import EDGES, MAX_RECTANGLES, bin_title
+from dlbench.views.steps.numbers import MapRow, RankMap, StepTimes
+from dlbench.views.steps.tables import DRAWN, MAX_OUTLIERS, MAX_ROWS
+from dlbench.views.steps.view import RanksView, StepsView
+from tests.reading.test_causes import simulate
+from tests.support.run_factory import MS, Story, plans, write_run, write_scaling
+from tests.support.run_factory import StepTimes as Times
+
+VIEWS = (StepsView(), RanksView())
+
+WARMUP, STEPS = 5, 60
+LONG = (20, 41)
+"""Steps with a long input wait on rank 1."""
+
+
+def noisy(plan: RunPlan) -> Times:
+    """Steps about 100 ms long; rank 3 takes 30 % longer to compute from step 35 on."""
+    draw = random.Random(plan.series.position)
+
+    def work(rank: int, step: int) -> dict[str, float]:
+        slow = 1.375 if rank == 3 and step >= 35 else 1.0
+        found = {"forward": 30 * slow * draw.uniform(0.99, 1.01), "backward": 50 * slow * draw.uniform(0.99, 1.01)}
+        if rank == 1 and step in LONG:
+            found["input"] = 305.0
+        return found
+
+    return simulate(plan, work)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("steps") / "runs"
+    overrides = {"measure.warmup_steps": WARMUP, "measure.measured_steps": STEPS}
+    for plan in plans(points=(2, 4), repeats=3, overrides=overrides):
+        write_run(out, plan, noisy(plan), Story(host=lambda rank: f"n{rank // 2}"))
+    return out
+
+
+@pytest.fixture(scope="module")
+def group(folder: Path) -> model.Group:
+    (found,) = assemble(scan(folder)).groups
+    return found
+
+
+def steps_of(group: model.Group) -> StepTimes:
+    found = group.of(StepTimes)
+    assert found is not None
+    return found
+
+
+def with_steps(group: model.Group, times: StepTimes | None) -> model.Group:
+    return dataclasses.replace(group, views={**group.views, "step_times": times})
+
+
+def section(group: model.Group, view: str) -> Section:
+    found = next(one for one in VIEWS if one.id == view).section(group)
+    assert found is not None
+    return found
+
+
+def runs_at(folder: Path, ranks: int) -> dict[str, Run]:
+    return {run.plan.run_id: run for run in scan(folder).runs if run.plan.layout.ranks == ranks}
+
+
+def slowest(run: Run) -> Any:
+    """Seconds of the slowest rank in each measured step."""
+    return load_steps(run).step_ns.max(axis=0) / 1e9
+
+
+def sheets(group: model.Group, view: str) -> dict[str, Sheet[Any]]:
+    return {sheet.name: sheet for sheet in section(group, view).sheets}
+
+
+def charts(group: model.Group, view: str) -> tuple[Chart, ...]:
+    return tuple(section(group, view).charts())
+
+
+def cells(table: TextTable) -> set[str]:
+    return {str(cell) for row in table.rows for cell in row.cells}
+
+
+# Distribution
+
+
+def test_quantiles_are_medians_over_runs_of_the_runs_own(folder: Path, group: model.Group) -> None:
+    for point in steps_of(group).points:
+        times = [slowest(run) for run in runs_at(folder, point.ranks).values()]
+        assert len(point.quantiles) == 101
+        for index, one in enumerate(point.quantiles):
+            own = [float(np.quantile(values, index / 100)) for values in times]
+            assert one.share == pytest.approx(index / 100)
+            assert one.seconds.value == pytest.approx(float(np.median(own)), rel=1e-12)
+            assert (one.seconds.low, one.seconds.high) == (pytest.approx(min(own)), pytest.approx(max(own)))
+            assert (one.seconds.n, one.seconds.kind) == (3, "range")
+        assert point.p50.value == point.quantiles[50].seconds.value
+        assert point.p95.value == point.quantiles[95].seconds.value
+        assert point.p99.value == point.quantiles[99].seconds.value
+        assert point.longest.value == point.quantiles[100].seconds.value
+        assert (point.num_steps, point.num_warmup) == (3 * STEPS, 3 * WARMUP)
+
+
+def test_tables_of_steps_hold_every_number_drawn(group: model.Group) -> None:
+    found = sheets(group, "steps")
+    (chart, _) = charts(group, "steps")
+    for point in steps_of(group).points:
+        for index in DRAWN:
+            text = wording.figure_text(point.quantiles[index].seconds)
+            assert text in cells(found["step-quantiles"].people())
+            assert text in cells(chart.table)
+        for figure in (point.p50, point.p95, point.p99, point.longest, point.fence):
+            assert wording.figure_text(figure) in cells(found["steps"].people())
+        assert wording.figure_text(point.p95) in chart.alt
+    rows = found["step-quantiles"].records()
+    assert [row["seconds"] for row in rows] == [q.seconds.value for p in steps_of(group).points for q in p.quantiles]
+    assert [(row["steps"], row["warmup_steps_left_out"], row["runs"]) for row in found["steps"].records()] == [
+        (180, 15, 3),
+        (180, 15, 3),
+    ]
+
+
+def test_words_name_runs_steps_and_what_is_left_out(group: model.Group) -> None:
+    first, second, longest = section(group, "steps").words
+    assert first.startswith(
+        "4 ranks: 180 measured steps of 3 runs (15 warm-up steps are left out); half of them within "
+    )
+    assert second.startswith("2 ranks: 180 measured steps of 3 runs")
+    assert "rank 1 on n0 had the longest own work, and most of the growth is in input wait." in longest
+
+
+def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folder: Path, group: model.Group) -> None:
+    points = steps_of(group).points
+    for point in points:
+        own = []
+        for run in runs_at(folder, point.ranks).values():
+            centred = slowest(run) - slowest(run).mean()
+            own.append(float((centred[1:] * centred[:-1]).sum() / (centred**2).sum()))
+        assert point.autocorrelation is not None
+        assert point.autocorrelation.value == pytest.approx(float(np.median(own)))
+        assert "correlated" not in " ".join(section(group, "steps").words)
+    known = points[-1].autocorrelation
+    assert known is not None
+    alike = dataclasses.replace(points[-1], autocorrelation=dataclasses.replace(known, value=0.5, low=0.4, high=0.6))
+    times = dataclasses.replace(steps_of(group), points=(points[0], alike))
+    first = section(with_steps(group, times), "steps").words[0]
+    assert "Successive steps are correlated (autocorrelation 0.50 [0.40, 0.60])" in first
+
+
+# Outliers
+
+
+def test_outliers_are_the_steps_beyond_the_fence(folder: Path, group: model.Group) -> None:
+    for point in steps_of(group).points:
+        expected: dict[tuple[str, int], float] = {}
+        for run_id, run in runs_at(folder, point.ranks).items():
+            times = slowest(run)
+            low, high = np.quantile(times, (0.25, 0.75))
+            beyond = np.flatnonzero(times > high + 3 * (high - low))
+            expected |= {(run_id, WARMUP + int(step)): float(times[step] / np.median(times)) for step in beyond}
+        assert point.num_outliers == len(expected)
+        assert {(one.run_id, one.step): one.ratio for one in point.outliers} == pytest.approx(expected)
+        assert [one.ratio for one in point.outliers] == sorted(expected.values(), reverse=True)
+        assert {(one.rank, one.host, one.phase) for one in point.outliers} == {(1, "n0", "input")}
+        assert {one.step for one in point.outliers} == set(LONG)
+
+
+def test_outliers_stand_in_their_table_and_their_chart(group: model.Group) -> None:
+    sheet = sheets(group, "steps")["outlier-steps"]
+    listed = [one for point in steps_of(group).points for one in point.outliers]
+    assert [(row["run_id"], row["step"], row["ratio_to_median"]) for row in sheet.records()] == [
+        (one.run_id, one.step, one.ratio) for one in listed
+    ]
+    table = sheet.people()
+    assert len(table.rows) == min(MAX_OUTLIERS, len(listed))
+    for one in listed:
+        assert f"{one.ratio:.2f}x" in cells(table)
+    (_, chart) = charts(group, "steps")
+    drawn = next(iter(chart.spec["datasets"].values())) if "datasets" in chart.spec else chart.spec["data"]["values"]
+    largest = steps_of(group).points[-1]
+    assert [(row["step"], row["run"]) for row in drawn] == [(one.step, one.run_id) for one in largest.outliers]
+    assert chart.alt.startswith(f"{largest.num_outliers} of 180 steps ")
+
+
+def test_without_outliers_there_is_neither_table_nor_chart(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1, 2), repeats=1)
+    (found,) = assemble(scan(tmp_path)).groups
+    assert len(charts(found, "steps")) == 1
+    assert "outlier-steps" not in sheets(found, "steps")
+    (point, _) = steps_of(found).points
+    # Equal steps have no correlation, a single run no range.
+    assert point.autocorrelation is None
+    assert "not known" in cells(sheets(found, "steps")["steps"].people())
+    assert {one.seconds.kind for one in point.quantiles} == {"single run"}
+    assert {row["seconds_low"] for row in sheets(found, "steps")["step-quantiles"].records()} == {None}
+
+
+# Ranks by steps
+
+
+def test_the_map_is_own_work_of_the_run_in_the_middle(folder: Path, group: model.Group) -> None:
+    found = steps_of(group).map
+    runs = runs_at(folder, 4)
+    medians = {run_id: float(np.median(slowest(run))) for run_id, run in runs.items()}
+    assert found.run_id == sorted(medians, key=lambda run_id: medians[run_id])[1]
+    assert (found.ranks, found.num_runs, found.step_starts[0], found.last_step) == (4, 3, WARMUP, WARMUP + STEPS - 1)
+    steps = load_steps(runs[found.run_id])
+    own = steps.step_ns - steps.phase_ns["exchange"]
+    relative = own / np.median(own)
+    for rank, row in enumerate(found.rows):
+        assert (row.first_rank, row.last_rank, row.hosts) == (rank, rank, f"n{rank // 2}")
+        assert row.cells == pytest.approx(relative[rank].tolist(), rel=1e-3)
+        assert row.mean == pytest.approx(relative[rank].mean())
+        assert row.largest == pytest.approx(relative[rank].max())
+        assert row.largest_first_step == row.largest_last_step == WARMUP + int(relative[rank].argmax())
+
+
+def test_the_slow_rank_is_named_with_its_steps(group: model.Group) -> None:
+    finding, what = section(group, "ranks").words
+    assert finding.startswith("Rank 3 on n1 took 1.3")
+    assert finding.endswith(" times the own work of the others from step 35 on (to the last, 64).")
+    assert what.endswith("of 3 at 4 ranks; steps 5 to 64, those before are warm-up.")
+    (chart,) = charts(group, "ranks")
+    assert chart.alt.startswith(finding)
+    (sheet,) = section(group, "ranks").sheets
+    assert tuple(map(str, sheet.people().rows[0].cells[:2])) == ("rank 3", "n1")
+    assert [row["mean_ratio"] for row in sheet.records()] == [row.mean for row in steps_of(group).map.rows]
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        (2, "Too few steps to look for slow ranks."),
+        (
+            3,
+            "No rank takes 5 % or more longer than the others, beyond noise, for 3 columns (3 steps) or longer; single "
+            "long steps stand under Step times.",
+        ),
+        # Two steps a column: 5 % of 75 columns are 4 of them.
+        (
+            150,
+            "No rank takes 5 % or more longer than the others, beyond noise, for 4 columns (8 steps) or longer; single "
+            "long steps stand under Step times.",
+        ),
+    ],
+)
+def test_equal_ranks_do_not_stand_out(tmp_path: Path, steps: int, told: str) -> None:
+    write_scaling(tmp_path, points=(2,), repeats=1, overrides={"measure.measured_steps": steps})
+    (found,) = assemble(scan(tmp_path)).groups
+    assert steps_of(found).map.finding == told
+    assert RanksView().section(found) is not None
+
+
+def test_one_rank_has_no_map_but_a_remedy(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1,), repeats=1)
+    (found,) = assemble(scan(tmp_path)).groups
+    assert StepsView().section(found) is not None
+    assert RanksView().section(found) is None
+    assert "--ranks 1,2 --repeats 5" in RanksView().remedy(found)
+
+
+def test_without_digests_nothing_is_told(folder: Path, group: model.Group) -> None:
+    from dlbench.reading.scaling import groups
+    from dlbench.reading.table import tabulate
+    from dlbench.views.steps.numbers import step_times
+
+    table = tabulate(scan(folder))
+    assert [step_times(one, table) for one in groups(table)] == [None]
+    bare = with_steps(group, None)
+    for view in VIEWS:
+        assert view.section(bare) is None
+        assert view.remedy(bare)
+
+
+def a_map(values: Any, width: int) -> RankMap:
+    rows, columns = values.shape
+    return RankMap(
+        run_id="r",
+        ranks=rows,
+        nodes=1,
+        num_runs=1,
+        step_starts=tuple(range(7, 7 + columns * width, width)),
+        last_step=7 + columns * width - 1,
+        rows=tuple(
+            MapRow(
+                first_rank=row,
+                last_rank=row,
+                hosts="n0",
+                cells=tuple(values[row].tolist()),
+                mean=float(values[row].mean()),
+                largest=float(values[row].max()),
+                largest_first_step=7,
+                largest_last_step=7,
+            )
+            for row in range(rows)
+        ),
+        finding="",
+    )
+
+
+def rectangles(group: model.Group, found: RankMap) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+    """Of a drawn map: rectangles, the specification, the words."""
+    times = dataclasses.replace(steps_of(group), map=found)
+    (chart,) = charts(with_steps(group, times), "ranks")
+    every = [row for values in chart.spec.get("datasets", {}).values() for row in values]
+    every += [row for layer in chart.spec["layer"] for row in (layer.get("data") or {}).get("values", [])]
+    return [row for row in every if "bin" in row], chart.spec, chart.alt
+
+
+def bin_of(value: float) -> str:
+    """Counted, not searched."""
+    return bin_title(sum(value >= edge for edge in EDGES))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rectangles_cover_the_cells_that_are_not_near_one(group: model.Group, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.choice([0.5, 0.95, 1.0, 1.0, 1.0, 1.05, 1.2, 1.3, 1.7, 3.0], (6, 20))
+    made, _, alt = rectangles(group, a_map(values, 3))
+    seen: dict[tuple[int, int], str] = {}
+    for row in made:
+        for step in range(round(row["x"] + 0.5), round(row["x2"] + 0.5)):
+            for rank in range(round(row["y"] + 0.5), round(row["y2"] + 0.5)):
+                assert (rank, step) not in seen
+                seen[rank, step] = row["bin"]
+    expected = {
+        (rank, 7 + step): bin_of(values[rank, step // 3])
+        for rank in range(6)
+        for step in range(60)
+        if not 0.97 <= values[rank, step // 3] < 1.03
+    }
+    assert seen == expected
+    assert "drawn as one" not in alt
+
+
+def test_restless_maps_are_joined_until_they_are_small(group: model.Group) -> None:
+    values = np.random.default_rng(1).choice([0.8, 1.2, 1.6], (64, 100))
+    made, spec, alt = rectangles(group, a_map(values, 10))
+    assert 0 < len(made) <= MAX_RECTANGLES
+    assert "neighbouring columns are drawn as one, with the larger value" in alt
+    assert len(json.dumps(spec)) < 200_000
+
+
+def test_many_rows_are_cut_in_the_table_and_whole_behind_the_chart(group: model.Group) -> None:
+    values = np.ones((64, 10))
+    values[40] = 1.5
+    times = dataclasses.replace(steps_of(group), map=a_map(values, 1))
+    changed = with_steps(group, times)
+    (sheet,) = section(changed, "ranks").sheets
+    table = sheet.people()
+    assert len(table.rows) == MAX_ROWS
+    assert str(table.rows[0].cells[0]) == "rank 40"
+    assert "48 more stand below the chart" in sheet.caption
+    (chart,) = charts(changed, "ranks")
+    assert len(chart.table.rows) == len(sheet.records()) == 64
+
+
+def test_more_rank_counts_than_colours_are_thinned_out_and_it_is_said(group: model.Group) -> None:
+    found = steps_of(group)
+    many = tuple(dataclasses.replace(found.points[0], ranks=2**power) for power in range(9))
+    chart = charts(with_steps(group, dataclasses.replace(found, points=many)), "steps")[0]
+    assert "6 of 9 rank counts are drawn." in chart.alt
+    assert "1 rank:" in chart.alt
+    assert "256 ranks:" in chart.alt
+    assert len(chart.table.header) == 10
+
+
+def test_times_in_nanoseconds_are_whole(folder: Path) -> None:
+    """The factory writes what `noisy` says: the slow rank's steps are really longer."""
+    run = next(iter(runs_at(folder, 4).values()))
+    steps = load_steps(run)
+    forward = steps.phase_ns["forward"]
+    assert forward[3, 40] > 1.3 * forward[0, 40]
+    assert steps.phase_ns["input"][1, LONG[0] - WARMUP] == 305 * MS

@@ -1,0 +1,444 @@
+"""The verdict of a sweep: planted effects are found, drift cancels, nothing is claimed from noise or too few runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.reading.table import tabulate
+from dlbench.records.scan import scan
+from dlbench.report.formats import csv as delimited
+from dlbench.report.formats import html, markdown, terminal
+from dlbench.report.formats import json as json_tables
+from dlbench.specs.plan import RunPlan
+from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, student_p
+from dlbench.views import model
+from dlbench.views.assemble import assemble
+from dlbench.views.document import document_of
+from dlbench.views.sweep.axes import Measured, interaction, levels_of
+from dlbench.views.sweep.charts import settings_chart
+from dlbench.views.sweep.numbers import Sweep, SweepCell, sweeps
+from dlbench.views.sweep.settings import Setting
+from tests.support.run_factory import Story, autotune_result, exchange_result, write_sweep, write_unfinished
+
+GRADIENTS = ((40_000, 0.004), (2_000_000, 0.012), (400_000, 0.02), (8_000_000, 0.045))
+
+WOBBLE = (1.05, 0.95, 1.04, 0.97, 1.0)
+"""What noise does in each repeat; about 1 in the middle."""
+
+SINGLE: dict[str, Any] = {"engine": "ddp", "sweep": {"sync.fusion": ("auto", "single")}}
+
+
+def found_in(out: Path) -> Sweep:
+    (sweep,) = sweeps(tabulate(scan(out)))
+    return sweep
+
+
+def swept(out: Path, speed: Callable[[RunPlan], float], **request: Any) -> SweepCell:
+    """The only cell of a sweep."""
+    write_sweep(out, speed, **request)
+    (cell,) = found_in(out).cells
+    return cell
+
+
+def setting(cell: SweepCell, **values: Any) -> Setting:
+    """The setting whose keys end like this."""
+    (found,) = [s for s in cell.settings if all(v == values[n] for k, v in s.values for n in values if k.endswith(n))]
+    return found
+
+
+# Planted effects
+
+
+def planted(plan: RunPlan) -> float:
+    axes = plan.series.axes
+    fast = 1.1 if axes["sync.fusion"] == "single" else 1.0
+    return fast * (WOBBLE[plan.series.repeat] if axes["sync.wire"] == "fp16" else 1.0)
+
+
+@pytest.fixture(scope="module")
+def planted_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("planted") / "runs"
+    write_sweep(
+        out,
+        planted,
+        points=(1, 2),
+        engine="ddp",
+        sweep={
+            "sync.fusion": ("none", "single"),
+            "sync.inside": ("engine", "shared-memory"),
+            "sync.wire": ("fp32", "fp16"),
+        },
+        story=lambda plan: Story(last_loss=1.95 if plan.wire == "fp16" else 1.9),
+    )
+    return out
+
+
+@pytest.fixture(scope="module")
+def planted_report(planted_runs: Path) -> model.Report:
+    return assemble(scan(planted_runs))
+
+
+def test_axes_are_told_apart(planted_runs: Path) -> None:
+    cell = found_in(planted_runs).cells[0]
+    assert {axis.key: axis.verdict for axis in cell.axes} == {
+        "sync.fusion": "matters",
+        "sync.inside": "no effect",
+        "sync.wire": "undecided",
+    }
+    effects = {axis.key: axis.levels[1].effect for axis in cell.axes}
+    assert effects["sync.fusion"] is not None
+    assert effects["sync.fusion"].value == pytest.approx(1.1, rel=1e-6)
+    assert cell.axes[0].words.startswith("matters: single over none is 1.10x")
+    assert cell.interaction.startswith("The axes add up")
+
+
+def test_best_setting_keeps_the_arithmetic_unless_said(planted_runs: Path) -> None:
+    cell = found_in(planted_runs).cells[0]
+    best = cell.best_setting
+    assert best is not None
+    values = dict(best.values)
+    assert (values["sync.fusion"], values["sync.wire"]) == ("single", "fp32")
+    assert "changes the arithmetic" not in cell.verdict
+    assert best.ratio is not None
+    assert best.ratio.value == pytest.approx(1.1, rel=1e-6)
+    half = setting(cell, fusion="none", inside="engine", wire="fp16")
+    assert half.changes == ("wire fp16",)
+    assert half.verdict == "undecided"
+    assert half.losses is not None
+    assert half.losses.own is not None
+    assert half.losses.difference is not None
+    assert half.losses.difference.value == pytest.approx(0.05)
+    assert half.losses.reference_label == "none, engine, fp32"
+    assert setting(cell, fusion="single", inside="engine", wire="fp32").losses is None
+
+
+def test_one_rank_is_scatter_not_effect(planted_runs: Path) -> None:
+    sweep = found_in(planted_runs)
+    assert [cell.ranks for cell in sweep.cells] == [2]
+    (text,) = sweep.idle
+    assert text.startswith("At 1 rank no swept key acts")
+    spread = re.search(r"differ by up to ([0-9.]+) %", text)
+    assert spread is not None
+    assert float(spread[1]) > 10  # the factory slows one rank as well
+
+
+def test_drift_of_the_machine_cancels(tmp_path: Path) -> None:
+    cell = swept(tmp_path, lambda plan: 1.1 if plan.sync.fusion == "single" else 1.0, drift=0.2, **SINGLE, repeats=6)
+    fast = setting(cell, fusion="single")
+    assert fast.throughput is not None
+    assert fast.throughput.low is not None
+    assert fast.throughput.high is not None
+    assert fast.throughput.high / fast.throughput.low > 1.3
+    assert fast.ratio is not None
+    assert fast.ratio.low == pytest.approx(1.1, rel=1e-6)
+    assert fast.ratio.high == pytest.approx(1.1, rel=1e-6)
+    assert fast.verdict == "faster"
+
+
+def test_interaction_is_named(tmp_path: Path) -> None:
+    def speed(plan: RunPlan) -> float:
+        return 1.3 if plan.sync.fusion == "single" and plan.sync.inside == "shared-memory" else 1.0
+
+    sweep = {"sync.fusion": ("none", "single"), "sync.inside": ("engine", "shared-memory")}
+    cell = swept(tmp_path, speed, engine="ddp", sweep=sweep)
+    assert "look at settings, not at axes" in cell.interaction
+
+
+def test_interaction_is_what_the_axes_leave() -> None:
+    """Half of log 1.3 is left when each axis has taken a half, in each of four combinations a quarter."""
+    measured = [
+        Measured(
+            values={"fusion": fusion, "inside": inside},
+            acting=frozenset({"fusion", "inside"}),
+            throughput=dict.fromkeys(range(5), 130.0 if (fusion, inside) == ("single", "memory") else 100.0),
+        )
+        for fusion, inside in itertools.product(("none", "single"), ("engine", "memory"))
+    ]
+    found = interaction(measured, levels_of(measured, measured[0].values))
+    assert found is not None
+    assert found.is_claimed
+    assert abs(math.log(found.deviation.value)) == pytest.approx(math.log(1.3) / 4, rel=1e-9)
+
+
+def test_an_axis_counts_only_where_it_acts(tmp_path: Path) -> None:
+    """Horovod's cycle time does nothing under DDP; that must not dilute its effect."""
+
+    def speed(plan: RunPlan) -> float:
+        if plan.engine.name == "ddp":
+            return 1.2
+        return 0.8 if plan.engine.horovod.cycle_time_ms > 1 else 1.0
+
+    sweep = {"engine.name": ("horovod", "ddp"), "engine.horovod.cycle_time_ms": (1.0, 5.0)}
+    cell = swept(tmp_path, speed, sweep=sweep)
+    cycle = next(axis for axis in cell.axes if axis.key == "engine.horovod.cycle_time_ms")
+    assert cycle.levels[1].effect is not None
+    assert cycle.levels[1].effect.value == pytest.approx(0.8, rel=1e-6)
+    assert cell.interaction == ""
+    assert cell.has_default
+    assert cell.best_setting is not None
+    assert cell.best_setting.options == "--set engine.name=ddp"
+    assert cell.advice == "Run with --set engine.name=ddp."
+
+
+# What it is measured against
+
+
+def test_default_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    sweep = {"sync.fusion": ("none", "auto"), "sync.wire": ("fp16", "fp32")}
+    cell = swept(tmp_path, lambda plan: 1.0, engine="ddp", sweep=sweep)
+    assert cell.has_default
+    (baseline,) = [one for one in cell.settings if one.is_baseline]
+    assert dict(baseline.values) == {"sync.fusion": "auto", "sync.wire": "fp32"}
+    assert "the default (auto, fp32)" in cell.verdict
+
+
+def test_without_the_default_the_first_setting_is_named(tmp_path: Path) -> None:
+    cell = swept(tmp_path, lambda plan: 1.0, engine="ddp", sweep={"sync.fusion": ("single", "none")})
+    assert not cell.has_default
+    assert setting(cell, fusion="single").is_baseline
+    assert cell.baseline == "single, the first setting with figures: the default is not in the sweep, or has none"
+    assert cell.advice == "Keep --set sync.fusion=single: nothing that was swept is worth setting."
+
+
+def test_settings_without_figures_are_shown_with_the_reason(tmp_path: Path) -> None:
+    made = write_sweep(tmp_path, lambda plan: 1.0, skip=lambda plan: plan.sync.fusion == "single", **SINGLE)
+    for plan in made:
+        if plan.sync.fusion == "single":
+            write_unfinished(tmp_path, plan, "failed", "no memory left")
+    (cell,) = found_in(tmp_path).cells
+    lost = setting(cell, fusion="single")
+    assert (lost.verdict, lost.throughput, lost.num_planned) == ("no figure", None, 5)
+    assert "no memory left" in lost.why
+    assert "nothing to compare" in cell.verdict
+
+
+def test_missing_repeats_leave_the_others_paired(tmp_path: Path) -> None:
+    """A run that is lost takes its pair along, and no other."""
+
+    def is_lost(plan: RunPlan) -> bool:
+        return plan.sync.fusion == "single" and plan.series.repeat == 5
+
+    cell = swept(
+        tmp_path,
+        lambda plan: 1.1 if plan.sync.fusion == "single" else 1.0,
+        skip=is_lost,
+        drift=0.3,
+        repeats=6,
+        **SINGLE,
+    )
+    fast = setting(cell, fusion="single")
+    assert fast.ratio is not None
+    assert fast.ratio.n == 5
+    assert fast.ratio.value == pytest.approx(1.1, rel=1e-6)
+
+
+# What cannot be decided
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_few_repeats_decide_nothing(tmp_path: Path, repeats: int) -> None:
+    cell = swept(tmp_path, lambda plan: 1.5 if plan.sync.fusion == "single" else 1.0, repeats=repeats, **SINGLE)
+    fast = setting(cell, fusion="single")
+    assert fast.verdict == "insufficient"
+    assert fast.ratio is not None
+    assert fast.ratio.kind == ("single run" if repeats == 1 else "range")
+    assert cell.best == ""
+    assert cell.axes[0].verdict == "insufficient"
+    assert "insufficient" in cell.verdict
+    assert "more repeats needed" in cell.advice
+
+
+def test_noise_is_undecided_and_the_repeats_are_counted(tmp_path: Path) -> None:
+    cell = swept(tmp_path, lambda plan: WOBBLE[plan.series.repeat] if plan.sync.fusion == "single" else 1.0, **SINGLE)
+    assert setting(cell, fusion="single").verdict == "undecided"
+    logs = [math.log(factor) for factor in WOBBLE]
+    mean = sum(logs) / 5
+    scatter = math.sqrt(sum((value - mean) ** 2 for value in logs) / 4)
+    # 1.96 and 0.8416 are the normal quantiles of 97.5 % and 80 %.
+    assert cell.needed_repeats == math.ceil(((1.959964 + 0.841621) * scatter / math.log(1.02)) ** 2)
+    assert f"about {cell.needed_repeats} runs" in cell.advice
+    assert "distinguishable" in cell.advice
+
+
+def test_equal_settings_keep_the_default(tmp_path: Path) -> None:
+    cell = swept(tmp_path, lambda plan: 1.005 if plan.sync.fusion == "single" else 1.0, **SINGLE)
+    assert setting(cell, fusion="single").verdict == "equal"
+    assert cell.best == ""
+    assert cell.advice == "Keep the default: nothing that was swept is worth setting."
+
+
+def test_what_had_no_effect_is_never_the_best(tmp_path: Path) -> None:
+    inert = "sync.fusion: single was asked for, none ran (counters)"
+    cell = swept(
+        tmp_path,
+        lambda plan: 1.2 if plan.sync.fusion == "single" else 1.0,
+        story=lambda plan: Story(inert=(inert,) if plan.sync.fusion == "single" else ()),
+        **SINGLE,
+    )
+    assert setting(cell, fusion="single").inert == (inert,)
+    assert cell.best == ""
+    assert cell.axes == ()
+    assert any("left out of the axes" in note for note in cell.notes)
+    assert "faster but not what was asked for" in cell.verdict
+
+
+def test_plain_series_are_no_sweeps(tmp_path: Path) -> None:
+    write_sweep(tmp_path, lambda plan: 1.0, points=(1, 2), sweep={})
+    assert sweeps(tabulate(scan(tmp_path))) == ()
+    assert assemble(scan(tmp_path)).views["sweeps"] == ()
+
+
+# Horovod's autotuner
+
+SMALL_SEARCH = {
+    "engine.horovod.autotune_warmup_samples": 1,
+    "engine.horovod.autotune_max_samples": 1,
+    "engine.horovod.autotune_steps_per_sample": 1,
+    "measure.warmup_steps": 20,
+}
+
+
+def tuned_story(plan: RunPlan, **changes: Any) -> Story:
+    told = {"autotune": autotune_result(**changes)} if plan.engine.horovod.autotune else {}
+    return Story(exchange=exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-3, beta_s_per_byte=2e-9, **told))
+
+
+def tuned(out: Path, speed: float, **changes: Any) -> SweepCell:
+    return swept(
+        out,
+        lambda plan: speed if plan.engine.horovod.autotune else 1.0,
+        drift=0.0,
+        sweep={"engine.horovod.autotune": (False, True)},
+        overrides=SMALL_SEARCH,
+        story=lambda plan: tuned_story(plan, **changes),
+    )
+
+
+def test_autotuner_is_paid_back_after_cost_over_gain(tmp_path: Path) -> None:
+    cell = tuned(tmp_path, 1.25)
+    found = setting(cell, autotune="on").autotune
+    assert found is not None
+    assert found.gain_s == pytest.approx(0.1 - 0.08, rel=1e-6)
+    assert found.break_even_steps == pytest.approx(60 / 0.02, rel=1e-6)
+    assert "paid back after 3,000 steps (20 ms per step)" in found.words
+    assert "chose 16 MiB and 2.5 ms" in found.words
+    assert "settled at step 1,230" in found.words
+    assert setting(cell, autotune="off").autotune is None
+
+
+def test_slower_autotuner_is_never_paid_back(tmp_path: Path) -> None:
+    found = setting(tuned(tmp_path, 0.9, finished=False, settled_step=None), autotune="on").autotune
+    assert found is not None
+    assert found.break_even_steps is None
+    assert "never paid back" in found.words
+    assert "had not settled before the measured steps in 5 of 5 runs" in found.words
+
+
+# The report
+
+
+def test_every_format_tells_the_verdict(planted_report: model.Report) -> None:
+    (sweep,) = planted_report.all_of(Sweep)
+    (cell,) = sweep.cells
+    document = document_of(planted_report)
+    assert "the best of 8 settings" in sweep.verdict
+    plain = " ".join(terminal.to_text(document).split())
+    assert sweep.verdict in plain
+    assert cell.advice in plain
+    assert "At 1 rank no swept key acts" in plain
+    assert max(map(len, terminal.to_text(document).splitlines())) <= 80
+    written = markdown.to_markdown(document)
+    assert markdown.escape(sweep.verdict) in written
+    assert markdown.escape("no effect: all values within 2 %") in written
+    content = json.loads(json_tables.to_json(document))["sweeps"][0]["cells"][0]
+    assert [axis["verdict"] for axis in content["axes"]] == ["matters", "no effect", "undecided"]
+
+
+def test_page_shows_settings_axes_and_losses(planted_report: model.Report) -> None:
+    page = html.to_html(document_of(planted_report)).replace("\N{NO-BREAK SPACE}", " ")
+    view = page.partition('<section id="sweep-1"')[2].partition('<section id="group-')[0]
+    for wanted in (
+        "the best of 8 settings",
+        "changes the arithmetic (wire fp16)",
+        "matters: single over none is 1.10x",
+        "Loss after equal steps",
+        "Run with --set sync.fusion=single",
+    ):
+        assert wanted in view
+
+
+def test_chart_holds_ratios_with_their_intervals(planted_report: model.Report) -> None:
+    (sweep,) = planted_report.all_of(Sweep)
+    (cell,) = sweep.cells
+    (chart,) = settings_chart(sweep, cell)
+    rows = {row["setting"]: row for rows in chart.spec["datasets"].values() for row in rows if "setting" in row}
+    assert len(rows) == 8
+    for one in cell.settings:
+        row = rows[one.label + (" *" if one.changes else "")]
+        assert one.ratio is not None
+        assert (row["ratio"], row["low"], row["high"]) == (one.ratio.value, one.ratio.low, one.ratio.high)
+    ratios = [row["ratio"] for row in rows.values()]
+    assert ratios == sorted(ratios, reverse=True)
+
+
+# Many comparisons
+
+
+@pytest.mark.parametrize(
+    ("freedom", "critical"), [(1, 12.7062), (2, 4.30265), (4, 2.77645), (5, 2.57058), (9, 2.26216), (30, 2.04227)]
+)
+def test_student_p_at_the_tabled_five_percent(freedom: int, critical: float) -> None:
+    assert student_p(critical, freedom) == pytest.approx(0.05, abs=1e-5)
+    assert student_p(0.0, freedom) == 1.0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_is_bonferroni_closed(p_values: list[float]) -> None:
+    """Holm rejects what every intersection of hypotheses with it rejects by Bonferroni: the closure, by brute force."""
+    every = range(len(p_values))
+    subsets = [s for size in range(1, len(p_values) + 1) for s in itertools.combinations(every, size)]
+    wanted = [max(min(1.0, len(s) * min(p_values[i] for i in s)) for s in subsets if one in s) for one in every]
+    assert holm(p_values) == pytest.approx(wanted)
+
+
+def test_families_without_a_difference_rarely_claim_one() -> None:
+    rng = random.Random(7)
+    families = [[paired_p([rng.gauss(0, 0.03) for _ in range(5)]) for _ in range(11)] for _ in range(400)]
+    alone = sum(min(family) < LEVEL for family in families) / len(families)
+    adjusted = sum(min(holm(family)) < LEVEL for family in families) / len(families)
+    assert alone > 0.3
+    assert adjusted < 0.08
+
+
+def test_rounding_of_the_clock_is_no_difference() -> None:
+    assert paired_p([1e-12, 2e-12, 1.5e-12, 1e-12, 1.2e-12]) > 0.9
+    assert paired_p([0.1] * 5) < 1e-9
+    assert paired_p([0.1]) == 1.0
+
+
+def test_more_comparisons_and_more_scatter_need_more_repeats() -> None:
+    scatter = math.log1p(0.02)
+    assert repeats_for(scatter, 0.02, 1) == math.ceil((1.959964 + 0.841621) ** 2)
+    assert repeats_for(scatter, 0.02, 20) > repeats_for(scatter, 0.02, 1)
+    assert repeats_for(2 * scatter, 0.02, 1) == math.ceil(4 * (1.959964 + 0.841621) ** 2)
+
+
+def test_table_for_programs_holds_every_setting(planted_report: model.Report) -> None:
+    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(planted_report), "sweep"))))
+    settings = [one for sweep in planted_report.all_of(Sweep) for cell in sweep.cells for one in cell.settings]
+    assert [row["setting"] for row in rows] == [one.label for one in settings]
+    assert [row["verdict"] for row in rows] == [one.verdict for one in settings]
+    assert [row["ratio"] for row in rows] == ["" if one.ratio is None else repr(one.ratio.value) for one in settings]

@@ -1,0 +1,748 @@
+"""The report on the machine: telemetry, energy, data path, memory, against brute force; gaps stay gaps."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.cli import cli
+from dlbench.reading import scaling
+from dlbench.reading.samples import readings as machine_readings
+from dlbench.reading.samples.integral import counter_curve, joined, rate_curve
+from dlbench.reading.samples.node_samples import NodeSamples
+from dlbench.reading.table import RunTable, tabulate
+from dlbench.records.folder import RunFolder
+from dlbench.records.rows.spans import STAGE, STAGING
+from dlbench.records.scan import scan
+from dlbench.report.document import Section
+from dlbench.report.formats import html
+from dlbench.report.formats.json import as_plain
+from dlbench.report.table import Sheet
+from dlbench.report.wording import percent
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.requests import parse_set, parse_sweep
+from dlbench.units import format_seconds
+from dlbench.views.assemble import assemble
+from dlbench.views.data_path.numbers import DataPath, data_path
+from dlbench.views.data_path.view import DataPathView
+from dlbench.views.document import document_of
+from dlbench.views.energy.numbers import Energy
+from dlbench.views.energy.view import EnergyView
+from dlbench.views.memory.numbers import Memory, memory
+from dlbench.views.memory.view import MemoryView
+from dlbench.views.model import Group
+from dlbench.views.telemetry.charts import telemetry_charts
+from dlbench.views.telemetry.numbers import Telemetry, telemetry
+from dlbench.views.telemetry.series import MAX_POINTS, MAX_STRETCHES, series, thinned, throttled_stretches
+from dlbench.views.telemetry.view import TelemetryView
+from dlbench.views.view import GroupView, Views
+from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_unfinished
+from tests.support.watch_factory import node_watch, watch_result, write_samples, write_spans
+
+VIEWS = Views(group=(DataPathView(), MemoryView(), TelemetryView(), EnergyView()))
+
+N = TypeVar("N")
+
+S = 1_000_000_000
+THERMAL = 0x20
+PAYLOAD = "</script><script>window.pwned=1</script>\x1b[31m<img src=x onerror=window.pwned=1>"
+
+COLUMNS = [
+    "gpu.0.power_w",
+    "gpu.0.energy_j",
+    "gpu.0.sm_clock_hz",
+    "gpu.0.utilization",
+    "gpu.0.clock_reasons",
+    "gpu.0.memory_used_bytes",
+    "host.cpu.0.busy",
+    "host.cpu.1.busy",
+    "host.memory_used_bytes",
+    "host.net.eth0.received_bytes",
+    "host.disk.sda.read_bytes",
+    "host.energy.package-0_j",
+]
+
+STEP_MS = [100, 0, 300, 400, 100, 100]
+"""Steps of a second; 3 of warm-up and 12 measured ones on rank 0, from second 1: measured from second 4 to 16."""
+
+
+def values(t: float, watts: float = 250.0) -> list[float]:
+    """A GPU that throttles from second 10 to 13; disks read 5 MB/s."""
+    throttled = 10 < t < 13
+    gpu = [watts, watts * (t + 9), 1.2e9 if throttled else 1.5e9, 0.9, THERMAL if throttled else 0, 2.0 * 2**30]
+    return [*gpu, 0.4, 0.6, 3.0 * 2**30, 1e12 + 2e6 * t, 5e6 * (t + 9), 80 * (t + 9)]
+
+
+def rows(
+    make: Callable[[float], Sequence[float]] = values, keep: Callable[[float], bool] = lambda t: True
+) -> list[tuple[float, ...]]:
+    """Every second, in its middle, from before the first step to behind the last."""
+    times = (number + 0.5 for number in range(-3, 19))
+    return [(round(t * S), *make(t)) for t in times if keep(t)]
+
+
+def one_run(out: Path, plan: RunPlan | None = None, device: str = "cuda:0 (NVIDIA A100)", **more: Any) -> RunFolder:
+    plan = plan or plans(points=(1,), repeats=1)[0]
+    folder = write_run(out, plan, constant(STEP_MS), more.pop("story", Story(device=device)))
+    write_samples(folder, 0, more.pop("columns", COLUMNS), more.pop("rows", rows()), **more)
+    return folder
+
+
+def nodes_plans(points: Sequence[int], repeats: int = 1) -> list[RunPlan]:
+    return plans(
+        system="example-gpu",
+        points=tuple(points),
+        ranks_per_node=1,
+        repeats=repeats,
+        overrides={"layout.cores_per_rank": 1, "system.node.gpus": 1},
+    )
+
+
+def group_of(out: Path) -> Group:
+    (group,) = assemble(scan(out), views=VIEWS, with_digests=False).groups
+    return group
+
+
+def of(group: Group, kind: type[N]) -> N:
+    found = group.of(kind)
+    assert found is not None
+    return found
+
+
+def numbers(out: Path, make: Callable[[scaling.Group, RunTable], N | None]) -> N:
+    """What one view computes of the only group."""
+    table = tabulate(scan(out))
+    (group,) = scaling.groups(table)
+    found = make(group, table)
+    assert found is not None
+    return found
+
+
+def view(name: str) -> GroupView:
+    return next(view for view in VIEWS.group if view.id == name)
+
+
+def section(group: Group, name: str) -> Section:
+    found = view(name).section(group)
+    assert found is not None
+    return found
+
+
+def sheet(group: Group, name: str) -> Sheet[Any]:
+    sections = filter(None, (one.section(group) for one in VIEWS.group))
+    return next(sheet for found in sections for sheet in found.sheets if sheet.name == name)
+
+
+class Tags(HTMLParser):
+    """Whether every element that must be closed is, in order."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input", "hr", "wbr", "path", "rect"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.VOID:
+            return
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+# Fewer points, and gaps
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> tuple[Any, Any, Any]:
+    count = draw(st.integers(1, 900))
+    seed = draw(st.integers(0, 2**31))
+    share = draw(st.sampled_from([0.0, 0.01, 0.1, 0.5]))
+    rng = np.random.default_rng(seed)
+    gap = rng.random(max(0, count - 1)) < share
+    steps = np.where(gap, rng.integers(10 * S, 100 * S, gap.size), rng.integers(S // 2, 2 * S, gap.size))
+    return np.concatenate([[0], np.cumsum(steps)]).astype(np.int64), rng.normal(size=count), gap
+
+
+@given(lines(), st.integers(50, 300))
+def test_thinning_keeps_extremes_and_its_size(line: tuple[Any, Any, Any], most: int) -> None:
+    times, found, gap = line
+    chosen = thinned(times, found, gap, most)
+    assert chosen == sorted(set(chosen))
+    assert chosen[0] == 0
+    assert chosen[-1] == len(times) - 1
+    assert found[chosen].min() == found.min()
+    assert found[chosen].max() == found.max()
+    holes = sum(gap[a:b].any() for a, b in itertools.pairwise(chosen))
+    assert len(chosen) + holes <= most
+    if len(times) + gap.sum() <= most:
+        assert len(chosen) == len(times)
+
+
+def node(time_s: Sequence[float], period_s: float = 1.0, **columns: Sequence[float]) -> NodeSamples:
+    return NodeSamples(
+        node_rank=0,
+        host="n0",
+        period_s=period_s,
+        time_ns=np.array([round(t * S) for t in time_s], dtype=np.int64),
+        columns={name.replace("__", "."): np.array(found, dtype=np.float64) for name, found in columns.items()},
+        names=tuple(columns),
+        unavailable={},
+        facts={},
+        failures=(),
+    )
+
+
+@pytest.mark.parametrize("field", ["gpu__0__power_w", "host__net__eth0__received_bytes"])
+@given(kept=st.lists(st.booleans(), min_size=30, max_size=900))
+def test_no_line_crosses_a_gap(field: str, kept: list[bool]) -> None:
+    """By brute force: between neighbouring points with values no two samples are further apart than five periods."""
+    # Long stretches of kept and of left-out samples.
+    times = [t for t in range(len(kept) * 8) if kept[t // 8]]
+    samples = node(times, **{field: [float(t) for t in times]})
+    drawn = series(samples, [field.replace("__", ".")], (0, 10 * S))
+    assert len(drawn) <= MAX_POINTS
+    near = joined(samples.time_ns, 1.0)
+    apart = [(times[i], times[i + 1]) for i in range(len(times) - 1) if not near[i]]
+    for (t, v), (after, w) in itertools.pairwise(drawn):
+        if v is not None and w is not None:
+            assert not [gap for gap in apart if gap[0] >= t and gap[1] <= after]
+        assert t <= after
+    told = [v for _, v in drawn if v is not None]
+    if field.endswith("power_w") and times:
+        assert (min(told), max(told)) == (times[0], times[-1])
+    elif told:
+        assert told == pytest.approx([1.0] * len(told))
+
+
+def test_cores_are_averaged_and_the_clock_starts_with_the_window() -> None:
+    samples = node([0, 1, 2], host__cpu__0__busy=[0.0, 0.2, math.nan], host__cpu__1__busy=[1.0, 0.4, 0.5])
+    drawn = series(samples, ["host.cpu.0.busy", "host.cpu.1.busy"], (1 * S, 2 * S))
+    assert drawn == ((-1.0, 0.5), (0.0, pytest.approx(0.3)))
+
+
+def test_throttled_times_stand_for_half_the_way_to_their_neighbours() -> None:
+    samples = node([0, 1, 2, 3, 4, 60, 61], gpu__0__clock_reasons=[0, THERMAL, THERMAL, 4, 1, 0x20, 0])
+    bars = throttled_stretches("", samples, 0, (0, 100 * S))
+    assert [(bar.begin_s, bar.end_s, bar.name) for bar in bars] == [
+        (0.5, 2.5, "sw_thermal_slowdown"),
+        (2.5, 3.5, "sw_power_cap"),
+        # Behind a gap it stands for nothing before it.
+        (60.0, 60.5, "sw_thermal_slowdown"),
+    ]
+
+
+def test_many_bars_become_few_that_say_so() -> None:
+    reasons = [THERMAL if number % 2 else 0 for number in range(400)]
+    bars = throttled_stretches("", node(range(400), gpu__0__clock_reasons=reasons), 0, (0, 400 * S))
+    assert len(bars) == MAX_STRETCHES
+    assert any(bar.name.endswith("(at times)") for bar in bars)
+    assert (bars[0].begin_s, bars[-1].end_s) == (0.5, 399.0)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=60),
+    st.integers(0, 2**31),
+    st.lists(st.integers(-5, 300), min_size=2, max_size=12),
+    st.booleans(),
+)
+def test_amounts_between_edges_are_those_of_each_interval(
+    steps: list[int], seed: int, borders: list[int], is_counter: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    times = np.concatenate([[0], np.cumsum(steps)]).astype(np.int64) * S
+    found = rng.uniform(0, 100, len(times))
+    found[rng.random(len(times)) < 0.1] = np.nan
+    curve = counter_curve(times, np.cumsum(found), 1.0) if is_counter else rate_curve(times, found, 1.0)
+    edges = [border * S // 2 for border in sorted(borders)]
+    for told, (begin, end) in zip(curve.between(edges), itertools.pairwise(edges), strict=True):
+        wanted = curve.over(begin, end)
+        assert (told.known_ns, told.length_ns) == (wanted.known_ns, wanted.length_ns)
+        assert told.value == pytest.approx(wanted.value, rel=1e-9, abs=1e-6)
+
+
+# Telemetry
+
+
+def test_means_of_a_run_are_those_of_its_samples(tmp_path: Path) -> None:
+    one_run(tmp_path)
+    group = group_of(tmp_path)
+    (told,) = of(group, Telemetry).nodes
+    assert told.gpu_power_w == pytest.approx(250)
+    # Nine of the twelve samples in the window at 1.5 GHz.
+    assert told.sm_clock_hz == pytest.approx((9 * 1.5e9 + 3 * 1.2e9) / 12)
+    assert told.throttled == pytest.approx(0.25)
+    assert told.throttled_by == "GPU 0, sw_thermal_slowdown"
+    assert (told.cpu_busy, told.num_samples, told.num_gaps) == (pytest.approx(0.5), 12, 0)
+    assert told.network_received == pytest.approx(2e6)
+    row = sheet(group, "telemetry").records()[0]
+    assert (row["gpu_power_w"], row["throttled_share"]) == (told.gpu_power_w, told.throttled)
+    assert "throttled" in section(group, "telemetry").words[0].lower()
+
+
+@pytest.mark.parametrize("telling", [1, 2])
+def test_power_of_some_gpus_is_not_that_of_the_node(tmp_path: Path, telling: int) -> None:
+    columns = ["gpu.0.power_w", "gpu.1.power_w", "gpu.0.sm_clock_hz", "gpu.1.sm_clock_hz", COLUMNS[-3]]
+    kept = [name for name in columns if telling == 2 or name != "gpu.1.power_w"]
+    told = {"gpu.0.power_w": 250.0, "gpu.1.power_w": 350.0, "gpu.0.sm_clock_hz": 1e9, "gpu.1.sm_clock_hz": 1e9}
+    (plan,) = plans(points=(2,), repeats=1)
+    one_run(tmp_path, plan, columns=kept, rows=rows(lambda t: [told.get(name, 1e12 + 2 * 2**20 * t) for name in kept]))
+    group = group_of(tmp_path)
+    (node,) = of(group, Telemetry).nodes
+    assert (node.num_gpus, node.num_power) == (2, telling)
+    assert node.gpu_power_w == (pytest.approx(600) if telling == 2 else None)
+    table = sheet(group, "telemetry").people()
+    cells = dict(zip(table.header, map(str, table.rows[0].cells), strict=True))
+    assert cells["Power of its GPUs"] == ("600.0 W" if telling == 2 else "of 1 of 2 GPUs only")
+    assert cells["Received"] == "2 MiB/s"
+    words = " ".join(section(group, "telemetry").words)
+    assert "receives 2.00 MiB/s" in words
+    if telling == 2:
+        assert "a GPU's power 250 W at GPU 0 of n0 to 350 W at GPU 1 of n0" in words.replace("A GPU's", "a GPU's")
+
+
+def test_a_gap_in_the_samples_is_a_gap_in_the_lines(tmp_path: Path) -> None:
+    one_run(tmp_path, rows=rows(keep=lambda t: not 6 < t < 12))
+    group = group_of(tmp_path)
+    timeline = of(group, Telemetry).timeline
+    assert timeline is not None
+    assert (timeline.window_s, timeline.lanes) == (pytest.approx(12), ("GPU 0 of n0", "n0"))
+    panels = {panel.name: panel for panel in timeline.panels}
+    assert {"power_w", "sm_clock_hz", "host.cpu.busy", "host.net.eth0.received_bytes"} <= panels.keys()
+    for panel in timeline.panels:
+        for line in panel.lines:
+            holes = [t for t, value in line.points if value is None]
+            assert holes == [pytest.approx(5.0)], panel.name
+    (chart,) = telemetry_charts(group, of(group, Telemetry))
+    text = json.dumps(chart.spec)
+    assert '"v": null' in text
+    assert "gaps in the lines" in chart.alt.lower()
+    # One y axis each: no panel has two scales.
+    for unit in chart.spec["vconcat"]:
+        titles = {
+            layer["encoding"]["y"].get("axis", {}).get("orient")
+            for layer in unit.get("layer", [])
+            if "y" in layer["encoding"]
+        }
+        assert titles <= {None}
+
+
+def test_lines_of_long_runs_stay_short(tmp_path: Path) -> None:
+    step = [part * 100 for part in STEP_MS]
+    folder = write_run(tmp_path, plans(points=(1,), repeats=1)[0], constant(step), Story(device="cuda:0 (NVIDIA A100)"))
+    rng = np.random.default_rng(1)
+    power = rng.uniform(100, 400, 1600)
+    write_samples(folder, 0, ["gpu.0.power_w"], [((n + 1) * S, watts) for n, watts in enumerate(power)])
+    timeline = numbers(tmp_path, telemetry).timeline
+    assert timeline is not None
+    (line,) = timeline.panels[0].lines
+    assert len(line.points) <= MAX_POINTS
+    told = [value for _, value in line.points if value is not None]
+    assert (min(told), max(told)) == (pytest.approx(power.min(), rel=1e-3), pytest.approx(power.max(), rel=1e-3))
+
+
+def test_without_samples_the_remedy_is_told(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1, 2), repeats=1)
+    group = group_of(tmp_path)
+    assert (group.of(Telemetry), group.of(Energy)) == (None, None)
+    assert "--set watch.sampler=true" in view("telemetry").remedy(group)
+    assert "--set watch.sampler=true" in view("energy").remedy(group)
+
+
+def test_what_could_not_be_read_is_told(tmp_path: Path) -> None:
+    one_run(
+        tmp_path,
+        device="cpu",
+        columns=["host.cpu.0.busy"],
+        rows=rows(lambda t: [0.5]),
+        unavailable={"gpu": "no NVML library", "host.energy": PAYLOAD},
+        story=Story(device="cpu", record={"watch": watch_result(nodes=[node_watch(period_s=2.0, dropped_samples=3)])}),
+    )
+    group = group_of(tmp_path)
+    reasons = {item.what: item.reason for item in of(group, Telemetry).unavailable}
+    assert reasons["gpu"] == "no NVML library"
+    assert "\x1b" not in json.dumps(as_plain(of(group, Telemetry)), ensure_ascii=False)
+    assert "\x1b" not in str(sheet(group, "telemetry-missing").people())
+    text = " ".join(section(group, "telemetry").words)
+    assert "Sampled every 2 s" in text
+    assert "3 samples did not fit" in text
+    assert "no GPU was sampled" in text
+    assert "dlbench doctor" in view("energy").remedy(group)
+
+
+def test_damaged_samples_take_nothing_else_with_them(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    folders = [one_run(out, plan) for plan in plans(points=(1,), repeats=2)]
+    path = folders[0].samples(0)
+    path.write_bytes(path.read_bytes()[:40] + b"\0" * 40)
+    group = group_of(out)
+    assert any(note.startswith("damaged") for note in of(group, Telemetry).notes)
+    assert any(note.startswith("damaged") for note in of(group, Energy).notes)
+    assert of(group, Energy).points[0].kinds[0].whole.n == 1
+
+
+# Energy
+
+
+def test_energy_of_a_sample_against_the_baseline(tmp_path: Path) -> None:
+    for plan in nodes_plans((1, 2), repeats=5):
+        watts = 250.0 if plan.layout.nodes == 1 else 500.0
+        folder = write_run(
+            tmp_path, plan, constant(STEP_MS), Story(device="cuda:0 (NVIDIA A100)", host=lambda rank: f"n{rank}")
+        )
+        for number in range(plan.layout.nodes):
+            write_samples(folder, number, COLUMNS, rows(lambda t, w=watts: values(t, w)), host=f"n{number}")
+    group = group_of(tmp_path)
+    one, two = of(group, Energy).points
+    batch = group.points[0].batch_per_rank
+    assert one.kinds[0].energy_per_sample is not None
+    assert one.kinds[0].energy_per_sample.value == pytest.approx(250 / batch)
+    gpu, host = two.kinds
+    assert gpu.energy_per_sample is not None
+    assert gpu.energy_per_sample.value == pytest.approx(500 / batch)
+    assert gpu.efficiency is not None
+    assert (gpu.efficiency.value, gpu.efficiency.kind) == (pytest.approx(0.5), "bootstrap 95 %")
+    assert host.efficiency is not None
+    assert host.efficiency.value == pytest.approx(1.0)
+    assert one.kinds[0].efficiency is not None
+    assert one.kinds[0].efficiency.kind == "by definition"
+    assert gpu.methods == ("energy counter",)
+    rows_ = {(row["ranks"], row["kind"]): row for row in sheet(group, "energy").records()}
+    assert rows_[2, "GPUs"]["energy_efficiency"] == gpu.efficiency.value
+    assert rows_[2, "GPUs"]["samples_per_joule"] == pytest.approx(batch / 500)
+    # Stages sum to the whole of a run that repeats without scatter.
+    for point in of(group, Energy).points:
+        for kind in point.kinds:
+            assert sum(figure.value for _, figure in kind.stages) == pytest.approx(kind.whole.value)
+    assert "0.50x" in section(group, "energy").words[0]
+    assert len(section(group, "energy").charts()) == 2
+
+
+# How much is read
+
+
+def test_every_file_of_samples_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for plan in nodes_plans((1, 2), repeats=2):
+        folder = write_run(tmp_path, plan, constant(STEP_MS), Story(device="cuda:0 (NVIDIA A100)"))
+        for number in range(plan.layout.nodes):
+            write_samples(folder, number, COLUMNS, rows())
+    read: list[tuple[str, int]] = []
+    own = machine_readings.read_node
+
+    def counted(run: Any, number: int, wanted: Any) -> NodeSamples:
+        read.append((run.plan.run_id, number))
+        return own(run, number, wanted)
+
+    monkeypatch.setattr(machine_readings, "read_node", counted)
+    assemble(scan(tmp_path))
+    assert len(read) == len(set(read)) == 6
+
+
+def test_large_tables_are_read_in_part_from_the_middle(tmp_path: Path) -> None:
+    made = nodes_plans((1, 4), repeats=3)
+    for plan in made:
+        slower = [part * (1 + plan.series.repeat / 100) for part in STEP_MS]
+        folder = write_run(tmp_path, plan, constant(slower), Story(device="cuda:0 (NVIDIA A100)"))
+        for number in range(plan.layout.nodes):
+            write_samples(folder, number, COLUMNS, rows())
+    table = tabulate(scan(tmp_path))
+
+    def read(most: int) -> list[tuple[int, int]]:
+        found = machine_readings.machine_readings(table, most)
+        runs = [table.runs[run_id] for run_id in found.by_run]
+        return [(run.plan.layout.nodes, run.plan.series.repeat) for run in runs]
+
+    assert len(read(100)) == 6
+    # Of each point the run in the middle (repeat 1), then the next ones as long as nodes are left.
+    assert read(5) == [(4, 1), (1, 1)]
+    assert read(9) == [
+        (4, 1),
+        (1, 1),
+        (4, 2),
+    ] or read(9) == [(4, 1), (1, 1), (4, 0)]
+    assert read(4) == [(4, 1)]
+    assert read(0) == []
+
+
+def test_a_run_of_too_many_nodes_is_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (plan,) = nodes_plans((6,))
+    folder = write_run(tmp_path, plan, constant(STEP_MS), Story(device="cuda:0 (NVIDIA A100)"))
+    for number in range(6):
+        write_samples(folder, number, COLUMNS, rows(), host=f"n{number}")
+    monkeypatch.setattr(machine_readings, "MAX_NODES", 4)
+    monkeypatch.setattr(machine_readings, "MAX_NODES_OF_LARGE_RUN", 3)
+    monkeypatch.setattr(machine_readings.machine_readings, "__defaults__", (4,))
+    group = group_of(tmp_path)
+    assert [told.node_rank for told in of(group, Telemetry).nodes] == [0, 2, 4]
+    assert group.of(Energy) is None
+    assert any("3 of 6 nodes were read" in note for note in of(group, Telemetry).notes)
+
+
+# Data path
+
+
+def test_waits_stalls_and_disks(tmp_path: Path) -> None:
+    """Every fourth step of rank 1 waits for half of its time."""
+
+    def times(rank: int, step: int) -> tuple[list[int], int]:
+        slow = rank == 1 and step % 4 == 0
+        return [
+            round(part * 1e6) for part in ([500, 0, 100, 200, 100, 100] if slow else [50, 0, 450, 300, 100, 100])
+        ], 0
+
+    plan = plans(points=(2,), repeats=1, overrides={"data.source": "/data/jpegs", "data.loader_workers": 3})[0]
+    data = {"kind": "images", "num_samples": 1000, "dropped_per_epoch": 7, "decoder": "simplejpeg"}
+    folder = write_run(tmp_path, plan, times, Story(data=data))
+    write_samples(folder, 0, COLUMNS, rows())
+    group = group_of(tmp_path)
+    (point,) = of(group, DataPath).points
+    first, count = plan.measure.warmup_steps, plan.measure.measured_steps
+    slow = sum(step % 4 == 0 for step in range(first, first + count))
+    wait = ((2 * count - slow) * 0.05 + slow * 0.5) / (2 * count)
+    assert point.wait.value == pytest.approx(wait)
+    assert point.utilisation.value == pytest.approx(1 - wait)
+    assert point.stalled == pytest.approx(slow / (2 * count))
+    assert (point.stall_steps, point.longest_wait_s) == (2 * count, pytest.approx(0.5))
+    assert point.disk_bytes_per_s == pytest.approx(5e6)
+    facts = dict(of(group, DataPath).facts)
+    seen = (first + count) * plan.global_batch
+    assert facts["Coverage"].startswith(f"{seen:,} samples of a set of 1,000")
+    assert facts["Cold or warm"].startswith("cold at least in part")
+    assert facts["Readers"] == "3 reader processes per rank (data.loader_workers); decoder simplejpeg"
+    assert facts["Staging"] == "not known: no node's spans were read"
+    assert of(group, DataPath).verdict == (
+        f"On average over ranks, steps and runs ranks wait for input for {percent(point.wait_share.value)} of a step "
+        f"({format_seconds(wait)}) at 2 ranks; the longest single wait looked at was 500 ms; up to "
+        f"{percent(slow / (2 * count))} of the steps stall (run in the middle, at most 16 ranks)."
+    )
+    assert "one permutation per epoch" in facts["Order"]
+    row = sheet(group, "data-path").records()[0]
+    assert (row["input_wait_s"], row["stalled_share"]) == (point.wait.value, point.stalled)
+
+
+def test_the_largest_mean_wait_is_called_a_mean(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2), repeats=1):
+        write_run(tmp_path, plan, constant([100 * plan.layout.ranks, 0, 300, 400, 100, 100]))
+    found = numbers(tmp_path, data_path)
+    start = "On average over ranks, steps and runs ranks wait for input for 18.2 % of a step (200 ms) at 2 ranks, "
+    assert found.verdict.startswith(
+        f"{start}the largest share of any rank count; the longest single wait looked at was 200 ms."
+    )
+
+
+@pytest.mark.parametrize("staged_s", [0, 2])
+def test_staging_is_told_by_spans_without_any_sample(tmp_path: Path, staged_s: int) -> None:
+    made = plans(points=(1, 2), repeats=1, overrides={"data.source": "/data/jpegs"})
+    folders = [write_run(tmp_path, plan, constant(STEP_MS)) for plan in made]
+    spans = [{"lane": STAGE, "name": "building", "start_ns": -5 * S, "end_ns": 0}]
+    if staged_s:
+        spans.append({"lane": STAGING, "name": "copy", "start_ns": -staged_s * S, "end_ns": 0})
+    write_spans(folders[1], 0, spans)
+    found = numbers(tmp_path, data_path)
+    whose = "(by the spans of 1 run, the middle one of each rank count)"
+    assert dict(found.facts)["Staging"] == (
+        f"up to 2 s on a node {whose}"
+        if staged_s
+        else f"not done by these runs: ranks read the data source where it lies {whose}"
+    )
+
+
+def test_disks_at_rest_are_warm_or_far(tmp_path: Path) -> None:
+    plan = plans(points=(1,), repeats=1, overrides={"data.source": "/data/jpegs"})[0]
+    one_run(tmp_path, plan, device="cpu", columns=["host.disk.sda.read_bytes"], rows=rows(lambda t: [7.0]))
+    facts = dict(numbers(tmp_path, data_path).facts)
+    assert facts["Cold or warm"].startswith("warm, or over the network")
+
+
+def test_synthetic_data_says_that_nothing_is_read(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1,), repeats=1)
+    found = numbers(tmp_path, data_path)
+    assert "synthetic" in found.verdict
+    assert dict(found.facts)["Cold or warm"] == "no file is read"
+    assert dict(found.facts)["Staging"] == "no file is read"
+
+
+# Memory
+
+
+def test_memory_by_rank_count_and_batch(tmp_path: Path) -> None:
+    for batch, held in ((4, 500), (8, 900)):
+        for plan in plans(points=(1, 2), repeats=1, series=f"b{batch}", overrides={"train.batch_per_rank": batch}):
+            folder = write_run(tmp_path, plan, constant(STEP_MS), Story())
+            content = json.loads(folder.record.read_text())
+            for rank in content["ranks"]:
+                rank["peak_memory_bytes"] = (held + rank["rank"]) * 2**20
+            edit_json(folder.record, ranks=content["ranks"])
+    failed = plans(points=(2,), repeats=1, series="b16", overrides={"train.batch_per_rank": 16})[0]
+    write_unfinished(tmp_path, failed, "failed", "CUDA out of memory. Tried to allocate 2.00 GiB")
+    report = assemble(scan(tmp_path))
+    group = next(group for group in report.groups if group.points[0].batch_per_rank == 8)
+    assert [point.peak.value / 2**20 for point in of(group, Memory).points] == [900, 901]
+    assert [
+        (b.batch, b.peak_bytes and b.peak_bytes / 2**20, b.num_without_memory) for b in of(group, Memory).batches
+    ] == [
+        (4, 501, 0),
+        (8, 901, 0),
+        (16, None, 1),
+    ]
+    assert "16 samples ended without memory" in of(group, Memory).limit
+    assert len(section(group, "memory").charts()) == 1
+    assert [row["peak_bytes"] for row in sheet(group, "memory-batches").records()] == [501 * 2**20, 901 * 2**20, None]
+
+
+def test_the_batch_limit_is_not_invented(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1,), repeats=1)
+    found = numbers(tmp_path, memory)
+    assert "was not measured" in found.limit
+    assert "no run of this precision and these parts ended without memory" in found.limit
+    assert found.limit.endswith(
+        "dlbench run sample --preset tiny --engine horovod --data synthetic --ranks 1 "
+        "--sweep train.batch_per_rank=8,16,32"
+    )
+
+
+def batches(out: Path, fitted: Sequence[int], ended: Sequence[int], **overrides: Any) -> None:
+    """A run of one rank for each batch that fitted, and one for each that ended without memory."""
+    for kind, wanted in (("fit", fitted), ("end", ended)):
+        for number, batch in enumerate(wanted):
+            chosen = {"train.batch_per_rank": batch, **overrides}
+            (plan,) = plans(points=(1,), repeats=1, series=f"{kind}{number}-{len(overrides)}", overrides=chosen)
+            if kind == "fit":
+                write_run(out, plan, constant(STEP_MS))
+            else:
+                write_unfinished(out, plan, "failed", "CUDA out of memory")
+
+
+def limit_of(out: Path, precision: str = "fp32") -> str:
+    groups = assemble(scan(out)).groups
+    group = next(group for group in groups if {c.name: c.value for c in group.conditions}["precision"] == precision)
+    return of(group, Memory).limit
+
+
+def test_a_batch_that_fitted_at_times_is_told(tmp_path: Path) -> None:
+    batches(tmp_path, [8, 8, 8, 8], [8])
+    limit = limit_of(tmp_path)
+    assert "8 samples ended without memory in 1 run and fitted in 4" in limit
+    assert "no larger batch of this precision and these parts ended without memory" in limit
+    assert "was not measured" not in limit
+
+
+def test_other_precisions_set_no_limit(tmp_path: Path) -> None:
+    batches(tmp_path, [8], [])
+    batches(tmp_path, [4], [8], **{"train.precision": "bf16"})
+    assert "no run of this precision and these parts ended without memory" in limit_of(tmp_path)
+    assert limit_of(tmp_path, "bf16").endswith("; 8 samples ended without memory.")
+
+
+def test_the_limit_lies_above_what_fitted(tmp_path: Path) -> None:
+    batches(tmp_path, [8], [4, 16, 32])
+    limit = limit_of(tmp_path)
+    assert limit.startswith("8 samples per rank fitted in fp32 (500 MiB at the rank that held most); 4 samples ended ")
+    assert limit.endswith(
+        "; 4 samples ended without memory in 1 run, though more fitted in others; 16 samples ended without memory."
+    )
+
+
+def test_the_command_for_larger_batches_repeats_the_runs(tmp_path: Path) -> None:
+    """Through the parser of commands: it asks for the plan of the group but for the batch."""
+    chosen = {"train.optimizer.learning_rate": 0.5, "watch.sampler": False, "data.source": "/data/it's here"}
+    (made,) = plans(points=(2,), repeats=1, engine="ddp", overrides={**chosen, "train.batch_per_rank": 8})
+    write_run(tmp_path, made, constant(STEP_MS))
+    words = shlex.split(limit_of(tmp_path).partition("Larger ones: dlbench run ")[2])
+    command = cli.get_command(click.Context(cli), "run")
+    assert command is not None
+    with command.make_context("run", words) as context:
+        asked = context.params
+    assert (asked["workload"], asked["preset"], asked["engine"], asked["ranks"]) == ("sample", "tiny", "ddp", "2")
+    assert asked["data"] == chosen.pop("data.source")
+    assert parse_set(asked["overrides"]) == chosen
+    assert parse_sweep(asked["sweep"]) == {"train.batch_per_rank": (16, 32, 64)}
+
+
+def test_words_that_hold_oom_are_no_lack_of_memory(tmp_path: Path) -> None:
+    reasons = {
+        "torch.OutOfMemoryError: CUDA out of memory": True,
+        "OSError: [Errno 12] Cannot allocate memory": True,
+        "MemoryError: Unable to allocate 3 GiB": True,
+        "slurmstepd: Detected 1 oom_kill event": True,
+        "OOMKilled": True,
+        "rank 3: OOM": True,
+        "node bloom3 went down": False,
+        "no room left on device": False,
+        "the zoom of augmentation is below 1": False,
+        "node bloom killed by signal 9": False,
+    }
+    (plan,) = plans(points=(1,), repeats=1)
+    write_run(tmp_path, plan, constant(STEP_MS))
+    for number, reason in enumerate(reasons):
+        chosen = {"train.batch_per_rank": 100 + number}
+        (failed,) = plans(points=(1,), repeats=1, series=f"f{number}", overrides=chosen)
+        write_unfinished(tmp_path, failed, "failed", reason)
+    found = numbers(tmp_path, memory)
+    told = {batch.batch - 100 for batch in found.batches if batch.num_without_memory}
+    assert told == {number for number, is_lack in enumerate(reasons.values()) if is_lack}
+
+
+def test_old_records_tell_no_resident_memory(tmp_path: Path) -> None:
+    folder = one_run(tmp_path)
+    assert numbers(tmp_path, memory).points[0].resident is None
+    content = json.loads(folder.record.read_text())
+    edit_json(folder.record, ranks=[{**rank, "peak_resident_bytes": 3 * 2**30} for rank in content["ranks"]])
+    point = numbers(tmp_path, memory).points[0]
+    assert point.resident is not None
+    assert point.resident.value == 3 * 2**30
+    assert point.gpu_used_bytes == 2 * 2**30
+    assert point.host_used_bytes == 3 * 2**30
+
+
+# The page
+
+
+def test_hostile_hosts_and_fields_stay_text(tmp_path: Path) -> None:
+    hostile = [name.replace("eth0", "<b>x") for name in COLUMNS]
+    one_run(
+        tmp_path,
+        columns=hostile,
+        host=PAYLOAD,
+        unavailable={PAYLOAD: PAYLOAD},
+        facts={"gpu.0.name": PAYLOAD},
+        story=Story(device="cuda:0 (NVIDIA A100)", host=lambda rank: PAYLOAD),
+    )
+    page = html.to_html(document_of(assemble(scan(tmp_path), views=VIEWS), VIEWS))
+    assert "<script>window.pwned" not in page
+    assert "<img src=x" not in page
+    assert "<b>x" not in page
+    assert "\x1b" not in page
+    parser = Tags()
+    parser.feed(page)
+    assert (parser.wrong, parser.open) == ([], [])
+
+
+def test_all_views_of_a_sampled_run_are_in_the_page(tmp_path: Path) -> None:
+    for plan in plans(points=(1,), repeats=2):
+        one_run(tmp_path, plan)
+    report = assemble(scan(tmp_path), views=VIEWS)
+    (group,) = report.groups
+    page = html.to_html(document_of(report, VIEWS))
+    for one in VIEWS.group:
+        assert f'id="{one.id}-{group.id}"' in page
+        for chart in section(group, one.id).charts():
+            assert f'id="{chart.id}"' in page
+    (chart,) = telemetry_charts(group, of(group, Telemetry))
+    assert len(json.dumps(chart.spec)) < 100_000
