@@ -36,10 +36,7 @@ MAX_CARDS = 4
 
 def trends_document(report: TrendsReport) -> Document:
     """What changed over months, and which nodes are slow."""
-    series = [
-        _series(one, is_drawn=number < MAX_CHARTED, is_listed=number < MAX_CHARTED)
-        for number, one in enumerate(report.by_newest_change)
-    ]
+    series = [_series(one, is_drawn=number < MAX_CHARTED) for number, one in enumerate(report.by_newest_change)]
     return Document(
         title=report.title,
         dlbench_version=report.dlbench_version,
@@ -168,8 +165,7 @@ def _card(series: Trend, change: Change) -> Card:
         words=(
             f"{series.label}: {level_text(change.before)} before, {level_text(change.after)} since; changed "
             f"{between_text(change)}.",
-            f"{commits_text(change).capitalize()}.",
-            *(f"{line}." for line in differences_text(change)),
+            *(f"{line}." for line in (commits_text(change), *differences_text(change))),
         ),
         is_bad=change.kind == "regression",
     )
@@ -191,7 +187,7 @@ def _all_series(report: TrendsReport) -> Section:
     )
 
 
-def _series(series: Trend, *, is_drawn: bool, is_listed: bool) -> Section:
+def _series(series: Trend, *, is_drawn: bool) -> Section:
     return Section(
         id=f"series-{series.id}",
         title=f"{series.label} (system {clean(series.system)})",
@@ -203,10 +199,10 @@ def _series(series: Trend, *, is_drawn: bool, is_listed: bool) -> Section:
             "of each level over nights.",
         ),
         brief=(series.verdict, *(line for change in reversed(series.changes) for line in change_lines(change))),
-        in_contents=is_listed,
+        in_contents=is_drawn,
     )
 
 
 def _damaged(runs: Sequence[str]) -> tuple[Section, ...]:
-    marks = tuple(Mark(severity="serious", text=f"damaged: {line}") for line in runs)
+    marks = tuple(Mark(severity="serious", text=line) for line in runs)
     return (Section(id="damaged", title="Damaged", marks=marks),) if marks else ()
