@@ -42,6 +42,11 @@ class Cell:
     def __str__(self) -> str:
         return f"{self.text} {self.interval}".rstrip()
 
+    @property
+    def sorts_by(self) -> float | Literal[""] | None:
+        """The number, an empty text for what is missing, None for text."""
+        return "" if self.text == DASH else self.number
+
 
 def cell_of(value: Value | Cell, unit: str = "", limit: int = MAX_TEXT) -> Cell:
     """A value in the form that suits its type and unit; an en dash for what is missing."""

@@ -249,7 +249,7 @@ def test_tables_sort_and_filter_by_keyboard(browser: Any, sample: Case) -> None:
             assert float(shown[0]) == pick(map(float, shown))
             # Runs without figures come last either way.
             assert rows.last.locator("td").nth(4).get_attribute("data-value") == ""
-        visit.page.get_by_label("Show runs with:").fill("failed")
+        visit.page.locator("#table-runs").get_by_label("Show lines with:").fill("failed")
         assert visit.page.locator("#table-runs tbody tr:visible").count() == 1
         assert visit.page.get_by_role("status").filter(has_text="1 of").count() == 1
         assert visit.complaints == []
