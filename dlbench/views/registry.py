@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlbench.views.causes.view import CausesView
+from dlbench.views.cost.view import CostView
 from dlbench.views.data_path.view import DataPathView
 from dlbench.views.differences.view import DifferencesView
 from dlbench.views.energy.view import EnergyView
@@ -47,6 +48,7 @@ SCALING = Views(
         EnergyView(),
         NoiseView(),
         UtilisationView(),
+        CostView(),
     ),
     closing=(
         SlowNodesView(),
