@@ -23,6 +23,8 @@ class CostPoint:
     nodes: int
     rank_hours: Estimate
     """Of a million samples, `rank-h`."""
+    node_hours: Estimate
+    """The same of whole nodes, as centres bill them, `node-h`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ def cost(group: Group) -> Cost:
                 ranks=point.ranks,
                 nodes=point.nodes,
                 rank_hours=point.throughput_per_rank.inverted("s").scaled(SAMPLES / HOUR_S, "rank-h"),
+                node_hours=point.throughput.inverted("s").scaled(point.nodes * SAMPLES / HOUR_S, "node-h"),
             )
             for point in group.points
         )

@@ -48,6 +48,7 @@ def _sheet(points: tuple[CostPoint, ...], conditions: str) -> Sheet[CostPoint]:
     columns: tuple[Column[CostPoint], ...] = (
         *place_columns(),
         Column("rank_hours_per_million_samples", "Rank-hours", lambda point: point.rank_hours, has_interval=True),
+        Column("node_hours_per_million_samples", "Node-hours", lambda point: point.node_hours, has_interval=True),
     )
     return Sheet(
         name="cost",

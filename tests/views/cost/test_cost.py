@@ -29,6 +29,7 @@ def test_rank_hours_follow_from_the_throughput(tmp_path: Path) -> None:
         assert cost.rank_hours.value == pytest.approx(hours)
         assert cost.rank_hours.low == pytest.approx(point.ranks * 1e6 / point.throughput.high / 3600)  # type: ignore[operator]
         assert (cost.rank_hours.n, cost.rank_hours.kind) == (point.throughput.n, point.throughput.kind)
+        assert cost.node_hours.value == pytest.approx(point.nodes * 1e6 / point.throughput.value / 3600)
         ratio = cost.rank_hours.value / found.points[0].rank_hours.value
         assert ratio == pytest.approx(1 / point.efficiency.value)
     rows = list(csv.DictReader(io.StringIO(to_csv(document_of(report), "cost"))))
