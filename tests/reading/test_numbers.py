@@ -392,7 +392,7 @@ def test_weak_efficiency_is_the_ratio_of_step_times(tmp_path: Path) -> None:
     write_scaling(tmp_path, base_ms=100, exchange_ms=25, points=(1, 2, 4))
     group = only_group(tmp_path)
     assert [point.ranks for point in group.points] == [1, 2, 4]
-    assert group.baseline.efficiency == Estimate(1.0, None, None, 5, "by definition")
+    assert group.baseline.efficiency == Estimate(1.0, None, None, 5, "by definition", "fraction")
     for point in group.points[1:]:
         assert point.efficiency.value == pytest.approx(100 / 125, rel=1e-9)
         assert point.speedup.value == pytest.approx(point.ranks * 0.8, rel=1e-9)

@@ -45,7 +45,7 @@ MAX_GROUPS = 25
 DOWNLOAD_BYTES = 700_000
 """Files in the page, together; what does not fit is left to the command."""
 
-_UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|[KMGTP]iB|B|GB/s|ranks?)\b|%)")
+_UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|MHz|W|[KMGTP]iB|B|GB/s|ranks?)\b|%)")
 
 
 @dataclass(frozen=True)
