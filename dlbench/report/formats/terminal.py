@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from dlbench.report.document import Document, Mark, Section
@@ -23,6 +24,8 @@ WIDEST = 100
 
 Style = Literal["", "title", "notice", "heading", "warning"]
 _RICH = {"": "", "title": "bold", "notice": "italic", "heading": "bold cyan", "warning": "yellow"}
+# A command or a path that is cut at a hyphen cannot be copied.
+_wrap = partial(textwrap.wrap, break_on_hyphens=False)
 _SIGNS = {"serious": "! ", "note": "- ", "good": "+ "}
 
 
@@ -118,7 +121,7 @@ def _named(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
     lines = []
     for name, text in pairs:
         head = f"  {name.ljust(size)}  "
-        lines += textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * (size + 4)) or [head.rstrip()]
+        lines += _wrap(text, width, initial_indent=head, subsequent_indent=" " * (size + 4)) or [head.rstrip()]
     return lines
 
 
@@ -128,7 +131,7 @@ def _sentences(texts: Sequence[str], width: int) -> Iterator[Block]:
 
 
 def _mark(mark: Mark, width: int) -> Block:
-    lines = textwrap.wrap(mark.text, width, initial_indent=_SIGNS[mark.severity], subsequent_indent="  ")
+    lines = _wrap(mark.text, width, initial_indent=_SIGNS[mark.severity], subsequent_indent="  ")
     return Block(tuple(lines), "warning" if mark.severity == "serious" else "")
 
 
@@ -136,7 +139,7 @@ def _listed(texts: Sequence[str], width: int) -> Block:
     first, *items = texts
     lines = ["", *_wrapped(f"{first}:", width)]
     for text in items:
-        lines += textwrap.wrap(text, width, initial_indent="- ", subsequent_indent="  ")
+        lines += _wrap(text, width, initial_indent="- ", subsequent_indent="  ")
     return Block(tuple(lines))
 
 
@@ -211,4 +214,4 @@ def shorten(text: str, width: int) -> str:
 
 def _wrapped(text: str, width: int) -> list[str]:
     """Lines; those of a list item stand under its text."""
-    return textwrap.wrap(text, width, subsequent_indent="  " if text[:2] in _SIGNS.values() else "")
+    return _wrap(text, width, subsequent_indent="  " if text[:2] in _SIGNS.values() else "")
