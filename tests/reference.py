@@ -20,9 +20,12 @@ from pydantic import BaseModel, TypeAdapter
 
 from dlbench import bundled, errors
 from dlbench.cli import COMMANDS, cli
+from dlbench.collectives.page.report import CollectivesReport
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import journal, manifest
 from dlbench.datasets.text import corpus as text_corpus
+from dlbench.gate.page.model import ComparisonReport
+from dlbench.history.page.report import TrendsReport
 from dlbench.jobs.box import state as box_state
 from dlbench.jobs.slurm import Submission
 from dlbench.node import rendezvous
@@ -34,6 +37,7 @@ from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
 from dlbench.records.rows.steps import FIELDS, STEPS_VERSION, step_dtype
 from dlbench.records.status import Failure, RankStatus
 from dlbench.records.watch_cost import WatchCost
+from dlbench.report.formats.schema import schema_of
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
@@ -41,6 +45,8 @@ from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import SystemSpec
 from dlbench.views import model as report_model
+from dlbench.views.diagnosis.document import views_of as diagnosis_views
+from dlbench.views.registry import SCALING
 from tests.support.paths import ROOT
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -446,11 +452,24 @@ def regenerate(text: str) -> str:
     return REGION.sub(lambda match: f"{match[1]}\n{REGIONS[match['name']]()}\n\n{match[3]}", text)
 
 
+def schemas() -> dict[Path, str]:
+    """The JSON schema of each report, by the file that holds it."""
+    found = {
+        "report": SCALING.schema(),
+        "diagnosis": diagnosis_views().schema(),
+        "comparison": schema_of(ComparisonReport),
+        "trends": schema_of(TrendsReport),
+        "collectives": schema_of(CollectivesReport),
+    }
+    folder = ROOT / "docs" / "schemas"
+    return {folder / f"{name}.schema.json": json.dumps(schema, indent=1) + "\n" for name, schema in found.items()}
+
+
 def main() -> None:
-    """Rewrites the pages that are not up to date, and says which."""
-    for page in PAGES:
-        old = page.read_text(encoding="utf-8")
-        new = regenerate(old)
+    """Rewrites the pages and schemas that are not up to date, and says which."""
+    texts = {page: regenerate(page.read_text(encoding="utf-8")) for page in PAGES} | schemas()
+    for page, new in texts.items():
+        old = page.read_text(encoding="utf-8") if page.exists() else ""
         if new != old:
             page.write_text(new, encoding="utf-8")
             print(f"{page.relative_to(ROOT)}: written anew", file=sys.stderr)

@@ -25,6 +25,14 @@ FORMAT = "dlbench.diagnosis"
 TITLE = "dlbench diagnosis"
 
 
+def views_of(network: NetworkModel | None = None, slurm: Mapping[str, float] | None = None) -> Views:
+    """The views of a diagnosis; arguments as of `diagnosis`."""
+    return Views(
+        group=(CausesView(network), StragglersView(), DetailedTelemetryView(), DetailedEnergyView(slurm)),
+        closing=(SlowNodesView(), DecompositionView(), WithoutFiguresView()),
+    )
+
+
 def diagnosis(
     scan: Scan, network: NetworkModel | None = None, slurm: Mapping[str, float] | None = None
 ) -> tuple[Report, Document]:
@@ -35,15 +43,7 @@ def diagnosis(
         network: fitted costs, for forecasts; None: only bounds.
         slurm: joules that Slurm counted for the jobs of runs, by run id.
     """
-    views = Views(
-        group=(
-            CausesView(network),
-            StragglersView(),
-            DetailedTelemetryView(),
-            DetailedEnergyView(slurm),
-        ),
-        closing=(SlowNodesView(), DecompositionView(), WithoutFiguresView()),
-    )
+    views = views_of(network, slurm)
     report = assemble(scan, views=views, with_digests=False)
     # Samples of all runs are read here alone.
     energies = (group.of(DetailedEnergy) for group in report.groups)

@@ -1,0 +1,68 @@
+"""JSON schemas of the reports: those in `docs/schemas` are the code's, and what reports write holds to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from dlbench.gate.comparison import compare_sides
+from dlbench.gate.page.assemble import assemble as compared
+from dlbench.gate.page.document import document_of as comparison_document
+from dlbench.gate.sides import side_of_runs
+from dlbench.gate.verdicts import Rule
+from dlbench.reading.metrics import DEFAULT_METRIC
+from dlbench.records.scan import scan
+from dlbench.report.document import Document
+from dlbench.report.formats.json import to_json
+from dlbench.views.assemble import assemble
+from dlbench.views.diagnosis.document import diagnosis
+from dlbench.views.document import document_of
+from tests import reference
+from tests.support.run_factory import write_scaling
+
+SCHEMAS = reference.schemas()
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.name)
+def test_the_schema_of_each_report_is_current(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == SCHEMAS[path], "on purpose? python -m tests.reference, then read it"
+    jsonschema.Draft202012Validator.check_schema(json.loads(SCHEMAS[path]))
+
+
+def test_every_schema_is_of_a_report() -> None:
+    assert set((reference.ROOT / "docs" / "schemas").iterdir()) == set(SCHEMAS)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("schemas")
+    write_scaling(folder, points=(1, 2, 4))
+    return folder
+
+
+def holds(name: str, document: Document) -> dict[str, Any]:
+    """The document's JSON, valid by its schema."""
+    path = next(path for path in SCHEMAS if path.name == f"{name}.schema.json")
+    content: dict[str, Any] = json.loads(to_json(document))
+    jsonschema.validate(content, json.loads(SCHEMAS[path]), cls=jsonschema.Draft202012Validator)
+    return content
+
+
+def test_what_reports_write_holds_to_their_schemas(runs: Path) -> None:
+    assert holds("report", document_of(assemble(scan(runs))))["groups"]
+    assert holds("diagnosis", diagnosis(scan(runs))[1])["groups"]
+    side = side_of_runs(scan(runs), "runs", {}, "--where")
+    found = compared(compare_sides(side, side, metrics=(DEFAULT_METRIC,), rule=Rule()))
+    assert holds("comparison", comparison_document(found))["points"]
+
+
+def test_a_wrong_key_is_found(runs: Path) -> None:
+    content = json.loads(to_json(document_of(assemble(scan(runs)))))
+    content["groups"][0]["cost"]["points"][0]["rank_hours"]["values"] = 1
+    path = next(path for path in SCHEMAS if path.name == "report.schema.json")
+    with pytest.raises(jsonschema.ValidationError, match="values"):
+        jsonschema.validate(content, json.loads(SCHEMAS[path]), cls=jsonschema.Draft202012Validator)
