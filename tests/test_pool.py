@@ -172,7 +172,7 @@ def test_a_process_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pyte
 def test_no_process_outlives_the_one_that_started_it(tmp_path: Path, number: signal.Signals, when: str) -> None:
     code = (
         "import sys; from functools import partial; from pathlib import Path; from dlbench import pool; "
-        "from tests import pool_work\n"
+        "from tests.support import pool_work\n"
         "work = partial(pool_work.begin_and_stay, Path(sys.argv[1]))\n"
         "with pool.run(work, range(4), 2, name=str, verb='made') as r:\n"
         "    list(r)\n"

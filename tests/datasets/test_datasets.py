@@ -56,7 +56,7 @@ def touch(folder: Path, *names: str) -> None:
 
 def test_packages_import_without_numpy_and_torch() -> None:
     modules = [p.stem for p in Path(demo.__file__).parent.glob("*.py") if p.stem != "__init__"]
-    code = "import sys\n" + "".join(f"import dlbench.datasets.{m}\n" for m in sorted(modules))
+    code = "import sys\n" + "".join(f"import {demo.__package__}.{m}\n" for m in sorted(modules))
     code += "print([m for m in ('numpy', 'torch', 'h5py', 'PIL', 'tokenizers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
