@@ -31,6 +31,7 @@ from dlbench.report.charts import svg as drawing
 from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
+from dlbench.report.table import Cell, TextRow, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
 from dlbench.views import model
@@ -373,6 +374,13 @@ def test_rich_reads_no_markup_and_passes_no_escapes(made: model.Report) -> None:
     terminal.show(document_of(replace(made, groups=(group,))), Console(file=sink, width=80, force_terminal=False))
     assert "[bold]x[/nonsense] [link=file:///]y[/link]" in sink.getvalue()
     assert "\x1b" not in sink.getvalue()
+
+
+def test_a_narrow_table_keeps_the_intervals_on_the_left() -> None:
+    row = TextRow((Cell("1 rank"), Cell("10 ms", "[9, 11]"), Cell("5", "[4, 6]")))
+    table = TextTable(("At", "Time", "Rate"), (row,))
+    for width, kept in ((31, ["10 ms [9, 11]", "5 [4, 6]"]), (30, ["10 ms [9, 11]", "5"]), (26, ["10 ms", "5"])):
+        assert re.split(r"\s{2,}", terminal.fitted(table, width)[-1]) == ["1 rank", *kept]
 
 
 @pytest.mark.parametrize("folder_name", ["sample", "hostile"])
