@@ -381,7 +381,11 @@ def test_something_behind_the_end(archive: Path, tmp_path: Path) -> None:
     assert verdicts(outcomes).count("damaged") == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b", b"x" * 4096, gzip.compress(b"x" * 4096)])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no archive", b"\x1f\x8b", b"x" * 4096, gzip.compress(b"x" * 4096)],
+    ids=["empty", "text", "cut", "long", "compressed"],
+)
 def test_what_is_no_archive(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(content)
