@@ -66,7 +66,7 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
 @measure_options
 @shared.submit_options("2,4")
 def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **options: Any) -> None:
-    """Measure a collective in Slurm jobs, one a run; --dry-run prints the exact scripts.
+    """Measure a collective in Slurm jobs, one per run; --dry-run prints the exact scripts.
 
     \b
     Example:
