@@ -255,7 +255,7 @@ def is_name_of_code(dotted: str) -> bool:
 
 def recorded_settings() -> set[str]:
     """Keys that engines put into records beside those of the plan."""
-    sources = (ROOT / "dlbench" / "node" / "sync").glob("*.py")
+    sources = (ROOT / "dlbench" / "node" / "sync").rglob("*.py")
     return {key for source in sources for key in re.findall(r'key="([a-z_.]+)"', source.read_text(encoding="utf-8"))}
 
 
