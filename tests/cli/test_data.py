@@ -421,6 +421,7 @@ def test_hostile_names_print_as_one_line(cli: Cli, copy: Callable[[str], Path]) 
 # demo
 
 
+@pytest.mark.slow
 def test_demo_is_made_once_with_both_splits(cli: Cli, tmp_path: Path) -> None:
     done = cli("data", "demo", "d")
     assert done.returncode == 0, done.stderr

@@ -596,7 +596,7 @@ def test_every_flipped_byte_of_our_files_is_found_or_does_no_harm(recipe: Sample
     assert found > 120
 
 
-@pytest.mark.parametrize("layout", ["ours", "fixed", "variable"])
+@pytest.mark.parametrize("layout", ["ours", "fixed", pytest.param("variable", marks=pytest.mark.slow)])
 def test_damage_is_one_line_and_never_a_defect(recipe: SamplesRecipe, tmp_path: Path, layout: str) -> None:
     path = tmp_path / "a.h5"
     if layout == "ours":

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.datasets.making.demo import prepare_demo_data
+from dlbench.datasets.making.catalogue import Wish, order
+from dlbench.datasets.making.production import produce
 from dlbench.jobs.box.box import Box
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
@@ -24,7 +25,9 @@ BOUND_S = 240
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare_demo_data(tmp_path_factory.mktemp("data")).images
+    folder = tmp_path_factory.mktemp("data") / "images"
+    produce(order("images", Wish(samples=64, validation=10, size="64")).recipe, folder)
+    return folder
 
 
 def wait_for(folder: Path, count: int) -> list[Run]:

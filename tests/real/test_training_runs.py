@@ -17,6 +17,7 @@ from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
 from tests.support.forks import call_dlbench
+from tests.support.volumes import write_volumes
 
 h5py = pytest.importorskip("h5py")
 
@@ -29,22 +30,11 @@ ALONE = (
 SIX = ("--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=4")
 
 
-def volumes(folder: Path, num: int, seed: int) -> None:
-    folder.mkdir(parents=True)
-    generator = np.random.default_rng(seed)
-    target = generator.uniform(-1, 1, (num, 4)).astype("float32")
-    with h5py.File(folder / "density-0.h5", "w") as file:
-        # A mean that the first parameter decides: something to learn, at once.
-        mean = np.exp(1 + target[:, 0])[:, None, None, None, None]
-        file["x"] = generator.poisson(mean, (num, 32, 32, 32, 4)).astype("int16")
-        file["y"] = target
-
-
 @pytest.fixture(scope="module")
 def density(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("density")
-    volumes(folder / "train", 48, seed=0)
-    volumes(folder / "validation", 11, seed=1)
+    write_volumes(folder / "train", 48, seed=0)
+    write_volumes(folder / "validation", 11, seed=1)
     return folder
 
 
@@ -263,8 +253,8 @@ OUT_OF_REACH = (
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps an epoch."""
     folder = tmp_path_factory.mktemp("few")
-    volumes(folder / "train", 12, seed=2)
-    volumes(folder / "validation", 5, seed=3)
+    write_volumes(folder / "train", 12, seed=2)
+    write_volumes(folder / "validation", 5, seed=3)
     return folder
 
 
@@ -318,8 +308,8 @@ def test_what_cannot_train_to_a_quality_is_told_before_anything_is_made(
 @pytest.mark.slow
 def test_a_checkpoint_of_another_data_set_is_refused(cli: Cli, tmp_path: Path, two_epochs: Run) -> None:
     other = tmp_path / "other"
-    volumes(other / "train", 16, seed=5)
-    volumes(other / "validation", 5, seed=3)
+    write_volumes(other / "train", 16, seed=5)
+    write_volumes(other / "validation", 5, seed=3)
     words = (*OUT_OF_REACH, "--preset", "ci", "--data", other, "--set", "quality.max_epochs=3.0")
     done = cli("run", *words, "--resume", two_epochs.folder.path, "--series", "second")
     assert done.returncode == 2, done.stderr

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from dlbench.datasets.making.demo import prepare_demo_data
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.single import SingleEngine
@@ -39,6 +38,7 @@ from dlbench.specs.watch import WatchSpec
 from tests.records.rows.test_spans import Seen, read_spans
 from tests.support.forks import call_dlbench
 from tests.support.run_factory import Story, constant, plans, write_run
+from tests.support.volumes import write_volumes
 from tests.support.watch_factory import node_watch, watch_result
 
 STAGES = ["starting", "building", "warm-up", "measuring", "finishing"]
@@ -67,7 +67,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def density(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare_demo_data(tmp_path_factory.mktemp("data")).density
+    folder = tmp_path_factory.mktemp("density") / "train"
+    write_volumes(folder, 24, seed=0)
+    return folder
 
 
 def trained(out: Path, series: str, data: Path | None = None, **overrides: Any) -> Run:

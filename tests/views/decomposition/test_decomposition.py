@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import h5py
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +24,7 @@ from dlbench.views.decomposition.view import decomposition_lines, decomposition_
 from dlbench.views.sweep.numbers import sweeps
 from tests.conftest import Cli
 from tests.support.run_factory import constant, plans, write_run, write_unfinished
+from tests.support.volumes import write_volumes
 
 DATA = "/data/pictures"
 REAL: Mapping[str, float] = {
@@ -386,11 +385,7 @@ def record_of(run: Run) -> Record:
 @pytest.fixture(scope="module")
 def small_density(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("density") / "train"
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    with h5py.File(folder / "density-0.h5", "w") as file:
-        file["x"] = generator.poisson(3.0, (24, 32, 32, 32, 4)).astype("int16")
-        file["y"] = generator.uniform(-1, 1, (24, 4)).astype("float32")
+    write_volumes(folder, 24, seed=0)
     return folder
 
 
