@@ -24,6 +24,7 @@ from dlbench.history.tar_stream import Limits, members, safe_parts
 from dlbench.records.scan import scan
 from dlbench.report.formats import json as json_tables
 from dlbench.views.assemble import assemble
+from dlbench.views.document import document_of
 from tests.support.history_factory import write_history
 
 POINTS = [(20.0 * number, 1 + number / 50) for number in range(4)]
@@ -83,7 +84,7 @@ def test_reports_of_both_ends_are_equal(made: Path, archive: Path, tmp_path: Pat
     bring(archive, tmp_path / "store")
     month = "runs/2026-03"
     reports = [assemble(scan(store / month)) for store in (made, tmp_path / "store")]
-    assert json_tables.to_json(reports[0]) == json_tables.to_json(reports[1])
+    assert json_tables.to_json(document_of(reports[0])) == json_tables.to_json(document_of(reports[1]))
 
 
 @pytest.mark.parametrize("name", ["one.tar", "one.tar.gz"])
