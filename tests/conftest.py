@@ -43,8 +43,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     if hasattr(config, "workerinput"):
         # Groups are handed out in the order of their first tests: long ones first, so that both processes end together.
-        slow = Counter(_group(item) for item in items if item.get_closest_marker("slow"))
-        items.sort(key=lambda item: -slow[_group(item)])
+        costly = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")]
+        weight = Counter(map(_group, costly))
+        items.sort(key=lambda item: -weight[_group(item)])
 
 
 def _group(item: pytest.Item) -> str:
