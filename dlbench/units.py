@@ -32,10 +32,15 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 def format_bytes(num_bytes: float) -> str:
     """Bytes as text in binary units, e.g. ``128 MiB``."""
+    return " ".join(bytes_parts(num_bytes))
+
+
+def bytes_parts(num_bytes: float) -> tuple[str, str]:
+    """Number and unit of `format_bytes`."""
     value = float(num_bytes)
     for unit in _BINARY:
         if abs(value) < 1024 or unit == _BINARY[-1]:
-            return f"{value:.4g} {unit}"
+            return f"{value:.4g}", unit
         value /= 1024
     raise AssertionError("unreachable")
 
@@ -54,19 +59,24 @@ def parse_bytes(text: str) -> int:
 
 def format_seconds(seconds: float) -> str:
     """A duration as text with the unit that suits it, e.g. ``12.3 ms`` or ``4 min 05 s``."""
+    return " ".join(part for part in seconds_parts(seconds) if part)
+
+
+def seconds_parts(seconds: float) -> tuple[str, str]:
+    """Number and unit of `format_seconds`; no unit for what has two of them, such as ``4 min 05 s``."""
     if not math.isfinite(seconds):
-        return "unknown"
+        return "unknown", ""
     magnitude = abs(seconds)
     if magnitude >= 60:
         minutes, rest = divmod(round(magnitude), 60)
         sign = "-" if seconds < 0 else ""
         if minutes >= 60:
-            return f"{sign}{minutes // 60} h {minutes % 60:02d} min"
-        return f"{sign}{minutes} min {rest:02d} s"
+            return f"{sign}{minutes // 60} h {minutes % 60:02d} min", ""
+        return f"{sign}{minutes} min {rest:02d} s", ""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs"), (1e9, "ns")):
         # 0.9995 ms is what three digits round to 1000 µs.
         if magnitude * factor >= 0.9995 or unit == "ns":
-            return f"{seconds * factor:.3g} {unit}"
+            return f"{seconds * factor:.3g}", unit
     raise AssertionError("unreachable")
 
 

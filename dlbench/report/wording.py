@@ -6,9 +6,11 @@ import math
 import unicodedata
 
 from dlbench.stats.estimates import Estimate
-from dlbench.units import format_bytes, format_number, format_seconds
+from dlbench.units import bytes_parts, format_number, seconds_parts
 
 DASH = "–"
+POINTS = "points"
+"""Unit of a share that is lost: hundredths of the ideal."""
 
 PART_TITLES = {
     "input": "input wait",
@@ -38,41 +40,48 @@ def clean(text: str, limit: int = 2000) -> str:
 
 def percent(fraction: float, decimals: int = 1) -> str:
     """A fraction as text, e.g. ``83.1 %``."""
-    if not math.isfinite(fraction):
-        return "n/a"
-    # Adding zero turns the -0.0 that rounding leaves into 0.0.
-    return f"{round(fraction * 100, decimals) + 0.0:.{decimals}f} %"
+    return _joined(_hundredths(fraction, "%", decimals))
 
 
 def points(fraction: float) -> str:
     """A share of the ideal as text, e.g. ``17.2 points``."""
-    return percent(fraction).replace("%", "points")
+    return number_text(fraction, POINTS)
 
 
 def lost_text(figure: Estimate) -> str:
     """A lost share with its interval, e.g. ``12.3 points [11.0, 13.9]``."""
-    return figure_text(figure).replace("%", "points")
+    return figure_text(figure.in_unit(POINTS))
+
+
+def _hundredths(fraction: float, unit: str, decimals: int = 1) -> tuple[str, str]:
+    if not math.isfinite(fraction):
+        return "n/a", ""
+    # Adding zero turns the -0.0 that rounding leaves into 0.0.
+    return f"{round(fraction * 100, decimals) + 0.0:.{decimals}f}", unit
+
+
+def _joined(parts: tuple[str, str]) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def _number_parts(value: float, unit: str) -> tuple[str, str]:
+    """The number in the form that suits its unit, and the unit if it is printed: those of rates stand in headers."""
+    if unit in ("fraction", POINTS):
+        return _hundredths(value, "%" if unit == "fraction" else POINTS)
+    if unit == "s":
+        return seconds_parts(value) if value else ("0", "s")
+    if unit == "bytes":
+        return bytes_parts(value)
+    if unit in ("samples", "count"):
+        return f"{value:,.0f}", ""
+    if unit == "messages":
+        return f"{value:,.4g}", ""
+    return format_number(value, 3 if unit in ("GB/s", "epochs") else 4), ""
 
 
 def number_text(value: float, unit: str) -> str:
     """One number in the form that suits its unit, without the names of rates."""
-    if unit == "fraction":
-        return percent(value)
-    if unit == "s":
-        return format_seconds(value) if value else "0 s"
-    if unit == "samples":
-        return f"{value:,.0f}"
-    if unit == "bytes":
-        return format_bytes(value)
-    if unit == "GB/s":
-        return format_number(value, 3)
-    if unit == "count":
-        return f"{value:,.0f}"
-    if unit == "messages":
-        return f"{value:,.4g}"
-    if unit == "epochs":
-        return format_number(value, 3)
-    return format_number(value)
+    return _joined(_number_parts(value, unit))
 
 
 def value_text(figure: Estimate) -> str:
@@ -86,11 +95,11 @@ def interval_text(figure: Estimate) -> str:
         return ""
     if figure.value == figure.low == figure.high == 0:
         return ""
-    ends = [number_text(end, figure.unit) for end in (figure.low, figure.high)]
-    unit = value_text(figure).partition(" ")[2]
-    if unit and all(end.partition(" ")[2] == unit for end in ends):
-        ends = [end.partition(" ")[0] for end in ends]
-    return f"[{', '.join(ends)}]"
+    _, unit = _number_parts(figure.value, figure.unit)
+    ends = [_number_parts(end, figure.unit) for end in (figure.low, figure.high)]
+    if all(end[1] == unit for end in ends):
+        return f"[{', '.join(number for number, _ in ends)}]"
+    return f"[{', '.join(map(_joined, ends))}]"
 
 
 def basis_text(figure: Estimate, unit: str = "run") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlbench.report.table import times_cell
 from dlbench.report.wording import DASH, basis_text, times_text
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.sweep.axes import MARGIN_TEXT, Axis
@@ -62,8 +63,11 @@ def headline(best: Setting | None, place: str, *, has_default: bool) -> tuple[st
     name = "the default" if has_default else "the first setting"
     if best is None or best.ratio is None:
         return DASH, f"no setting is faster than {name} for certain, at {place}"
-    value, _, interval = times_text(best.ratio).partition(" ")
-    return value, f"the throughput of {name} {interval} by {best.label}, at {place}; {basis_text(best.ratio)}"
+    ratio = times_cell(best.ratio)
+    return (
+        ratio.text,
+        f"the throughput of {name} {ratio.interval} by {best.label}, at {place}; {basis_text(best.ratio)}",
+    )
 
 
 def verdict(choice: Choice, axes: Sequence[Axis], place: str) -> str:
