@@ -325,7 +325,7 @@ def presets() -> str:
         batch = f"{train.batch_per_rank} {unit}"
         about = " ".join(chosen.about.split())
         rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", batch, train.optimizer.name, steps, about))
-    return table(("Workload", "Preset", "Batch a rank", "Optimiser", "Warm-up + measured steps", "What it is"), rows)
+    return table(("Workload", "Preset", "Batch per rank", "Optimiser", "Warm-up + measured steps", "What it is"), rows)
 
 
 def recipes() -> str:

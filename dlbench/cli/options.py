@@ -49,7 +49,7 @@ def plan_options(function: F) -> F:
             type=click.Choice(["weak", "strong"]),
             default="weak",
             show_default=True,
-            help="Fixed batch a rank, or fixed global batch (the preset's batch times the smallest rank count).",
+            help="Fixed batch per rank, or fixed global batch (the preset's batch times the smallest rank count).",
         ),
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan."),
         click.option("--sweep", multiple=True, metavar="KEY=A,B", help="Run every point with each value of a key."),

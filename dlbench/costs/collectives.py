@@ -1,7 +1,7 @@
 """Steps, messages and bytes of collectives: counted from their schedules, and in closed form.
 
 The closed forms are those of the literature, written down apart from the schedules; that both agree is tested. Costs:
-alpha seconds a message, beta seconds a byte and direction (each rank sends and takes one message at a time), gamma
+alpha seconds per message, beta seconds a byte and direction (each rank sends and takes one message at a time), gamma
 seconds a byte reduced; n bytes, p ranks in m groups of g.
 """
 

@@ -164,7 +164,7 @@ def attainable_efficiency(baseline_step_s: float, exposed_s: float) -> float:
     """Weak-scaling efficiency if a step takes the baseline's time and the exposed communication, nothing else.
 
     Args:
-        baseline_step_s: step of one rank alone with the same batch a rank.
+        baseline_step_s: step of one rank alone with the same batch per rank.
         exposed_s: exposed communication, e.g. of `best_exposed`: then no schedule in this order does better.
 
     Raises:

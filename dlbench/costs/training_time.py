@@ -65,7 +65,7 @@ def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> fl
     """Samples a second of `ranks` ranks.
 
     Args:
-        per_rank: samples a second of one rank at the same batch a rank.
+        per_rank: samples a second of one rank at the same batch per rank.
         ranks: how many.
         efficiency: weak-scaling efficiency, 1 for perfect scaling; above 1 it is superlinear.
 
@@ -76,7 +76,7 @@ def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> fl
 
 
 def time_to_train(samples: float, throughput: float) -> float:
-    """Seconds of training steps for `samples` samples at `throughput` samples a second, both over all ranks.
+    """Seconds of training steps for `samples` samples at `throughput` samples per second, both over all ranks.
 
     Raises:
         ValueError: a number is not positive or not finite.
@@ -95,7 +95,7 @@ def consistency(
     """Whether a throughput, an amount of training and a time can all be true.
 
     Args:
-        throughput: samples a second, all ranks together.
+        throughput: samples per second, all ranks together.
         samples: samples of an epoch.
         epochs: epochs trained.
         seconds: the stated time to train.

@@ -1,7 +1,7 @@
 """Model FLOPs utilisation: what share of the hardware's peak a training turns into the model's own arithmetic.
 
-MFU = FLOPs of training on one sample x samples a second / (peak of one rank x ranks), Chowdhery et al., "PaLM" (2022),
-appendix B. Only FLOPs that the model needs are counted, none that are computed again (see
+MFU = FLOPs of training on one sample x samples per second / (peak of one rank x ranks), Chowdhery et al., "PaLM"
+(2022), appendix B. Only FLOPs that the model needs are counted, none that are computed again (see
 `dlbench.node.models.flops`), so MFU cannot be raised by doing work twice.
 """
 

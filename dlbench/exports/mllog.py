@@ -76,7 +76,7 @@ def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
     Args:
         run: with a record.
         statement: what the person says.
-        throughput: samples a second over the measured steps, all ranks; None where it is not known.
+        throughput: samples per second over the measured steps, all ranks; None where it is not known.
 
     Raises:
         IncompleteDataError: a time in the record is damaged.

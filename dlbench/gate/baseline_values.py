@@ -22,7 +22,7 @@ def baseline_of(side: Side, *, allow_few: bool) -> Baseline:
     if few and not allow_few:
         places = ", ".join(f"{len(point.runs)} at {_place(point)}" for point in few)
         raise UserError(
-            f"{side.name}: a baseline needs {MIN_RUNS} runs a point, there are {places}; run it with --repeats "
+            f"{side.name}: a baseline needs {MIN_RUNS} runs per point, there are {places}; run it with --repeats "
             f"{MIN_RUNS} or more (10 find smaller slowdowns), or give --allow-few: no verdict will come of it"
         )
     points = [_point(point) for point in side.points]

@@ -63,7 +63,7 @@ def unpaired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
         ValueError: a side has fewer than two values.
     """
     if min(len(a), len(b)) < 2:
-        raise ValueError(f"a test needs two runs a side, got {len(a)} and {len(b)}")
+        raise ValueError(f"a test needs two runs per side, got {len(a)} and {len(b)}")
     # One order of the sides, so that exchanging them exchanges the two p to the last digit.
     if (len(a), sorted(a)) > (len(b), sorted(b)):
         mirrored = unpaired_difference(b, a)

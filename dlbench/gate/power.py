@@ -39,7 +39,7 @@ def power_of(
 
     That is the usual formula of the t test (Cohen, Statistical Power Analysis, 1988, section 2.3), with the largest
     level below the wanted one that the exact test can give. The permutation test has the same power for large n
-    (Hoeffding, Annals of Mathematical Statistics 23, 1952): by simulation 80 % from 7 runs a side, 78 % with 6, and
+    (Hoeffding, Annals of Mathematical Statistics 23, 1952): by simulation 80 % from 7 runs per side, 78 % with 6, and
     74 % with 5.
     A slowdown within the tolerance is never called one, so log(1 + tolerance) + t(power) s sqrt(...) bounds it too.
 
@@ -90,6 +90,6 @@ def _smallest_paired_p(pairs: int, level: float) -> float:
 
 
 def smallest_unpaired_p(na: int, nb: int) -> float:
-    """The smallest p of the permutation test with so many runs a side."""
+    """The smallest p of the permutation test with so many runs per side."""
     divisions = math.comb(na + nb, na)
     return 1 / divisions if divisions <= MAX_DIVISIONS else 1 / (NUM_RANDOM + 1)

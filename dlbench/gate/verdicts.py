@@ -133,7 +133,7 @@ def _decide(
 def _insufficient(sample: Sample) -> Judgement:
     counts = len(sample.a), len(sample.b)
     known = min(counts) > 0
-    unit = "pairs" if sample.paired else "runs a side"
+    unit = "pairs" if sample.paired else "runs per side"
     told = f"{counts[0]}" if sample.paired else f"{counts[0]} and {counts[1]}"
     return Judgement(
         verdict="insufficient",

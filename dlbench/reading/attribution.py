@@ -1,7 +1,7 @@
 """Where the lost share of the ideal goes, at first order: each part of a step against the baseline's.
 
 A step of the ideal machine takes, part by part, what the baseline's step takes for the same number
-of samples a rank. With T = sum of the parts (mean seconds a step), T_ideal likewise:
+of samples per rank. With T = sum of the parts (mean seconds per step), T_ideal likewise:
 
     1 - E = (T - T_ideal) / T = sum over parts of (part - part_ideal) / T
 
@@ -45,9 +45,9 @@ class Part:
     name: str
     """One of `dlbench.reading.measures.PARTS` or of `dlbench.reading.causes.CAUSES`; `step` for the whole."""
     seconds: Estimate
-    """Mean over runs of the run's mean seconds a step."""
+    """Mean over runs of the run's mean seconds per step."""
     ideal_seconds: float
-    """The same at the baseline, for the same number of samples a rank."""
+    """The same at the baseline, for the same number of samples per rank."""
     lost: Estimate
     """Share of the ideal that is lost here (1); negative where the part became faster."""
 
@@ -73,7 +73,7 @@ def attribute(
     Args:
         own: the parts of this point's runs.
         baseline: those of the baseline's runs.
-        work: samples a rank and step of this point / of the baseline (1 under weak scaling).
+        work: samples per rank and step of this point / of the baseline (1 under weak scaling).
         is_baseline: nothing is lost by definition.
         names: the parts, in order; together they are the whole step.
     """

@@ -45,7 +45,7 @@ class RunMeasures:
     measured_s: float
     """Longest measured time of any rank."""
     throughput: float
-    """samples / measured_s, samples a second."""
+    """samples / measured_s, samples per second."""
     step_median_s: float
     """Median over steps of the slowest rank's time in each step."""
     step_p95_s: float

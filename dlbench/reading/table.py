@@ -61,7 +61,7 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
     `run_id`, `group` (equal for comparable runs), `series`, `repeat`, `block` (series and swept
     values: runs of one block and repeat ran interleaved), `position`, `side`,
     `finished` (UTC), `batch`
-    (samples a rank, integer), `sample_unit`, `steps`, `samples`, `measured_s`, `throughput`
+    (samples per rank, integer), `sample_unit`, `steps`, `samples`, `measured_s`, `throughput`
     (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (number of recorded ones).
 
     Damaged runs are not raised but listed, so that one bad file does not hide the rest. Where there is much to read,

@@ -58,7 +58,7 @@ def goal(run: Run) -> str:
 
 def _accumulation(run: Run) -> str:
     parts = run.plan.workload.train.gradient_accumulation
-    return "" if parts == 1 else f"{parts} parts a batch"
+    return "" if parts == 1 else f"{parts} parts per batch"
 
 
 def _memory_format(run: Run) -> str:
@@ -117,7 +117,7 @@ KEYS: tuple[Key, ...] = (
     Key(name="data", title="Data source", value=data_source, comparable=True),
     Key(
         name="batch_per_rank",
-        title="Batch a rank",
+        title="Batch per rank",
         value=lambda r: str(r.plan.workload.train.batch_per_rank),
         comparable=True,
     ),
@@ -129,7 +129,10 @@ KEYS: tuple[Key, ...] = (
     Key(name="launcher", title="Launcher", value=lambda r: r.plan.system.launch.launcher, comparable=True),
     Key(name="system", title="System", value=lambda r: r.plan.system.name, comparable=True),
     Key(
-        name="cores_per_rank", title="Cores a rank", value=lambda r: str(r.plan.layout.cores_per_rank), comparable=True
+        name="cores_per_rank",
+        title="Cores per rank",
+        value=lambda r: str(r.plan.layout.cores_per_rank),
+        comparable=True,
     ),
     Key(name="watching", title="Watching", value=watching, comparable=True),
     Key(name="fault", title="Planted fault", value=_fault, comparable=True),

@@ -73,7 +73,7 @@ class SeriesSpec(Spec):
     """Where the run stands in its series."""
 
     id: Name = Field(description="The series: all runs started together.")
-    scaling: Literal["weak", "strong"] = Field(description="weak: fixed batch a rank; strong: fixed global batch.")
+    scaling: Literal["weak", "strong"] = Field(description="weak: fixed batch per rank; strong: fixed global batch.")
     repeat: CountOrZero = Field(description="Which repeat this is, from 0.")
     repeats: Count = Field(description="How often each point is run.")
     position: CountOrZero = Field(description="Order in the series; repeats are interleaved over points.")

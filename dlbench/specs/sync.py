@@ -116,7 +116,7 @@ def layout_problem(sync: SyncSpec, *, engine: str, ranks: int, nodes: int) -> st
         if group == 1 or group == ranks:
             return (
                 f"sync.exchange {sync.exchange}: needs two groups of two ranks or more, here are {ranks // group} of "
-                f"{group}; use more nodes or ranks a node, or set sync.group_size"
+                f"{group}; use more nodes or ranks per node, or set sync.group_size"
             )
     if sync.inside == "shared-memory" and sync.exchange == "flat" and nodes > 1:
         return "sync.inside shared-memory: ranks of several nodes share no memory; use exchange hierarchical or leader"

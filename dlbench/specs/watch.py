@@ -15,7 +15,7 @@ MAX_WINDOW_STEPS = 64
 """Largest window: what it sees is held in memory until the warm-up is over."""
 
 MAX_TRACE_BYTES = 20_000_000
-"""Default of `watch.max_bytes`. With step files of about 27 bytes a step and rank, 1,024 ranks of 1,000 steps leave
+"""Default of `watch.max_bytes`. With step files of about 27 bytes per step and rank, 1,024 ranks of 1,000 steps leave
 less than 50 MB behind."""
 
 

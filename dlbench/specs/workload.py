@@ -77,7 +77,7 @@ class _Data(Spec):
     validation: str | None = Field(
         None, min_length=1, description="Data of evaluations, a path; none: `validation` or `val` beside `train`."
     )
-    loader_workers: CountOrZero = Field(0, description="Reader processes a rank; 0 reads in the training process.")
+    loader_workers: CountOrZero = Field(0, description="Reader processes per rank; 0 reads in the training process.")
     on_bad_sample: Literal["stop", "skip"] = Field("stop", description="What an unreadable sample does to the run.")
 
     @property

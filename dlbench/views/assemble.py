@@ -130,7 +130,7 @@ def _batch_text(group: scaling.Group) -> str:
     unit = clean(plan.workload.sample_unit, 40)
     if group.scaling == "strong":
         return f"{plan.global_batch} {unit} in all"
-    return f"{plan.workload.train.batch_per_rank} {unit} a rank"
+    return f"{plan.workload.train.batch_per_rank} {unit} per rank"
 
 
 def data_text(run: Run) -> str:

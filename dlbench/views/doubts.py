@@ -126,7 +126,7 @@ def _few_repeats(group: Group) -> Iterator[Doubt]:
         yield Doubt(
             code="few-repeats",
             severity="serious",
-            text=f"insufficient for a comparison: fewer than {MIN_RUNS} valid runs a point ({counts})",
+            text=f"insufficient for a comparison: fewer than {MIN_RUNS} valid runs per point ({counts})",
         )
 
 

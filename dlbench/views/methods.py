@@ -32,7 +32,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "Speed-up and efficiency",
         "Speed-up is throughput divided by the baseline's throughput. Efficiency is speed-up divided by the ratio of "
-        "rank counts: for weak scaling (fixed batch a rank) Thr(p) / ((p/p0) Thr(p0)), for strong scaling (fixed "
+        "rank counts: for weak scaling (fixed batch per rank) Thr(p) / ((p/p0) Thr(p0)), for strong scaling (fixed "
         "global batch) p0 T(p0) / (p T(p)). The baseline is the smallest rank count measured, and is always named. "
         "Interleaved repeats are resampled in pairs, so that drift of the machine cancels.",
     ),
@@ -56,7 +56,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "Published figures",
         "Drawn as a reference line only where the work is the same: preset with the published configuration, network, "
-        "batch a rank, precision class, real or made data, weak or strong scaling. The hardware is another all the "
+        "batch per rank, precision class, real or made data, weak or strong scaling. The hardware is another all the "
         "same.",
     ),
     (
@@ -75,8 +75,8 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Lost points",
-        "Each part is compared with the same part of the baseline, for the same number of samples a rank. Differences "
-        "divided by the mean step sum to 1 - efficiency (of means). This is a first-order account: a part is "
+        "Each part is compared with the same part of the baseline, for the same number of samples per rank. "
+        "Differences divided by the mean step sum to 1 - efficiency (of means). This is a first-order account: a part is "
         "charged with the time it holds, whatever the cause.",
     ),
     (
@@ -136,7 +136,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Model FLOPs utilisation",
-        "FLOPs of training on one sample x samples a second / (ranks x peak of a rank). FLOPs are those the model "
+        "FLOPs of training on one sample x samples per second / (ranks x peak of a rank). FLOPs are those the model "
         "needs: forward, and twice that backward, products of tensors only, nothing computed again (Chowdhery et al. "
         "2022, appendix B). The peak is a declared number or a data sheet's, at the precision in force; it stands "
         "beside the figure with its source.",
@@ -149,7 +149,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "What may be compared",
         "Runs form one group only if workload, preset, every setting of the plan, goal, engine, precision, data "
-        "source, batch, launcher, system, cores a rank and device agree. Under strong scaling the global batch must "
+        "source, batch, launcher, system, cores per rank and device agree. Under strong scaling the global batch must "
         "agree.",
     ),
 )

@@ -33,7 +33,7 @@ from tests.bench.shaped_cluster import (
 )
 
 LAYOUTS = ((2, 2), (2, 3), (2, 4), (4, 2))
-"""Nodes and ranks a node."""
+"""Nodes and ranks per node."""
 FIT_SIZES = "1MiB,2MiB,4MiB"
 LARGE_SIZES = "20MB,50MB,100MB"
 REPEATS = 3

@@ -100,7 +100,7 @@ def _rates(runs: Sequence[Run], way: Callable[[Run], str]) -> dict[str, list[flo
 
 
 def _two_ranks() -> Iterator[Figure]:
-    """ResNet-50, `ci`, one core a rank: every way by turns, and back again in the next repeat."""
+    """ResNet-50, `ci`, one core per rank: every way by turns, and back again in the next repeat."""
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "runs"
         lost: dict[str, str] = {}
@@ -158,7 +158,7 @@ def _efficiencies(
             continue
         value, low, high = median_interval([v / (2 * b) for v, b in zip(values, base, strict=True)])
         yield Figure(
-            name=f"scaling efficiency of 2 ranks over 1, ResNet-50 ci, one core a rank: {name}",
+            name=f"scaling efficiency of 2 ranks over 1, ResNet-50 ci, one core per rank: {name}",
             value=value,
             low=low,
             high=high,

@@ -72,12 +72,12 @@ def _by_blocks(workload: str) -> Iterator[Figure]:
     value, low, high = (100 * (one - 1) / FASTER for one in median_interval(ratios))
     yield Figure(
         **about, value=value, low=low, high=high, n=len(ratios), met=high <= 1,
-        reason=f"pairs of neighbouring blocks of {BLOCK_S:g} s; {FASTER} samples a second, divided by {FASTER}",
+        reason=f"pairs of neighbouring blocks of {BLOCK_S:g} s; {FASTER} samples per second, divided by {FASTER}",
     )  # fmt: skip
-    yield Figure(name=f"step file, {workload} ci", value=size, unit="bytes a step and rank", goal="measured")
+    yield Figure(name=f"step file, {workload} ci", value=size, unit="bytes per step and rank", goal="measured")
     yield Figure(
         name=f"samples, {workload} ci", value=sampled / (BLOCKS * BLOCK_S / 2) / FASTER,
-        unit="bytes a sample and node", goal="measured",
+        unit="bytes per sample and node", goal="measured",
     )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def _named(
 
 
 def _planted_s(run: Run, causes: Causes) -> float:
-    """What the fault really slept, seconds a step, on the ranks that it slowed."""
+    """What the fault really slept, seconds per step, on the ranks that it slowed."""
     assert run.record is not None
     return max(rank.planted_s for rank in run.record.ranks) / causes.steps
 

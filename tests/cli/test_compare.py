@@ -45,7 +45,7 @@ def write_side(
     story: Callable[[], Story] = Story,
     **request: Any,
 ) -> Path:
-    """Runs of 100 ms a step times a factor each, one factor for each repeat."""
+    """Runs of 100 ms per step times a factor each, one factor for each repeat."""
     asked = {"points": (1,), "repeats": len(factors), "series": out.name, **request}
     for plan in plans(**asked):
         told = story()
@@ -228,7 +228,7 @@ def test_incomparable_runs_are_refused_with_the_differing_keys(tmp_path: Path, o
         ({"overrides": {"fault.step_delay_s": 0.5}}, "Planted fault: none against step_delay_s=0.5"),
         ({"overrides": {"watch.sampler": False}}, "Watching: default against"),
         ({"engine": "single"}, "Engine: horovod against single"),
-        ({"overrides": {"train.batch_per_rank": 8}}, "Batch a rank: 4 against 8"),
+        ({"overrides": {"train.batch_per_rank": 8}}, "Batch per rank: 4 against 8"),
     ],
 )
 def test_profiled_faulty_and_other_runs_are_refused(
@@ -477,7 +477,7 @@ def test_a_baseline_file_refuses_other_runs_by_the_same_keys(tmp_path: Path, old
 def test_a_baseline_needs_five_runs_and_whole_data(tmp_path: Path, old: Path) -> None:
     few = write_side(tmp_path / "few", STEADY[:3])
     file = tmp_path / "baseline.json"
-    assert "5 runs a point, there are 3 at 1 rank" in str(refused("baseline", few, "-o", file))
+    assert "5 runs per point, there are 3 at 1 rank" in str(refused("baseline", few, "-o", file))
     assert not file.exists()
     assert call("baseline", few, "-o", file, "--allow-few").exit_code == 0
     assert call("check", "--baseline", file, "--candidate", old).exit_code == 6

@@ -42,7 +42,7 @@ def network(inside: Level | None, across: Level | None, gamma: float = 0.0, shar
 
 
 SHAPED = network(level((None, 2e-5, 3e-10)), level((None, 1e-4, 4e-8)))
-"""Four ranks a node behind 200 Mbit/s, as in the one-box cluster."""
+"""Four ranks per node behind 200 Mbit/s, as in the one-box cluster."""
 
 
 # --- counts and closed forms -------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_the_permutation_test_agrees_with_scipys(size: int) -> None:
 
 
 def test_a_test_of_too_little_is_refused() -> None:
-    with pytest.raises(ValueError, match="two runs a side"):
+    with pytest.raises(ValueError, match="two runs per side"):
         unpaired_difference([1.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="two pairs"):
         paired_difference([1.0, 2.0], [1.0], level=0.01)

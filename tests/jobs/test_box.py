@@ -322,7 +322,7 @@ def mpi_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def allreduce(box: Box, program: Path) -> dict[int, tuple[str, float, float]]:
-    """Each rank's host, result and time in seconds; two ranks a node, started through PMIx."""
+    """Each rank's host, result and time in seconds; two ranks per node, started through PMIx."""
     # As many ranks as processors on each node, but more than the machine may have.
     output = run(box, "env", "OMPI_MCA_mpi_yield_when_idle=1", "srun", "--mpi=pmix", "-N2", "-n4", str(program))
     found = re.findall(r"rank (\d) of 4 on (\w+): sum (\S+) in (\S+) s", output)

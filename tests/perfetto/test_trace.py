@@ -44,7 +44,7 @@ STEP_NS = round((sum(PHASE_MS) + 0.75) * MS)
 WARMUP = 3
 NUM_STEPS = 15
 FIRST_NS = 1_000_000_000
-"""When the first step of rank 0 begins in runs of the factory; rank 1's a second later, and so on."""
+"""When the first step of rank 0 begins in runs of the factory; rank 1's per second later, and so on."""
 
 
 def made(out: Path, plan: RunPlan, **watch: Any) -> RunFolder:

@@ -202,7 +202,7 @@ def test_times_and_bytes_of_the_exchange(trained: Told) -> None:
     flat, leader = (trained[name][0]["exchange"] for name in ("flat single", "leader single"))
     # A ring over 4 ranks: each sends 2 x 3/4 of the vector, every second rank to another group (or all in one node's).
     assert flat["bytes_inside"] + flat["bytes_across"] == pytest.approx(1.5 * total)
-    # 2 ranks a group: a reduce and a broadcast of the vector for one of two; leaders send 2 x 1/2 of it.
+    # 2 ranks per group: a reduce and a broadcast of the vector for one of two; leaders send 2 x 1/2 of it.
     assert leader["bytes_inside"] == pytest.approx(total, rel=0.01)
     assert leader["bytes_across"] == pytest.approx(total / 2, rel=0.01)
     grouped = trained["hierarchical auto"][0]["exchange"]

@@ -217,7 +217,7 @@ def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(
     assert quality is not None
     assert quality.reached
     assert quality.metric == "mae"
-    # 48 volumes at a global batch of 8: six steps an epoch.
+    # 48 volumes at a global batch of 8: six steps per epoch.
     assert record.steps == quality.evaluations[-1].step
     assert [e.step for e in quality.evaluations] == list(range(3, record.steps + 1, 3))
     last = quality.evaluations[-1]
@@ -251,7 +251,7 @@ OUT_OF_REACH = (
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three steps an epoch."""
+    """Three steps per epoch."""
     folder = tmp_path_factory.mktemp("few")
     write_volumes(folder / "train", 12, seed=2)
     write_volumes(folder / "validation", 5, seed=3)

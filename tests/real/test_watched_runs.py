@@ -181,7 +181,7 @@ def test_training_is_the_same_to_the_bit_watched_or_not(tmp_path: Path) -> None:
     assert len(set(ends)) == 1
     assert losses[0] == losses[1] == losses[2]
     layers = [len(lane(read_spans(run.folder.spans(0)), "compute")) for run in runs[1:]]
-    # Two parts a batch, 3 steps (the first is left out), and the profile's anchor.
+    # Two parts per batch, 3 steps (the first is left out), and the profile's anchor.
     assert layers[0] == layers[1] - 1 > 0
     (doubt,) = record_of(runs[2]).warnings
     assert doubt == (

@@ -301,7 +301,7 @@ def noisy_steps(count: int, seed: int) -> list[tuple[float, ...]]:
 
 
 def test_a_step_takes_a_third_of_the_bytes_that_it_took(tmp_path: Path) -> None:
-    """What docs/formats.md promises of noisy times: about 27 bytes a step."""
+    """What docs/formats.md promises of noisy times: about 27 bytes per step."""
     path = tmp_path / "x.steps"
     records = noisy_steps(1000, seed=1)
     with StepWriter(path, {"rank": 0}) as writer:
@@ -652,10 +652,10 @@ def run_of(tmp_path: Path, series: str, **request: Any) -> Run:
         ({"points": (2,), "overrides": {"engine.horovod.cycle_time_ms": 2.5}}, "Engine settings", ("=1.0", "=2.5")),
         ({"overrides": {"train.precision": "bf16"}}, "Precision", ("fp32", "bf16")),
         ({"data": "/data/jpeg"}, "Data source", ("synthetic", "real: /data/jpeg")),
-        ({"overrides": {"train.batch_per_rank": 7}}, "Batch a rank", ("against 7",)),
+        ({"overrides": {"train.batch_per_rank": 7}}, "Batch per rank", ("against 7",)),
         ({"scaling": "strong"}, "Scaling", ("weak", "strong")),
         ({"launcher": "mpirun"}, "Launcher", ("local", "mpirun")),
-        ({"overrides": {"layout.cores_per_rank": 3}}, "Cores a rank", ("1", "3")),
+        ({"overrides": {"layout.cores_per_rank": 3}}, "Cores per rank", ("1", "3")),
         ({"overrides": {"measure.phases": "synchronised"}}, "Phase mode", ("overlapped", "synchronised")),
         ({"system": "box"}, "System", ("local", "box")),
     ],
@@ -674,8 +674,8 @@ def test_a_difference_that_forbids_comparison_is_named(
 def test_runs_that_may_be_compared(tmp_path: Path) -> None:
     one, two, more = run_of(tmp_path, "one"), run_of(tmp_path, "two"), run_of(tmp_path, "more", points=(1, 2)[1:])
     assert differences(one, two) == []
-    # Rank and node counts are what a scaling series varies; cores a rank were shared out anew.
-    assert [line for line in differences(one, more) if "Cores a rank" not in line] == []
+    # Rank and node counts are what a scaling series varies; cores per rank were shared out anew.
+    assert [line for line in differences(one, more) if "Cores per rank" not in line] == []
     assert describe(one)["ranks"] == "1"
     assert describe(more)["ranks"] == "2"
     assert set(describe(one)) == {key.name for key in KEYS}

@@ -154,10 +154,10 @@ def test_no_figure_stands_alone(made: model.Report) -> None:
     """Conditions, baseline, number of runs and the notice stand in every caption."""
     for group in made.groups:
         for caption in (group.caption, group.parts_caption):
-            for wanted in ("tiny preset", "fp32", "synthetic data", "baseline 1 rank", "runs a point", group.notice):
+            for wanted in ("tiny preset", "fp32", "synthetic data", "baseline 1 rank", "runs per point", group.notice):
                 assert wanted in caption
         assert ("Horovod" in group.caption) or ("PyTorch DDP" in group.caption)
-        assert ("4 images a rank" in group.caption) or ("8 images in all" in group.caption)
+        assert ("4 images per rank" in group.caption) or ("8 images in all" in group.caption)
 
 
 def test_golden_markdown(made: model.Report) -> None:
@@ -176,7 +176,7 @@ def test_equal_runs_give_equal_bytes(sample: Path, made: model.Report, page: str
 def test_verdict_says_what_was_lost_and_to_what(made: model.Report) -> None:
     weak = next(group for group in made.groups if group.scaling == "weak")
     assert weak.verdict == (
-        "Sample network on sample images (tiny preset, Horovod, fp32, 4 images a rank, synthetic data) keeps "
+        "Sample network on sample images (tiny preset, Horovod, fp32, 4 images per rank, synthetic data) keeps "
         "80.0 % [80.0, 80.0] of the ideal at 4 ranks, measured against 1 rank (95 % bootstrap, 5 runs); the largest "
         "part of the loss is exposed exchange (20.0 of the 20.0 points lost on average)."
     )
@@ -232,7 +232,7 @@ def test_groups_of_equal_names_are_told_apart(tmp_path: Path) -> None:
     labels = sorted(group.label for group in assemble(scan(tmp_path)).groups)
     assert len(set(labels)) == 3
     assert ["configuration" in label for label in labels] == [True, True, False]
-    assert labels[2].endswith("Cores a rank 2")
+    assert labels[2].endswith("Cores per rank 2")
 
 
 # Foreign text

@@ -329,7 +329,7 @@ def test_the_command_runs_pairs_and_tells_what_they_show(tmp_path: Path, monkeyp
 def test_few_pairs_are_run_and_said_to_be_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run_stubbed(tmp_path, monkeypatch, *AB, "--repeats", "2")
     assert done.exit_code == 0, done.output
-    assert "note: --ab: 2 pairs of runs a point will give no verdict: use --repeats 5 or more" in done.stderr
+    assert "note: --ab: 2 pairs of runs per point will give no verdict: use --repeats 5 or more" in done.stderr
     assert len(scan(tmp_path).runs) == 4
 
 

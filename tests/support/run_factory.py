@@ -77,7 +77,7 @@ QUALITY_WORKLOAD = DATA / "quality-workload.yaml"
 
 
 def plans(**request: Any) -> list[RunPlan]:
-    """Plans of a weak series of the sample workload on this machine, with one core a rank, unless said otherwise."""
+    """Plans of a weak series of the sample workload on this machine, with one core per rank, unless said otherwise."""
     asked = {"workload": str(WORKLOAD), "points": (1, 2), "repeats": 5, "series": "s1", **request}
     return expand(Request(**asked), machine_cores=max(asked["points"]), now=NOW)
 
@@ -345,7 +345,7 @@ def write_sweep(
     skip: Callable[[RunPlan], bool] = lambda plan: False,
     **request: Any,
 ) -> list[RunPlan]:
-    """A swept series whose runs are `speed` times as fast as 100 ms a step.
+    """A swept series whose runs are `speed` times as fast as 100 ms per step.
 
     Args:
         out: the folder of runs.

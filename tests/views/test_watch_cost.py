@@ -36,7 +36,7 @@ def twins(**request: object) -> list[RunPlan]:
 
 
 def write_twin(out: Path, plan: RunPlan, factor: float, record: dict[str, object] | None = None) -> None:
-    """A run of 100 ms a step, which drifts from repeat to repeat; a watched one is slower by `factor`."""
+    """A run of 100 ms per step, which drifts from repeat to repeat; a watched one is slower by `factor`."""
     drift = 1 + plan.series.repeat / 10
     slower = factor if plan.series.variant == "plain" else 1.0
     milliseconds = [part * drift * slower for part in (5.0, 0.0, 30.0, 50.0, 10.0, 5.0)]

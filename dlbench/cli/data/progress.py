@@ -57,7 +57,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 class _Rate:
-    """Numbers of one piece of work: share, bytes a second and time left, counted from its first state."""
+    """Numbers of one piece of work: share, bytes per second and time left, counted from its first state."""
 
     def __init__(self, done: int, num_bytes: int | None) -> None:
         self._start = time.monotonic()

@@ -45,7 +45,7 @@ _MOST_CLASSES = 10_000_000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardIndex:
-    """Where each sample is. About 28 bytes a sample: 36 MB for ImageNet."""
+    """Where each sample is. About 28 bytes per sample: 36 MB for ImageNet."""
 
     container: str
     """`tar` or `tfrecord`."""

@@ -71,7 +71,7 @@ def power_text(metric: MetricResult) -> str:
     if metric.repeats_for_wanted is None:
         needed = f"{share_text(metric.wanted)}: within the tolerance, or more than 1,000 repeats"
     else:
-        needed = f"{share_text(metric.wanted)} needs {metric.repeats_for_wanted} repeats a side"
+        needed = f"{share_text(metric.wanted)} needs {metric.repeats_for_wanted} repeats per side"
     scatter = share_text(round(metric.scatter, 5))
     return f"Smallest slowdown found with 80 % probability: {seen}; {needed} (scatter of runs {scatter})."
 

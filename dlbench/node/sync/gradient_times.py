@@ -161,7 +161,7 @@ def covered(intervals: Sequence[Interval], begin: float = float("-inf"), end: fl
 
 
 def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, float]:
-    """Bytes a rank sends inside its group and to other groups in ring all-reduces; mean over ranks.
+    """Bytes that a rank sends inside its group and to other groups in ring all-reduces; mean over ranks.
 
     A ring sends 2 (p - 1) / p of the vector to the right neighbour (science of all-reduce: Patarasuk and Yuan,
     2009). Where groups are blocks of neighbouring ranks, one rank of each group has its neighbour in another one.

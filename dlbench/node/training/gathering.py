@@ -122,7 +122,7 @@ def _doubts_of_compute(plan: RunPlan, ranks: Sequence[RankResult], device: torch
     threads = {rank.threads for rank in ranks}
     if threads != {plan.layout.cores_per_rank}:
         found.append(
-            f"ranks computed with {sorted(threads)} threads, the plan says {plan.layout.cores_per_rank} cores a rank"
+            f"ranks computed with {sorted(threads)} threads, the plan says {plan.layout.cores_per_rank} cores per rank"
         )
     if plan.measure.phases == "synchronised" and device.type == "cpu":
         found.append("measure.phases synchronised has no effect on a CPU: its phases are exact anyway")

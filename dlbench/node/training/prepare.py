@@ -49,8 +49,8 @@ def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
         index = place.local_rank
     else:
         raise EnvironmentLacksError(
-            f"{place.local_size} ranks a node, but {visible} GPUs on {place.host}: ranks must not share one; use fewer "
-            "ranks, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
+            f"{place.local_size} ranks per node, but {visible} GPUs on {place.host}: ranks must not share one; use "
+            "fewer ranks, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)

@@ -133,7 +133,9 @@ class CommPlan(LaunchPlan):
         grouped = [name for name in self.comm.algorithms if name in GROUPED_ALGORITHMS]
         problem = group_problem(self.comm.group_size, self.layout)
         if grouped and problem is not None:
-            raise ValueError(f"algorithm {grouped[0]}: {problem}; use more nodes or ranks a node, or set --group-size")
+            raise ValueError(
+                f"algorithm {grouped[0]}: {problem}; use more nodes or ranks per node, or set --group-size"
+            )
         if self.comm.shards is not None and self.comm.shards > ranks:
             raise ValueError(f"comm.shards: {self.comm.shards} servers need as many ranks, here are {ranks}")
         by_mpi = self.system.launch.launcher in ("mpirun", "srun-mpi")

@@ -275,7 +275,7 @@ RULES: Mapping[str, Rule] = {
             Experiment(text=_less_fixed_work, when=lambda case: not _is_weak(case)),
             Experiment(
                 text=lambda case: (
-                    "fewer ranks a node, to see whether they share memory bandwidth or caches (--ranks-per-node)"
+                    "fewer ranks per node, to see whether they share memory bandwidth or caches (--ranks-per-node)"
                 ),
                 when=lambda case: _is_weak(case) and case.run.plan.layout.ranks_per_node > 1,
             ),

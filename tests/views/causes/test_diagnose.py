@@ -376,7 +376,7 @@ def test_on_one_node_there_is_no_hierarchy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("phase", ["exchange", "other"])
 def test_a_larger_batch_is_no_advice_where_the_batch_of_all_ranks_is_fixed(tmp_path: Path, phase: str) -> None:
     for scaling in ("weak", "strong"):
-        # Half the samples a rank: half of every phase, and what is lost beside.
+        # Half the samples per rank: half of every phase, and what is lost beside.
         times = {1: [*BASE, 5.0], 2: [value / (2 if scaling == "strong" else 1) for value in (*BASE, 5.0)]}
         times[2][4 if phase == "exchange" else 6] += 25.0
         for plan in plans(scaling=scaling, repeats=5):

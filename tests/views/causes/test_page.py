@@ -46,7 +46,7 @@ VIEWS: dict[str, GroupView] = {view.id: view for view in (WaterfallView(), Cause
 
 
 def write_straggler(out: Path, repeats: int = 5, points: tuple[int, ...] = (2, 4, 8)) -> None:
-    """Two ranks a node; with more than one node rank 3, on n1, computes 20 ms longer; the network grows."""
+    """Two ranks per node; with more than one node rank 3, on n1, computes 20 ms longer; the network grows."""
     for plan in plans(system="box", points=points, ranks_per_node=2, repeats=repeats):
         drift = 1 + plan.series.repeat / 1000
 
@@ -368,7 +368,7 @@ def test_every_sheet_is_whole_and_its_section_says_where_it_is_from(group: model
     names: list[str] = []
     for name in VIEWS:
         found = section(group, name)
-        for wanted in ("tiny preset", "Horovod", "4 images a rank", "synthetic data"):
+        for wanted in ("tiny preset", "Horovod", "4 images per rank", "synthetic data"):
             assert wanted in found.caption
         for sheet in found.sheets:
             assert re.fullmatch(r"[a-z-]+", sheet.name)

@@ -356,7 +356,7 @@ def test_a_sound_training_raises_no_doubt_but_of_its_number(tmp_path: Path) -> N
 
 
 def test_contradicting_numbers_are_not_printed_together(tmp_path: Path) -> None:
-    """160 samples an epoch by the schedule, but epochs counted with 100: two of three numbers fit, not all."""
+    """160 samples per epoch by the schedule, but epochs counted with 100: two of three numbers fit, not all."""
     write_one(tmp_path, Story(training=Training(values=rising(4), train_samples=100)))
     (point,) = read(tmp_path)[2].points
     assert point.trained_epochs is None

@@ -97,7 +97,7 @@ def _evidence(seen: TimelineSummary | None, carrier: str, calm_text: str) -> str
         ring = "bytes by the formula of Gloo's ring"
         parts = [
             f"Horovod's timeline of rank 0 over {len(seen.counts)} warm-up steps: {operations}",
-            f"{count} messages a step, listed are those of one step",
+            f"{count} messages per step, listed are those of one step",
             ring if carrier == "gloo" else f"bytes unknown: {carrier} chooses the algorithm",
         ]
         if seen.timeline.cycle_us is not None:

@@ -137,7 +137,7 @@ def exchange_settings(plan: RunPlan, base: Sequence[Setting], account: Account) 
         account: what was counted.
     """
     sync, sizes = plan.sync, account.message_bytes
-    how = f"{len(sizes)} messages a step, of {min(sizes)} to {max(sizes)} bytes, counted"
+    how = f"{len(sizes)} messages per step, of {min(sizes)} to {max(sizes)} bytes, counted"
     group = f"ranks of the group that rank 0 exchanged in; {account.ways_text}"
     rows = [
         ("sync.exchange", sync.exchange, account.exchange, account.ways_text),

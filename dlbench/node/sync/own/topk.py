@@ -4,8 +4,8 @@ Error feedback (Stich et al. 2018, "Sparsified SGD with memory"): e <- e + g; se
 Nothing is lost, it comes later; without it training stalls.
 
 Messages of all ranks are gathered as (int32 index, fp32 value) pairs and added in the order of ranks, so that every
-rank adds the same numbers in the same order and parameters stay equal. Gathering sends (p-1) k 8 bytes a rank; summing
-the sparse vector as a dense one sends 2 (p-1)/p n 4 in a ring; whichever is less is done, that is, dense from p k > n
+rank adds the same numbers in the same order and parameters stay equal. Gathering sends (p-1) k 8 bytes per rank;
+summing the sparse vector as a dense one sends 2 (p-1)/p n 4 in a ring; whichever is less is done, that is, dense from p k > n
 on. SparCML (SC'19) has delta = n/2: pairs take 8 bytes and values 4; here it is n, because a ring sends each value
 twice, to sum it and to spread the sum. It depends on n, k and p alone, so all ranks decide alike.
 """
@@ -30,7 +30,7 @@ def entries_to_send(elements: int, density: float) -> int:
 
 
 def is_dense_cheaper(elements: int, entries: int, world_size: int) -> bool:
-    """Whether a dense ring sends fewer bytes a rank than gathering so many entries of each; equal stays sparse.
+    """Whether a dense ring sends fewer bytes per rank than gathering so many entries of each; equal stays sparse.
 
     2 (p-1)/p n 4 < (p-1) k 8, with p - 1 and the fraction cancelled.
     """
