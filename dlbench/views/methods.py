@@ -76,8 +76,8 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "Lost points",
         "Each part is compared with the same part of the baseline, for the same number of samples per rank. "
-        "Differences divided by the mean step sum to 1 - efficiency (of means). This is a first-order account: a part is "
-        "charged with the time it holds, whatever the cause.",
+        "Differences divided by the mean step sum to 1 - efficiency (of means). This is a first-order account: "
+        "a part is charged with the time it holds, whatever the cause.",
     ),
     (
         "Communication and its exposed part",
