@@ -5,9 +5,9 @@ Nothing is lost, it comes later; without it training stalls.
 
 Messages of all ranks are gathered as (int32 index, fp32 value) pairs and added in the order of ranks, so that every
 rank adds the same numbers in the same order and parameters stay equal. Gathering sends (p-1) k 8 bytes per rank;
-summing the sparse vector as a dense one sends 2 (p-1)/p n 4 in a ring; whichever is less is done, that is,
-dense from p k > n on. SparCML (SC'19) has delta = n/2: pairs take 8 bytes and values 4; here it is n, because a ring sends each value
-twice, to sum it and to spread the sum. It depends on n, k and p alone, so all ranks decide alike.
+summing the sparse vector as a dense one sends 2 (p-1)/p n 4 in a ring; whichever is less is done, that is, dense from
+p k > n on. SparCML (SC'19) has delta = n/2: pairs take 8 bytes and values 4; here it is n, because a ring sends each
+value twice, to sum it and to spread the sum. It depends on n, k and p alone, so all ranks decide alike.
 """
 
 from __future__ import annotations
