@@ -623,7 +623,12 @@ def without(tmp_path: Path, *packages: str) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(HIDING)
     paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "HIDE": ",".join(packages)}
+    # No bytecode: tests look whether anything was left behind.
+    return {
+        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HIDE": ",".join(packages),
+    }
 
 
 def test_an_engine_that_is_not_installed_is_told_with_its_remedy(cli: Cli, tmp_path: Path) -> None:
