@@ -400,6 +400,8 @@ def help_text(path: tuple[str, ...]) -> str:
         assert isinstance(context.command, click.Group)
         command = context.command.get_command(context, name)
         assert command is not None
+        # click keeps the help option that it made first, whatever names the context then gave it.
+        vars(command)["_help_option"] = None
         context = click.Context(command, info_name=name, parent=context)
     return "\n".join(line.rstrip() for line in context.get_help().rstrip().splitlines())
 

@@ -166,7 +166,7 @@ def note_few_pairs(request: Request) -> None:
 
     if request.sides and request.repeats < MIN_RUNS:
         pairs = f"{request.repeats} pair{'' if request.repeats == 1 else 's'} of runs"
-        click.echo(f"note: --ab: {pairs} a point will give no verdict: use --repeats {MIN_RUNS} or more", err=True)
+        click.echo(f"note: --ab: {pairs} per point will give no verdict: use --repeats {MIN_RUNS} or more", err=True)
 
 
 def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:

@@ -163,7 +163,7 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     for plan in plans:
         folder = RunFolder(out.absolute() / plan.run_id)
         python = plan.system.python or sys.executable
-        batch = f", batch {plan.workload.train.batch_per_rank} a rank" if isinstance(plan, RunPlan) else ""
+        batch = f", batch {plan.workload.train.batch_per_rank} per rank" if isinstance(plan, RunPlan) else ""
         click.echo(f"# {shared.describe_plan(plan)}{batch}")
         if plan.system.launch.launcher == "local":
             click.echo(f"# {plan.layout.ranks} times, each rank with its own DLBENCH_RANK:")

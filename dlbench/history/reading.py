@@ -139,7 +139,7 @@ def _label(run: Run) -> str:
     train = plan.workload.train
     return (
         f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine.name}, {train.precision}, batch "
-        f"{train.batch_per_rank} a rank, {data_source(run)}, {plan.series.scaling} scaling{shown}{variant}{side}"
+        f"{train.batch_per_rank} per rank, {data_source(run)}, {plan.series.scaling} scaling{shown}{variant}{side}"
     )
 
 

@@ -65,7 +65,7 @@ def detect(plan: LaunchPlan, variables: Mapping[str, str] = os.environ) -> RankP
     if rank % local_size != local_rank:
         raise RunError(
             f"rank {rank} has local rank {local_rank}, expected {rank % local_size}: ranks must be laid out in blocks "
-            f"of {local_size} a node (srun --distribution=block)"
+            f"of {local_size} per node (srun --distribution=block)"
         )
     token = variables.get("DLBENCH_LAUNCH_TOKEN") or "-".join(
         variables.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")

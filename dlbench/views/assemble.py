@@ -160,7 +160,7 @@ def _caption(group: scaling.Group, what: str) -> str:
         f"{plan.workload.name}, {_short_conditions(group)}",
         f"{group.scaling} scaling on {plan.system.name}" + (" (1 node)" if nodes == {1} else ""),
         f"baseline {ranks_text(group.baseline.ranks)}",
-        f"{what} over {runs} run{'s' * (counts[-1] > 1)} a point",
+        f"{what} over {runs} run{'s' * (counts[-1] > 1)} per point",
         clean(plan.workload.notice),
     )
     return "; ".join(parts)

@@ -127,7 +127,7 @@ class RunRow:
     def configuration(self) -> str:
         """What was run, in one line."""
         parts = (self.workload, f"{self.preset} preset", self.engine, self.precision, f"batch {self.batch_per_rank}")
-        return f"{', '.join(parts)} a rank, {self.scaling}, {self.data}"
+        return f"{', '.join(parts)} per rank, {self.scaling}, {self.data}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -380,7 +380,7 @@ def test_a_dry_run_names_variants_and_what_is_left_out(cli: Cli, tmp_path: Path)
     done = cli(*words, "--series", "s", "--decompose", "--dry-run")
     assert done.returncode == 0, done.stderr
     names = [line.partition("2 ranks")[2] for line in done.stdout.splitlines() if "2 ranks" in line]
-    assert names == [", repeat 1 of 1, batch 4 a rank", ", no-exchange, repeat 1 of 1, batch 4 a rank"]
+    assert names == [", repeat 1 of 1, batch 4 per rank", ", no-exchange, repeat 1 of 1, batch 4 per rank"]
     assert "s-cosmoflow-ci-p01-n0002-k00-apart" in done.stdout
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["--decompose"] * 2
     assert "no runs with synthetic input" in done.stderr

@@ -115,7 +115,7 @@ def test_entries_hold_what_the_run_says(tmp_path: Path) -> None:
     assert (entry.created, entry.finished) == ("2026-03-05T12:00:00Z", "2026-03-01T12:00:00Z")
     assert entry.environment == {**environment, "dlbench.version": plan.dlbench_version}
     assert entry.key == (entry.group, 2, 1)
-    assert entry.label == "sample, tiny preset, horovod, fp32, batch 4 a rank, synthetic, weak scaling"
+    assert entry.label == "sample, tiny preset, horovod, fp32, batch 4 per rank, synthetic, weak scaling"
     assert entry.figures == metrics_by_run(tabulate(scan(runs)))[plan.run_id]
     assert entry.figures["step_median_s"] == pytest.approx(0.095)
     assert entry.hosts == tuple(HostEntry(host=f"n{rank}", num_ranks=1, work_ratio=1.0) for rank in range(2))

@@ -222,7 +222,7 @@ def _temperature(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
             "kernel counts)"
         )
     rate, point = max(known, key=lambda item: item[0])
-    cache = f"; page cache {format_bytes(point.page_cache_bytes)} a node" if point.page_cache_bytes else ""
+    cache = f"; page cache {format_bytes(point.page_cache_bytes)} per node" if point.page_cache_bytes else ""
     where = place_text(point.ranks, point.nodes)
     if rate < AT_REST:
         return (

@@ -39,7 +39,7 @@ def verdict(
     base, last = all_points[0], all_points[-1]
     if len(all_points) == 1:
         return (
-            f"{subject} trains {figure_text(base.throughput)} {unit} a second at {place_text(base.ranks, base.nodes)} "
+            f"{subject} trains {figure_text(base.throughput)} {unit} per second at {place_text(base.ranks, base.nodes)} "
             f"({basis_text(base.throughput)}). A scaling figure needs a second rank count."
         )
     sentence = (
@@ -60,7 +60,7 @@ def _communication(point: Point, told: ExchangePoint | None) -> str:
         return ""
     if told.communication is None or told.exposed is None:
         return ""
-    text = f" Communication takes {value_text(told.communication)} a step, {value_text(told.exposed)} of it exposed"
+    text = f" Communication takes {value_text(told.communication)} per step, {value_text(told.exposed)} of it exposed"
     if told.prediction is None:
         return f"{text}."
     best, attainable = told.prediction.best_exposed, told.prediction.efficiency
