@@ -39,8 +39,8 @@ def verdict(
     base, last = all_points[0], all_points[-1]
     if len(all_points) == 1:
         return (
-            f"{subject} trains {figure_text(base.throughput)} {unit} per second at {place_text(base.ranks, base.nodes)} "
-            f"({basis_text(base.throughput)}). A scaling figure needs a second rank count."
+            f"{subject} trains {figure_text(base.throughput)} {unit} per second at "
+            f"{place_text(base.ranks, base.nodes)} ({basis_text(base.throughput)}). A scaling figure needs a second rank count."
         )
     sentence = (
         f"{subject} keeps {figure_text(last.efficiency)} of the ideal at {place_text(last.ranks, last.nodes)}, "

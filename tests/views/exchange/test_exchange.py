@@ -274,7 +274,7 @@ def test_verdict_names_the_exposed_communication(made: model.Report) -> None:
     assert point.exposed is not None
     assert point.prediction is not None
     assert (
-        f"Communication takes {wording.value_text(point.communication)} a step, "
+        f"Communication takes {wording.value_text(point.communication)} per step, "
         f"{wording.value_text(point.exposed)} of it exposed; at best "
         f"{wording.value_text(point.prediction.best_exposed)} would be, for "
         f"{wording.value_text(point.prediction.efficiency)} of the ideal."
