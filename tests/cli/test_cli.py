@@ -655,6 +655,7 @@ def test_a_login_node_without_torch_can_plan_and_tell(cli: Cli, tmp_path: Path) 
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_doctor_tells_what_is_here_and_the_remedy_for_what_is_not(cli: Cli) -> None:
     done = cli("doctor", "--json")
     assert done.stderr == ""

@@ -84,6 +84,7 @@ def damage(path: Path) -> None:
         ("density", ("--samples", "5", "--validation", "2", "--size", "8"), "volumes", {"train": 5, "validation": 2}),
     ],
 )
+@pytest.mark.slow
 def test_made_sets_are_whole_and_a_second_call_finds_them(
     cli: Cli, tmp_path: Path, kind: str, options: tuple[str, ...], unit: str, counts: dict[str, int] | None
 ) -> None:
@@ -120,6 +121,7 @@ def test_size_on_disk_is_met_within_a_tenth(tmp_path: Path, kind: str, wish: Wis
     assert order(kind, wish) == ordered
 
 
+@pytest.mark.slow
 def test_text_of_a_size(tmp_path: Path) -> None:
     ordered = order("text", Wish(size_on_disk=2_000_000))
     manifest = produce(ordered.recipe, tmp_path / "set")

@@ -355,6 +355,7 @@ def sample() -> TrendsReport:
     return trends_of([*entries, *hosts, entry(95, state="damaged", why="torn")])
 
 
+@pytest.mark.slow
 def test_no_format_drops_a_change(sample: TrendsReport) -> None:
     assert len(sample.changes) >= 4
     page = as_page(sample).replace("\N{NO-BREAK SPACE}", " ").replace("&gt;", ">")

@@ -768,6 +768,7 @@ for folder, output in zip(sys.argv[1::2], sys.argv[2::2]):
 
 
 @pytest.mark.parametrize("suffix", ["json", "json.gz", "parquet"])
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_run(tmp_path: Path, suffix: str) -> None:
     pairs: list[str] = []
     for name, number in (("warm", 50), ("short", 600), ("long", 2400)):

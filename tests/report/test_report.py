@@ -544,6 +544,7 @@ def test_what_is_missing_stands_in_every_format(made: model.Report, page: str) -
         assert markdown.escape(f"{one.title}: {one.text}") in written
 
 
+@pytest.mark.slow
 def test_many_runs_and_groups_stay_small(made: model.Report) -> None:
     runs = tuple(replace(run, run_id=f"{run.run_id}-{k}") for k in range(100) for run in made.runs)
     groups = tuple(replace(group, id=f"{group.id}{k:03d}") for k in range(25) for group in made.groups)
@@ -581,6 +582,7 @@ def test_command_prints(sample: Path, made: model.Report) -> None:
     assert run_cli(sample, "--format", "csv", "--table", "runs").stdout == delimited.to_csv(document_of(made), "runs")
 
 
+@pytest.mark.slow
 def test_command_lists_the_tables(sample: Path, made: model.Report) -> None:
     found = run_cli(sample, "--table", "?")
     assert found.exit_code == 0

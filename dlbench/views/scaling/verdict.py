@@ -40,7 +40,8 @@ def verdict(
     if len(all_points) == 1:
         return (
             f"{subject} trains {figure_text(base.throughput)} {unit} per second at "
-            f"{place_text(base.ranks, base.nodes)} ({basis_text(base.throughput)}). A scaling figure needs a second rank count."
+            f"{place_text(base.ranks, base.nodes)} ({basis_text(base.throughput)}). A scaling figure needs a second "
+            "rank count."
         )
     sentence = (
         f"{subject} keeps {figure_text(last.efficiency)} of the ideal at {place_text(last.ranks, last.nodes)}, "

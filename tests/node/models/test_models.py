@@ -132,6 +132,7 @@ def shake_norms(model: nn.Module) -> None:
             nn.init.uniform_(module.running_var, 0.5, 1.5)
 
 
+@pytest.mark.slow
 def test_resnet50_computes_what_transformers_computes() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(1)

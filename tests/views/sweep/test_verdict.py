@@ -367,6 +367,7 @@ def test_every_format_tells_the_verdict(planted_report: model.Report) -> None:
     assert [axis["verdict"] for axis in content["axes"]] == ["matters", "no effect", "undecided"]
 
 
+@pytest.mark.slow
 def test_page_shows_settings_axes_and_losses(planted_report: model.Report) -> None:
     page = html.to_html(document_of(planted_report)).replace("\N{NO-BREAK SPACE}", " ")
     view = page.partition('<section id="sweep-1"')[2].partition('<section id="group-')[0]
