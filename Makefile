@@ -48,7 +48,7 @@ test-stages: lint
 	@$(STAGE) "test: pytest" $(PYTEST)
 
 quick: $(VENV)/.ready-dev
-	@$(STAGE) "test: pytest" $(PYTEST) -m "not slow and not slurm and not browser and not horovod"
+	@$(STAGE) "test: pytest" $(PYTEST) --ignore tests/real -m "not slow and not slurm and not browser and not horovod"
 
 nightly: lint
 	@$(STAGE) "test: pytest" $(PYTEST) --nightly --hypothesis-profile nightly

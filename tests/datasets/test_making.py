@@ -106,6 +106,7 @@ def kill_when(folder: Path, lines: int, workers: int, number: signal.Signals) ->
 
 
 @pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.slow
 def test_killed_in_the_middle_and_continued_gives_the_same_bytes(
     tmp_path: Path, whole: dict[str, bytes], workers: int
 ) -> None:

@@ -425,6 +425,7 @@ def test_progress_does_not_depend_on_where_the_output_was_cut(size: int) -> None
     assert (progress.percent, progress.step) == (100, "packing the wheel")
 
 
+@pytest.mark.slow
 def test_a_long_step_gives_signs_of_life(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     (machine.bin / "sleep").symlink_to(str(shutil.which("sleep", path="/usr/bin:/bin")))
     monkeypatch.setenv("BUILD_LASTS_S", "2")
