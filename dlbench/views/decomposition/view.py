@@ -103,7 +103,7 @@ def _sentence(one: Difference) -> str:
     seconds, share = (_turned(estimate, is_less) for estimate in (one.seconds, one.share))
     changed = f"{figure_text(seconds)} {'longer' if is_less else 'shorter'}, {figure_text(share)} of it"
     return (
-        f"{_TITLES[one.what]}: {WITHOUT[one.what]} per step is {changed} ({basis_text(share)}); the phase holds "
+        f"{_TITLES[one.what]}: {WITHOUT[one.what]} a step is {changed} ({basis_text(share)}); the phase holds "
         f"{figure_text(one.phase_s)}: {_verdict(one)}"
     )
 
