@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from dlbench.reading.attribution import Part
 from dlbench.reading.scaling import Point
-from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet
-from dlbench.report.wording import PART_TITLES, interval_text, place_text, points
+from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, cell_of
+from dlbench.report.wording import PART_TITLES, POINTS, place_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.model import Group
 
@@ -64,7 +64,7 @@ def lost_sheet(group: Group) -> Sheet[_Row]:
 
 def lost_cell(lost: Estimate) -> Cell:
     """A share of the ideal in points, e.g. ``12.3 points [11.0, 13.9]``."""
-    return Cell(points(lost.value), interval_text(lost), number=lost.value)
+    return cell_of(lost.in_unit(POINTS))
 
 
 def _points(row: _Row) -> Cell:
