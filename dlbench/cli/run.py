@@ -17,7 +17,8 @@ from dlbench.cli import options as shared
 from dlbench.errors import ExitCode, IncompleteDataError, UserError
 
 if TYPE_CHECKING:
-    from dlbench.jobs.local import OnProgress, Outcome
+    from dlbench.jobs.processes import OnProgress
+    from dlbench.jobs.verdict import Outcome
     from dlbench.records.scan import Scan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
