@@ -20,31 +20,35 @@ HOSTILE = {
     "Markdown": "| a | [x](javascript:alert(1)) |\n# heading",
     "a lone surrogate": "\ud800",
 }
-COMMANDS = ("status", "report", "report -f markdown", "report -o", "diagnose", "compare")
 
 
 def faults() -> Iterator[Fault]:
     """Everything of this family."""
     for kind in HOSTILE:
-        for command in COMMANDS:
-            name = f"{command}: {kind} in every free text"
-            yield Fault(family="contents", name=name, replay=partial(_text, name, kind, command))
+        name = f"records with {kind} in every free text"
+        yield Fault(family="contents", name=name, replay=partial(_text, name, kind))
     for kind in _CHECKPOINTS:
         name = f"run --resume: {kind}"
         yield Fault(family="contents", name=name, replay=partial(_checkpoint, name, kind))
 
 
-def _text(name: str, kind: str, command: str, shop: Workshop) -> None:
+def _text(name: str, kind: str, shop: Workshop) -> None:
     out, run = shop.copy(name)
     for file in ("record.json", "plan.json"):
         content = json.loads((run / file).read_text(encoding="utf-8"))
         # ASCII: a lone surrogate cannot be written otherwise.
         (run / file).write_text(json.dumps(_replaced(content, HOSTILE[kind])), encoding="ascii")
     page = out.parent / "page.html"
-    words = {"report -f markdown": ["report", out, "-f", "markdown"], "report -o": ["report", out, "-o", page]}
-    more = [out] if command == "compare" else []
-    shop.call(*words.get(command, [command, out, *more])).require((0, 2, 4, 6))
-    if page.exists() and re.search("<script>alert|onerror=alert|[\x1b\u202e]", page.read_text(encoding="utf-8")):
+    for words in (
+        ("status", out),
+        ("report", out),
+        ("report", out, "--format", "md"),
+        ("report", out, "-o", page),
+        ("diagnose", out),
+        ("compare", out, out),
+    ):
+        shop.call(*words).require((0, 2, 4, 6))
+    if page.exists() and re.search("<script>alert|<img src=x|[\x1b\u202e]", page.read_text(encoding="utf-8")):
         raise DidNotHoldError("the page holds it as it is")
 
 

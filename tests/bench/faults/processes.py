@@ -32,15 +32,11 @@ ENGINES = {
 
 def faults() -> Iterator[Fault]:
     """Everything of this family."""
-    for engine in ENGINES:
-        for victim, numbers in _VICTIMS.items():
-            if victim == "mpirun" and "mpirun" not in engine:
-                continue
-            if engine == "horovod" and victim not in ("rank 0", "rank 1", "launcher", "Ctrl-C"):
-                continue  # as with ddp: these processes know no engine
-            for number in numbers:
-                yield _fault(engine, victim, number)
-    for milliseconds in (0, 20, 50, 100, 150, 200, 300, 500, 1000, 2000):
+    for engine, victims in _BY_ENGINE.items():
+        for victim in victims:
+            for numbers in _VICTIMS[victim]:
+                yield _fault(engine, victim, numbers)
+    for milliseconds in (20, 100, 200, 300, 500, 2000):
         name = f"launcher SIGKILLed {milliseconds} ms after its start"
         yield Fault(family="processes", name=name, replay=partial(_early, name, milliseconds / 1000))
 
@@ -59,7 +55,7 @@ _VICTIMS: dict[str, Sequence[Sequence[signal.Signals]]] = {
     "both ranks": (KILL, STOP),
     "launcher": (KILL, TERM, (signal.SIGHUP,)),
     "Ctrl-C": (INT, (signal.SIGINT, signal.SIGINT)),
-    "loader": (KILL, TERM, STOP),
+    "loader": (KILL, STOP),
     "fork server": (KILL,),
     "resource tracker": (KILL,),
     "sampler": (KILL, STOP),
@@ -67,6 +63,13 @@ _VICTIMS: dict[str, Sequence[Sequence[signal.Signals]]] = {
     "launcher and all supervisors": (KILL,),
     "mpirun": (KILL, TERM),
 }
+_BY_ENGINE = {
+    "ddp": [victim for victim in _VICTIMS if victim != "mpirun"],
+    # What the others are told from is how the engine and the launcher see a death.
+    "horovod": ["rank 1", "launcher"],
+    "horovod under mpirun": ["rank 1", "launcher", "Ctrl-C", "loader", "mpirun", "launcher and all supervisors"],
+}
+
 _NO_EFFECT = ("sampler", "resource tracker")
 """A run may well end validly without these."""
 
