@@ -9,6 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
+from dlbench.records.record import Record
+from dlbench.specs.plan import RunPlan
 from tests.bench.faults.catalogue import Fault
 from tests.bench.faults.workshop import CannotPlantError, DidNotHoldError, Workshop, short
 
@@ -34,10 +38,11 @@ def faults() -> Iterator[Fault]:
 
 def _text(name: str, kind: str, shop: Workshop) -> None:
     out, run = shop.copy(name)
-    for file in ("record.json", "plan.json"):
+    for file, model in (("record.json", Record), ("plan.json", RunPlan)):
         content = json.loads((run / file).read_text(encoding="utf-8"))
         # ASCII: a lone surrogate cannot be written otherwise.
-        (run / file).write_text(json.dumps(_replaced(content, HOSTILE[kind])), encoding="ascii")
+        (run / file).write_text(json.dumps(_hostile(content, model, HOSTILE[kind])), encoding="ascii")
+    shop.call("status", out).require((0,), "valid")
     page = out.parent / "page.html"
     for words in (
         ("status", out),
@@ -52,17 +57,31 @@ def _text(name: str, kind: str, shop: Workshop) -> None:
         raise DidNotHoldError("the page holds it as it is")
 
 
-_FREE = ("sample_unit", "title", "name", "host", "device", "reason", "detail", "exchange", "os", "python", "note")
+_KEPT = ("run_id", "format", "id")
+"""What files name each other by."""
 
 
-def _replaced(content: Any, text: str) -> Any:
-    """The same, with texts of keys that are free to be anything replaced."""
-    if isinstance(content, dict):
-        return {
-            key: text if key in _FREE and isinstance(value, str) else _replaced(value, text)
-            for key, value in content.items()
-        }
-    return [_replaced(one, text) for one in content] if isinstance(content, list) else content
+def _hostile(content: dict[str, Any], model: type[BaseModel], text: str) -> dict[str, Any]:
+    """The same, with every text replaced that may be anything: where the file is still a valid one."""
+    for holder, key in list(_texts(content)):
+        if key in _KEPT:
+            continue
+        kept, holder[key] = holder[key], text
+        try:
+            model.model_validate(content)
+        except ValidationError:
+            holder[key] = kept
+    return content
+
+
+def _texts(content: Any) -> Iterator[tuple[Any, Any]]:
+    """Every list or object that holds a text, and where in it."""
+    pairs = content.items() if isinstance(content, dict) else enumerate(content)
+    for key, value in list(pairs):
+        if isinstance(value, str):
+            yield content, key
+        elif isinstance(value, dict | list):
+            yield from _texts(value)
 
 
 _CHECKPOINTS = (
