@@ -48,7 +48,7 @@ def _socket(path: Path) -> None:
         os.chdir(here)
 
 
-def _instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
+def _instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
     def do(path: Path) -> None:
         path.unlink()
         make(path)
@@ -56,13 +56,13 @@ def _instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
     return do
 
 
-def _text(content: str) -> Callable[[Path], None]:
-    return lambda path: path.write_text(content, encoding="utf-8") and None
+def _text(content: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(content, encoding="utf-8")
 
 
-MUTATIONS: dict[str, Callable[[Path], None]] = {
+MUTATIONS: dict[str, Callable[[Path], object]] = {
     "truncated": _truncated,
-    "empty": lambda path: path.write_bytes(b"") and None,
+    "empty": lambda path: path.write_bytes(b""),
     "random bytes": _random,
     "a folder": _instead(lambda path: path.mkdir()),
     "a named pipe": _instead(lambda path: os.mkfifo(path)),

@@ -76,15 +76,15 @@ _NO_EFFECT = ("sampler", "resource tracker")
 
 def _end(name: str, engine: str, victim: str, numbers: Sequence[signal.Signals], shop: Workshop) -> None:
     out = shop.folder(name) / "runs"
-    before = Leftovers.now()
-    process = _train(shop, engine, out)
-    try:
-        found = await_ranks(process, out)
-        _send(_pick(victim, process, found), numbers)
-        done = _finish(process)
-    finally:
-        end_by_force(process)
-    _nothing_left(before)
+    with Leftovers(shop.environment) as leftovers:
+        process = train(shop, engine, out, leftovers)
+        try:
+            found = await_ranks(process, out)
+            _send(_pick(victim, process, found), numbers)
+            done = _finish(process)
+        finally:
+            end_by_force(process)
+        require_nothing_left(leftovers)
     if victim.startswith("launcher"):
         return
     _require_story(shop, out, victim, numbers, done)
@@ -108,18 +108,19 @@ def _require_story(shop: Workshop, out: Path, victim: str, numbers: Sequence[sig
 
 def _early(name: str, seconds: float, shop: Workshop) -> None:
     out = shop.folder(name) / "runs"
-    before = Leftovers.now()
-    process = _train(shop, "ddp", out)
-    time.sleep(seconds)
-    process.kill()
-    process.communicate()
-    _nothing_left(before)
+    with Leftovers(shop.environment) as leftovers:
+        process = train(shop, "ddp", out, leftovers)
+        time.sleep(seconds)
+        process.kill()
+        process.communicate()
+        require_nothing_left(leftovers)
 
 
-def _train(shop: Workshop, engine: str, out: Path) -> subprocess.Popen[bytes]:
+def train(shop: Workshop, engine: str, out: Path, leftovers: Leftovers) -> subprocess.Popen[bytes]:
+    """Starts a run that goes on until it is ended."""
     chosen, more = ENGINES[engine]
     length = [*short(100_000), "--set", f"measure.stall_timeout_s={STALL_S}"]
-    return shop.start("run", *shop.training(chosen), *more, *length, "--out", out)
+    return shop.start("run", *shop.training(chosen), *more, *length, "--out", out, variables=leftovers.environment)
 
 
 def await_ranks(process: subprocess.Popen[bytes], out: Path) -> dict[str, list[psutil.Process]]:
@@ -204,9 +205,13 @@ def _finish(process: subprocess.Popen[bytes]) -> Done:
     return done
 
 
-def _nothing_left(before: Leftovers) -> None:
-    left = before.new_after(LATER_S)
-    if left:
+def require_nothing_left(leftovers: Leftovers) -> None:
+    """That nothing started with its environment is there any more.
+
+    Raises:
+        DidNotHoldError: something is.
+    """
+    if left := leftovers.within(LATER_S):
         raise DidNotHoldError(f"left behind after {LATER_S:.0f} s: {'; '.join(left)[:400]}")
 
 

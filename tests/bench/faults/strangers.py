@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import psutil
 
+from dlbench.jobs.box.config import BoxPlan
+from dlbench.jobs.box.host import Process, start_ticks
+from dlbench.jobs.box.state import save
 from tests.bench.faults.catalogue import Fault
-from tests.bench.faults.processes import ENGINES, await_ranks, end_by_force
+from tests.bench.faults.processes import ENGINES, await_ranks, end_by_force, train
 from tests.bench.faults.workshop import NOBODY, CannotPlantError, DidNotHoldError, Workshop, await_that, short
+from tests.support.leftovers import Leftovers
 
 SECRET = "correct-horse-battery"
 
@@ -45,13 +49,13 @@ def faults() -> Iterator[Fault]:
 
 def _listeners(name: str, engine: str, shop: Workshop) -> None:
     out = shop.folder(name) / "runs"
-    chosen, more = ENGINES[engine]
-    process = shop.start("run", *shop.training(chosen), *more, *short(100_000), "--out", out)
-    try:
-        await_ranks(process, out)
-        _require_loopback(process)
-    finally:
-        end_by_force(process)
+    with Leftovers(shop.environment) as leftovers:
+        process = train(shop, engine, out, leftovers)
+        try:
+            await_ranks(process, out)
+            _require_loopback(process)
+        finally:
+            end_by_force(process)
 
 
 def _comm_listeners(shop: Workshop) -> None:
@@ -101,8 +105,10 @@ def _box_state(name: str, shop: Workshop) -> None:
     try:
         box = folder / "box"
         box.mkdir()
-        started = psutil.Process(victim.pid).create_time()
-        (box / "box.json").write_text(json.dumps(_state(victim.pid, started)), encoding="utf-8")
+        plan = BoxPlan(box, "evil", 1, 1, 100, IPv4Network("10.99.0.0/24"), 6817, "login")
+        ticks = start_ticks(victim.pid)
+        assert ticks is not None
+        save(plan, [Process("slurmctld", victim.pid, ticks)])
         for path in (box, box / "box.json"):
             os.chown(path, NOBODY, NOBODY)
         shop.call("box", "stop", box).require((2, 4, 5))
@@ -111,17 +117,6 @@ def _box_state(name: str, shop: Workshop) -> None:
     finally:
         victim.kill()
         victim.wait()
-
-
-def _state(pid: int, started: float) -> dict[str, object]:
-    from dlbench.jobs.box.state import BoxState
-
-    fields = BoxState.model_fields
-    content: dict[str, object] = {name: field.default for name, field in fields.items() if not field.is_required()}
-    for key in ("daemons", "processes", "pids"):
-        if key in fields:
-            content[key] = {"slurmctld": pid}
-    return content | {"pid": pid, "started": started}
 
 
 def _box_folder(mode: int, owner: int, name: str, shop: Workshop) -> None:
@@ -136,7 +131,7 @@ def _box_folder(mode: int, owner: int, name: str, shop: Workshop) -> None:
     done.require((2, 5), "box")
 
 
-_BOXES = {
+_BOXES: dict[str, Callable[[str, Workshop], None]] = {
     "box stop: a state file of another user": _box_state,
     "box start: a folder of another user": partial(_box_folder, 0o755, NOBODY),
     "box start: a folder that all may write": partial(_box_folder, 0o777, 0),
@@ -145,7 +140,7 @@ _BOXES = {
 
 def _secret_variable(name: str, variable: str, value: str, shop: Workshop) -> None:
     out = shop.folder(name) / "runs"
-    words = ("run", "bert", "--preset", "ci", "--engine", "single", "--data", "synthetic", *short(2), "--out", out)
+    words = ("run", "bert", "--preset", "ci", "--engine", "single", "--data", "synthetic", *short(2), "--out", str(out))
     shop.call(*words, variables={variable: value}, limit_s=120).require((0,))
     _require_absent(out, SECRET)
 
@@ -155,7 +150,7 @@ def _secret_in_system(name: str, launcher: str, shop: Workshop) -> None:
     if launcher == "mpirun" and shutil.which("mpirun") is None:
         raise CannotPlantError("needs Open MPI")
     folder = shop.folder(name)
-    words = ("run", *shop.training("horovod"), *short(100_000), "--launcher", launcher, "--out", folder / "runs")
+    words = ("run", *shop.training("horovod"), *short(100_000), "--launcher", launcher, "--out", str(folder / "runs"))
     literal = ("--set", f"system.launch.environment.SITE_TOKEN={SECRET}")
     shop.call(*words, *literal, "--dry-run").require((2,), "SITE_TOKEN")
     reference = ("--set", "system.launch.environment.SITE_TOKEN={from: THE_TOKEN}")

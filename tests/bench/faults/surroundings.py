@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench.faults.catalogue import Fault
+from tests.bench.faults.processes import require_nothing_left
 from tests.bench.faults.workshop import (
     REGRESSION,
     CannotPlantError,
@@ -77,12 +78,12 @@ def _train(
         "synthetic",
         "--no-progress",
     )
-    before = Leftovers.now()
-    done = shop.call(
-        *words, *short(2), *more, "--out", out, limit_s=RUN_LIMIT_S, cwd=cwd, variables=variables, wrapped=wrapped
-    )
-    if left := before.new_after(5.0):
-        raise DidNotHoldError(f"left behind: {'; '.join(left)[:300]}")
+    with Leftovers({**shop.environment, **(variables or {})}) as leftovers:
+        given = {**leftovers.environment, **(variables or {})}
+        done = shop.call(
+            *words, *short(2), *more, "--out", out, limit_s=RUN_LIMIT_S, cwd=cwd, variables=given, wrapped=wrapped
+        )
+        require_nothing_left(leftovers)
     return done
 
 
@@ -151,7 +152,7 @@ def _bad_image(name: str, rank: int, shop: Workshop) -> None:
     # Every second file, so that with an order of every kind the chosen rank meets one early, too.
     for path in files[rank::2]:
         path.write_bytes(b"no image")
-    words = ["run", *shop.training("ddp", loaders=0), *short(8), "--repeats", "2", "--out", folder / "runs"]
+    words = ["run", *shop.training("ddp", loaders=0), *short(8), "--repeats", "2", "--out", str(folder / "runs")]
     words[words.index(str(shop.images))] = str(images)
     shop.call(*words, limit_s=RUN_LIMIT_S).require((2,), ".jp", "0 of 2 runs valid")
 
@@ -166,7 +167,7 @@ def _full_disk(shop: Workshop) -> None:
     mount = f"mount -t tmpfs -o size=2m none {out}"
     script = f'{mount} && {{ {fill} }} && "$@"; code=$?; cp -r {out}/*/ {folder}/kept; exit $code'
     done = shop.call(
-        *("run", *shop.training("ddp"), *short(20_000), "--out", out),
+        *("run", *shop.training("ddp"), *short(20_000), "--out", str(out)),
         wrapped=("unshare", "-m", "sh", "-c", script, "sh"),
         limit_s=RUN_LIMIT_S,
     )

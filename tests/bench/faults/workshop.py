@@ -136,7 +136,7 @@ class Workshop:
         self,
         *words: str | Path,
         cwd: Path | None = None,
-        variables: Mapping[str, str] | Mapping[bytes, bytes] | None = None,
+        variables: Mapping[str, str] | None = None,
         wrapped: Sequence[str] = (),
         user: int | None = None,
         stdout: int | None = None,
@@ -145,7 +145,7 @@ class Workshop:
         return subprocess.Popen(
             [*wrapped, *self.command(*words)],
             cwd=cwd or self.root,
-            env={**self.environment, **(variables or {})},  # type: ignore[dict-item]
+            env={**self.environment, **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if stdout is None else stdout,
             stderr=subprocess.PIPE,
