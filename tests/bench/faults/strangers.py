@@ -105,7 +105,16 @@ def _box_state(name: str, shop: Workshop) -> None:
     try:
         box = folder / "box"
         box.mkdir()
-        plan = BoxPlan(box, "evil", 1, 1, 100, IPv4Network("10.99.0.0/24"), 6817, "login")
+        plan = BoxPlan(
+            folder=box,
+            token="evil",
+            num_nodes=1,
+            cpus_per_node=1,
+            memory_mb=100,
+            subnet=IPv4Network("10.99.0.0/24"),
+            controller_port=6817,
+            login_name="login",
+        )
         ticks = start_ticks(victim.pid)
         assert ticks is not None
         save(plan, [Process("slurmctld", victim.pid, ticks)])
