@@ -71,16 +71,36 @@ def plan_options(function: F) -> F:
         click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo."),
         click.option("--ranks-per-node", type=int, help="Ranks on each node (default: the system's)."),
         click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark)."),
-        click.option(
-            "--out",
-            type=click.Path(path_type=Path),
-            default=Path("runs"),
-            show_default=True,
-            help="Folder of all runs.",
-        ),
+        output_folder(),
         click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing."),
     ]
     return decorated(function, decorators)
+
+
+def output_folder() -> Callable[[F], F]:
+    """The option --out of every command that makes runs."""
+    return click.option(
+        "--out",
+        type=click.Path(path_type=Path),
+        default=Path("runs"),
+        show_default=True,
+        callback=_for_scripts,
+        help="Folder of all runs.",
+    )
+
+
+def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
+    """A path that is written into commands and scripts.
+
+    Raises:
+        UserError: it holds what could not be printed as it is.
+    """
+    from dlbench.specs.yamlfile import text_problem
+
+    absolute = str(value.absolute())
+    if problem := text_problem(absolute):
+        raise UserError(f"--out {absolute!a}: {problem}")
+    return value
 
 
 def submit_options(ranks_example: str) -> Callable[[F], F]:
