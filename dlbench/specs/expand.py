@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
@@ -38,7 +38,7 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
     """
     option_of(request)
     refuse_other_options(request)
-    moment = now or datetime.now(timezone.utc)
+    moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
     file = WorkloadFile(find("workloads", request.workload))
     swept = math.prod(len(values) for values in request.sweep.values()) * len(request.points)

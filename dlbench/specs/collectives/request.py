@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -80,7 +80,7 @@ def expand_comm(
     Raises:
         UserError: anything wrong with the request, in one line.
     """
-    moment = now or datetime.now(timezone.utc)
+    moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
     system = choose_system(request.system, _system_settings(request))
     # What another Python has is not known here.
