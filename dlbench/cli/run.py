@@ -20,7 +20,8 @@ from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, UserError
 
 if TYPE_CHECKING:
-    from dlbench.jobs.local import OnProgress, Outcome
+    from dlbench.jobs.processes import OnProgress
+    from dlbench.jobs.verdict import Outcome
     from dlbench.records.scan import Scan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request

@@ -16,6 +16,7 @@ import pytest
 from dlbench.cli import COMMANDS
 from dlbench.cli import run as run_module
 from dlbench.jobs import local
+from dlbench.jobs.verdict import verdict
 from dlbench.records import folder
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import RunPlan
@@ -413,7 +414,7 @@ def test_runs_to_a_quality_say_what_they_came_to(
 
     # Everything is real but the ranks.
     monkeypatch.setattr(folder, "create", create)
-    monkeypatch.setattr(local, "run", lambda plan, made, tell: local._verdict(made, ""))
+    monkeypatch.setattr(local, "run", lambda plan, made, tell: verdict(made, ""))
     monkeypatch.setattr(run_module.signal, "signal", lambda number, action: None)
     monkeypatch.setenv("COLUMNS", "200")
     code = run_module.run_all(
@@ -435,7 +436,7 @@ def test_runs_to_a_quality_say_what_they_came_to(
 
 def test_a_run_of_speed_says_nothing_of_quality(tmp_path: Path) -> None:
     (plan,) = plans(points=(1,), repeats=1)
-    assert local._verdict(write_run(tmp_path, plan, TIMES), "").quality == ""
+    assert verdict(write_run(tmp_path, plan, TIMES), "").quality == ""
 
 
 def test_csv_holds_the_tables_of_quality(cli: Cli, tmp_path: Path) -> None:

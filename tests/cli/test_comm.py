@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.jobs import local
+from dlbench.jobs.verdict import verdict
 from dlbench.records.collectives import CommRecord
 from dlbench.records.collectives_scan import read_comm_run, read_launched, scan_comm
 from dlbench.records.files import write_json
@@ -471,7 +471,7 @@ def test_a_wrong_result_yields_no_figure_and_says_which(tmp_path: Path) -> None:
     }
     points = [{**point, "num_bytes": 1024, "correct": True, "max_error": 0.0}, point]
     folder = write_comm(tmp_path, plan, state="invalid", points=points)
-    outcome = local._verdict(folder, "")
+    outcome = verdict(folder, "")
     told = "allreduce ring over torch-gloo of 4 KiB: wrong result, largest relative error 0.25"
     assert (int(outcome.exit_code), outcome.story) == (3, f"no figure: {told}")
     many = write_comm(tmp_path / "more", plan, state="invalid", points=[{**point, "problem": "overflow"}] * 5)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
+from dlbench.jobs.verdict import Outcome
 from dlbench.reading.comparability import chosen_settings, group_id
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
@@ -295,12 +296,12 @@ def signals_as_before() -> Iterator[None]:
 def run_stubbed(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str, **variables: str) -> Result:
     """`dlbench run` whose runs are written in an instant; those of side b take 20 % longer."""
 
-    def trained(plan: RunPlan, folder: RunFolder, on_progress: object) -> local.Outcome:
+    def trained(plan: RunPlan, folder: RunFolder, on_progress: object) -> Outcome:
         shutil.rmtree(folder.path)
         slower = 1.2 if plan.series.side == "b" else 1.0
         drift = 1 + plan.series.repeat / 100
         write_run(folder.path.parent, plan, constant([part * slower * drift for part in TIMES]))
-        return local.Outcome(exit_code=ExitCode.OK, story="")
+        return Outcome(exit_code=ExitCode.OK, story="")
 
     monkeypatch.setattr(local, "run", trained)
     words = ["run", str(WORKLOAD), "--engine", "ddp", "--out", str(out), "--series", "s", *options]

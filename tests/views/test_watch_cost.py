@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
+from dlbench.jobs.verdict import Outcome
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
@@ -222,13 +223,13 @@ def signals_as_before() -> Iterator[None]:
 def run_stubbed(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str, dead: tuple[int, ...] = ()) -> Result:
     """The command with runs that are written instead of trained; those at the positions `dead` fail."""
 
-    def trained(plan: RunPlan, folder: RunFolder, on_progress: object) -> local.Outcome:
+    def trained(plan: RunPlan, folder: RunFolder, on_progress: object) -> Outcome:
         shutil.rmtree(folder.path)
         if plan.series.position in dead:
             write_unfinished(folder.path.parent, plan, "failed", "out of memory")
-            return local.Outcome(exit_code=ExitCode.RUN_FAILED, story="out of memory")
+            return Outcome(exit_code=ExitCode.RUN_FAILED, story="out of memory")
         write_twin(folder.path.parent, plan, 1.05)
-        return local.Outcome(exit_code=ExitCode.OK, story="")
+        return Outcome(exit_code=ExitCode.OK, story="")
 
     monkeypatch.setattr(local, "run", trained)
     words = ["run", str(WORKLOAD), "--ranks", "2", "--engine", "ddp", "--out", str(out), *options]
