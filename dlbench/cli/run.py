@@ -235,6 +235,7 @@ def _run_one(plan: LaunchPlan, root: Path, progress: _Lines) -> Outcome:
         KeyboardInterrupt: passed on.
     """
     from dlbench.jobs import local
+    from dlbench.jobs.verdict import Outcome
     from dlbench.records.folder import create
 
     on_progress = progress.begin(plan)
@@ -242,10 +243,10 @@ def _run_one(plan: LaunchPlan, root: Path, progress: _Lines) -> Outcome:
     try:
         outcome = local.run(plan, create(root, plan), on_progress)
     except DlbenchError as error:
-        outcome = local.Outcome(exit_code=error.exit_code, story=str(error))
+        outcome = Outcome(exit_code=error.exit_code, story=str(error))
     except OSError as error:
         code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else ExitCode.RUN_FAILED
-        outcome = local.Outcome(exit_code=code, story=os_error_words(error))
+        outcome = Outcome(exit_code=code, story=os_error_words(error))
     progress.end(plan, outcome, time.monotonic() - start)
     return outcome
 
