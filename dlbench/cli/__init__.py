@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import suppress
+from typing import Any
 
 import click
 
 import dlbench
 from dlbench.cli.streams import Streams
-from dlbench.errors import ExitCode
+from dlbench.errors import EnvironmentLacksError, ExitCode
 
 # In workflow order: name, module, attribute, one line of help (so that --help imports no command).
 COMMANDS: tuple[tuple[str, str, str, str], ...] = (
@@ -59,6 +60,15 @@ class WorkflowGroup(click.Group):
                 assert isinstance(command, click.Command)
                 return command
         return None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            # Of standard output and error none comes here; click would end with 1, as a failed check does.
+            from dlbench.cli.ending import os_error_words
+
+            raise EnvironmentLacksError(os_error_words(error)) from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

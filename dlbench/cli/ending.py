@@ -75,9 +75,6 @@ def os_error_words(error: OSError) -> str:
 
 
 def _of_exit(error: SystemExit) -> Ending:
-    if isinstance(error.__context__, OSError) and error.__context__.errno == errno.EPIPE:
-        # click ends with 1 for any pipe that broke.
-        return ending_of(error.__context__)
     if error.code is None:
         return Ending(code=ExitCode.OK)
     if isinstance(error.code, int):

@@ -233,6 +233,8 @@ def require_data(plans: list[RunPlan]) -> None:
 def _require_path(path: str, who: str, remedy: str) -> None:
     if not Path(path).exists():
         raise UserError(f"{who} {path}: no such file or folder{remedy}")
+    if not (Path(path).is_file() or Path(path).is_dir()):
+        raise UserError(f"{who} {path}: is neither a file nor a folder{remedy}")
     if not os.access(path, os.R_OK):
         raise UserError(f"{who} {path}: cannot be read")
 
