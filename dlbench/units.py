@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _FACTORS = {
@@ -96,7 +96,7 @@ def parse_seconds(text: str) -> float:
 
 def utc_now() -> str:
     """The time now as ISO 8601 in UTC, to the microsecond; texts of it sort by time."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def whole_seconds(moment: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,10 +19,15 @@ TEMPORARY_SUFFIX = ".partial"
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Puts `content` at `path` as a whole, or leaves what was there.
 
+    A device or a pipe (`-o /dev/null`, `-o >(less)`) is written to: a file in its place would take it from everybody.
+
     Raises:
         RunError: the file system refuses (no space, no permission); nothing is left behind.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
+    if _is_stream(path):
+        _write_through(path, data)
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("wb") as file:
@@ -32,6 +38,34 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether something is at the path, perhaps through links, that is neither a regular file nor a folder."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    """Writes to a character device, or to a pipe that somebody reads.
+
+    Raises:
+        RunError: it is a disk or a socket, nobody reads the pipe, or it takes no more.
+    """
+    try:
+        # Not blocking: a pipe without a reader would be waited for.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), "wb") as stream:
+            if not (
+                stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) or stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+            ):
+                raise RunError(f"{path}: cannot be written: is neither a file nor a pipe")
+            os.set_blocking(stream.fileno(), True)
+            stream.write(data)
+    except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
-from typing_extensions import Self
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Name, Positive, Precision, SlurmWord, Spec
 

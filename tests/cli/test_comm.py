@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from tests.support import run_factory
 from tests.support.paths import DATA
 from tests.support.run_factory import constant, edit_json, status, write_run
 
-NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 FORMATS = DATA / "formats" / "comm"
 RUN = ("comm", "run")
 SUBMIT = ("comm", "submit", "--system", "box", "--series", "s")

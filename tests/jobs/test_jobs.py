@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.requests import Request
 from tests.support.paths import GOLDEN
 
-NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 PYTHON = "/opt/dlbench/bin/python"
 
 PlanT = TypeVar("PlanT", bound=LaunchPlan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import torch
 
@@ -56,7 +56,7 @@ class CommRun:
         self._device = torch.device("cpu") if plan.comm.transport == "mpi" else device
         self._on_point = on_point
         self._beat = beat
-        begun = datetime.now(timezone.utc) - timedelta(seconds=time.monotonic() - started)
+        begun = datetime.now(UTC) - timedelta(seconds=time.monotonic() - started)
         self._started_utc = begun.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self._deadline = Deadline(place.rank, plan.comm.timeout_s, on_stuck)
         self._done = 0
