@@ -23,6 +23,7 @@ from typing import IO
 
 from dlbench.errors import EnvironmentLacksError, ExitCode
 from dlbench.jobs import launch
+from dlbench.jobs.variables import resolve
 from dlbench.records.collectives_scan import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import QualityResult
@@ -146,6 +147,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
 
     Raises:
         EnvironmentLacksError: the launcher's program is not installed.
+        UserError: the value of a variable is not where the plan says.
         KeyboardInterrupt: passed on, after the ranks were ended and the folder says so.
     """
     ranks = _Ranks(folder, on_progress)
@@ -155,10 +157,10 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
     try:
         if plan.system.launch.launcher == "local":
             for rank, variables in enumerate(launch.local_environments(plan, token)):
-                ranks.start(launch.node_command(folder.plan, python), {**base, **variables}, folder.log(rank))
+                ranks.start(launch.node_command(folder.plan, python), {**base, **resolve(variables)}, folder.log(rank))
         else:
-            variables = {**launch.rank_environment(plan), "DLBENCH_LAUNCH_TOKEN": token}
-            ranks.start(_launcher_command(plan, folder, python, token), {**base, **variables}, folder.launch_log)
+            variables = {**launch.rank_environment(plan), launch.TOKEN: token}
+            ranks.start(_launcher_command(plan, folder, python), {**base, **resolve(variables)}, folder.launch_log)
         ranks.wait()
     except FileNotFoundError as error:
         ranks.end()
@@ -177,9 +179,9 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
     return _verdict(folder, _killed_under_mpirun(folder) or ranks.first_ending())
 
 
-def _launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, token: str) -> list[str]:
+def _launcher_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
     if plan.system.launch.launcher == "mpirun":
-        return launch.mpirun_command(plan, folder, python, token)
+        return launch.mpirun_command(plan, folder, python)
     return launch.srun_command(plan, folder, python)
 
 
