@@ -9,14 +9,14 @@ import re
 
 _NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|BEARER|CREDENTIAL|COOKIE|PRIVATE|SIGNATURE|JWT|OAUTH"
-    r"|AUTH(?!OR)"  # UCX_AUTH, OMPI_MCA_x_authentication
+    r"|AUTH(?!ORS?(_|$))"  # UCX_AUTH, OMPI_MCA_x_authentication
     r"|_KEY|(API|ACCESS|SECRET|SSH|ENCRYPTION)KEY|^KEY"  # not NCCL_IB_PKEY: a number of a partition
     r"|(^|_)(PASS|PWD|CREDS?|DSN)(_|$)",
     re.IGNORECASE,
 )
 _VALUE = re.compile(
     r"[a-z][a-z0-9+.-]*://[^/?#\s]*@"  # a URL with a user or a password in it
-    r"|\b(bearer|basic|token)[ :=]+\S"
+    r"|\bbearer[ :=]+\S|\bbasic [a-z0-9+/]{8,}=*$"
     r"|(password|passwd|secret|token|api[-_]?key)\s*[=:]"
     r"|\beyJ[A-Za-z0-9_-]{10,}\."  # a JSON web token
     r"|\b(gh[pousr]_|glpat-|xox[abprs]-|sk-|AKIA|ASIA|hf_)[A-Za-z0-9_-]{10,}"

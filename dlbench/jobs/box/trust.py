@@ -109,6 +109,6 @@ def _refuse(folder: Path, path: Path, owner: int, mode: int) -> None:
         )
     if mode & 0o022 and not stat.S_ISSOCK(mode):
         raise UserError(
-            f"a box in {folder} cannot be trusted: others may write {path} (mode {stat.S_IMODE(mode):04o}) and so change "
-            "what the box does as root; take that away (chmod go-w), or name a new folder"
+            f"a box in {folder} cannot be trusted: others may write {path} (mode {stat.S_IMODE(mode):04o}) and so "
+            "change what the box does as root; take that away (chmod go-w), or name a new folder"
         )
