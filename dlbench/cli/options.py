@@ -290,9 +290,9 @@ def write_output(content: bytes, output: Path | None) -> None:
         click.echo(content, nl=False)
         return
     from dlbench.errors import RunError
-    from dlbench.records.files import write_atomic
+    from dlbench.records.files import write_result
 
     try:
-        write_atomic(output, content)
+        write_result(output, content)
     except RunError as error:
         raise UserError(f"-o {error}") from None

@@ -188,7 +188,7 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
             click.echo(f"# {plan.layout.ranks} times, each rank with its own DLBENCH_RANK:")
             words = launch.node_command(folder.plan, python)
         elif plan.system.launch.launcher == "mpirun":
-            words = launch.mpirun_command(plan, folder, python, "TOKEN")
+            words = launch.mpirun_command(plan, folder, python)
         else:
             words = launch.srun_command(plan, folder, python)
         # Bytes: of text, click takes terminal sequences out where no terminal reads.
@@ -202,11 +202,15 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
         What the command ends with: the code of the first run that went wrong.
 
     Raises:
-        UserError: the output folder cannot be, or a run of that name exists.
+        UserError: the output folder cannot be, a run of that name exists, or a variable's value is not where a plan
+            says.
         EnvironmentLacksError: the launcher's program is not installed.
     """
+    from dlbench.jobs import launch, variables
     from dlbench.records.folder import prepare_output
 
+    for plan in plans:
+        variables.resolve(launch.rank_environment(plan))  # before anything is made
     root = prepare_output(out)
     worst, valid, missed = ExitCode.OK, 0, 0
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -9,6 +9,7 @@ import sys
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs import launch
 from dlbench.jobs.processes import OnProgress, RankProcesses
+from dlbench.jobs.variables import resolve
 from dlbench.jobs.verdict import Outcome, killed_under_mpirun, verdict
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_failure
@@ -20,6 +21,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
 
     Raises:
         EnvironmentLacksError: the launcher's program is not installed.
+        UserError: the value of a variable is not where the plan says.
         KeyboardInterrupt: passed on, after the ranks were ended and the folder says so.
     """
     ranks = RankProcesses(on_progress)
@@ -29,10 +31,10 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
     try:
         if plan.system.launch.launcher == "local":
             for rank, variables in enumerate(launch.local_environments(plan, token)):
-                ranks.start(launch.node_command(folder.plan, python), {**base, **variables}, folder.log(rank))
+                ranks.start(launch.node_command(folder.plan, python), {**base, **resolve(variables)}, folder.log(rank))
         else:
-            variables = {**launch.rank_environment(plan), "DLBENCH_LAUNCH_TOKEN": token}
-            ranks.start(_launcher_command(plan, folder, python, token), {**base, **variables}, folder.launch_log)
+            variables = {**launch.rank_environment(plan), launch.TOKEN: token}
+            ranks.start(_launcher_command(plan, folder, python), {**base, **resolve(variables)}, folder.launch_log)
         ranks.wait()
     except FileNotFoundError as error:
         ranks.end()
@@ -51,7 +53,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
     return verdict(folder, killed_under_mpirun(folder) or ranks.first_ending())
 
 
-def _launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, token: str) -> list[str]:
+def _launcher_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
     if plan.system.launch.launcher == "mpirun":
-        return launch.mpirun_command(plan, folder, python, token)
+        return launch.mpirun_command(plan, folder, python)
     return launch.srun_command(plan, folder, python)

@@ -1,6 +1,6 @@
 """Captures the environment a run had: machine, software, scheduler, settings. Reads only; never the whole environment.
 
-Variables are taken by an allow-list, because an environment holds secrets.
+Variables are taken by an allow-list, because an environment holds secrets; of these, what looks like one is left out.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+
+from dlbench.confidential import is_secret_name, is_secret_value
 
 PACKAGES = (
     "torch",
@@ -49,11 +51,15 @@ INTERNAL = re.compile(
     r"^(OMPI_MCA_(ess|orte|plm|initial|shmem|pmix)_"
     r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+)$)"
 )
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY", re.IGNORECASE)
 
 
-def capture(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What shapes a run's speed, by name; a thing that cannot be told is left out."""
+def capture(variables: Mapping[str, str] = os.environ, *, withheld: Collection[str] = ()) -> dict[str, str]:
+    """What shapes a run's speed, by name; a thing that cannot be told is left out.
+
+    Args:
+        variables: the environment.
+        withheld: names of variables that are not to be written down, beside those that look like secrets.
+    """
     facts = {
         "host": platform.node(),
         "os": _os_name(),
@@ -69,7 +75,7 @@ def capture(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
         "dlbench.commit": _commit(Path(__file__).resolve().parent),
     }
     facts |= {f"package.{name}": version for name, version in _versions(PACKAGES)}
-    facts |= {f"variable.{k}": v for k, v in sorted(variables.items()) if _allowed(k)}
+    facts |= {f"variable.{k}": v for k, v in sorted(variables.items()) if k not in withheld and _allowed(k, v)}
     facts |= _gpus()
     return {key: value for key, value in facts.items() if value}
 
@@ -85,11 +91,12 @@ def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: I
     ]
 
 
-def _allowed(name: str) -> bool:
+def _allowed(name: str, value: str) -> bool:
     return (
         (name in VARIABLES or name.startswith(VARIABLE_PREFIXES))
-        and not SECRET.search(name)
         and not INTERNAL.match(name)
+        and not is_secret_name(name)
+        and not is_secret_value(value)
     )
 
 

@@ -16,21 +16,22 @@ from dlbench.errors import RunError
 TEMPORARY_SUFFIX = ".partial"
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
+def write_atomic(path: Path, content: bytes | str, *, private: bool = False) -> None:
     """Puts `content` at `path` as a whole, or leaves what was there.
 
-    A device or a pipe (`-o /dev/null`, `-o >(less)`) is written to: a file in its place would take it from everybody.
+    Args:
+        path: the file.
+        content: all of it.
+        private: for the owner alone (mode 0600) from its first byte on, whatever the umask; else as the umask says.
 
     Raises:
         RunError: the file system refuses (no space, no permission); nothing is left behind.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
-    if _is_stream(path):
-        _write_through(path, data)
-        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with temporary.open("wb") as file:
+        with os.fdopen(os.open(temporary, flags, 0o600 if private else 0o666), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -39,6 +40,20 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def write_result(path: Path, content: bytes | str) -> None:
+    """`write_atomic` to where a person says: a device or a pipe there (`-o /dev/null`, `-o >(less)`) is written to.
+
+    A file in its place would take it from everybody.
+
+    Raises:
+        RunError: the file system refuses, or nobody reads the pipe.
+    """
+    if _is_stream(path):
+        _write_through(path, content.encode("utf-8") if isinstance(content, str) else content)
+    else:
+        write_atomic(path, content)
 
 
 def _is_stream(path: Path) -> bool:
@@ -59,9 +74,8 @@ def _write_through(path: Path, data: bytes) -> None:
     try:
         # Not blocking: a pipe without a reader would be waited for.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), "wb") as stream:
-            if not (
-                stat.S_ISCHR(os.fstat(stream.fileno()).st_mode) or stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
-            ):
+            mode = os.fstat(stream.fileno()).st_mode
+            if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
                 raise RunError(f"{path}: cannot be written: is neither a file nor a pipe")
             os.set_blocking(stream.fileno(), True)
             stream.write(data)
@@ -69,11 +83,20 @@ def _write_through(path: Path, data: bytes) -> None:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False) -> None:
     """`write_atomic` of JSON; NaN and infinity are refused, because JSON has none.
 
     Raises:
         RunError: as `write_atomic`.
         ValueError: a number is not finite.
     """
-    write_atomic(path, json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomic(path, json_text(content), private=private)
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """JSON as dlbench writes it: sorted keys, readable, one line break at the end.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dlbench.datasets.making.demo import prepare_demo_data
@@ -225,6 +226,12 @@ class Running:
             time.sleep(0.1)
         pytest.fail("the run never came to measure")
 
+    def listening(self) -> list[str]:
+        """Addresses at which the run's processes listen."""
+        launcher = psutil.Process(self.process.pid)
+        connections = [one for child in launcher.children(recursive=True) for one in child.net_connections("inet")]
+        return [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]
+
     def pid(self, rank: int) -> int:
         return scan(self.folder).runs[0].statuses[rank].pid
 
@@ -253,6 +260,7 @@ def alive(pid: int) -> bool:
 def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
     with Running(tmp_path) as running:
         running.wait_until_measuring()
+        assert set(running.listening()) == {"127.0.0.1"}
         survivor = running.pid(0)
         os.kill(running.pid(1), signal.SIGKILL)
         code, errors = running.end()
@@ -263,6 +271,18 @@ def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
     (run,) = only_runs(running.folder, 1)
     assert run.state == "failed"
     assert "rank 1 was the first to end, by signal SIGKILL" in run.story
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_horovod_ranks_of_one_machine_are_heard_on_loopback_only(tmp_path: Path, horovod_installed: None) -> None:
+    """The key server is all that listens once Gloo's ranks have met; ranks of DDP are looked at above."""
+    with Running(tmp_path, "--engine", "horovod") as running:
+        running.wait_until_measuring()
+        assert running.listening() == ["127.0.0.1"]
+        (meeting,) = running.folder.glob("*/rendezvous.json")
+        assert meeting.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.slow

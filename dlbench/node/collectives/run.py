@@ -120,5 +120,5 @@ class CommRun:
             points=tuple(points),
             not_measured=tuple(not_measured),
             warnings=tuple(warnings),
-            environment=environment.capture(),
+            environment=environment.capture(withheld=self._plan.system.launch.referenced),
         )

@@ -191,7 +191,7 @@ class RankRun:
         )
         return {
             "result": result.model_dump(mode="json"),
-            "environment": environment.capture(),
+            "environment": environment.capture(withheld=self._plan.system.launch.referenced),
             "warnings": self._warnings,
             "norms": ready.trainee.noise.told() if ready.trainee.noise is not None else [],
         }
