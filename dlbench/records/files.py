@@ -50,13 +50,13 @@ def write_result(path: Path, content: bytes | str) -> None:
     Raises:
         RunError: the file system refuses, or nobody reads the pipe.
     """
-    if _is_stream(path):
+    if is_stream(path):
         _write_through(path, content.encode("utf-8") if isinstance(content, str) else content)
     else:
         write_atomic(path, content)
 
 
-def _is_stream(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
     """Whether something is at the path, perhaps through links, that is neither a regular file nor a folder."""
     try:
         mode = path.stat().st_mode
