@@ -2,8 +2,8 @@
 
 The folder is on a file system that all nodes share, so neither ssh nor a fixed port is needed. Whoever can read the
 file can take part: until all ranks have met it is for its owner alone (mode 0600), and holds the secret that rank 0
-asks for before it reads anything else. A token per start keeps a requeued run from reading its predecessor's address; it is no secret (Slurm's
-is made of the job's number).
+asks for before it reads anything else. A token per start keeps a requeued run from reading its predecessor's address;
+it is no secret (Slurm's is made of the job's number).
 
 The folder itself is not used to exchange keys (torch's FileStore): that needs locks that hold between nodes, which
 Lustre and BeeGFS may have switched off or hold on one node only, and every look at a key opens a file on their metadata
@@ -60,7 +60,7 @@ def conceal(path: Path, place: RankPlace, meeting: MeetingPlace) -> None:
 
 
 def _open_part(place: RankPlace, meeting: MeetingPlace) -> dict[str, str | int]:
-    content = {"address": meeting.address, "port": meeting.port, "token": place.token}
+    content: dict[str, str | int] = {"address": meeting.address, "port": meeting.port, "token": place.token}
     return {"format": FORMAT, "version": VERSION, **content}
 
 
