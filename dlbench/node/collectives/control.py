@@ -15,8 +15,6 @@ from dlbench.node.sync.gather_json import gather_over_torch
 from dlbench.node.sync.run_store import RunStore, meet
 from dlbench.records.folder import RunFolder
 
-_ARRIVED, _COMPLETE = "dlbench/arrived", "dlbench/complete"
-
 
 def first_line(error: BaseException) -> str:
     """A library's message as one line."""
@@ -48,9 +46,6 @@ class Control:
         self._store = store = meet(folder.rendezvous, place, interface, patience)
         try:
             # Ranks may start minutes apart; from here on the short timeout holds.
-            if store.add(_ARRIVED, 1) == place.size:
-                store.set(_COMPLETE, "1")
-            store.wait([_COMPLETE], patience)
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=self._timeout)
         except RuntimeError as error:
             raise RunError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
