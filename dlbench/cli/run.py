@@ -140,7 +140,7 @@ def require_here(system: SystemSpec) -> None:
 
     Raises:
         UserError: this is no allocation.
-        EnvironmentLacksError: the launcher's program is not installed.
+        EnvironmentLacksError: the launcher's program is not installed, or the ranks' Python is none.
     """
     import os
 
@@ -148,6 +148,10 @@ def require_here(system: SystemSpec) -> None:
         raise UserError(
             f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
         )
+    if system.python is not None:
+        from dlbench.jobs.local import require_python
+
+        require_python(system.python)
     launcher = system.launch.launcher
     if launcher != "local" and shutil.which(launcher.split("-")[0]) is None:
         from dlbench.errors import EnvironmentLacksError
@@ -192,8 +196,9 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
     root = prepare_output(out)
     worst, valid, missed = ExitCode.OK, 0, 0
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # A cancelled CI job or a closed terminal ends the ranks as Ctrl-C does.
-        signal.signal(number, _interrupt)
+        # A cancelled CI job or a closed terminal ends the ranks as Ctrl-C does; nohup asks for the contrary.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     with _progress(plans, bar) as progress:
         for plan in plans:
             folder = create(root, plan)

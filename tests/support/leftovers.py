@@ -118,7 +118,7 @@ def _used(pid: int) -> Iterator[str]:
     with suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with suppress(OSError):
-                paths.append(os.readlink(entry.path))
+                paths.append(str(Path(entry.path).readlink()))
     for path in paths:
         if path.startswith(f"{SHARED_MEMORY}/"):
             yield Path(path).relative_to(SHARED_MEMORY).parts[0]
