@@ -96,6 +96,8 @@ class Supervisor:
             else:
                 environment["TMPDIR"] = folder.path
         if not self._is_launcher and any(name in environment for name in _MPI_VARIABLES):
+            # Meant for mpirun, which says to its ranks in another variable what came of it; they refuse to have both.
+            environment.pop("OMPI_MCA_orte_local_tmpdir_base", None)
             with suppress(OSError):
                 folder = process_tree.HeldFolder([process_tree.SHARED_MEMORY])
                 self._folders.append(folder)

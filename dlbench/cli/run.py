@@ -140,7 +140,7 @@ def require_here(system: SystemSpec) -> None:
 
     Raises:
         UserError: this is no allocation.
-        EnvironmentLacksError: the launcher's program is not installed, or the ranks' Python is none.
+        EnvironmentLacksError: the launcher's program is not installed.
     """
     import os
 
@@ -148,10 +148,6 @@ def require_here(system: SystemSpec) -> None:
         raise UserError(
             f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
         )
-    if system.python is not None:
-        from dlbench.jobs.local import require_python
-
-        require_python(system.python)
     launcher = system.launch.launcher
     if launcher != "local" and shutil.which(launcher.split("-")[0]) is None:
         from dlbench.errors import EnvironmentLacksError
@@ -188,10 +184,14 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
 
     Raises:
         UserError: the output folder cannot be, or a run of that name exists.
-        EnvironmentLacksError: the launcher's program is not installed.
+        EnvironmentLacksError: the launcher's program is not installed, or the ranks' Python cannot be executed.
     """
     from dlbench.jobs import local
     from dlbench.records.folder import create, prepare_output
+
+    for python in dict.fromkeys(plan.system.python for plan in plans):
+        if python is not None:
+            local.require_python(python)
 
     root = prepare_output(out)
     worst, valid, missed = ExitCode.OK, 0, 0

@@ -493,7 +493,7 @@ def rooms(job: Job, root: Path) -> list[RunFolder]:
 # Tells who called it, from where, and with which variables; the plan of a run that shall fail stands in FAILING.
 TELLING = """#!/bin/bash
 [ "$1" = --mpi=list ] && { echo pmix; exit; }
-printf '%s\\t' "${0##*/}" "$PWD" "${@: -4:1}" "${@: -1}" "${X-unset}" "${Y-unset}" >> "$DUMP/told"
+printf '%s\\t' "${0##*/}" "$PWD" "${@: -7:1}" "${@: -1}" "${X-unset}" "${Y-unset}" >> "$DUMP/told"
 echo >> "$DUMP/told"
 echo "words of a rank"
 case " ${FAILING-} " in *" ${@: -1} "*) exit "${STUB_CODE:-7}" ;; esac
