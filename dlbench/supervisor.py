@@ -1,4 +1,4 @@
-"""``python -P -m dlbench.supervisor [--launcher] (-m MODULE | PROGRAM) ARGUMENTS``: a program, ended with all it started.
+"""``python -P -m dlbench.supervisor [--launcher] (-m MODULE | PROGRAM) WORDS``: a program, ended with all it started.
 
 Every rank is started by one, whatever launches ranks; so are mpirun and srun, where `dlbench run` starts them
 (`--launcher`). To whoever started it, it looks like the program: signals go through, and it ends as the program ended,

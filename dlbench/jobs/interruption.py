@@ -12,7 +12,9 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interruption:
     """A context in which these signals do no more than to be counted; one that nobody asked about counts at its end.
 
-    Signals that are ignored (nohup) stay so. In a thread other than the main one nothing changes.
+    After a first one it stays so when the context ends: the command is ending, and a hand that stays on Ctrl-C must not
+    interrupt that either. Signals that are ignored (nohup) stay so. In a thread other than the main one nothing
+    changes.
 
     Raises:
         KeyboardInterrupt: at the end, if there was a signal and no other error.
@@ -48,7 +50,8 @@ class Interruption:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave
         if kind is None:
             self.check()
+        if not self._times:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave

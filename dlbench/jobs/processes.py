@@ -82,21 +82,23 @@ class RankProcesses:
         self._readers.append(reader)
 
     def _read(self, pipe: IO[bytes], sink: IO[bytes]) -> None:
-        for line in pipe:
-            if line.startswith(PROGRESS_MARK.encode()):
-                with suppress(ValueError, KeyError):
-                    told = json.loads(line[len(PROGRESS_MARK) :])
-                    self._on_progress(int(told["step"]), int(told["of"]), str(told["stage"]))
-                continue
-            # The rank may have died in the middle of a line.
-            text, mark, told_end = line.partition(process_tree.ENDED_MARK.encode())
-            if mark:
-                with suppress(ValueError):
-                    rank, code, at = told_end.split()
-                    self._ended.append((float(at), int(rank), int(code)))
-            if text:
-                with suppress(OSError, ValueError):  # a full disk, a closed log: the pipe must be drained all the same
-                    sink.write(text)
+        with pipe:
+            for line in pipe:
+                if line.startswith(PROGRESS_MARK.encode()):
+                    with suppress(ValueError, KeyError):
+                        told = json.loads(line[len(PROGRESS_MARK) :])
+                        self._on_progress(int(told["step"]), int(told["of"]), str(told["stage"]))
+                    continue
+                # The rank may have died in the middle of a line.
+                text, mark, told_end = line.partition(process_tree.ENDED_MARK.encode())
+                if mark:
+                    with suppress(ValueError):
+                        rank, code, at = told_end.split()
+                        self._ended.append((float(at), int(rank), int(code)))
+                if text:
+                    # A full disk, a closed log: the pipe must be drained all the same.
+                    with suppress(OSError, ValueError):
+                        sink.write(text)
 
     def wait(self, check: Callable[[], None]) -> None:
         """Returns when all have ended; after the first failure the others get `GRACE_S`.
