@@ -66,16 +66,16 @@ class Leftovers:
         """What lies in the temporary folder."""
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
 
-    def now(self) -> list[str]:
-        """One line for each thing that is left at this moment."""
+    def now(self, *, files: bool = True) -> list[str]:
+        """One line for each thing that is left at this moment; of the temporary folder, if `files` count."""
         processes = [f"process {pid} ({_state(pid)}): {words}" for pid, words in self.processes().items()]
         names = [f"{SHARED_MEMORY}/{name}" for name in self.shared_memory()]
-        return processes + names + [f"temporary {name}" for name in self.files()]
+        return processes + names + [f"temporary {name}" for name in self.files() if files]
 
-    def within(self, seconds: float = 5.0) -> list[str]:
+    def within(self, seconds: float = 5.0, *, files: bool = True) -> list[str]:
         """What is left after so many seconds, or nothing as soon as nothing is."""
         deadline = time.monotonic() + seconds
-        while (left := self.now()) and time.monotonic() < deadline:
+        while (left := self.now(files=files)) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left
 
