@@ -35,7 +35,12 @@ _FORWARDED = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP, signal.SIGXCPU),
 )
+_PARENT_ENDED = signal.SIGRTMIN + 8
+"""Sent by the kernel. Not SIGTERM: it comes, too, when no more than the thread ended that started this process, and Open
+MPI starts many ranks from threads that it ends."""
+
 _RANK_VARIABLES = ("DLBENCH_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_AWAITED = frozenset((*_FORWARDED, signal.SIGCHLD, _PARENT_ENDED))
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
@@ -51,6 +56,7 @@ class Supervisor:
         self._command = list(command)
         self._is_launcher = is_launcher
         self._grace_s = LAUNCHER_GRACE_S if is_launcher else GRACE_S
+        self._parent = 0
         self._program = 0
         self._status: int | None = None
         self._folders: list[process_tree.HeldFolder] = []
@@ -58,12 +64,13 @@ class Supervisor:
     def run(self) -> int:
         """The program's status as `os.wait` gives it, after everything that it started has ended."""
         # Taken from the queue by sigtimedwait; the default action would come first otherwise.
-        mask: set[int] = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
+        mask: set[int] = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
         parent = os.environ.pop("DLBENCH_PARENT", "")
-        process_tree.end_with_parent(signal.SIGTERM, int(parent) if parent.isdigit() else os.getppid())
+        self._parent = int(parent) if parent.isdigit() else os.getppid()
+        process_tree.end_with_parent(_PARENT_ENDED, self._parent)
         process_tree.adopt_orphans()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if signal.SIGTERM in signal.sigpending():
+        if signal.SIGTERM in signal.sigpending() or os.getppid() != self._parent:
             return signal.SIGTERM
         environment = self._prepare(dict(os.environ))
         supervisor = os.getpid()
@@ -124,14 +131,14 @@ class Supervisor:
     def _wait(self) -> bool:
         """Returns when the program has ended, or is to end; whether it is to end."""
         while True:
-            number = signal.sigwait({*_FORWARDED, signal.SIGCHLD})
+            number = signal.sigwait(_AWAITED)
             if number == signal.SIGCHLD:
                 self._reap()
                 if self._status is not None:
                     return False
-            elif number == signal.SIGTERM:
+            elif number == signal.SIGTERM or os.getppid() != self._parent:
                 return True
-            else:
+            elif number != _PARENT_ENDED:
                 with suppress(ProcessLookupError):
                     os.killpg(self._program, number)
 

@@ -68,7 +68,7 @@ def test_the_first_failure_is_named_though_its_end_takes_longer(leftovers: Lefto
     ranks.close([str(leftovers.folder)])
     assert ranks.first_ending("mpirun says otherwise") == "rank 1 was the first to end, by signal SIGKILL"
     assert "DLBENCH" not in (tmp_path / "1.log").read_text()
-    assert leftovers.now() == []
+    assert leftovers.within(1.0) == []
 
 
 def test_a_killed_supervisor_is_the_first_to_end_and_nothing_stays(leftovers: Leftovers, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_killed_supervisor_is_the_first_to_end_and_nothing_stays(leftovers: Le
     ranks.wait(never)
     ranks.close([str(leftovers.folder)])
     assert ranks.first_ending() == "the launched process was the first to end, by signal SIGKILL"
-    assert leftovers.now() == []
+    assert leftovers.within(1.0) == []
 
 
 def test_what_cannot_be_told_to_end_is_killed(leftovers: Leftovers, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_what_cannot_be_told_to_end_is_killed(leftovers: Leftovers, tmp_path: Pa
     ranks.end(lambda: time.monotonic() > began + 0.2)
     ranks.close([str(leftovers.folder)])
     assert time.monotonic() - began < 2.0
-    assert leftovers.now() == []
+    assert leftovers.within(1.0) == []
 
 
 # Interruptions
@@ -145,7 +145,7 @@ def test_no_number_of_signals_interrupts_the_cleaning_up(
     thread.join()
     assert times == 1 or time.monotonic() - began < 1.5  # the second says: at once
     assert "interrupted" in stubbed.failure()
-    assert leftovers.now() == []
+    assert leftovers.within(1.0) == []
 
 
 @pytest.mark.usefixtures("handlers")
