@@ -36,8 +36,8 @@ _FORWARDED = (
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP, signal.SIGXCPU),
 )
 _PARENT_ENDED = signal.SIGRTMIN + 8
-"""Sent by the kernel. Not SIGTERM: it comes, too, when no more than the thread ended that started this process, and Open
-MPI starts many ranks from threads that it ends."""
+"""Sent by the kernel. Not SIGTERM: it also comes when no more than the thread ended that started this process, and
+Open MPI starts many ranks from threads that it ends."""
 
 _RANK_VARIABLES = ("DLBENCH_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _AWAITED = frozenset((*_FORWARDED, signal.SIGCHLD, _PARENT_ENDED))

@@ -8,9 +8,9 @@
 `environment` marks everything that is started with it, at any depth and in any session, and gives it a temporary folder
 of its own: other tests on the same machine do not disturb. `within` returns one line for each thing that is left, as
 soon as nothing is, or after so many seconds. Names in /dev/shm carry no mark: one that is new and that no living
-foreign process maps or holds open counts. That of a foreign process which just ended may be seen for some milliseconds:
-give `within` a second where nothing should be left at once. The end of the `with` kills what was left and removes it, so that a test
-that fails leaves nothing to the next.
+foreign process maps or holds open counts. That of a foreign process which just ended may be seen for some
+milliseconds: give `within` a second where nothing should be left at once. The end of the `with` kills what was left and
+removes it, so that a test that fails leaves nothing to the next.
 """
 
 from __future__ import annotations
