@@ -15,10 +15,19 @@ from dlbench.process_tree import end_with_parent
 
 def _begin() -> None:
     rank = os.environ.pop("DLBENCH_LOADERS_OF", "")  # set by dlbench.node.data.loader
-    if rank.isdigit():
-        fork_server = os.getpid()
-        end_with_parent(signal.SIGKILL, int(rank))
-        os.register_at_fork(after_in_child=lambda: end_with_parent(signal.SIGKILL, fork_server))
+    if not rank.isdigit():
+        return
+    fork_server = os.getpid()
+    is_loader = False
+
+    def end_with_fork_server() -> None:
+        nonlocal is_loader
+        if not is_loader:  # what a loader may fork has another parent
+            is_loader = True
+            end_with_parent(signal.SIGKILL, fork_server)
+
+    end_with_parent(signal.SIGKILL, int(rank))
+    os.register_at_fork(after_in_child=end_with_fork_server)
 
 
 _begin()
