@@ -28,6 +28,9 @@ from dlbench import process_tree
 GRACE_S = 1.0
 """What a program and its descendants have between SIGTERM and SIGKILL. mpirun gives as much to what it started."""
 
+AFTER_S = 2.0
+"""What descendants have after the program ended by itself: the sampler writes what it holds, perhaps over a network."""
+
 LAUNCHER_GRACE_S = 2.5
 """The same for a launcher, whose ranks have supervisors of their own."""
 
@@ -82,7 +85,8 @@ class Supervisor:
             ended_at = time.time()
             if not is_told and not self._is_launcher:
                 self._tell(ended_at)
-            process_tree.end(self._descendants, self._grace_s, look=self._reap)
+            grace_s = self._grace_s if is_told or self._is_launcher else AFTER_S
+            process_tree.end(self._descendants, grace_s, look=self._reap)
         finally:
             for folder in self._folders:
                 folder.remove()

@@ -93,16 +93,14 @@ def test_a_program_that_is_none(leftovers: Leftovers) -> None:
     assert leftovers.within(1.0) == []
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        *("program killed", "told while it is stopped"),
-        *(pytest.param(end, marks=pytest.mark.nightly) for end in ("program exits", "told to end")),
-    ],
-)
-def test_nothing_stays_of_what_the_program_started(leftovers: Leftovers, tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize("is_deaf", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("end", ["program killed", "program exits", "told to end", "told while it is stopped"])
+def test_nothing_stays_of_what_the_program_started(
+    leftovers: Leftovers, tmp_path: Path, end: str, is_deaf: bool
+) -> None:
     then = "os._exit(3)" if end == "program exits" else "time.sleep(1000)"
-    process, pid = started(leftovers, tmp_path, program(*STARTS, then=then))
+    kinds = [kind for kind in STARTS if is_deaf or kind != "deaf"]
+    process, pid = started(leftovers, tmp_path, program(*kinds, then=then))
     if end == "program killed":
         os.kill(pid, signal.SIGKILL)
     elif end == "told while it is stopped":

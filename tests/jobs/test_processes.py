@@ -61,9 +61,9 @@ def never() -> None:
 
 
 def test_the_first_failure_is_named_though_its_end_takes_longer(leftovers: Leftovers, tmp_path: Path) -> None:
-    """A supervisor ends only after all that its rank started has ended, which here takes a second."""
-    slow = 'sh -c "' + DEAF + '" & sleep 0.3; kill -KILL $$'
-    ranks = ranks_of(leftovers, tmp_path, ["sh", "-c", "sleep 0.5; exit 3"], ["sh", "-c", slow])
+    """A supervisor ends only after all that its rank started has ended, which here takes long."""
+    slow = "sh -c 'trap \"sleep 0.6; exit\" TERM; while :; do sleep 0.1; done' & sleep 0.2; kill -KILL $$"
+    ranks = ranks_of(leftovers, tmp_path, ["sh", "-c", "sleep 0.4; exit 3"], ["sh", "-c", slow])
     ranks.wait(never)
     ranks.close([str(leftovers.folder)])
     assert ranks.first_ending("mpirun says otherwise") == "rank 1 was the first to end, by signal SIGKILL"
@@ -125,7 +125,7 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize("times", [1, 2, 5])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.nightly), 2, 5])
 def test_no_number_of_signals_interrupts_the_cleaning_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leftovers: Leftovers, times: int
 ) -> None:
