@@ -16,6 +16,7 @@ from dlbench.datasets.making.production import produce
 from dlbench.jobs.box.box import Box
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
+from tests.support.leftovers import Leftovers
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -111,14 +112,22 @@ def test_ddp_over_two_nodes_of_two_ranks(cli: Cli, slurm_box: Box, tmp_path: Pat
 
 
 @pytest.mark.nightly
-def test_a_cancelled_job_is_told(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+def test_a_cancelled_job_is_told_and_leaves_nothing(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path) -> None:
+    with Leftovers() as leftovers:
+        _cancel_a_job(cli, slurm_box, tmp_path, images, leftovers)
+        assert leftovers.within(5.0) == []
+
+
+def _cancel_a_job(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, leftovers: Leftovers) -> None:
     submitted = cli(
-        *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp"),
-        *("--launcher", "srun-gloo", "--data", "synthetic", "--set", "measure.measured_steps=100000"),
-        **slurm_box.environment,
+        *("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp"),
+        *("--launcher", "srun-gloo", "--data", images, "--set", "data.loader_workers=1"),
+        *("--set", "measure.measured_steps=100000"),
+        **{**leftovers.environment, **slurm_box.environment},
     )
     (job,) = submitted.stdout.split()
     wait_until_measuring(tmp_path / "runs")
+    assert any("dlbench.supervisor" in words for words in leftovers.processes().values())
     assert "RUNNING" in cli("status", tmp_path / "runs", **slurm_box.environment).stdout
     scancel = ["scancel", job]
     subprocess.run(scancel, env={"PATH": "/usr/bin:/bin", **slurm_box.environment}, check=True, timeout=30)
