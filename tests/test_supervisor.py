@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dlbench import process_tree
+from dlbench.machine.environment import capture
 from tests.support.leftovers import SHARED_MEMORY, Leftovers
 
 SUPERVISOR = (sys.executable, "-P", "-m", "dlbench.supervisor")
@@ -189,6 +191,37 @@ def test_it_sleeps_while_the_program_runs(leftovers: Leftovers, tmp_path: Path) 
     assert "Threads:\t1" in before
     process.terminate()
     process.wait(timeout=30)
+
+
+def test_what_open_mpi_makes_lies_in_folders_of_the_run(leftovers: Leftovers) -> None:
+    shown = "import json, os; names = ('OMPI_MCA_', 'PRTE_MCA_', 'TMPDIR'); "
+    shown += "places = {k: v for k, v in os.environ.items() if k.startswith(names)}; "
+    shown += "print(json.dumps({k: [v, oct(os.stat(v).st_mode)[-3:]] for k, v in places.items()}))"
+
+    def places(*options: str, **variables: str) -> dict[str, list[str]]:
+        command = [*SUPERVISOR, *options, sys.executable, "-c", shown]
+        environment = {**leftovers.environment, **variables}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert leftovers.within(1.0) == []
+        found: dict[str, list[str]] = json.loads(done.stdout)
+        return found
+
+    rank = places(OMPI_COMM_WORLD_RANK="0", OMPI_MCA_orte_local_tmpdir_base="/tmp")
+    memory = rank["OMPI_MCA_btl_vader_backing_directory"]
+    assert memory == rank["OMPI_MCA_btl_sm_backing_directory"]
+    assert memory[0].startswith("/dev/shm/dlb-")
+    assert memory[1] == rank["TMPDIR"][1] == "700"
+    assert "OMPI_MCA_orte_local_tmpdir_base" not in rank
+    # Different on every rank, and set by nobody.
+    assert not [name for name in capture({key: value for key, (value, _) in rank.items()}) if "OMPI" in name]
+
+    chosen = places(OMPI_COMM_WORLD_RANK="0", OMPI_MCA_btl_vader_backing_directory="/dev/shm")
+    assert chosen["OMPI_MCA_btl_vader_backing_directory"][0] == "/dev/shm"
+
+    mpirun = places("--launcher")
+    assert mpirun["TMPDIR"][0] == str(leftovers.folder)
+    assert mpirun["OMPI_MCA_orte_local_tmpdir_base"][0].startswith(f"{leftovers.folder}/dlb-")
+    assert list(places()) == ["TMPDIR"]
 
 
 def test_modules_never_come_from_the_working_directory(leftovers: Leftovers, tmp_path: Path) -> None:
