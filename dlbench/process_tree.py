@@ -86,13 +86,7 @@ def with_variable(name: str, value: str) -> set[int]:
     }
 
 
-def end(
-    find: Callable[[], set[int]],
-    grace_s: float,
-    *,
-    look: Callable[[], object] = lambda: None,
-    is_hurried: Callable[[], bool] = lambda: False,
-) -> bool:
+def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object] = lambda: None) -> bool:
     """Ends processes, and waits until they have ended; whether they have.
 
     One that hangs in the kernel (a driver, a dead file system) cannot be ended; it is waited for a second.
@@ -101,14 +95,12 @@ def end(
         find: tells those that still live.
         grace_s: seconds between SIGTERM and SIGKILL; with none there is no SIGTERM.
         look: called between two looks; for collecting exit codes.
-        is_hurried: whether to go on to SIGKILL now.
     """
     told: set[int] = set()
     names: set[str] = set()
     kill_at = time.monotonic() + grace_s
     while left := find():
         now = time.monotonic()
-        kill_at = now if is_hurried() and now < kill_at else kill_at
         if now > kill_at + _TRACKER_S + 1.0:
             return False
         trackers = {pid for pid in left if _TRACKER in _read(pid, "cmdline")}
