@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-BASE = {"errors", "units", "bundled", "pool", "confidential"}
+BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential"}
 """The ground: every room may import it."""
 NODE_FLOOR = BASE | {"specs", "datasets", "machine", "costs", "records"}
 READING = BASE | {"specs", "records", "stats", "reading"}
@@ -24,6 +24,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bundled": {"errors"},
     "pool": {"errors"},
     "confidential": set(),
+    "process_tree": set(),
+    "supervisor": {"process_tree"},
     "stats": BASE,
     "specs": BASE,
     "machine": BASE,

@@ -48,7 +48,7 @@ VARIABLES = (
 )
 # What launchers tell their own processes of their place: different on every rank or at every start, set by nobody.
 INTERNAL = re.compile(
-    r"^(OMPI_MCA_(ess|orte|plm|initial|shmem|pmix)_"
+    r"^(OMPI_MCA_((ess|orte|plm|initial|shmem|pmix)_|btl_(vader|sm)_backing_directory$)"
     r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+)$)"
 )
 

@@ -5,10 +5,8 @@ Nothing heavy is imported before the rank is bound to its cores, because thread 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -28,8 +26,6 @@ from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import RunFolder  # noqa: E402
 from dlbench.specs.collectives.plan import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
-
-_PR_SET_PDEATHSIG = 1
 
 _COMM_FORMAT = CommPlan.model_fields["format"].default
 
@@ -61,8 +57,6 @@ def main(arguments: list[str]) -> int:
     try:
         plan = load_plan(path)
         place = detect(plan)
-        if plan.system.launch.launcher == "local":
-            _end_with_launcher()
         sampler = _start_sampler(plan, RunFolder(path.parent), place)
         binding = bind(plan, place)
         progress = Progress(plan, RunFolder(path.parent), place)
@@ -91,11 +85,6 @@ def main(arguments: list[str]) -> int:
                 print(f"dlbench: {sampler.problem}", file=sys.stderr, flush=True)
     progress.enter("done", exit_code=0)
     return int(ExitCode.OK if valid else ExitCode.RUN_FAILED)
-
-
-def _end_with_launcher() -> None:
-    """A killed launcher must not leave ranks computing on the cores of the next measurement (prctl(2))."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _start_sampler(plan: RunPlan | CommPlan, folder: RunFolder, place: RankPlace) -> NodeSampler | None:
