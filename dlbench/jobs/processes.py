@@ -8,18 +8,24 @@ import signal
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from dlbench.jobs.ending import KEPT_LINES, Ending, last_words, stopped_processes
 from dlbench.records.status import PROGRESS_MARK
+from dlbench.units import utc_now
 
 GRACE_S = 10.0
 """How long the other ranks may take to end by themselves after one has failed."""
 
 POLL_S = 0.1
 """How often the launcher looks; it shares the cores with the ranks."""
+
+FOLDER_POLL_S = 1.0
+"""How often the launcher looks whether the run's folder is there; it may be on a file system that is far away."""
 
 OnProgress = Callable[[int, int, str], None]
 """Called with the step or point, how many there are, and the stage."""
@@ -28,12 +34,17 @@ OnProgress = Callable[[int, int, str], None]
 class RankProcesses:
     """The processes of one run."""
 
-    def __init__(self, on_progress: OnProgress) -> None:
+    def __init__(self, on_progress: OnProgress, *, are_ranks: bool = True) -> None:
+        """`are_ranks`: each process is the rank of its number, and not a launcher of several."""
         self._on_progress = on_progress
+        self._are_ranks = are_ranks
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
         self._logs: list[IO[bytes]] = []
-        self._first_failure: int | None = None
+        self._last_lines: list[deque[str]] = []
+        self._first_failure: tuple[int, str] | None = None
+        self.stopped: set[int] = set()
+        """Processes of the run that were stopped (state T) when the first failed."""
 
     def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         """Starts one process; its output goes to `log`, its progress lines to the caller."""
@@ -49,32 +60,45 @@ class RankProcesses:
             start_new_session=True,
         )
         assert process.stdout is not None
-        reader = threading.Thread(target=self._read, args=(process.stdout, sink), daemon=True)
+        lines: deque[str] = deque(maxlen=KEPT_LINES)
+        reader = threading.Thread(target=self._read, args=(process.stdout, sink, lines), daemon=True)
         reader.start()
         self._processes.append(process)
         self._readers.append(reader)
+        self._last_lines.append(lines)
 
-    def _read(self, pipe: IO[bytes], sink: IO[bytes]) -> None:
+    def _read(self, pipe: IO[bytes], sink: IO[bytes], lines: deque[str]) -> None:
         for line in pipe:
             if line.startswith(PROGRESS_MARK.encode()):
                 with suppress(ValueError, KeyError):
                     told = json.loads(line[len(PROGRESS_MARK) :])
                     self._on_progress(int(told["step"]), int(told["of"]), str(told["stage"]))
             else:
+                lines.append(line[:2000].decode("utf-8", "backslashreplace"))
                 with suppress(OSError, ValueError):  # a full disk, a closed log: the pipe must be drained all the same
                     sink.write(line)
 
-    def wait(self) -> None:
-        """Returns when all have ended; after the first failure the others get `GRACE_S`."""
+    def wait(self, goes_on: Callable[[], bool]) -> None:
+        """Returns when all have ended; after the first failure the others get `GRACE_S`.
+
+        They are ended at once when `goes_on`, which is asked about once a second, says no.
+        """
         deadline: float | None = None
+        next_look = time.monotonic() + FOLDER_POLL_S
         while any(p.poll() is None for p in self._processes):
             if deadline is None:
                 failed = [index for index, p in enumerate(self._processes) if p.poll() not in (None, 0)]
                 if failed:
-                    self._first_failure = self._cause(failed)
+                    self._first_failure = self._cause(failed), utc_now()
+                    self.stopped = stopped_processes({p.pid for p in self._processes})
                     deadline = time.monotonic() + GRACE_S
             if deadline is not None and time.monotonic() > deadline:
                 self.end()
+            if time.monotonic() > next_look:
+                if not goes_on():
+                    self.end()
+                    return
+                next_look = time.monotonic() + FOLDER_POLL_S
             time.sleep(POLL_S)
 
     def end(self) -> None:
@@ -99,14 +123,18 @@ class RankProcesses:
         """Of several that were found ended within one look, the one that a signal ended."""
         return min(failed, key=lambda index: self._processes[index].returncode >= 0)
 
-    def first_ending(self) -> str:
-        """How the process that failed first ended, in words; empty if none did."""
+    def first_ending(self, log: Callable[[int], Path]) -> Ending | None:
+        """How the process that failed first ended; None if none failed. `log` is the log of a process."""
         if self._first_failure is None:
             failed = [index for index, p in enumerate(self._processes) if p.returncode]
             if not failed:
-                return ""
-            self._first_failure = self._cause(failed)
-        code = self._processes[self._first_failure].returncode
-        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        who = f"rank {self._first_failure}" if len(self._processes) > 1 else "the launched process"
-        return f"{who} was the first to end, {how}"
+                return None
+            self._first_failure = self._cause(failed), utc_now()
+        index, at = self._first_failure
+        return Ending(
+            rank=index if self._are_ranks else None,
+            code=self._processes[index].returncode,
+            at=at,
+            words=last_words([*self._last_lines[index]]),
+            log=log(index).name,
+        )

@@ -11,7 +11,7 @@ import socket
 import time
 from pathlib import Path
 
-from dlbench.errors import RunError
+from dlbench.errors import PeerLostError, RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.records.files import write_json
 
@@ -46,7 +46,7 @@ def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> tuple
         if content.get("token") == place.token:
             return str(content["address"]), int(content["port"])
         time.sleep(0.02)
-    raise RunError(
+    raise PeerLostError(
         f"rank {place.rank} waited {wait_s:.0f} s for rank 0's address in {path.name}; did rank 0 start, and do "
         "all nodes see the run's folder?"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import RunError
+from dlbench.units import utf8_text
 
 TEMPORARY_SUFFIX = ".partial"
 
@@ -38,8 +39,28 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """`write_atomic` of JSON; NaN and infinity are refused, because JSON has none.
 
+    Bytes of host names, variables and paths that are not UTF-8 become escapes such as ``\\xff``.
+
     Raises:
         RunError: as `write_atomic`.
         ValueError: a number is not finite.
     """
-    write_atomic(path, json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+    text = _json_text(content)
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        data = _json_text(_in_utf8(content)).encode()
+    write_atomic(path, data)
+
+
+def _json_text(content: Any) -> str:
+    return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _in_utf8(content: Any) -> Any:
+    """The same with every text fit for UTF-8."""
+    if isinstance(content, str):
+        return utf8_text(content)
+    if isinstance(content, Mapping):
+        return {_in_utf8(key): _in_utf8(value) for key, value in content.items()}
+    return [_in_utf8(item) for item in content] if isinstance(content, (list, tuple)) else content

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from dlbench.errors import RunError
+from dlbench.errors import PeerLostError, RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.records.folder import RunFolder
@@ -60,7 +60,7 @@ class Control:
             store.wait([_COMPLETE], patience)
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=self._timeout)
         except RuntimeError as error:
-            raise RunError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
+            raise PeerLostError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
 
     def new_group(self, backend: str, what: str) -> dist.ProcessGroup:
         """Another group of all ranks, for messages that are measured.
@@ -120,8 +120,8 @@ class Control:
         """Leaves all groups; only after success, since ranks that are gone would be waited for."""
         dist.destroy_process_group()
 
-    def _lost(self, what: str, error: BaseException) -> RunError:
-        return RunError(f"rank {self._place.rank}, {what}: another rank is gone or stuck: {first_line(error)}")
+    def _lost(self, what: str, error: BaseException) -> PeerLostError:
+        return PeerLostError(f"rank {self._place.rank}, {what}: another rank is gone or stuck: {first_line(error)}")
 
 
 def _by_rank(values: list[Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.errors import EnvironmentLacksError, PeerLostError, RunError
 from dlbench.node.collectives.control import first_line
 from dlbench.node.collectives.transport import SEGMENT_BYTES, Counters, Part, count_sends
 from dlbench.node.ranks import RankPlace
@@ -100,5 +100,5 @@ class MpiTransport:
                     if pending.Test():
                         return
         except RuntimeError as error:
-            raise RunError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None
-        raise RunError(f"the message {direction} rank {part.peer} was not through within {self._timeout_s:g} s")
+            raise PeerLostError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None
+        raise PeerLostError(f"the message {direction} rank {part.peer} was not through within {self._timeout_s:g} s")

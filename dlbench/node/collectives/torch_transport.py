@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlbench.errors import RunError
+from dlbench.errors import PeerLostError, RunError
 from dlbench.node.collectives.control import first_line
 from dlbench.node.collectives.transport import SEGMENT_BYTES, Counters, Part, count_sends
 from dlbench.node.ranks import RankPlace
@@ -49,7 +49,7 @@ class GlooTransport:
         try:
             pending.wait()
         except RuntimeError as error:
-            raise RunError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None
+            raise PeerLostError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None
 
 
 class NcclTransport:
@@ -86,4 +86,4 @@ class NcclTransport:
         try:
             pending.wait()
         except RuntimeError as error:
-            raise RunError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None
+            raise PeerLostError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None

@@ -7,7 +7,6 @@ processes read ahead across their border.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -17,14 +16,14 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from dlbench.errors import RunError, UserError
+from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.node.data.loader_queue import LoaderContext
 from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
 from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
+from dlbench.node.preflight import PREFETCH_BATCHES
 from dlbench.specs.watch import MAX_WINDOW_STEPS
 
 Batch = dict[str, torch.Tensor]
-_PREFETCH_BATCHES = 2
-"""Batches that each loader process reads ahead."""
 _NAMED_CONVERSIONS = 20
 RECENT_READS = 2 * MAX_WINDOW_STEPS
 """Batches of which is kept when they were read: the largest window, and what follows it in the warm-up."""
@@ -85,7 +84,7 @@ def _fetch_batches(
             return batches[wanted].pin_memory() if pin_memory else batches[wanted]
 
         return _Passes(lambda: map(fetch, keys()))
-    context = multiprocessing.get_context("forkserver")
+    context = LoaderContext()
     # Imports torch once for all loader processes.
     context.set_forkserver_preload([__name__])
     return DataLoader(
@@ -97,7 +96,7 @@ def _fetch_batches(
         pin_memory=pin_memory,
         worker_init_fn=_PinWorker(sorted(os.sched_getaffinity(0))),
         multiprocessing_context=context,
-        prefetch_factor=_PREFETCH_BATCHES,
+        prefetch_factor=PREFETCH_BATCHES,
         persistent_workers=persistent,
         # torch draws a seed when loader processes start; from its global generator, it would shift dropout.
         generator=torch.Generator(),
@@ -130,6 +129,7 @@ class _Ledger:
 
         Raises:
             UserError: a sample is unreadable and on_bad_sample is stop.
+            EnvironmentLacksError: a batch does not fit into shared memory.
             RunError: a loader process died.
         """
         try:
@@ -149,6 +149,8 @@ class _Ledger:
         self.num_converted += len(item.converted)
         for text in item.converted[: _NAMED_CONVERSIONS - len(self.converted)]:
             self.converted[text] = None
+        if item.lacks is not None:
+            raise EnvironmentLacksError(item.lacks)
         if item.error is not None:
             raise UserError(item.error)
         return item.batch
@@ -221,7 +223,8 @@ class LoadedSource:
 
         Raises:
             UserError: a sample is unreadable and on_bad_sample is stop.
-            RunError: a loader process died (out of memory, /dev/shm too small), or the source is closed.
+            EnvironmentLacksError: a batch does not fit into /dev/shm.
+            RunError: a loader process died (out of memory), or the source is closed.
         """
         if self._fetched is None:
             raise RunError("a batch was asked for from a closed data source")
@@ -296,7 +299,7 @@ class EvaluationSource:
         """One pass; a batch without a readable sample is passed over.
 
         Raises:
-            UserError, RunError: as `LoadedSource`.
+            UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
         """
         self._iterator = iter(self._loader)
         while (batch := self._ledger.take(self._iterator)) is not None:

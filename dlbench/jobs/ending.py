@@ -1,0 +1,105 @@
+"""How the process that failed first ended: its code or signal, when, and what it said last."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+KEPT_LINES = 60
+"""Last lines of a process's output that the launcher keeps: a full disk takes its log, mpirun ends with a page."""
+
+_MAX_WORDS = 300
+"""Characters of the last words that are told."""
+
+_OWN_WORDS = "dlbench: error: "
+_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$")
+_LAUNCHER_WORDS = re.compile(r"(?:srun|slurmstepd|mpirun|prterun|orted): (?:error|fatal|Error)?.*")
+_AS_ROOT = "has detected an attempt to run as root"
+_ROOT_REMEDY = (
+    "mpirun does not run as root: run as another user or, in a container of your own, set OMPI_ALLOW_RUN_AS_ROOT=1 and "
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How one process ended."""
+
+    rank: int | None
+    """None where the process is a launcher, which holds several ranks."""
+    code: int
+    """Its exit code; a signal's number, negative, if that ended it."""
+    at: str
+    """When that was seen: UTC, ISO 8601."""
+    words: str = ""
+    """What it said last of its failure; empty if it said nothing."""
+    log: str = ""
+    """Name of its log."""
+    out_of_memory: str = ""
+    """What the kernel's counters prove of a process that was killed for want of memory."""
+
+    @property
+    def by_signal(self) -> bool:
+        """Whether a signal ended it: then no rank could say why."""
+        return self.code < 0
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        who = "the launched process" if self.rank is None else f"rank {self.rank}"
+        if self.out_of_memory and self.code == -signal.SIGKILL:
+            return f"{who} was killed by the kernel's out-of-memory killer: {self.out_of_memory}"
+        how = f"by signal {signal_name(-self.code)}" if self.by_signal else f"with exit code {self.code}"
+        # What a process says before SIGKILL has nothing to do with it.
+        words = "" if self.code == -signal.SIGKILL else self.words
+        told = f": {words} (see {self.log})" if words else f"; {self.log} says no more" if self.log else ""
+        return f"{who} was the first to end, {how}{told}"
+
+    def killed(self, rank: int, number: int) -> Ending:
+        """The same of the rank within it that a signal ended."""
+        return replace(self, rank=rank, code=-number)
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``; real-time signals have numbers only."""
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"number {number}"
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """What a process's last lines say of why it ended, as one line; empty if they say nothing.
+
+    An error that dlbench tells, else an exception, else what mpirun or srun says, else the last line.
+    """
+    said = [" ".join(line.split()) for line in lines if line.strip(" \t\r\n-=*")]
+    if any(_AS_ROOT in line for line in said):
+        return _ROOT_REMEDY
+    own = [line.removeprefix(_OWN_WORDS) for line in said if line.startswith(_OWN_WORDS)]
+    raised = [line for line in said if _EXCEPTION.match(line)]
+    launcher = [line for line in said if _LAUNCHER_WORDS.match(line)]
+    # The first of dlbench's and a launcher's own words is the cause: the rest tells what it led to.
+    words = next(iter([*own[:1], *raised[-1:], *launcher[:1], *said[-1:]]), "")
+    return words if len(words) <= _MAX_WORDS else words[: _MAX_WORDS - 3] + "..."
+
+
+def stopped_processes(sessions: Collection[int], proc: Path = Path("/proc")) -> set[int]:
+    """The processes of these sessions that are stopped: state T or t of proc(5), /proc/pid/stat."""
+    found = set()
+    for pid, state, session in _states(proc):
+        if session in sessions and state in "Tt":
+            found.add(pid)
+    return found
+
+
+def _states(proc: Path) -> Iterable[tuple[int, str, int]]:
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError, ValueError, IndexError):  # it ended meanwhile
+                # The name in brackets may hold anything, brackets too.
+                rest = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+                yield int(entry.name), rest[0].decode(), int(rest[3])
