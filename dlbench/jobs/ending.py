@@ -23,6 +23,9 @@ _ROOT_REMEDY = (
     "mpirun does not run as root: run as another user or, in a container of your own, set OMPI_ALLOW_RUN_AS_ROOT=1 and "
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 )
+_MODULE_REMEDY = (
+    "install 'dlbench[node]' into the Python that runs the ranks, or name another with `python` in the system file"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class Ending:
     words: str = ""
     """What it said last of its failure; empty if it said nothing."""
     log: str = ""
-    """Name of its log."""
+    """Name of its log; empty where that holds nothing."""
     out_of_memory: str = ""
     """What the kernel's counters prove of a process that was killed for want of memory."""
 
@@ -54,10 +57,11 @@ class Ending:
         if self.out_of_memory and self.code == -signal.SIGKILL:
             return f"{who} was killed by the kernel's out-of-memory killer: {self.out_of_memory}"
         how = f"by signal {signal_name(-self.code)}" if self.by_signal else f"with exit code {self.code}"
-        # What a process says before SIGKILL has nothing to do with it.
-        words = "" if self.code == -signal.SIGKILL else self.words
-        told = f": {words} (see {self.log})" if words else f"; {self.log} says no more" if self.log else ""
-        return f"{who} was the first to end, {how}{told}"
+        if self.code == -signal.SIGKILL:
+            # What a process says before that has nothing to do with it.
+            return f"{who} was the first to end, {how}"
+        told = f": {self.words}" if self.words else ""
+        return f"{who} was the first to end, {how}{told}" + (f" (see {self.log})" if self.log else "")
 
     def killed(self, rank: int, number: int) -> Ending:
         """The same of the rank within it that a signal ended."""
@@ -76,7 +80,8 @@ def last_words(lines: Sequence[str]) -> str:
 
     An error that dlbench tells, else an exception, else what mpirun or srun says, else the last line.
     """
-    said = [" ".join(line.split()) for line in lines if line.strip(" \t\r\n-=*")]
+    # What mpirun saw of a signal is read by itself (`dlbench.jobs.verdict.killed_under_mpirun`).
+    said = [" ".join(line.split()) for line in lines if line.strip(" \t\r\n-=*") and "mpirun noticed" not in line]
     if any(_AS_ROOT in line for line in said):
         return _ROOT_REMEDY
     own = [line.removeprefix(_OWN_WORDS) for line in said if line.startswith(_OWN_WORDS)]
@@ -84,6 +89,8 @@ def last_words(lines: Sequence[str]) -> str:
     launcher = [line for line in said if _LAUNCHER_WORDS.match(line)]
     # The first of dlbench's and a launcher's own words is the cause: the rest tells what it led to.
     words = next(iter([*own[:1], *raised[-1:], *launcher[:1], *said[-1:]]), "")
+    if words.startswith("ModuleNotFoundError:"):
+        return f"{words}; {_MODULE_REMEDY}"
     return words if len(words) <= _MAX_WORDS else words[: _MAX_WORDS - 3] + "..."
 
 

@@ -136,5 +136,13 @@ class RankProcesses:
             code=self._processes[index].returncode,
             at=at,
             words=last_words([*self._last_lines[index]]),
-            log=log(index).name,
+            log=_if_filled(log(index)),
         )
+
+
+def _if_filled(log: Path) -> str:
+    """Name of a log; empty where it holds nothing, as on a full disk."""
+    try:
+        return log.name if log.stat().st_size else ""
+    except OSError:
+        return ""

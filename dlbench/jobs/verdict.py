@@ -115,7 +115,7 @@ def _seen(done: LaunchedRun, ending: Ending | None, stopped: Collection[int]) ->
         reason, rank = ending.text, ending.rank
     elif ending.out_of_memory:
         # A loader process, of which the rank knows the signal alone.
-        reason = f"the kernel's out-of-memory killer ended a process of this run: {ending.out_of_memory}"
+        reason = f"the kernel's out-of-memory killer ended a process of the run's cgroup: {ending.out_of_memory}"
     if not reason and not ranks:
         return None
     return Failure(reason=reason, rank=rank, at=utc_now() if ending is None else ending.at, stopped=ranks)

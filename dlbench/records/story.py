@@ -12,6 +12,8 @@ from dlbench.records.status import STATUS_PERIOD_S, Failure, RankStatus
 _NAMED = 3
 """Ranks of which each is named; the others are counted."""
 
+_STOPPED = "was stopped (state T: SIGSTOP, Ctrl-Z or a debugger)"
+
 
 def first_cause(statuses: Sequence[RankStatus]) -> RankStatus | None:
     """The failed rank that is the likeliest cause; None if none says that it failed.
@@ -40,10 +42,17 @@ def told_failure(statuses: Sequence[RankStatus], failure: Failure | None, counte
     cause = first_cause(statuses)
     gone = [] if cause is not None and cause.failure == "own" else _silent(statuses, failure)
     stopped = set() if failure is None else set(failure.stopped)
-    parts += [_gone(status, counted, is_stopped=status.rank in stopped) for status in gone[:_NAMED]]
+    first = None if failure is None else failure.rank
+    for status in gone[:_NAMED]:
+        parts.append(
+            f"it was on {status.host}, {_place(status, counted)}"
+            if status.rank == first
+            else f"rank {status.rank} on {status.host} {_STOPPED if status.rank in stopped else 'vanished'} "
+            f"{_place(status, counted)}"
+        )
     named = {status.rank for status in gone[:_NAMED]}
-    if failure is not None and failure.rank is not None:
-        named.add(failure.rank)
+    if first is not None:
+        named.add(first)
     if cause is not None and (cause.failure != "peer" or not parts):
         when = f"at {counted} {cause.step}" if cause.step >= 0 else f"before the first {counted}"
         parts.append(f"rank {cause.rank} on {cause.host} failed {when}: {cause.reason}")
@@ -69,13 +78,8 @@ def _silent(statuses: Sequence[RankStatus], failure: Failure | None) -> list[Ran
     return sorted(silent, key=lambda status: (status.rank not in failure.stopped, status.rank))
 
 
-def _gone(status: RankStatus, counted: str, *, is_stopped: bool) -> str:
-    who = f"rank {status.rank} on {status.host}"
+def _place(status: RankStatus, counted: str) -> str:
+    """Where a rank was that says nothing more; between stages a status is as old as its period."""
     if status.step < 0:
-        when = f"before the first {counted}"
-    else:
-        # Between stages a status is as old as its period.
-        when = f"at {counted} {status.step} or up to {STATUS_PERIOD_S:.0f} s later"
-    if is_stopped:
-        return f"{who} was stopped (state T: SIGSTOP, Ctrl-Z or a debugger) {when} ({status.stage})"
-    return f"{who} vanished {when} ({status.stage})"
+        return f"before the first {counted} ({status.stage})"
+    return f"at {counted} {status.step} or up to {STATUS_PERIOD_S:.0f} s later ({status.stage})"

@@ -7,6 +7,7 @@ processes read ahead across their border.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,7 @@ from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.node.data.loader_queue import LoaderContext
 from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
 from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
-from dlbench.node.preflight import PREFETCH_BATCHES
+from dlbench.node.preflight import PREFETCH_BATCHES, SHARED_MEMORY
 from dlbench.specs.watch import MAX_WINDOW_STEPS
 
 Batch = dict[str, torch.Tensor]
@@ -101,6 +102,24 @@ def _fetch_batches(
         # torch draws a seed when loader processes start; from its global generator, it would shift dropout.
         generator=torch.Generator(),
     )
+
+
+def _begun(batches: Iterable[Fetched]) -> Iterator[Fetched]:
+    """A pass over batches, its loader processes started.
+
+    Raises:
+        EnvironmentLacksError: there is no room for the semaphores of their queues.
+    """
+    try:
+        return iter(batches)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+            raise
+        # What the C library's semaphores lie in is not in its error.
+        raise EnvironmentLacksError(
+            f"loader processes cannot be started: {SHARED_MEMORY}: {error.strerror}; make it larger (containers: "
+            "--shm-size), or lower data.loader_workers"
+        ) from error
 
 
 class _Passes:
@@ -195,11 +214,10 @@ class LoadedSource:
         self._reader, self._loader_workers = reader, loader_workers
         self._ledger = _Ledger(loader_workers)
         batches = BatchReader(reader, on_bad_sample)
-        self._fetched: Iterator[Fetched] | None = iter(
-            _fetch_batches(
-                batches, order.batches, loader_workers=loader_workers, pin_memory=pin_memory, persistent=False
-            )
+        fetched = _fetch_batches(
+            batches, order.batches, loader_workers=loader_workers, pin_memory=pin_memory, persistent=False
         )
+        self._fetched: Iterator[Fetched] | None = _begun(fetched)
 
     @property
     def failures(self) -> list[str]:
@@ -301,7 +319,7 @@ class EvaluationSource:
         Raises:
             UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
         """
-        self._iterator = iter(self._loader)
+        self._iterator = _begun(self._loader)
         while (batch := self._ledger.take(self._iterator)) is not None:
             if batch:
                 yield batch

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing.context
 import multiprocessing.queues
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlbench.node.data.reader import Fetched
 from dlbench.node.preflight import SHARED_MEMORY
@@ -17,7 +17,13 @@ from dlbench.node.preflight import SHARED_MEMORY
 _REMEDY = f"{SHARED_MEMORY} may be full: make it larger (containers: --shm-size), or lower data.loader_workers"
 
 
-class LoaderQueue(multiprocessing.queues.Queue[Any]):
+if TYPE_CHECKING:
+    _Queue = multiprocessing.queues.Queue[Any]
+else:
+    _Queue = multiprocessing.queues.Queue
+
+
+class LoaderQueue(_Queue):
     """A queue of numbered batches; in the place of one that cannot be sent comes the reason."""
 
     # Python calls it in the queue's thread (documented for its own use by concurrent.futures); the default prints.
