@@ -68,15 +68,18 @@ class RankProcesses:
         self._last_lines.append(lines)
 
     def _read(self, pipe: IO[bytes], sink: IO[bytes], lines: deque[str]) -> None:
-        for line in pipe:
-            if line.startswith(PROGRESS_MARK.encode()):
-                with suppress(ValueError, KeyError):
-                    told = json.loads(line[len(PROGRESS_MARK) :])
-                    self._on_progress(int(told["step"]), int(told["of"]), str(told["stage"]))
-            else:
-                lines.append(line[:2000].decode("utf-8", "backslashreplace"))
-                with suppress(OSError, ValueError):  # a full disk, a closed log: the pipe must be drained all the same
-                    sink.write(line)
+        with pipe:
+            for line in pipe:
+                if line.startswith(PROGRESS_MARK.encode()):
+                    with suppress(ValueError, KeyError):
+                        told = json.loads(line[len(PROGRESS_MARK) :])
+                        self._on_progress(int(told["step"]), int(told["of"]), str(told["stage"]))
+                else:
+                    lines.append(line[:2000].decode("utf-8", "backslashreplace"))
+                    with suppress(
+                        OSError, ValueError
+                    ):  # a full disk, a closed log: the pipe must be drained all the same
+                        sink.write(line)
 
     def wait(self, goes_on: Callable[[], bool]) -> None:
         """Returns when all have ended; after the first failure the others get `GRACE_S`.

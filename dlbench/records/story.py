@@ -43,13 +43,10 @@ def told_failure(statuses: Sequence[RankStatus], failure: Failure | None, counte
     gone = [] if cause is not None and cause.failure == "own" else _silent(statuses, failure)
     stopped = set() if failure is None else set(failure.stopped)
     first = None if failure is None else failure.rank
-    for status in gone[:_NAMED]:
-        parts.append(
-            f"it was on {status.host}, {_place(status, counted)}"
-            if status.rank == first
-            else f"rank {status.rank} on {status.host} {_STOPPED if status.rank in stopped else 'vanished'} "
-            f"{_place(status, counted)}"
-        )
+    parts += [
+        _silence(status, counted, is_first=status.rank == first, is_stopped=status.rank in stopped)
+        for status in gone[:_NAMED]
+    ]
     named = {status.rank for status in gone[:_NAMED]}
     if first is not None:
         named.add(first)
@@ -76,6 +73,13 @@ def _silent(statuses: Sequence[RankStatus], failure: Failure | None) -> list[Ran
         suspects = set()
     silent = [status for status in silent if status.rank in suspects | set(failure.stopped)]
     return sorted(silent, key=lambda status: (status.rank not in failure.stopped, status.rank))
+
+
+def _silence(status: RankStatus, counted: str, *, is_first: bool, is_stopped: bool) -> str:
+    place = _place(status, counted)
+    if is_first:  # whom the launcher has named already
+        return f"it was on {status.host}, {place}"
+    return f"rank {status.rank} on {status.host} {_STOPPED if is_stopped else 'vanished'} {place}"
 
 
 def _place(status: RankStatus, counted: str) -> str:
