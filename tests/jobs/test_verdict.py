@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.errors import ExitCode
+from dlbench.errors import ExitCode, RunError
 from dlbench.jobs import local
+from dlbench.jobs import verdict as verdict_module
 from dlbench.jobs.ending import Ending, last_words, stopped_processes
 from dlbench.jobs.verdict import verdict
 from dlbench.records.folder import RunFolder, create
@@ -121,6 +122,21 @@ def test_what_cannot_be_written_or_read_is_told_and_not_raised(tmp_path: Path) -
     assert verdict(damaged, None).exit_code is ExitCode.INCOMPLETE
     gone = verdict(RunFolder(tmp_path / "gone"), None)
     assert (gone.exit_code, "was removed while the run went on" in gone.story) == (ExitCode.RUN_FAILED, True)
+
+
+def test_a_disk_that_takes_not_even_the_reason_is_told_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: RunFolder, *told: object, **more: object) -> None:
+        raise RunError(f"{folder.failure.name}: cannot be written: No space left on device")
+
+    monkeypatch.setattr(verdict_module, "write_failure", refuse)
+    folder = run_of(tmp_path, status(0, "n0", "measuring"), status(1, "n0", "measuring"))
+    outcome = verdict(folder, Ending(rank=1, code=3, at=T1, words="rank-0001.steps: No space left on device"))
+    assert outcome.exit_code is ExitCode.RUN_FAILED
+    assert outcome.story == (
+        "rank 1 was the first to end, with exit code 3: rank-0001.steps: No space left on device; "
+        "it was on n0, at step 7 or up to 5 s later (measuring); 1 other rank ended with it; "
+        "failure.json: cannot be written: No space left on device"
+    )
 
 
 ROOT_PAGE = """
