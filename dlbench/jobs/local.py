@@ -42,9 +42,10 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
             ranks.wait(lambda: not folder_is_gone(folder))
         except FileNotFoundError as error:
             ranks.end()
-            raise EnvironmentLacksError(
-                f"launcher {plan.system.launch.launcher}: {error.filename} is not on PATH"
-            ) from None
+            if not folder_is_gone(folder):
+                raise EnvironmentLacksError(
+                    f"launcher {plan.system.launch.launcher}: {error.filename} is not on PATH"
+                ) from None
         except KeyboardInterrupt:
             ranks.end()
             write_failure(folder, "interrupted by the user or by a signal to dlbench")

@@ -9,8 +9,8 @@ from dlbench.node.failures import MAX_CHARACTERS, condensed, failure_of
 
 CLOSED = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
-    "[127.0.0.1]:21430. This is typically caused by a remote worker crashing. Check the logs of the remote worker before reporting an "
-    "error. GLHF! 🏖️"
+    "[127.0.0.1]:21430. This is typically caused by a remote worker crashing. Check the logs of the remote worker "
+    "before reporting an error. GLHF! 🏖️"
 )
 CALLBACK = (
     f"Got the following error when running the callback: RuntimeError: {CLOSED}\nAt:\n  "
@@ -80,12 +80,9 @@ def test_a_rank_that_lost_another_one_is_no_cause(error: Exception, reason: str)
 
 
 def test_what_was_raised_for_a_lost_peer_is_of_a_peer_and_all_of_it_is_kept_for_the_log() -> None:
-    with pytest.raises(RunError) as caught:
-        try:
-            raise RuntimeError(CALLBACK)
-        except RuntimeError as error:
-            raise RunError("the exchange of gradient bucket 3 failed") from error
-    assert failure_of(caught.value).kind == "peer"
+    error = RunError("the exchange of gradient bucket 3 failed")
+    error.__cause__ = RuntimeError(CALLBACK)
+    assert failure_of(error).kind == "peer"
     assert failure_of(RuntimeError(CALLBACK)).whole == CALLBACK
     assert failure_of(UserError("plain")).whole == ""
 
