@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dlbench.records.status import PEER_MARK
+
 KEPT_LINES = 60
 """Last lines of a process's output that the launcher keeps: a full disk takes its log, mpirun ends with a page."""
 
@@ -18,6 +20,8 @@ _MAX_WORDS = 300
 _OWN_WORDS = "dlbench: error: "
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$")
 _LAUNCHER_WORDS = re.compile(r"(?:srun|slurmstepd|mpirun|prterun|orted): (?:error|fatal|Error)?.*")
+# What mpirun saw of a signal is read by itself (`dlbench.jobs.verdict.killed_under_mpirun`).
+_NO_CAUSE = re.compile(rf"mpirun noticed|{PEER_MARK}")
 _AS_ROOT = "has detected an attempt to run as root"
 _ROOT_REMEDY = (
     "mpirun does not run as root: run as another user or, in a container of your own, set OMPI_ALLOW_RUN_AS_ROOT=1 and "
@@ -75,13 +79,18 @@ def signal_name(number: int) -> str:
     return f"number {number}"
 
 
+def names_a_cause(lines: Sequence[str]) -> bool:
+    """Whether a process said why it ended, and not that another one ended first."""
+    said = [line.strip() for line in lines]
+    return PEER_MARK not in said and any(line.startswith(_OWN_WORDS) for line in said)
+
+
 def last_words(lines: Sequence[str]) -> str:
     """What a process's last lines say of why it ended, as one line; empty if they say nothing.
 
     An error that dlbench tells, else an exception, else what mpirun or srun says, else the last line.
     """
-    # What mpirun saw of a signal is read by itself (`dlbench.jobs.verdict.killed_under_mpirun`).
-    said = [" ".join(line.split()) for line in lines if line.strip(" \t\r\n-=*") and "mpirun noticed" not in line]
+    said = [" ".join(line.split()) for line in lines if line.strip(" \t\r\n-=*") and not _NO_CAUSE.search(line)]
     if any(_AS_ROOT in line for line in said):
         return _ROOT_REMEDY
     own = [line.removeprefix(_OWN_WORDS) for line in said if line.startswith(_OWN_WORDS)]

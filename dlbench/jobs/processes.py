@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from dlbench.jobs.ending import KEPT_LINES, Ending, last_words, stopped_processes
+from dlbench.jobs.ending import KEPT_LINES, Ending, last_words, names_a_cause, stopped_processes
 from dlbench.records.status import PROGRESS_MARK
 from dlbench.units import utc_now
 
@@ -134,6 +134,10 @@ class RankProcesses:
                 return None
             self._first_failure = self._cause(failed), utc_now()
         index, at = self._first_failure
+        if self._processes[index].returncode > 0 and not names_a_cause(self._last_lines[index]):
+            # It may have lost the cause, which takes longer to end.
+            failed = [number for number, p in enumerate(self._processes) if p.returncode > 0]
+            index = next((number for number in failed if names_a_cause(self._last_lines[number])), index)
         return Ending(
             rank=index if self._are_ranks else None,
             code=self._processes[index].returncode,

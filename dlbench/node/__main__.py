@@ -28,6 +28,7 @@ from dlbench.node.training.progress import Progress  # noqa: E402
 from dlbench.node.watching.agent import NodeSampler  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import RunFolder  # noqa: E402
+from dlbench.records.status import PEER_MARK  # noqa: E402
 from dlbench.specs.collectives.plan import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
 
@@ -109,6 +110,8 @@ def _start_sampler(plan: RunPlan | CommPlan, folder: RunFolder, place: RankPlace
 
 def _fail(progress: Progress | None, failure: RankFailure) -> int:
     print(f"dlbench: error: {failure.reason}", file=sys.stderr, flush=True)
+    if failure.kind == "peer":
+        print(PEER_MARK, file=sys.stderr, flush=True)
     if progress is not None:
         try:
             progress.fail(failure.reason, int(failure.exit_code), failure.kind)

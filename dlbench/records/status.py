@@ -26,6 +26,9 @@ _ROOM_BYTES = 4096
 
 _STATUS = re.compile(r"rank-.*\.status\.json", re.DOTALL)
 
+PEER_MARK = "dlbench: another rank ended first"
+"""The line of a rank's log by which a launcher knows, also on a full disk, that this rank is no cause."""
+
 STATUS_PERIOD_S = 5.0
 """How old the step of a status may be while a rank runs, seconds: it is written anew about that often."""
 

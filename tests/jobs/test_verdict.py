@@ -18,7 +18,7 @@ from dlbench.jobs.ending import Ending, last_words, stopped_processes
 from dlbench.jobs.verdict import verdict
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import read_run
-from dlbench.records.status import RankStatus, write_status
+from dlbench.records.status import PEER_MARK, RankStatus, write_status
 from dlbench.specs.plan import RunPlan
 from tests.support.run_factory import plans, status
 
@@ -161,6 +161,7 @@ We reiterate our advice against doing so - please proceed at your own risk.
         ("x.Error: a\ndlbench: error: the disk is full\ndlbench: error: a status\nRuntimeError: b", "the disk is full"),
         ("srun: error: Unable to allocate resources\nsrun: fatal: end\n", "srun: error: Unable to allocate resources"),
         ("mpirun noticed that process rank 0 with PID 7 on node n exited on signal 15 (Terminated).\n", ""),
+        (f"dlbench: error: Connection closed\n{PEER_MARK}\nTraceback\n", "Connection closed"),
         ("terminate called\n  what():  std::bad_alloc\n", "what(): std::bad_alloc"),
         ("x" * 5000, "x" * 297 + "..."),
     ],
@@ -232,6 +233,18 @@ def test_ranks_whose_folder_is_removed_are_ended_at_once(tmp_path: Path) -> None
     assert outcome.exit_code is ExitCode.RUN_FAILED
     assert (
         outcome.story == f"{folder.path} was removed while the run went on: its ranks were ended, nothing of it is kept"
+    )
+
+
+def test_a_rank_that_lost_the_cause_and_ended_before_it_is_not_told(tmp_path: Path) -> None:
+    own, lost = (
+        "echo 'dlbench: error: r.steps: No space left on device'",
+        f"echo 'dlbench: error: x'; echo '{PEER_MARK}'",
+    )
+    plan, folder = with_python(tmp_path, f'if [ "$DLBENCH_RANK" = 1 ]; then sleep 1; {own}; else {lost}; fi; exit 3')
+    story = run(plan, folder).story
+    assert (
+        story == "rank 1 was the first to end, with exit code 3: r.steps: No space left on device (see rank-0001.log)"
     )
 
 
