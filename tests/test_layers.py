@@ -44,11 +44,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"views", "gate", "history", "collectives", "perfetto", "exports"},
     "node.models": NODE_FLOOR,
     "node.data": NODE_FLOOR | {"node.models", "node.preflight"},
-    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
+    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures"},
     "node.training": NODE_FLOOR
     | {"node.models", "node.data", "node.sync", "node.watching", "node.ranks", "node.cores"},
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
-    "node.collectives": NODE_FLOOR | {"node.sync", "node.ranks", "node.rendezvous"},
+    "node.collectives": NODE_FLOOR | {"node.sync", "node.ranks", "node.rendezvous", "node.failures"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
     "node.cores": NODE_FLOOR | {"node.ranks"},

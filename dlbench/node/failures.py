@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dlbench.errors import DlbenchError, ExitCode, PeerLostError
+from dlbench.errors import DlbenchError, ExitCode, PeerLostError, RunError
 from dlbench.records.status import FailureKind
 
 MAX_CHARACTERS = 200
@@ -63,11 +63,11 @@ class RankFailure:
 
 def failure_of(error: BaseException) -> RankFailure:
     """What a rank says of the exception that ends it."""
-    kind: FailureKind = "peer" if any(_is_of_peer(each) for each in _chain(error)) else "own"
+    kind: FailureKind = "peer" if is_of_peer(error) else "own"
     said = " ".join(str(error).split())
     code = error.exit_code if isinstance(error, DlbenchError) else ExitCode.RUN_FAILED
     if isinstance(error, DlbenchError):
-        reason = condensed(said) if kind == "peer" else _cut(said, _MAX_OWN_CHARACTERS)
+        reason = condensed(said, _MAX_OWN_CHARACTERS)
     elif isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("dlbench"):
         code = ExitCode.ENVIRONMENT
         reason = (
@@ -85,14 +85,19 @@ def failure_of(error: BaseException) -> RankFailure:
     return RankFailure(reason=reason, exit_code=code, kind=kind, whole="" if said in reason else str(error))
 
 
-def condensed(text: str) -> str:
-    """The cause in a library's words, one line of at most `MAX_CHARACTERS`."""
+def passed_on(text: str, error: BaseException) -> RunError:
+    """The error that passes a library's words on: a `PeerLostError` where they say that another rank is gone."""
+    return (PeerLostError if is_of_peer(error) else RunError)(text)
+
+
+def condensed(text: str, limit: int = MAX_CHARACTERS) -> str:
+    """The cause in a library's words, one line of at most `limit` characters."""
     words = " ".join(text.split())
     for pattern in _TAILS:
         words = re.sub(pattern, "", words)
     for pattern in _WRAPPING:
         words = re.sub(pattern, "", words)
-    return _cut(re.sub(r"^RuntimeError: ", "", words).strip(" .") or " ".join(text.split()), MAX_CHARACTERS)
+    return _cut(re.sub(r"^RuntimeError: ", "", words).strip(" .") or " ".join(text.split()), limit)
 
 
 def _cut(text: str, limit: int) -> str:
@@ -109,8 +114,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         step = step.__cause__ or step.__context__
 
 
-def _is_of_peer(error: BaseException) -> bool:
-    if isinstance(error, (PeerLostError, ConnectionError)):
-        return True
-    # A library's own words, or a RunError that passes them on.
-    return isinstance(error, RuntimeError | DlbenchError) and _PEER.search(str(error)) is not None
+def is_of_peer(error: BaseException) -> bool:
+    """Whether an error says that another rank is gone, so that this one is no cause."""
+    for each in _chain(error):
+        if isinstance(each, DlbenchError):
+            # It knows: a loader process that is lost is lost by a closed connection, too.
+            return isinstance(each, PeerLostError)
+        if isinstance(each, ConnectionError) or (isinstance(each, RuntimeError) and _PEER.search(str(each))):
+            return True
+    return False

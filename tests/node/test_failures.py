@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlbench.errors import ExitCode, PeerLostError, RunError, UserError
-from dlbench.node.failures import MAX_CHARACTERS, condensed, failure_of
+from dlbench.node.failures import MAX_CHARACTERS, condensed, failure_of, passed_on
 
 CLOSED = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
@@ -65,7 +65,7 @@ class OutOfMemoryError(RuntimeError):
         (RuntimeError(GLOO_WAIT), "RuntimeError: Timed out waiting 1000ms for recv operation"),
         (RuntimeError(NCCL), "remote process exited or there was a network error"),
         (PeerLostError("rank 1, ring: another rank is gone or stuck"), "another rank is gone or stuck"),
-        (RunError(f"the exchange of gradient bucket 3 failed: {CLOSED}"), "Connection closed by peer"),
+        (passed_on(f"the exchange of bucket 3 failed: {CLOSED}", RuntimeError(CLOSED)), "Connection closed by peer"),
         (BrokenPipeError(32, "Broken pipe"), "Broken pipe"),
     ],
 )
@@ -80,9 +80,14 @@ def test_a_rank_that_lost_another_one_is_no_cause(error: Exception, reason: str)
 
 
 def test_what_was_raised_for_a_lost_peer_is_of_a_peer_and_all_of_it_is_kept_for_the_log() -> None:
-    error = RunError("the exchange of gradient bucket 3 failed")
+    error = ValueError("in a hook")
     error.__cause__ = RuntimeError(CALLBACK)
     assert failure_of(error).kind == "peer"
+    # A loader process is lost by a closed connection, too, and is the rank's own.
+    loader = RunError("a loader process of the rank ended: Connection reset by peer")
+    loader.__cause__ = ConnectionResetError(104, "Connection reset by peer")
+    assert failure_of(loader).kind == "own"
+    assert type(passed_on("x", ValueError("y"))) is RunError
     assert failure_of(RuntimeError(CALLBACK)).whole == CALLBACK
     assert failure_of(UserError("plain")).whole == ""
 

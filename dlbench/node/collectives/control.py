@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from dlbench.errors import PeerLostError, RunError
 from dlbench.node import rendezvous
+from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.records.folder import RunFolder
 
@@ -71,7 +72,7 @@ class Control:
         try:
             group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=self._timeout)
         except RuntimeError as error:
-            raise RunError(f"rank {self._place.rank}, {what}: {first_line(error)}") from None
+            raise passed_on(f"rank {self._place.rank}, {what}: {first_line(error)}", error) from None
         return group
 
     def gather(self, what: str, value: Any) -> list[Any]:
