@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.errors import RunError
+from dlbench.errors import PeerLostError, RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.records.files import write_json
 
@@ -81,7 +81,7 @@ def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> Meeti
                 address=str(content["address"]), port=int(content["port"]), secret=str(content["secret"])
             )
         time.sleep(0.02)
-    raise RunError(
+    raise PeerLostError(
         f"rank {place.rank} waited {wait_s:.0f} s for rank 0's address in {path.name}; did rank 0 start, and do "
         "all nodes see the run's folder?"
     )
