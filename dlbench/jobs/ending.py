@@ -93,7 +93,8 @@ def last_words(lines: Sequence[str]) -> str:
     raised = [line for line in said if _EXCEPTION.match(line)]
     launcher = [line for line in said if _LAUNCHER_WORDS.match(line)]
     # The first of dlbench's and a launcher's own words is the cause: the rest tells what it led to.
-    words = next(iter([*own[:1], *raised[-1:], *launcher[:1], *said[-1:]]), "")
+    fatal = [line for line in launcher if ": fatal: " in line]
+    words = next(iter([*own[:1], *raised[-1:], *fatal[:1], *launcher[:1], *said[-1:]]), "")
     if words.startswith("ModuleNotFoundError:"):
         return f"{words}; {_MODULE_REMEDY}"
     return words if len(words) <= _MAX_WORDS else words[: _MAX_WORDS - 3] + "..."

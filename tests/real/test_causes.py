@@ -74,8 +74,8 @@ def running(tmp_path: Path, *words: str | Path) -> Iterator[subprocess.Popen[str
 @pytest.mark.slow
 @pytest.mark.parametrize("bad_of", [0, 1])
 def test_a_bad_sample_is_told_alike_whichever_rank_meets_it(cli: Cli, tmp_path: Path, bad_of: int) -> None:
-    data = images(tmp_path / "images" / "train", bad_of)
-    done = cli("run", "resnet50", *DDP, "--data", data.parent, "--repeats", "2", "--set", "measure.measured_steps=4")
+    data = images(tmp_path / "images", bad_of)
+    done = cli("run", "resnet50", *DDP, "--data", data, "--repeats", "2", "--set", "measure.measured_steps=4")
     # Wrong data is wrong for the second run, too.
     assert done.returncode == 2, done.stderr
     run = only_run(tmp_path / "runs")
@@ -140,7 +140,7 @@ def in_namespace(kind: str, script: str, *words: str | Path, cwd: Path) -> subpr
         pytest.skip(f"unshare {kind} is not possible here")
     command = [sys.executable, "-m", "dlbench", "run", *map(str, words), "--out", str(cwd / "runs")]
     return subprocess.run(
-        ["unshare", kind, "bash", "-euc", f'{script}; exec "$@"', "bash", *command],
+        ["unshare", kind, "bash", "-euc", f'{script}; "$@"', "bash", *command],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -150,11 +150,12 @@ def in_namespace(kind: str, script: str, *words: str | Path, cwd: Path) -> subpr
 
 
 SMALL = "mount -t tmpfs -o size={size} none /dev/shm"
-# /dev/shm as it is before the check, and full once the loaders have begun.
-FILLED = SMALL + (
-    "; (until grep -qs measuring runs/*/rank-0000.status.json; do sleep 0.1; done; cat /dev/zero > /dev/shm/x) "
-    "2> /dev/null &"
-)
+
+
+def filled(path: str) -> str:
+    """In the background, for two minutes at most: once rank 0 measures, fills the disk of this path."""
+    wait = "for i in {1..1200}; do grep -qs measuring runs/*/rank-0000.status.json && break; sleep 0.1; done"
+    return f"({wait}; cat /dev/zero > {path}) > /dev/null 2>&1 & true"
 
 
 @pytest.mark.nightly
@@ -163,11 +164,11 @@ FILLED = SMALL + (
     ("script", "told"),
     [
         (SMALL.format(size="256k"), "--shm-size"),
-        (FILLED.format(size="8m") + " true", "unable to allocate shared memory"),
+        (f"{SMALL.format(size='8m')}; {filled('/dev/shm/x')}", "unable to allocate shared memory"),
     ],
 )
 def test_shared_memory_that_is_too_small_ends_a_run_at_once(tmp_path: Path, script: str, told: str) -> None:
-    data = images(tmp_path / "images" / "train").parent
+    data = images(tmp_path / "images")
     loaders = ("--set", "data.loader_workers=1", "--set", "measure.measured_steps=100000")
     began = time.monotonic()
     done = in_namespace("-m", script, "resnet50", *DDP, *loaders, "--data", data, cwd=tmp_path)
@@ -180,24 +181,11 @@ def test_shared_memory_that_is_too_small_ends_a_run_at_once(tmp_path: Path, scri
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_full_disk_in_mid_run_is_told_with_the_rank_and_the_file(tmp_path: Path) -> None:
-    fill = (
-        "mkdir runs; mount -t tmpfs -o size=400k none runs; "
-        "(until grep -qs measuring runs/*/rank-0000.status.json; do sleep 0.1; done; cat /dev/zero > runs/x) "
-        "2> /dev/null & "
-        "trap 'cp -r runs kept; rm -f kept/x' EXIT; true"
+    script = (
+        f"mkdir runs; mount -t tmpfs -o size=400k none runs; {filled('runs/x')}; trap 'cp -r runs kept; rm kept/x' EXIT"
     )
     words = ("bert", *DDP, "--data", "synthetic", "--set", "measure.measured_steps=100000")
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0:
-        pytest.skip("unshare -m is not possible here")
-    command = [sys.executable, "-m", "dlbench", "run", *words, "--out", str(tmp_path / "runs")]
-    done = subprocess.run(
-        ["unshare", "-m", "bash", "-euc", f'{fill}; "$@"', "bash", *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = in_namespace("-m", script, *words, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "No space left on device" in done.stderr
     run = only_run(tmp_path / "kept")
