@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
 from dlbench.specs.system import VariableSource
-from tests.conftest import Cli
 
 VALUE = "hunter2-never-written-down"
 
@@ -55,7 +56,14 @@ exit 1
 """
 
 
-def test_a_run_hands_secrets_to_mpirun_by_its_environment_alone(cli: Cli, tmp_path: Path) -> None:
+def dlbench(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own; nothing heavy is loaded where no rank starts."""
+    command = [sys.executable, "-P", "-m", "dlbench", *words]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_run_hands_secrets_to_mpirun_by_its_environment_alone(tmp_path: Path) -> None:
     for name in ("bin", "dump"):
         (tmp_path / name).mkdir()
     (tmp_path / "bin" / "mpirun").write_text(STUB)
@@ -65,7 +73,8 @@ def test_a_run_hands_secrets_to_mpirun_by_its_environment_alone(cli: Cli, tmp_pa
     sets = ("API_TOKEN.variable=SITE_TOKEN", f"PASSWORD.file={tmp_path / 'secret'}")
     words += tuple(word for one in sets for word in ("--set", f"system.launch.environment.{one}"))
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    done = cli(*words, "--launcher", "mpirun", PATH=path, DUMP=str(tmp_path / "dump"), SITE_TOKEN=VALUE)
+    known = {"PATH": path, "DUMP": str(tmp_path / "dump"), "SITE_TOKEN": VALUE}
+    done = dlbench(*words, "--launcher", "mpirun", cwd=tmp_path, **known)
     assert done.returncode == 3, done.stderr  # the stub starts no rank
     one, two, token = (tmp_path / "dump" / "values").read_text().split("|")
     assert (one, two) == (VALUE, VALUE + "-2")
@@ -75,9 +84,9 @@ def test_a_run_hands_secrets_to_mpirun_by_its_environment_alone(cli: Cli, tmp_pa
     assert not [file for file in (tmp_path / "runs").rglob("*") if file.is_file() and VALUE in file.read_text()]
 
 
-def test_a_run_without_its_secret_makes_no_folder(cli: Cli, tmp_path: Path) -> None:
-    told = cli("run", "bert", "--preset", "ci", "--engine", "ddp", "--data", "synthetic", "--ranks", "2",
-               "--set", "system.launch.environment.API_TOKEN.variable=NOT_SET")  # fmt: skip
+def test_a_run_without_its_secret_makes_no_folder(tmp_path: Path) -> None:
+    words = ("run", "bert", "--preset", "ci", "--engine", "ddp", "--data", "synthetic", "--ranks", "2")
+    told = dlbench(*words, "--set", "system.launch.environment.API_TOKEN.variable=NOT_SET", cwd=tmp_path)
     assert told.returncode == 2
     assert "launch.environment.API_TOKEN: NOT_SET is not set where dlbench runs" in told.stderr
     assert not (tmp_path / "runs").exists()
