@@ -263,7 +263,7 @@ class HorovodEngine:
         return gather_json(value, self._place.size, self._gather_equal)
 
     def _gather_equal(self, own: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self._hvd.allgather(own, name="dlbench.gather")
+        found: torch.Tensor = self._hvd.allgather(own, name=f"dlbench.gather.{own.dtype}")
         return found
 
     def barrier(self) -> None:
