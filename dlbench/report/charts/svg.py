@@ -14,8 +14,8 @@ import psutil
 from dlbench.errors import EnvironmentLacksError
 from dlbench.report.charts.style import CONFIG, FONT
 
-V8_ADDRESS_BYTES = 68 << 30
-"""What V8 (of vl-convert 1.9) reserves for its heap's cage, 64 GiB, and some for its threads; measured."""
+V8_ADDRESS_BYTES = 65 << 30
+"""What V8 (of vl-convert 1.9) reserves when it starts: 64 GiB for its heap's cage, some for threads; measured."""
 
 _TAG = re.compile(r"<[a-z][^<>]*>")
 # What Vega writes for its own use, defaults, and the font, which the outermost element hands down.
@@ -39,8 +39,9 @@ def unchecked() -> Iterator[None]:
         yield
 
 
+@functools.cache
 def require_address_space() -> None:
-    """Proves that V8, which draws the charts, can reserve its addresses; where it cannot, it aborts the process.
+    """Proves, before it starts, that V8, which draws the charts, can reserve its addresses: else it ends the process.
 
     Raises:
         EnvironmentLacksError: a limit on address space is below what it reserves.
