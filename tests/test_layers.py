@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-BASE = {"errors", "units", "bundled", "pool"}
+BASE = {"errors", "units", "bundled", "pool", "opening"}
 """The ground: every room may import it."""
 NODE_FLOOR = BASE | {"specs", "datasets", "machine", "costs", "records"}
 READING = BASE | {"specs", "records", "stats", "reading"}
@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "units": {"errors"},
     "bundled": {"errors"},
     "pool": {"errors"},
+    "opening": {"errors"},
     "stats": BASE,
     "specs": BASE,
     "machine": BASE,

@@ -176,7 +176,7 @@ def _runs(path: Path, history: History, room: Path, limits: Limits) -> Iterator[
         folder = _folder_of(member.parts, plans) if manifest is None else _listed(member.parts, manifest)
         if folder != name:
             if name is not None and target is not None:
-                yield _candidate(path, name, target, manifest)
+                yield _candidate(path, name, target, manifest, history)
             name = folder
             missing.discard(folder)
             target = room / f"run-{number}"
@@ -186,7 +186,7 @@ def _runs(path: Path, history: History, room: Path, limits: Limits) -> Iterator[
         if target is not None:
             _unpack(member, target.joinpath(*member.parts[folder.count("/") + 1 if folder else 0 :]))
     if name is not None and target is not None:
-        yield _candidate(path, name, target, manifest)
+        yield _candidate(path, name, target, manifest, history)
     for folder in sorted(missing):
         yield Outcome(
             name=f"{path}: {folder}", verdict="damaged", why="the archive's list names it, and it is not there"
@@ -258,11 +258,11 @@ def _is_known(folder: str, history: History, manifest: Manifest | None) -> bool:
     return known is not None and known.content_digest == manifest.runs[folder]
 
 
-def _candidate(path: Path, name: str, target: Path, manifest: Manifest | None) -> Candidate | Outcome:
+def _candidate(path: Path, name: str, target: Path, manifest: Manifest | None, history: History) -> Candidate | Outcome:
     shown = f"{path}: {name or 'the archive itself'}"
     folder = RunFolder(target)
     if not folder.plan.exists():
-        shutil.rmtree(target)
+        history.store.delete_staged(target)
         return Outcome(name=shown, verdict="damaged" if manifest else "skipped", why="no plan.json: not a run")
     try:
         for inner in {file.parent for file in target.rglob("*")}:

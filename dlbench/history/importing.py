@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ def import_runs(history: History, candidates: Iterable[Candidate | Outcome], roo
         yield from _bring(history, chosen, room / f"batch-{number}")
         # What was unpacked and did not come in need not lie there until the end.
         for left in [room / f"batch-{number}", *(one.folder.path for one in chosen if one.staged)]:
-            shutil.rmtree(left, ignore_errors=True)
+            history.store.delete_staged(left)
 
 
 def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[Outcome]:
