@@ -28,6 +28,7 @@ from dlbench.history.files import sync_folder
 from dlbench.history.importing import Candidate, Outcome
 from dlbench.history.store import History
 from dlbench.history.tar_stream import Limits, Member, members
+from dlbench.opening import open_file, parse_json
 from dlbench.records.files import TEMPORARY_SUFFIX
 from dlbench.records.folder import RunFolder
 from dlbench.specs.base import Spec
@@ -114,7 +115,7 @@ def _write_header(sink: Sink, name: str, num_bytes: int) -> int:
 def _write_content(sink: Sink, path: Path, num_bytes: int) -> None:
     left = num_bytes
     try:
-        file = path.open("rb")
+        file = open_file(path, follow=False)
     except OSError as error:
         raise IncompleteDataError(f"{path}: cannot be read: {error.strerror or error}") from None
     with file:
@@ -197,8 +198,8 @@ def _manifest(member: Member) -> Manifest:
     if member.num_bytes > MAX_MANIFEST_BYTES:
         raise IncompleteDataError(f"refused: {MANIFEST} of {member.num_bytes} bytes")
     try:
-        return Manifest.model_validate(json.loads(b"".join(member.pieces())))
-    except (ValueError, ValidationError, RecursionError) as error:
+        return Manifest.model_validate(parse_json(b"".join(member.pieces())))
+    except (ValueError, ValidationError) as error:
         raise IncompleteDataError(f"{MANIFEST}: damaged: {str(error).splitlines()[0]}") from None
 
 

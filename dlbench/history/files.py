@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Literal
 
 from dlbench.errors import RunError, UserError
-from dlbench.opening import delete_below, folder_below
+from dlbench.opening import delete_below, folder_below, kind_of
 from dlbench.records.files import write_json
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Spec
@@ -249,9 +249,7 @@ def _instead_of_folder(path: Path) -> str:
         mode = path.lstat().st_mode
     except OSError:
         return ""
-    if stat.S_ISDIR(mode):
-        return ""
-    return "a link" if stat.S_ISLNK(mode) else "a file" if stat.S_ISREG(mode) else "a special file"
+    return "" if stat.S_ISDIR(mode) else kind_of(mode)
 
 
 def _sweep(partial: int) -> None:

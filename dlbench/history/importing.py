@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from dlbench.errors import IncompleteDataError
 from dlbench.history.content import StillRunningError, content_digest, copy_run, files_of
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.store import BATCH, History
-from dlbench.records.folder import RunFolder
+from dlbench.opening import read_json
+from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.scan import COMM_FORMAT, plan_format
 
 Verdict = Literal["imported", "already there", "skipped", "refused", "damaged"]
@@ -187,8 +187,8 @@ def _compare(history: History, candidate: Candidate, run_id: str) -> Outcome:
 def _run_id(folder: RunFolder) -> str | None:
     """The run that a folder says it holds."""
     try:
-        content = json.loads(folder.plan.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = read_json(folder.plan, MAX_JSON)
+    except (OSError, ValueError):
         return None
     found = content.get("run_id") if isinstance(content, dict) else None
     return found if isinstance(found, str) else None

@@ -23,6 +23,7 @@ from typing import IO
 
 from dlbench.errors import EnvironmentLacksError, ExitCode
 from dlbench.jobs import launch
+from dlbench.opening import read_end
 from dlbench.records.collectives_scan import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import QualityResult
@@ -32,6 +33,9 @@ from dlbench.specs.plan import LaunchPlan
 
 GRACE_S = 10.0
 """How long the other ranks may take to end by themselves after one has failed."""
+
+END_OF_LOG = 1 << 20
+"""Bytes of a launcher's log that are looked at: what it says of the end stands at the end."""
 
 POLL_S = 0.1
 """How often the launcher looks; it shares the cores with the ranks."""
@@ -189,7 +193,7 @@ def _killed_under_mpirun(folder: RunFolder) -> str:
     Its exit code does not tell, and the other ranks may be ended before they can say what they saw.
     """
     try:
-        log = folder.launch_log.read_text(encoding="utf-8", errors="replace")
+        log = read_end(folder.launch_log, END_OF_LOG).decode("utf-8", "replace")
     except OSError:  # launcher local has none
         return ""
     told = re.search(r"mpirun noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) ", log)

@@ -6,17 +6,19 @@ token per start keeps a requeued run from reading its predecessor's address.
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from pathlib import Path
 
 from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
+from dlbench.opening import read_json
 from dlbench.records.files import write_json
 
 FORMAT, VERSION = "dlbench.rendezvous", 1
 
+MAX_BYTES = 1 << 16
+"""Of the file at most: it holds an address."""
 WAIT_S = 180.0
 """How long ranks wait for rank 0. Shared file systems show new files late (NFS: up to 60 s by default)."""
 
@@ -40,10 +42,10 @@ def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> tuple
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path, MAX_BYTES)
         except (OSError, ValueError):  # not there yet, or replaced under the reader on NFS
-            content = {}
-        if content.get("token") == place.token:
+            content = None
+        if isinstance(content, dict) and content.get("token") == place.token:
             return str(content["address"]), int(content["port"])
         time.sleep(0.02)
     raise RunError(
