@@ -10,12 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from dlbench.errors import IncompleteDataError
+from dlbench.errors import IncompleteDataError, RunError
 from dlbench.history.content import StillRunningError, content_digest, copy_run, files_of
 from dlbench.history.entry import HistoryEntry
+from dlbench.history.files import NotAFolderError
 from dlbench.history.store import BATCH, History
 from dlbench.opening import read_json
 from dlbench.records.folder import MAX_JSON, RunFolder
+from dlbench.records.rows.damage import damaged_traces
 from dlbench.records.scan import COMM_FORMAT, plan_format
 
 Verdict = Literal["imported", "already there", "skipped", "refused", "damaged"]
@@ -108,27 +110,37 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
             staged = candidate.folder.path if candidate.staged else room / str(len(chosen)) / entry.run_id
             chosen.append((candidate, entry, staged))
     with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
-        problems = list(pool.map(_stage, chosen))
+        objections = list(pool.map(_stage, chosen))
     outcomes: list[Outcome] = []
     placed: list[HistoryEntry] = []
+    problem: RunError | None = None
     try:
-        for (candidate, entry, staged), problem in zip(chosen, problems, strict=True):
-            if problem is not None:
-                outcomes.append(problem)
+        for (candidate, entry, staged), objection in zip(chosen, objections, strict=True):
+            if objection is not None:
+                outcomes.append(objection)
                 continue
             folder = history.store.place_of(entry.run_id, entry.created)
-            if history.store.place(staged, folder):
+            try:
+                is_new = history.store.place(staged, folder)
+            except NotAFolderError as error:
+                outcomes.append(Outcome(name=candidate.name, verdict="damaged", why=str(error)))
+                continue
+            if is_new:
                 placed.append(dataclasses.replace(entry, folder=folder))
                 outcomes.append(Outcome(name=candidate.name, verdict="imported"))
             else:
                 # Another process has brought a run of that name since the history was opened.
                 history.refresh([folder])
                 outcomes.append(_compare(history, candidate, entry.run_id))
+    except RunError as error:
+        problem = error
     finally:
-        # Whatever went wrong on the way: what is in place is indexed.
+        # Whatever went wrong on the way: what is in place is indexed, and told.
         history.store.sync(entry.folder for entry in placed)
         history.remember(placed)
     yield from outcomes
+    if problem is not None:
+        raise problem
 
 
 def _objection(candidate: Candidate, entry: HistoryEntry) -> Outcome | None:
@@ -153,6 +165,8 @@ def _damaged(candidate: Candidate, why: str) -> Outcome:
 def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> Outcome | None:
     """Copies a run; says why it cannot come in."""
     candidate, entry, target = chosen
+    if damaged := damaged_traces(candidate.folder.path, whole=True):
+        return _damaged(candidate, damaged[0])
     if candidate.staged:
         return None
     try:

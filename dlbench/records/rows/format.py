@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import zlib
 from collections import deque
@@ -187,8 +188,11 @@ class BlockWriter:
             while self._waiting and self._waiting[0][0] <= self.bytes_written - len(self._unwritten):
                 self.num_rows += self._waiting.popleft()[1]
 
-    def close(self) -> None:
+    def close(self, *, sync: bool = False) -> None:
         """Writes the rest and closes.
+
+        Args:
+            sync: whether to wait until the disk has it, which is when some of them say that it failed.
 
         Raises:
             OSError: the disk is full or gone; what it did not take is counted.
@@ -196,6 +200,8 @@ class BlockWriter:
         if not self._file.closed:
             try:
                 self.flush()
+                if sync:
+                    os.fsync(self._file.fileno())
             finally:
                 self.dropped += sum(count for _, count in self._waiting)
                 self.bytes_written -= len(self._unwritten)
