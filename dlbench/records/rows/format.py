@@ -188,11 +188,17 @@ class BlockWriter:
             while self._waiting and self._waiting[0][0] <= self.bytes_written - len(self._unwritten):
                 self.num_rows += self._waiting.popleft()[1]
 
-    def close(self, *, sync: bool = False) -> None:
-        """Writes the rest and closes.
+    def sync(self) -> None:
+        """Writes what is held in memory and waits until the disk has it, which is when some say that they failed.
 
-        Args:
-            sync: whether to wait until the disk has it, which is when some of them say that it failed.
+        Raises:
+            OSError: the disk is full, gone, or failed.
+        """
+        self.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Writes the rest and closes.
 
         Raises:
             OSError: the disk is full or gone; what it did not take is counted.
@@ -200,8 +206,6 @@ class BlockWriter:
         if not self._file.closed:
             try:
                 self.flush()
-                if sync:
-                    os.fsync(self._file.fileno())
             finally:
                 self.dropped += sum(count for _, count in self._waiting)
                 self.bytes_written -= len(self._unwritten)

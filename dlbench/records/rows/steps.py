@@ -91,14 +91,23 @@ class StepWriter:
         with self._named():
             self._blocks.flush()
 
-    def close(self) -> None:
-        """Writes the rest and closes; on disk when this returns, for the record rests on it.
+    def sync(self) -> None:
+        """Writes what is held in memory and waits until the disk has it: a record rests on whole step files.
 
         Raises:
             RunError: the disk is full, gone, or failed.
         """
         with self._named():
-            self._blocks.close(sync=True)
+            self._blocks.sync()
+
+    def close(self) -> None:
+        """Writes the rest and closes.
+
+        Raises:
+            RunError: the disk is full or gone.
+        """
+        with self._named():
+            self._blocks.close()
 
     def __enter__(self) -> StepWriter:
         return self
