@@ -725,8 +725,12 @@ def test_traces_go_and_figures_stay(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs", 2)
     first, second = sorted(runs.iterdir())
     traces = ("rank-0001.spans", "rank-0000.profile.json", "rank-0000.log", "launch.log", "slurm-12.out")
-    for name in (*traces, "rank-0000.spans", "node-0000.samples", "notes.txt"):
+    for name in (*traces[1:], "notes.txt"):
         (first / name).write_bytes(b"x" * 10)
+    for rank in range(2):
+        write_spans(RunFolder(first), rank, [{"lane": STAGE, "name": "building", "start_ns": 0, "end_ns": 10**9}])
+    write_samples(RunFolder(first), 0, ["host.energy.package-0_j"], [(0, 1.0)])
+    size = 47 + (first / traces[0]).stat().st_size
     (first / "checkpoints" / "old").mkdir(parents=True)
     (first / "checkpoints" / "old" / "x").write_bytes(b"")
     (first / "checkpoints" / "step-00000009.safetensors").write_bytes(b"y" * 7)
@@ -734,7 +738,7 @@ def test_traces_go_and_figures_stay(tmp_path: Path) -> None:
     import_folder(history, runs)
     before = {entry.run_id: entry for entry in history.entries()}
     chosen = removals(history, history.entries(), traces_only=True)
-    assert [(one.entry.run_id, one.num_bytes, len(one.files)) for one in chosen] == [(first.name, 57, 7)]
+    assert [(one.entry.run_id, one.num_bytes, len(one.files)) for one in chosen] == [(first.name, size, 7)]
     prune(history, chosen)
     for opened in (history, open_history(tmp_path / "store")):
         after = {entry.run_id: entry for entry in opened.entries()}
