@@ -190,7 +190,6 @@ OPENED_OTHERWISE = {
     "datasets/containers/hdf5": "HDF5, after `require_file`",
     # The box: folders of root's alone.
     "jobs/box/box": "logs of daemons in the box's folder",
-    "jobs/box/state": "the box's folder",
     "jobs/box/trust": "the box's folder, with a look at who owns it",
     "jobs/ending": "/proc",
     "machine/memory_kills": "/proc and /sys/fs/cgroup",

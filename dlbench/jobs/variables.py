@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dlbench.errors import UserError
-from dlbench.opening import read_named, why_unreadable
+from dlbench.opening import read_bytes, why_unreadable
 from dlbench.specs.system import VariableSource
 
 MAX_BYTES = 64 * 1024
@@ -41,7 +41,7 @@ def _value(name: str, source: str | VariableSource, variables: Mapping[str, str]
 
 def _from_file(where: str, path: Path) -> str:
     try:
-        content = read_named(path, MAX_BYTES)
+        content = read_bytes(path, MAX_BYTES)
     except OSError as error:
         raise UserError(f"{where}: {path} {why_unreadable(error)}; it cannot be read") from None
     if b"\0" in content:
