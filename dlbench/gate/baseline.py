@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
-from dlbench.records.files import write_json
+from dlbench.records.files import json_text, write_result
 from dlbench.specs.base import Count, RunName, Spec
 from dlbench.specs.plan import AxisValue
 
@@ -78,7 +78,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
         UserError: it cannot be written there.
     """
     try:
-        write_json(path, baseline.model_dump(mode="json"))
+        write_result(path, json_text(baseline.model_dump(mode="json")))
     except RunError as error:
         raise UserError(f"-o {error}") from None
 

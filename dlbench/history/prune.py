@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -99,7 +99,7 @@ def _moment(text: str) -> datetime | None:
         found = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def removals(history: History, entries: Iterable[HistoryEntry], *, traces_only: bool) -> list[Removal]:

@@ -8,15 +8,19 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 from dlbench import process_tree
 from dlbench.errors import DlbenchError, EnvironmentLacksError
 from dlbench.jobs import launch
+from dlbench.jobs.ending import Ending
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.processes import OnProgress, RankProcesses, cannot_start
-from dlbench.jobs.verdict import Outcome, killed_under_mpirun, verdict
+from dlbench.jobs.variables import resolve
+from dlbench.jobs.verdict import Outcome, folder_is_gone, killed_under_mpirun, verdict
+from dlbench.machine.memory_kills import MemoryKills
 from dlbench.records.folder import RunFolder
-from dlbench.records.status import write_failure
+from dlbench.records.status import room_for_failure, write_failure
 from dlbench.specs.plan import LaunchPlan
 
 _START_S = 120
@@ -51,15 +55,18 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
 
     Raises:
         EnvironmentLacksError: the launcher's program, or the ranks' Python, cannot be executed; the folder says so.
+        UserError: the value of a variable is not where the plan says.
         KeyboardInterrupt: passed on, after the ranks were ended and the folder says so.
     """
     token = secrets.token_hex(8)
-    ranks = RankProcesses(on_progress, token)
-    environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **launch.rank_environment(plan)}
-    with Interruption() as interruption:
+    is_local = plan.system.launch.launcher == "local"
+    ranks = RankProcesses(on_progress, token, are_ranks=is_local)
+    environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **resolve(launch.rank_environment(plan))}
+    memory = MemoryKills()
+    with room_for_failure(folder), Interruption() as interruption:
         try:
             _start(ranks, plan, folder, environment, token)
-            ranks.wait(interruption.check)
+            ranks.wait(interruption.check, lambda: not folder_is_gone(folder))
         except KeyboardInterrupt:
             ranks.end(interruption.is_repeated)
             with suppress(DlbenchError):  # a full disk: the interruption is what counts
@@ -69,24 +76,37 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
             with suppress(DlbenchError):
                 write_failure(folder, str(error))
             raise
+        except FileNotFoundError:
+            if not folder_is_gone(folder):
+                raise
         finally:
             ranks.close(process_tree.temporary_places(environment))
-        return verdict(folder, ranks.first_ending(killed_under_mpirun(folder)))
+        ending = _first_ending(folder, ranks, is_local=is_local)
+        seen = None if ending is None else replace(ending, out_of_memory=memory.since())
+        return verdict(folder, seen, ranks.stopped)
+
+
+def _first_ending(folder: RunFolder, ranks: RankProcesses, *, is_local: bool) -> Ending | None:
+    if is_local:
+        return ranks.first_ending(folder.log)
+    return ranks.first_ending(lambda _: folder.launch_log, killed_under_mpirun(folder))
 
 
 def _start(ranks: RankProcesses, plan: LaunchPlan, folder: RunFolder, environment: dict[str, str], token: str) -> None:
     python = plan.system.python or sys.executable
     if plan.system.launch.launcher == "local":
         for rank, variables in enumerate(launch.local_environments(plan, token)):
-            ranks.start(launch.node_command(folder.plan, python), {**environment, **variables}, folder.log(rank))
+            ranks.start(
+                launch.node_command(folder.plan, python), {**environment, **resolve(variables)}, folder.log(rank)
+            )
         return
-    words = _launcher_command(plan, folder, python, token)
+    words = _launcher_command(plan, folder, python)
     if shutil.which(words[0], path=environment.get("PATH")) is None:
         raise EnvironmentLacksError(f"launcher {plan.system.launch.launcher}: {words[0]} is not on PATH")
     ranks.start(launch.supervised(words, sys.executable), environment, folder.launch_log)
 
 
-def _launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, token: str) -> list[str]:
+def _launcher_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
     if plan.system.launch.launcher == "mpirun":
-        return launch.mpirun_command(plan, folder, python, token)
+        return launch.mpirun_command(plan, folder, python)
     return launch.srun_command(plan, folder, python)

@@ -12,14 +12,18 @@ import signal
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 from dlbench import process_tree
 from dlbench.errors import EnvironmentLacksError
+from dlbench.jobs.ending import KEPT_LINES, Ending, last_words, names_a_cause, stopped_among
 from dlbench.records.status import PROGRESS_MARK
+from dlbench.units import utc_text
 
 GRACE_S = 10.0
 """How long the other ranks may take to end by themselves after one has failed."""
@@ -27,8 +31,14 @@ GRACE_S = 10.0
 END_S = 3.5
 """How long supervisors have between SIGTERM and SIGKILL; they need less, as their own grace is shorter."""
 
+_KEPT_BYTES = 2000
+"""Of a line of a rank's output that is kept beside its log."""
+
 POLL_S = 0.1
 """How often the launcher looks; it shares the cores with the ranks."""
+
+FOLDER_POLL_S = 1.0
+"""How often the launcher looks whether the run's folder is there; it may be on a file system that is far away."""
 
 OnProgress = Callable[[int, int, str], None]
 """Called with the step or point, how many there are, and the stage."""
@@ -40,17 +50,22 @@ class RankProcesses:
     Args:
         on_progress: called from another thread.
         token: of this launch; all its processes have it in DLBENCH_LAUNCH_TOKEN.
+        are_ranks: each process is the rank of its number, and not a launcher of several.
     """
 
-    def __init__(self, on_progress: OnProgress, token: str) -> None:
+    def __init__(self, on_progress: OnProgress, token: str, *, are_ranks: bool = True) -> None:
         self._on_progress = on_progress
         self._token = token
+        self._are_ranks = are_ranks
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
         self._logs: list[IO[bytes]] = []
-        self._first_failure: int | None = None
+        self._last_lines: list[deque[str]] = []
+        self._first_failure: tuple[int, float] | None = None
         self._ended: list[tuple[float, int, int]] = []
         """What supervisors told: when a rank ended, which, and with what code (negative: the signal)."""
+        self.stopped: set[int] = set()
+        """Processes of the run that were stopped (state T) when the first failed."""
 
     def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         """Starts one supervisor; its output goes to `log`, its progress lines to the caller.
@@ -76,12 +91,14 @@ class RankProcesses:
         except OSError as error:
             raise cannot_start(command[0], error) from None
         assert process.stdout is not None
-        reader = threading.Thread(target=self._read, args=(process.stdout, sink), daemon=True)
+        lines: deque[str] = deque(maxlen=KEPT_LINES)
+        reader = threading.Thread(target=self._read, args=(process.stdout, sink, lines), daemon=True)
         reader.start()
         self._processes.append(process)
         self._readers.append(reader)
+        self._last_lines.append(lines)
 
-    def _read(self, pipe: IO[bytes], sink: IO[bytes]) -> None:
+    def _read(self, pipe: IO[bytes], sink: IO[bytes], lines: deque[str]) -> None:
         with pipe:
             for line in pipe:
                 if line.startswith(PROGRESS_MARK.encode()):
@@ -96,26 +113,35 @@ class RankProcesses:
                         rank, code, at = told_end.split()
                         self._ended.append((float(at), int(rank), int(code)))
                 if text:
+                    lines.append(text[:_KEPT_BYTES].decode("utf-8", "backslashreplace"))
                     # A full disk, a closed log: the pipe must be drained all the same.
                     with suppress(OSError, ValueError):
                         sink.write(text)
 
-    def wait(self, check: Callable[[], None]) -> None:
+    def wait(self, check: Callable[[], None], goes_on: Callable[[], bool] = lambda: True) -> None:
         """Returns when all have ended; after the first failure the others get `GRACE_S`.
 
         Args:
             check: called at every look; what it raises is passed on.
+            goes_on: asked about once a second; if it says no, all are ended at once.
         """
         deadline: float | None = None
+        next_look = time.monotonic() + FOLDER_POLL_S
         while any(p.poll() is None for p in self._processes):
             check()
             if deadline is None:
                 failed = [index for index, p in enumerate(self._processes) if p.poll() not in (None, 0)]
                 if failed:
-                    self._first_failure = self._cause(failed)
+                    self._first_failure = self._cause(failed), time.time()
+                    self.stopped = stopped_among(self._living())
                     deadline = time.monotonic() + GRACE_S
             if deadline is not None and time.monotonic() > deadline:
                 self.end()
+            if time.monotonic() > next_look:
+                if not goes_on():
+                    self.end()
+                    return
+                next_look = time.monotonic() + FOLDER_POLL_S
             time.sleep(POLL_S)
 
     def end(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
@@ -130,8 +156,11 @@ class RankProcesses:
         deadline = time.monotonic() + END_S
         while any(p.poll() is None for p in self._processes) and time.monotonic() < deadline and not is_hurried():
             time.sleep(0.02)
-        process_tree.end(lambda: process_tree.with_variable("DLBENCH_LAUNCH_TOKEN", self._token), 0.0, look=self._reap)
+        process_tree.end(self._living, 0.0, look=self._reap)
         self._reap()
+
+    def _living(self) -> set[int]:
+        return process_tree.with_variable("DLBENCH_LAUNCH_TOKEN", self._token)
 
     def _reap(self) -> None:
         for process in self._processes:
@@ -154,33 +183,65 @@ class RankProcesses:
         """Of several that were found ended within one look, the one that a signal ended."""
         return min(failed, key=lambda index: self._processes[index].returncode >= 0)
 
-    def first_ending(self, told: str = "") -> str:
-        """How the process that failed first ended, in words; empty if none did.
+    def first_ending(self, log: Callable[[int], Path], told: tuple[int, int] | None = None) -> Ending | None:
+        """How the rank that failed first ended; None if none did.
 
         Args:
-            told: what the launcher's own program says of it, for ranks whose supervisor was killed with them.
+            log: the log of a process.
+            told: rank and signal by what the launcher's own program says, for ranks whose supervisor was killed with
+                them.
         """
-        first = self._first_failure
-        if first is None:
-            failed = [index for index, p in enumerate(self._processes) if p.returncode]
-            first = self._cause(failed) if failed else None
-        is_killed = first is not None and self._processes[first].returncode < 0
-        if self._ended and not (is_killed and first not in {rank for _, rank, _ in self._ended}):
-            _, rank, code = min(self._ended)
-            return f"rank {rank} was the first to end, {_how(code)}"
-        if told or first is None:
-            return told
-        who = f"rank {first}" if len(self._processes) > 1 else "the launched process"
-        return f"{who} was the first to end, {_how(self._processes[first].returncode)}"
+        ends = self._ends()
+        if not ends:
+            return None
+        at, index, code = ends[0]
+        if told is not None and told[0] not in {rank for _, rank, _ in self._ended}:
+            return self._ending(told[0], -told[1], at, log)
+        if code > 0 and not names_a_cause(self._lines_of(index)):
+            # One that lost the cause may end sooner than the cause itself.
+            named = (end for end in ends if end[2] > 0 and names_a_cause(self._lines_of(end[1])))
+            at, index, code = next(named, ends[0])
+        is_rank = self._are_ranks or (at, index, code) in self._ended
+        return self._ending(index if is_rank else None, code, at, log)
+
+    def _ends(self) -> list[tuple[float, int, int]]:
+        """When ranks ended that did not end well, which, and with what code, by time.
+
+        As their supervisors told; what is seen of the processes counts if they told nothing, or were killed themselves.
+        """
+        failed = [index for index, p in enumerate(self._processes) if p.returncode]
+        if not failed:
+            return []
+        first, at = self._first_failure or (self._cause(failed), time.time())
+        told = {rank for _, rank, _ in self._ended}
+        if self._ended and (self._processes[first].returncode >= 0 or first in told):
+            return sorted(self._ended)
+        ordered = [first, *(index for index in failed if index != first)]
+        return [(at, index, self._processes[index].returncode) for index in ordered]
+
+    def _lines_of(self, rank: int) -> Sequence[str]:
+        return [*self._last_lines[rank if self._are_ranks else 0]]
+
+    def _ending(self, rank: int | None, code: int, at: float, log: Callable[[int], Path]) -> Ending:
+        index = rank if self._are_ranks and rank is not None else 0
+        return Ending(
+            rank=rank,
+            code=code,
+            at=utc_text(datetime.fromtimestamp(at, UTC)),
+            words=last_words([*self._last_lines[index]]),
+            log=_if_filled(log(index)),
+        )
+
+
+def _if_filled(log: Path) -> str:
+    """Name of a log; empty where it holds nothing, as on a full disk."""
+    try:
+        return log.name if log.stat().st_size else ""
+    except OSError:
+        return ""
 
 
 def cannot_start(program: str, error: Exception) -> EnvironmentLacksError:
     """That the Python of the ranks cannot be executed, and why."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return EnvironmentLacksError(f"python: {program}: cannot be executed: {reason}")
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"with exit code {code}"
-    return f"by signal {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"by signal {-code}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from dlbench.errors import UserError
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
+
+BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that make a terminal or page show another order than the text has."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -58,6 +62,21 @@ def parse_yaml(text: str, origin: str) -> Any:
     return value
 
 
+def text_problem(text: str) -> str:
+    """Why a text may stand in no plan and no script, e.g. ``holds the control character U+001B``; empty if it may.
+
+    Newlines and tabs may. What is refused here need not be cleaned, and so changed, where a script is printed.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is not UTF-8: it holds half of a surrogate pair, which no file can hold"
+    for letter in text:
+        if letter in BIDIRECTIONAL or (letter not in "\n\t" and unicodedata.category(letter) in ("Cc", "Zl", "Zp")):
+            return f"holds the control character U+{ord(letter):04X}"
+    return ""
+
+
 def _refuse_features(yaml: Any, text: str, origin: str) -> None:
     """What no specification needs.
 
@@ -88,11 +107,8 @@ def _refuse_features(yaml: Any, text: str, origin: str) -> None:
 def _refuse_contents(value: Any, origin: str, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise UserError(f"{origin}: nested deeper than {MAX_DEPTH} levels")
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise UserError(f"{origin}: {value!a} holds half of a surrogate pair, which no file can hold") from None
+    if isinstance(value, str) and (problem := text_problem(value)):
+        raise UserError(f"{origin}: {value[:80]!a} {problem}")
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):

@@ -9,7 +9,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -347,7 +347,7 @@ def test_a_dry_run_of_prune_touches_nothing(store: Path) -> None:
 
 
 def test_prune_prints_what_goes_and_how_much(store: Path) -> None:
-    days = (datetime.now(timezone.utc) - NOW) / timedelta(days=1)
+    days = (datetime.now(UTC) - NOW) / timedelta(days=1)
     entries = open_history(store).entries()
     # The runs are 9 days apart: so far back lie the first three.
     options = ["--keep-days", str(days - 22), "--store", store]

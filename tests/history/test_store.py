@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -626,7 +626,7 @@ def test_what_goes_by_age(rows: list[tuple[int, str, str]], keep_days: int, keep
 
 def test_a_run_without_a_date_stays() -> None:
     entry = dataclasses.replace(ENTRY, finished="", created="some day")
-    assert beyond([entry], keep_days=0, keep_last=0, now=datetime.now(timezone.utc)) == []
+    assert beyond([entry], keep_days=0, keep_last=0, now=datetime.now(UTC)) == []
 
 
 def test_whole_runs_go_and_the_index_follows(store: Path) -> None:

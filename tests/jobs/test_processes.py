@@ -56,6 +56,13 @@ def supervisors(leftovers: Leftovers, count: int) -> list[int]:
     pytest.fail(f"they never started: {found}")
 
 
+def ending_of(ranks: RankProcesses, folder: Path, told: tuple[int, int] | None = None) -> str:
+    """How the first ended, in words."""
+    ending = ranks.first_ending(lambda index: folder / f"{index}.log", told)
+    assert ending is not None
+    return ending.text
+
+
 def never() -> None:
     """Nobody interrupts."""
 
@@ -66,7 +73,7 @@ def test_the_first_failure_is_named_though_its_end_takes_longer(leftovers: Lefto
     ranks = ranks_of(leftovers, tmp_path, ["sh", "-c", "sleep 0.4; exit 3"], ["sh", "-c", slow])
     ranks.wait(never)
     ranks.close([str(leftovers.folder)])
-    assert ranks.first_ending("mpirun says otherwise") == "rank 1 was the first to end, by signal SIGKILL"
+    assert ending_of(ranks, tmp_path, told=(0, 9)) == "rank 1 was the first to end, by signal SIGKILL"
     assert "DLBENCH" not in (tmp_path / "1.log").read_text()
     assert leftovers.within(1.0) == []
 
@@ -78,7 +85,7 @@ def test_a_killed_supervisor_is_the_first_to_end_and_nothing_stays(leftovers: Le
     os.kill(supervisor, signal.SIGKILL)
     ranks.wait(never)
     ranks.close([str(leftovers.folder)])
-    assert ranks.first_ending() == "the launched process was the first to end, by signal SIGKILL"
+    assert ending_of(ranks, tmp_path) == "rank 0 was the first to end, by signal SIGKILL"
     assert leftovers.within(1.0) == []
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dlbench.datasets.making.demo import prepare_demo_data
@@ -239,6 +240,12 @@ class Running:
             time.sleep(0.1)
         pytest.fail("the run never came to measure")
 
+    def listening(self) -> list[str]:
+        """Addresses at which the run's processes listen."""
+        launcher = psutil.Process(self.process.pid)
+        connections = [one for child in launcher.children(recursive=True) for one in child.net_connections("inet")]
+        return [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]
+
     def pid(self, rank: int) -> int:
         return scan(self.folder).runs[0].statuses[rank].pid
 
@@ -271,6 +278,7 @@ def alive(pid: int) -> bool:
 def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path, demo_data: dict[str, Path]) -> None:
     with Running(tmp_path, demo_data["cosmoflow"]) as running:
         running.wait_until_measuring()
+        assert set(running.listening()) == {"127.0.0.1"}
         assert sum("multiprocessing" in words for words in running.leftovers.processes().values()) >= 4
         os.kill(running.pid(1), signal.SIGKILL)
         code, errors = running.end()
@@ -280,6 +288,20 @@ def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path, demo_data: dict
     (run,) = only_runs(running.folder, 1)
     assert run.state == "failed"
     assert "rank 1 was the first to end, by signal SIGKILL" in run.story
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_horovod_ranks_of_one_machine_are_heard_on_loopback_only(
+    tmp_path: Path, demo_data: dict[str, Path], horovod_installed: None
+) -> None:
+    """The key server is all that listens once Gloo's ranks have met; ranks of DDP are looked at above."""
+    with Running(tmp_path, demo_data["cosmoflow"], "--engine", "horovod") as running:
+        running.wait_until_measuring()
+        assert running.listening() == ["127.0.0.1"]
+        (meeting,) = running.folder.glob("*/rendezvous.json")
+        assert "secret" not in meeting.read_text()
 
 
 @pytest.mark.slow

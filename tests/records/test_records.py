@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -121,6 +122,30 @@ def test_places_where_nothing_can_be_written(tmp_path: Path) -> None:
     ):
         refuse_to_write(path, "new")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    """`-o /dev/null` by root put a file in its place."""
+    reading, writing = os.pipe()
+    link = tmp_path / "out"
+    link.symlink_to(f"/proc/self/fd/{writing}")
+    write_atomic(link, "all of it")
+    assert os.read(reading, 100) == b"all of it"
+    os.close(reading)
+    os.close(writing)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert os.strerror(errno.ENXIO) in refuse_to_write(pipe, "x")  # nobody reads; not waited for
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert link.is_symlink()
+    device = tmp_path / "null"
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        return  # for root
+    write_atomic(device, "x")
+    assert stat.S_ISCHR(device.stat().st_mode)
+    assert sorted(tmp_path.iterdir()) == [device, link, pipe]
 
 
 def test_json_has_no_infinity(tmp_path: Path) -> None:
@@ -450,7 +475,7 @@ def test_the_states_of_runs(tmp_path: Path) -> None:
     assert stories[0] == ""
     assert stories[1] == "finite loss: the loss of rank 1 is not finite"
     assert "rank 0 on node-b failed at step 7: RuntimeError: out of memory" in stories[2]
-    assert "rank 1 on node-b failed at step 7" in stories[2]
+    assert stories[2].endswith("; 1 other rank ended with it")
     assert stories[3].startswith("2 of 2 ranks started")
     assert "on node-c, measuring, step 7" in stories[3]
     assert stories[4] == "not started: no rank wrote a status"

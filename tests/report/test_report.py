@@ -9,6 +9,9 @@ import json
 import math
 import os
 import re
+import shlex
+import subprocess
+import sys
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
@@ -667,6 +670,28 @@ def test_missing_libraries_are_named_with_the_remedy(sample: Path, monkeypatch: 
     assert isinstance(found.exception, EnvironmentLacksError)
     assert "pandas, altair, vl_convert not installed" in str(found.exception)
     assert "pip install 'dlbench[analysis]'" in str(found.exception)
+
+
+def test_a_limit_below_what_charts_need_is_one_line(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it V8 ends the process with its own stack."""
+    drawing.require_address_space.cache_clear()
+    monkeypatch.setattr(drawing.resource, "getrlimit", lambda what: (64_000_000 * 1024, 64_000_000 * 1024))
+    found = run_cli(sample, "--format", "html")
+    assert isinstance(found.exception, EnvironmentLacksError)
+    assert "limit on addresses is 61.0 GiB (`ulimit -v`); remedy: `ulimit -v unlimited`" in str(found.exception)
+    assert run_cli(sample, "--format", "md").exit_code == 0
+
+
+@pytest.mark.nightly
+def test_charts_are_drawn_under_a_limit_that_is_just_enough(sample: Path, tmp_path: Path) -> None:
+    def limited(gibibytes: int) -> subprocess.CompletedProcess[str]:
+        words = shlex.join([sys.executable, "-m", "dlbench", "report", str(sample), "-o", str(tmp_path / "x.html")])
+        script = f"ulimit -c 0; ulimit -v {gibibytes << 20}; {words}"
+        return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+
+    # Numeric libraries reserve some for each core, too.
+    assert limited(100).returncode == 0
+    assert limited(40).returncode == 5
 
 
 def test_whole_command_line(cli: Any, sample: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
 from tests.support.paths import DATA
 
-NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 MS = 1_000_000
 
 StepTimes = Callable[[int, int], tuple[Sequence[int], int]]
@@ -217,8 +217,8 @@ def _quality(plan: RunPlan, times: StepTimes, training: Training) -> dict[str, A
     }
 
 
-def status(rank: int, host: str, stage: str, reason: str = "") -> RankStatus:
-    """The last words of a rank."""
+def status(rank: int, host: str, stage: str, reason: str = "", **more: object) -> RankStatus:
+    """The last words of a rank; `more` are further keys."""
     return RankStatus.model_validate(
         {
             "rank": rank,
@@ -229,6 +229,7 @@ def status(rank: int, host: str, stage: str, reason: str = "") -> RankStatus:
             "updated": _utc(NOW),
             "reason": reason,
             "exit_code": 3 if stage == "failed" else None,
+            **more,
         }
     )
 

@@ -18,9 +18,7 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any
-
-from typing_extensions import Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from dlbench.datasets.containers.tf_example import decode_example, encode_example
 from dlbench.errors import EnvironmentLacksError

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
-from dlbench.errors import RunError
+from dlbench.errors import PeerLostError, RunError
 from dlbench.node import rendezvous
+from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.gather_json import gather_over_torch
+from dlbench.node.sync.run_store import RunStore, meet
 from dlbench.records.folder import RunFolder
-
-_ARRIVED, _COMPLETE = "dlbench/arrived", "dlbench/complete"
 
 
 def first_line(error: BaseException) -> str:
@@ -31,6 +30,7 @@ class Control:
         """`timeout_s` is the longest wait for other ranks, once all have met, seconds."""
         self._place = place
         self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._store: RunStore | None = None  # torch holds no more than its C++ half
 
     def start(self, folder: RunFolder, interface: str | None) -> None:
         """Meets the other ranks through the run's folder.
@@ -44,23 +44,12 @@ class Control:
         """
         place = self._place
         patience = datetime.timedelta(seconds=rendezvous.WAIT_S)
-        if place.rank == 0:
-            address = rendezvous.own_address(place.num_nodes == 1)
-            store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=patience)
-            port = store.port
-            rendezvous.publish(folder.rendezvous, place, address, port)
-        else:
-            address, port = rendezvous.await_address(folder.rendezvous, place)
-            store = TCPStore(address, port, is_master=False, timeout=patience)
-        os.environ["GLOO_SOCKET_IFNAME"] = interface or rendezvous.interface_towards(address, port)
+        self._store = store = meet(folder.rendezvous, place, interface, patience)
         try:
             # Ranks may start minutes apart; from here on the short timeout holds.
-            if store.add(_ARRIVED, 1) == place.size:
-                store.set(_COMPLETE, "1")
-            store.wait([_COMPLETE], patience)
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=self._timeout)
         except RuntimeError as error:
-            raise RunError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
+            raise PeerLostError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
 
     def new_group(self, backend: str, what: str) -> dist.ProcessGroup:
         """Another group of all ranks, for messages that are measured.
@@ -71,18 +60,17 @@ class Control:
         try:
             group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=self._timeout)
         except RuntimeError as error:
-            raise RunError(f"rank {self._place.rank}, {what}: {first_line(error)}") from None
+            raise passed_on(f"rank {self._place.rank}, {what}: {first_line(error)}", error) from None
         return group
 
     def gather(self, what: str, value: Any) -> list[Any]:
-        """`value` (plain Python) of every rank, by rank, on every rank.
+        """`value` (JSON-like) of every rank, by rank, on every rank.
 
         Raises:
             RunError: a rank is gone or stuck, or is doing something else than `what`.
         """
-        everyone: list[Any] = [None] * self._place.size
         try:
-            dist.all_gather_object(everyone, (what, value))
+            everyone = gather_over_torch([what, value], self._place.size)
         except RuntimeError as error:
             raise self._lost(what, error) from None
         named = [item[0] for item in everyone]
@@ -120,8 +108,8 @@ class Control:
         """Leaves all groups; only after success, since ranks that are gone would be waited for."""
         dist.destroy_process_group()
 
-    def _lost(self, what: str, error: BaseException) -> RunError:
-        return RunError(f"rank {self._place.rank}, {what}: another rank is gone or stuck: {first_line(error)}")
+    def _lost(self, what: str, error: BaseException) -> PeerLostError:
+        return PeerLostError(f"rank {self._place.rank}, {what}: another rank is gone or stuck: {first_line(error)}")
 
 
 def _by_rank(values: list[Any]) -> str:

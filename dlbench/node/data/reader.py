@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from dlbench.node.data.sharding import Key
+from dlbench.units import utf8_text
 
 _SKIP_AT_MOST = 100
 """Unreadable samples in a row after which a data set is taken for broken even where samples may be skipped."""
@@ -62,6 +62,8 @@ class Fetched:
     converted: list[str] = field(default_factory=list)
     error: str | None = None
     """Why the run must stop; exceptions cross processes badly."""
+    lacks: str | None = None
+    """What the machine lacks, where that is why the run must stop."""
     worker: int = 0
     """The loader process that read it, from 0; 0 also where the training process reads itself."""
     start_ns: int = 0
@@ -141,4 +143,4 @@ def _stacked(samples: list[dict[str, NDArray[np.generic]]]) -> dict[str, torch.T
 
 def path_text(path: Path) -> str:
     """A path for JSON: bytes of a name that are not UTF-8 become escapes."""
-    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return utf8_text(str(path))

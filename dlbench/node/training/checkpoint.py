@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,11 @@ def write_checkpoint(
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(exist_ok=True)
+        # As the umask says, like every file of a run: safetensors makes files that nobody else can resume from (0600).
+        temporary.touch(mode=0o666, exist_ok=False)
+        mode = stat.S_IMODE(temporary.stat().st_mode)
         save_file(tensors, temporary, metadata={"dlbench": json.dumps(header, sort_keys=True)})
+        temporary.chmod(mode)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -7,7 +7,6 @@ import threading
 import time
 from pathlib import Path
 
-from dlbench.errors import RunError
 from dlbench.machine.clock_offset import OffsetEstimate, estimate, every_second, worth_keeping
 from dlbench.node.watching.clock_exchange import Clock, ClockServer, compare
 from dlbench.records.files import write_json
@@ -35,26 +34,6 @@ def publish(path: Path, server: ClockServer, token: str) -> None:
     """
     content = {"address": server.address, "port": server.port, "token": token}
     write_json(path, {"format": FORMAT, "version": VERSION, **content})
-
-
-def answering_address(interface: str | None) -> str:
-    """The address of this node at which others reach it, at the planned network interface if there is one.
-
-    Raises:
-        RunError: the interface has no IPv4 address, or the node has none.
-    """
-    import socket
-
-    import psutil
-
-    from dlbench.node.rendezvous import own_address
-
-    if interface is None:
-        return own_address(single_machine=False)
-    for item in psutil.net_if_addrs().get(interface, []):
-        if item.family == socket.AF_INET:
-            return str(item.address)
-    raise RunError(f"launch.interface {interface}: this node has no such interface with an IPv4 address")
 
 
 class ClockFollower:
