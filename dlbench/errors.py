@@ -56,6 +56,10 @@ class RunError(DlbenchError):
     exit_code = ExitCode.RUN_FAILED
 
 
+class PeerLostError(RunError):
+    """This rank lost another rank, or waited for it too long: a consequence, not the cause."""
+
+
 class IncompleteDataError(DlbenchError):
     """A record is missing, truncated or unreadable."""
 

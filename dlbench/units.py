@@ -94,9 +94,29 @@ def parse_seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+def utf8_text(text: str) -> str:
+    """A text from the operating system for files that are UTF-8: bytes of it that are not become ``\\xff``."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        pass
+    else:
+        return text
+    try:
+        raw = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # not from the operating system
+        raw = text.encode("utf-8", "backslashreplace")
+    return raw.decode("utf-8", "backslashreplace")
+
+
 def utc_now() -> str:
     """The time now as ISO 8601 in UTC, to the microsecond; texts of it sort by time."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return utc_text(datetime.now(UTC))
+
+
+def utc_text(moment: datetime) -> str:
+    """A moment in UTC as `utc_now` writes it."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def whole_seconds(moment: str) -> str:

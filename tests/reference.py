@@ -434,6 +434,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "comm-plan": lambda: model_tables(CommPlan, beside=RunPlan),
     "comm-record": lambda: model_tables(CommRecord),
     "rank-status": lambda: model_tables(RankStatus),
+    "failure": lambda: model_tables(Failure),
     "submission": lambda: model_tables(Submission),
     "steps": steps_layout,
     "model-keys": lambda: dotted_keys(Choices, ("model",)),

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-BASE = {"errors", "units", "bundled", "pool", "confidential"}
+BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential"}
 """The ground: every room may import it."""
 NODE_FLOOR = BASE | {"specs", "datasets", "machine", "costs", "records"}
 READING = BASE | {"specs", "records", "stats", "reading"}
@@ -24,14 +24,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bundled": {"errors"},
     "pool": {"errors"},
     "confidential": set(),
+    "process_tree": set(),
+    "supervisor": {"process_tree"},
     "stats": BASE,
     "specs": BASE,
     "machine": BASE,
-    "setup": BASE,
+    "setup": BASE | {"machine"},
     "datasets": BASE | {"specs"},
     "costs": BASE | {"specs"},
     "records": BASE | {"specs"},
-    "jobs": BASE | {"specs", "records"},
+    "jobs": BASE | {"specs", "records", "machine"},
     "reading": BASE | {"specs", "records", "stats"},
     "report": BASE | {"stats"},
     "perfetto": BASE | {"records"},
@@ -44,18 +46,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"specs", "records", "datasets", "costs", "setup", "jobs", "stats", "reading", "report"}
     | {"views", "gate", "history", "collectives", "perfetto", "exports"},
     "node.models": NODE_FLOOR,
-    "node.data": NODE_FLOOR | {"node.models"},
-    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
+    "node.data": NODE_FLOOR | {"node.models", "node.preflight"},
+    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures"},
     "node.training": NODE_FLOOR
     | {"node.models", "node.data", "node.sync", "node.watching", "node.ranks", "node.cores"},
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
-    "node.collectives": NODE_FLOOR | {"node.sync", "node.ranks", "node.rendezvous"},
+    "node.collectives": NODE_FLOOR | {"node.sync", "node.ranks", "node.rendezvous", "node.failures"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
     "node.cores": NODE_FLOOR | {"node.ranks"},
+    "node.failures": NODE_FLOOR,
+    "node.preflight": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},
     "node.__main__": NODE_FLOOR
-    | {"node.ranks", "node.cores", "node.sync", "node.watching", "node.training", "node.collectives"},
+    | {"node.ranks", "node.cores", "node.failures", "node.preflight"}
+    | {"node.sync", "node.watching", "node.training", "node.collectives"},
     "__main__": {"cli"},
 }
 

@@ -204,18 +204,22 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
     Raises:
         UserError: the output folder cannot be, a run of that name exists, or a variable's value is not where a plan
             says.
-        EnvironmentLacksError: the launcher's program is not installed.
+        EnvironmentLacksError: the launcher's program is not installed, or the ranks' Python cannot be executed.
     """
-    from dlbench.jobs import launch, variables
+    from dlbench.jobs import launch, local, variables
     from dlbench.records.folder import prepare_output
 
     for plan in plans:
         variables.resolve(launch.rank_environment(plan))  # before anything is made
+    for python in dict.fromkeys(plan.system.python for plan in plans):
+        if python is not None:
+            local.require_python(python)
     root = prepare_output(out)
     worst, valid, missed = ExitCode.OK, 0, 0
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # A cancelled CI job or a closed terminal ends the ranks as Ctrl-C does.
-        signal.signal(number, _interrupt)
+        # A cancelled CI job or a closed terminal ends the ranks as Ctrl-C does; nohup asks for the contrary.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     with _progress(plans, bar) as progress:
         for plan in plans:
             outcome = _run_one(plan, root, progress)

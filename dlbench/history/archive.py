@@ -28,7 +28,7 @@ from dlbench.history.files import sync_folder
 from dlbench.history.importing import Candidate, Outcome
 from dlbench.history.store import History
 from dlbench.history.tar_stream import Limits, Member, members
-from dlbench.records.files import TEMPORARY_SUFFIX
+from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
 from dlbench.records.folder import RunFolder
 from dlbench.specs.base import Spec
 from dlbench.units import format_bytes
@@ -65,6 +65,8 @@ def write_archive(history: History, entries: Sequence[HistoryEntry], output: Pat
         UserError: the file cannot be written.
         IncompleteDataError: a run cannot be read, or its files are not those that the index knows.
     """
+    if is_stream(output):
+        raise UserError(f"-o {output}: is a device or a pipe; an archive needs a file of its own")
     temporary = output.with_name(f".{output.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     ordered = sorted(entries, key=lambda entry: entry.folder)
     try:

@@ -14,8 +14,16 @@ TOKEN = "DLBENCH_LAUNCH_TOKEN"  # noqa: S105 (a variable's name)
 
 
 def node_command(plan_file: Path, python: str) -> list[str]:
-    """What every rank executes."""
-    return [python, "-m", "dlbench.node", str(plan_file)]
+    """What every rank executes: a supervisor, which runs the rank and ends all that it started (dlbench.supervisor).
+
+    With -P no module is taken from the working directory.
+    """
+    return [python, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", str(plan_file)]
+
+
+def supervised(launcher_command: list[str], python: str) -> list[str]:
+    """The command of mpirun or srun under a supervisor, as `dlbench run` starts it."""
+    return [python, "-P", "-m", "dlbench.supervisor", "--launcher", *launcher_command]
 
 
 def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
-from dlbench.errors import ExitCode
+from dlbench.errors import DlbenchError, ExitCode, RunError
+from dlbench.jobs.ending import Ending
 from dlbench.records.collectives_scan import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import QualityResult
-from dlbench.records.scan import Run
-from dlbench.records.status import write_failure
+from dlbench.records.scan import LaunchedRun, Run
+from dlbench.records.status import Failure, RankStatus, write_failure
+from dlbench.records.story import first_cause
+from dlbench.units import utc_now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,29 +34,54 @@ class Outcome:
     """Whether it met its target; a valid run that did not is no failure."""
 
 
-def killed_under_mpirun(folder: RunFolder) -> str:
-    """The rank that a signal ended, as Open MPI's mpirun says it in the log; empty if it says none.
+def killed_under_mpirun(folder: RunFolder) -> tuple[int, int] | None:
+    """Rank and signal of the rank that a signal ended, as Open MPI's mpirun says it in the log; None if it says none.
 
     Its exit code does not tell, and the other ranks may be ended before they can say what they saw.
     """
     try:
         log = folder.launch_log.read_text(encoding="utf-8", errors="replace")
     except OSError:  # launcher local has none
-        return ""
+        return None
     told = re.search(r"mpirun noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) ", log)
     # SIGTERM is mpirun's own way to end the others.
-    if told is None or int(told[2]) == signal.SIGTERM or int(told[2]) not in set(signal.Signals):
-        return ""
-    return f"rank {told[1]} was the first to end, by signal {signal.Signals(int(told[2])).name}"
+    if told is None or int(told[2]) == signal.SIGTERM:
+        return None
+    return int(told[1]), int(told[2])
 
 
-def verdict(folder: RunFolder, ending: str) -> Outcome:
-    """The outcome of a run whose processes have ended; `ending` says which one failed first, empty if none did.
+def folder_is_gone(folder: RunFolder) -> bool:
+    """Whether somebody removed a run's folder while it ran; not where the file system does not answer."""
+    try:
+        folder.plan.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # a server that hangs, a stale handle
+        return False
+    return False
 
-    Raises:
-        RunError: the folder cannot be written.
+
+def gone(folder: RunFolder) -> Outcome:
+    """The outcome of a run whose folder was removed; its processes have ended."""
+    story = f"{folder.path} was removed while the run went on: its ranks were ended, nothing of it is kept"
+    return Outcome(exit_code=ExitCode.RUN_FAILED, story=story)
+
+
+def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] = ()) -> Outcome:
+    """The outcome of a run whose processes have ended; nothing is raised, so that a series goes on.
+
+    Args:
+        folder: of the run.
+        ending: how the process ended that failed first; None if none did.
+        stopped: processes of this machine that were stopped when it did.
     """
-    done = read_launched(folder.path)
+    if folder_is_gone(folder):
+        return gone(folder)
+    try:
+        done = read_launched(folder.path)
+    except DlbenchError as error:
+        words = f"; {ending.text}" if ending is not None else ""
+        return Outcome(exit_code=error.exit_code, story=f"{error}{words}")
     if done.state == "valid":
         result = done.record.quality if isinstance(done, Run) and done.record is not None else None
         if result is None:
@@ -60,13 +89,57 @@ def verdict(folder: RunFolder, ending: str) -> Outcome:
         return Outcome(exit_code=ExitCode.OK, story="", quality=_came_to(result), reached=result.reached)
     if done.state == "invalid":
         return Outcome(exit_code=ExitCode.RUN_FAILED, story=f"no figure: {done.story}")
-    codes = [s.exit_code for s in done.statuses if s.exit_code]
-    if "signal" in ending or not codes:
-        write_failure(folder, ending or "the ranks ended without a record")
-        done = read_launched(folder.path)
-    known = {int(code) for code in ExitCode}
-    code = next((c for c in codes if c in known), int(ExitCode.RUN_FAILED))
-    return Outcome(exit_code=ExitCode(code), story=done.story)
+    return _failed(folder, done, _seen(done, ending, stopped))
+
+
+def _failed(folder: RunFolder, done: LaunchedRun, seen: Failure | None) -> Outcome:
+    """The outcome of a run without a record; `seen` is what the launcher adds to what the ranks say."""
+    if seen is not None:
+        done = replace(done, failure=seen)
+        try:
+            write_failure(folder, seen.reason, rank=seen.rank, at=seen.at, stopped=seen.stopped)
+        except RunError as error:
+            # Told here, since `dlbench status` cannot know.
+            return Outcome(exit_code=_code(done), story=f"{done.story}; {error}")
+    return Outcome(exit_code=_code(done), story=done.story)
+
+
+def _seen(done: LaunchedRun, ending: Ending | None, stopped: Collection[int]) -> Failure | None:
+    """What the launcher saw and no rank says; None where the ranks' own words are enough."""
+    ranks = tuple(sorted(status.rank for status in done.statuses if status.pid in stopped))
+    cause = first_cause(done.statuses)
+    reason, rank = "", None
+    if ending is None:
+        reason = "" if cause is not None else "the ranks ended without a record"
+    elif _is_news(done, ending, cause):
+        reason, rank = ending.text, ending.rank
+    elif ending.out_of_memory:
+        # A loader process, of which the rank knows the signal alone.
+        reason = f"the kernel's out-of-memory killer ended a process of the run's cgroup: {ending.out_of_memory}"
+    if not reason and not ranks:
+        return None
+    return Failure(reason=reason, rank=rank, at=utc_now() if ending is None else ending.at, stopped=ranks)
+
+
+def _is_news(done: LaunchedRun, ending: Ending, cause: RankStatus | None) -> bool:
+    """Whether how a process ended says more of the cause than the ranks do."""
+    if cause is None:
+        return True
+    if cause.failure == "own" and cause.exit_code is not None:
+        # A signal that came after a rank's own failure came of it: libraries abort when a peer is gone.
+        return ending.by_signal and ending.at < (cause.failed_at or cause.updated)
+    if ending.by_signal:
+        return True
+    failed = {status.rank for status in done.statuses if status.stage == "failed"}
+    return ending.rank is not None and ending.rank not in failed
+
+
+def _code(done: LaunchedRun) -> ExitCode:
+    """Of the first cause; a run that a signal or the launcher ended failed."""
+    cause = first_cause(done.statuses)
+    told = done.failure is not None and done.failure.rank is not None
+    code = None if cause is None or (told and cause.failure != "stalled") else cause.exit_code
+    return ExitCode(code) if code in {int(known) for known in ExitCode} - {0} else ExitCode.RUN_FAILED
 
 
 def _came_to(result: QualityResult) -> str:

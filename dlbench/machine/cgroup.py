@@ -20,7 +20,7 @@ _UNLIMITED = 2**62
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Group:
+class Group:
     """The process's own group of one controller."""
 
     version: int
@@ -52,24 +52,29 @@ def cgroup_readings(root: Path, unavailable: dict[str, str], facts: dict[str, st
     """
     plan = (
         ("cpu", "host.cpu.throttled_s", "host.cgroup.cpu_limit_cores", _cpu_limit, _throttled),
-        ("memory", "host.cgroup.memory_bytes", "host.cgroup.memory_limit_bytes", _memory_limit, _memory),
+        ("memory", "host.cgroup.memory_bytes", "host.cgroup.memory_limit_bytes", memory_limit, _memory),
     )
     readings = []
     for controller, name, limit_name, limit_of, reader in plan:
         try:
-            group = _own_group(root, controller)
+            group = own_group(root, controller)
         except ReadingFailedError as error:
             unavailable[name] = error.reason
             facts[limit_name] = f"unknown: {error.reason}"
             continue
-        folder, limit = _tightest(group, limit_of)
+        folder, limit = tightest(group, limit_of)
         facts[limit_name] = limit
         facts[f"host.cgroup.{controller}_group"] = f"{group.shown(folder)} (version {group.version})"
         readings.append(Reading(fields=(Field(name=name, kind=DOUBLE),), call=reader(group, folder)))
     return readings
 
 
-def _own_group(root: Path, controller: str) -> _Group:
+def own_group(root: Path, controller: str) -> Group:
+    """This process's group of a controller.
+
+    Raises:
+        ReadingFailedError: it cannot be seen.
+    """
     paths: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
@@ -81,7 +86,7 @@ def _own_group(root: Path, controller: str) -> _Group:
             is_it = kind == "cgroup2" if version == 2 else kind == "cgroup" and controller in options
             if is_it and key in paths:
                 top = root / point.lstrip("/")
-                return _Group(version=version, top=top, own=_below(top, paths[key], mount_root))
+                return Group(version=version, top=top, own=_below(top, paths[key], mount_root))
     raise ReadingFailedError(f"no cgroup of the controller {controller} is mounted")
 
 
@@ -121,7 +126,7 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\([0-3][0-7]{2})", lambda found: chr(int(found[1], 8)), text)
 
 
-def _tightest(group: _Group, limit_of: Callable[[_Group, Path], float | None]) -> tuple[Path, str]:
+def tightest(group: Group, limit_of: Callable[[Group, Path], float | None]) -> tuple[Path, str]:
     """The group with the lowest limit, and that limit as a fact; the own group and `none` without any."""
     best: tuple[float, Path] | None = None
     for folder in group.upwards():
@@ -136,7 +141,7 @@ def _tightest(group: _Group, limit_of: Callable[[_Group, Path], float | None]) -
     return (group.own, "none") if best is None else (best[1], f"{best[0]:.15g}")
 
 
-def _cpu_limit(group: _Group, folder: Path) -> float | None:
+def _cpu_limit(group: Group, folder: Path) -> float | None:
     """Cores' worth of time that the group may use."""
     if group.version == 1:
         quota = read_line(folder / "cpu.cfs_quota_us")
@@ -151,7 +156,12 @@ def _cpu_limit(group: _Group, folder: Path) -> float | None:
     return number_in(quota, folder) / length
 
 
-def _memory_limit(group: _Group, folder: Path) -> float | None:
+def memory_limit(group: Group, folder: Path) -> float | None:
+    """Bytes that a group may use; None where it has no limit.
+
+    Raises:
+        ReadingFailedError: the limit cannot be read.
+    """
     name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
     text = read_line(folder / name)
     if text == "max":
@@ -160,7 +170,7 @@ def _memory_limit(group: _Group, folder: Path) -> float | None:
     return None if limit >= _UNLIMITED else float(limit)
 
 
-def _throttled(group: _Group, folder: Path) -> Callable[[], Values]:
+def _throttled(group: Group, folder: Path) -> Callable[[], Values]:
     key, factor = ("throttled_time", 1e-9) if group.version == 1 else ("throttled_usec", 1e-6)
     path = folder / "cpu.stat"
 
@@ -174,6 +184,6 @@ def _throttled(group: _Group, folder: Path) -> Callable[[], Values]:
     return call
 
 
-def _memory(group: _Group, folder: Path) -> Callable[[], Values]:
+def _memory(group: Group, folder: Path) -> Callable[[], Values]:
     name = "memory.usage_in_bytes" if group.version == 1 else "memory.current"
     return lambda: [float(read_number(folder / name))]

@@ -10,10 +10,12 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from dlbench.confidential import is_secret_name, is_secret_value
+from dlbench.units import utf8_text
 
 PACKAGES = (
     "torch",
@@ -48,36 +50,59 @@ VARIABLES = (
 )
 # What launchers tell their own processes of their place: different on every rank or at every start, set by nobody.
 INTERNAL = re.compile(
-    r"^(OMPI_MCA_(ess|orte|plm|initial|shmem|pmix)_"
+    r"^(OMPI_MCA_((ess|orte|plm|initial|shmem|pmix)_|btl_(vader|sm)_backing_directory$)"
     r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+)$)"
 )
 
 
-def capture(variables: Mapping[str, str] = os.environ, *, withheld: Collection[str] = ()) -> dict[str, str]:
+def capture(
+    problems: list[str], variables: Mapping[str, str] = os.environ, *, withheld: Collection[str] = ()
+) -> dict[str, str]:
     """What shapes a run's speed, by name; a thing that cannot be told is left out.
 
     Args:
-        variables: the environment.
+        problems: gets a line for each thing that could not even be asked: no fact is worth a finished run.
+        variables: environment of the process. Bytes that are not UTF-8 become escapes.
         withheld: names of variables that are not to be written down, beside those that look like secrets.
     """
-    facts = {
-        "host": platform.node(),
-        "os": _os_name(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "libc": " ".join(platform.libc_ver()),
-        "cpu.model": _cpu_field("model name"),
-        "cpu.cores": str(os.cpu_count() or ""),
-        "cpu.governor": _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        "cpu.clocksource": _text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
-        "memory.bytes": _memory_bytes(),
-        "memory.transparent_hugepages": _chosen(_text("/sys/kernel/mm/transparent_hugepage/enabled")),
-        "dlbench.commit": _commit(Path(__file__).resolve().parent),
-    }
-    facts |= {f"package.{name}": version for name, version in _versions(PACKAGES)}
-    facts |= {f"variable.{k}": v for k, v in sorted(variables.items()) if k not in withheld and _allowed(k, v)}
-    facts |= _gpus()
-    return {key: value for key, value in facts.items() if value}
+    facts: dict[str, str] = {}
+    for name, call in _facts(variables, withheld):
+        try:
+            facts |= call()
+        except Exception as error:
+            problems.append(f"environment: {name} is not known: {type(error).__name__}: {error}"[:300])
+    return {key: utf8_text(value) for key, value in facts.items() if value}
+
+
+def _facts(
+    variables: Mapping[str, str], withheld: Collection[str]
+) -> Iterable[tuple[str, Callable[[], dict[str, str]]]]:
+    """What is asked, and how; each may fail alone."""
+    yield from (
+        (name, partial(_fact, name, call))
+        for name, call in (
+            ("host", platform.node),
+            ("os", _os_name),
+            ("kernel", platform.release),
+            ("python", platform.python_version),
+            ("libc", lambda: " ".join(platform.libc_ver())),
+            ("cpu.model", lambda: _cpu_field("model name")),
+            ("cpu.cores", lambda: str(os.cpu_count() or "")),
+            ("cpu.governor", lambda: _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+            ("cpu.clocksource", lambda: _text("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
+            ("memory.bytes", _memory_bytes),
+            ("memory.transparent_hugepages", lambda: _chosen(_text("/sys/kernel/mm/transparent_hugepage/enabled"))),
+            ("dlbench.commit", lambda: _commit(Path(__file__).resolve().parent)),
+        )
+    )
+    yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
+    allowed = {k: v for k, v in sorted(variables.items()) if k not in withheld and _allowed(k, v)}
+    yield "variable", lambda: {f"variable.{k}": v for k, v in allowed.items()}
+    yield "gpu", _gpus
+
+
+def _fact(name: str, call: Callable[[], str]) -> dict[str, str]:
+    return {name: call()}
 
 
 def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: Iterable[str] = ()) -> list[str]:

@@ -5,10 +5,8 @@ Nothing heavy is imported before the rank is bound to its cores, because thread 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -21,15 +19,16 @@ from pydantic import ValidationError  # noqa: E402  (the clock must start first)
 
 from dlbench.errors import DlbenchError, ExitCode, UserError  # noqa: E402
 from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
+from dlbench.node.failures import RankFailure, failure_of  # noqa: E402
+from dlbench.node.preflight import require_machine  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
 from dlbench.node.watching.agent import NodeSampler  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import RunFolder  # noqa: E402
+from dlbench.records.status import PEER_MARK  # noqa: E402
 from dlbench.specs.collectives.plan import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
-
-_PR_SET_PDEATHSIG = 1
 
 _COMM_FORMAT = CommPlan.model_fields["format"].default
 
@@ -61,28 +60,24 @@ def main(arguments: list[str]) -> int:
     try:
         plan = load_plan(path)
         place = detect(plan)
-        if plan.system.launch.launcher == "local":
-            _end_with_launcher()
         sampler = _start_sampler(plan, RunFolder(path.parent), place)
         binding = bind(plan, place)
         progress = Progress(plan, RunFolder(path.parent), place)
         progress.enter("starting")
+        require_machine(plan, place)
         if isinstance(plan, RunPlan):
             valid = _train(plan, RunFolder(path.parent), place, binding, progress, sampler)
         else:
             valid = _exchange(plan, RunFolder(path.parent), place, binding, progress)
-    except DlbenchError as error:
-        code = _fail(progress, str(error), error.exit_code)
+    except Exception as error:
+        failure = failure_of(error)
+        code = _fail(progress, failure)
+        # A defect, or a library's failure: the log gets all of it.
+        if failure.whole or not isinstance(error, DlbenchError):
+            traceback.print_exc()
         if isinstance(plan, CommPlan):
             _leave(code)
         return code
-    except Exception as error:
-        # A defect or a library's failure: the reason goes into the status, the traceback into the log.
-        code = _fail(progress, f"{type(error).__name__}: {error}", ExitCode.RUN_FAILED)
-        if isinstance(plan, CommPlan):
-            traceback.print_exc()
-            _leave(code)
-        raise
     finally:
         if sampler is not None:
             told = sampler.problem
@@ -91,11 +86,6 @@ def main(arguments: list[str]) -> int:
                 print(f"dlbench: {sampler.problem}", file=sys.stderr, flush=True)
     progress.enter("done", exit_code=0)
     return int(ExitCode.OK if valid else ExitCode.RUN_FAILED)
-
-
-def _end_with_launcher() -> None:
-    """A killed launcher must not leave ranks computing on the cores of the next measurement (prctl(2))."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _start_sampler(plan: RunPlan | CommPlan, folder: RunFolder, place: RankPlace) -> NodeSampler | None:
@@ -107,15 +97,16 @@ def _start_sampler(plan: RunPlan | CommPlan, folder: RunFolder, place: RankPlace
     return sampler
 
 
-def _fail(progress: Progress | None, reason: str, code: ExitCode) -> int:
-    line = " ".join(reason.split())
-    print(f"dlbench: error: {line}", file=sys.stderr, flush=True)
+def _fail(progress: Progress | None, failure: RankFailure) -> int:
+    print(f"dlbench: error: {failure.reason}", file=sys.stderr, flush=True)
+    if failure.kind == "peer":
+        print(PEER_MARK, file=sys.stderr, flush=True)
     if progress is not None:
         try:
-            progress.enter("failed", reason=line[:500], exit_code=int(code))
+            progress.fail(failure.reason, int(failure.exit_code), failure.kind)
         except DlbenchError as error:
             print(f"dlbench: error: {error}", file=sys.stderr, flush=True)
-    return int(code)
+    return int(failure.exit_code)
 
 
 def _leave(code: int) -> NoReturn:
@@ -143,7 +134,7 @@ def _train(
     engine = build_engine(plan, folder, place, device)
     watchdog = Watchdog(
         plan.measure.stall_timeout_s,
-        lambda reason: progress.enter("failed", reason=reason, exit_code=int(ExitCode.TIMEOUT)),
+        lambda reason: progress.fail(reason, int(ExitCode.TIMEOUT), "stalled"),
         progress.tick,
     )
     watchdog.start()
@@ -186,7 +177,7 @@ def _exchange(plan: CommPlan, folder: RunFolder, place: RankPlace, binding: Core
     device = device_for(plan, place)
 
     def give_up(reason: str) -> None:
-        progress.enter("failed", reason=reason, exit_code=int(ExitCode.TIMEOUT))
+        progress.fail(reason, int(ExitCode.TIMEOUT), "stalled")
 
     watchdog = Watchdog(plan.stall_timeout_s, give_up, progress.tick)
     watchdog.start()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.specs.plan import LaunchPlan
 from dlbench.specs.system import LauncherName
+from dlbench.units import utf8_text
 
 # rank, size, local rank: names of the first set that is complete are used.
 _VARIABLES: dict[LauncherName, tuple[tuple[str, str, str], ...]] = {
@@ -77,6 +78,6 @@ def detect(plan: LaunchPlan, variables: Mapping[str, str] = os.environ) -> RankP
         local_size=local_size,
         node_rank=rank // local_size,
         num_nodes=plan.layout.nodes,
-        host=variables.get("SLURMD_NODENAME") or platform.node(),
+        host=utf8_text(variables.get("SLURMD_NODENAME") or platform.node()),
         token=token,
     )

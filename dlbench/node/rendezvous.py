@@ -1,9 +1,9 @@
 """How ranks find each other without MPI: rank 0 listens and says where in the run's folder, the others read it.
 
 The folder is on a file system that all nodes share, so neither ssh nor a fixed port is needed. Whoever can read the
-file can take part: it is for its owner alone (mode 0600), and holds the secret that rank 0 asks for before it reads
-anything else. A token per start keeps a requeued run from reading its predecessor's address; it is no secret (Slurm's
-is made of the job's number).
+file can take part: until all ranks have met it is for its owner alone (mode 0600), and holds the secret that rank 0
+asks for before it reads anything else. A token per start keeps a requeued run from reading its predecessor's address;
+it is no secret (Slurm's is made of the job's number).
 
 The folder itself is not used to exchange keys (torch's FileStore): that needs locks that hold between nodes, which
 Lustre and BeeGFS may have switched off or hold on one node only, and every look at a key opens a file on their metadata
@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.errors import RunError
+from dlbench.errors import PeerLostError, RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.records.files import write_json
 
@@ -47,8 +47,21 @@ def publish(path: Path, place: RankPlace, meeting: MeetingPlace) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    content = {"address": meeting.address, "port": meeting.port, "secret": meeting.secret, "token": place.token}
-    write_json(path, {"format": FORMAT, "version": VERSION, **content}, private=True)
+    write_json(path, {**_open_part(place, meeting), "secret": meeting.secret}, private=True)
+
+
+def conceal(path: Path, place: RankPlace, meeting: MeetingPlace) -> None:
+    """Takes the secret out of the file once all ranks have read it: a run's files may be read by whom the umask allows.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    write_json(path, _open_part(place, meeting))
+
+
+def _open_part(place: RankPlace, meeting: MeetingPlace) -> dict[str, str | int]:
+    content: dict[str, str | int] = {"address": meeting.address, "port": meeting.port, "token": place.token}
+    return {"format": FORMAT, "version": VERSION, **content}
 
 
 def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> MeetingPlace:
@@ -63,12 +76,12 @@ def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> Meeti
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):  # not there yet, or replaced under the reader on NFS
             content = {}
-        if content.get("token") == place.token:
+        if content.get("token") == place.token and "secret" in content:
             return MeetingPlace(
                 address=str(content["address"]), port=int(content["port"]), secret=str(content["secret"])
             )
         time.sleep(0.02)
-    raise RunError(
+    raise PeerLostError(
         f"rank {place.rank} waited {wait_s:.0f} s for rank 0's address in {path.name}; did rank 0 start, and do "
         "all nodes see the run's folder?"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import RunError
+from dlbench.units import utf8_text
 
 TEMPORARY_SUFFIX = ".partial"
 
@@ -50,13 +51,13 @@ def write_result(path: Path, content: bytes | str) -> None:
     Raises:
         RunError: the file system refuses, or nobody reads the pipe.
     """
-    if _is_stream(path):
+    if is_stream(path):
         _write_through(path, content.encode("utf-8") if isinstance(content, str) else content)
     else:
         write_atomic(path, content)
 
 
-def _is_stream(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
     """Whether something is at the path, perhaps through links, that is neither a regular file nor a folder."""
     try:
         mode = path.stat().st_mode
@@ -86,11 +87,18 @@ def _write_through(path: Path, data: bytes) -> None:
 def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False) -> None:
     """`write_atomic` of JSON; NaN and infinity are refused, because JSON has none.
 
+    Bytes of host names, variables and paths that are not UTF-8 become escapes such as ``\\xff``.
+
     Raises:
         RunError: as `write_atomic`.
         ValueError: a number is not finite.
     """
-    write_atomic(path, json_text(content), private=private)
+    text = json_text(content)
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        data = json_text(_in_utf8(content)).encode()
+    write_atomic(path, data, private=private)
 
 
 def json_text(content: Mapping[str, Any]) -> str:
@@ -100,3 +108,12 @@ def json_text(content: Mapping[str, Any]) -> str:
         ValueError: a number is not finite.
     """
     return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _in_utf8(content: Any) -> Any:
+    """The same with every text fit for UTF-8."""
+    if isinstance(content, str):
+        return utf8_text(content)
+    if isinstance(content, Mapping):
+        return {_in_utf8(key): _in_utf8(value) for key, value in content.items()}
+    return [_in_utf8(item) for item in content] if isinstance(content, (list, tuple)) else content

@@ -17,6 +17,7 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult, Record
 from dlbench.records.status import Failure, RankStatus, read_statuses
+from dlbench.records.story import told_failure
 from dlbench.records.watch import WatchOverhead
 from dlbench.records.watch_cost import WatchCost
 from dlbench.specs.collectives.plan import CommPlan
@@ -36,8 +37,8 @@ class LaunchedRun:
     folder: RunFolder
     plan: LaunchPlan
     statuses: list[RankStatus]
-    failure: str = ""
-    """Why a launcher gave up; empty where none did."""
+    failure: Failure | None = None
+    """Why a launcher gave up; None where none did."""
 
     counted: ClassVar[str] = "step"
     """What a rank's status counts."""
@@ -57,7 +58,7 @@ class LaunchedRun:
         """Valid and invalid have a record; failed says why; incomplete was killed or still runs."""
         if self.recorded is not None:
             return self.recorded
-        if self.failure or any(status.stage == "failed" for status in self.statuses):
+        if self.failure is not None or any(status.stage == "failed" for status in self.statuses):
             return "failed"
         return "incomplete"
 
@@ -66,19 +67,8 @@ class LaunchedRun:
         """One line: what is known of a run that has no valid record."""
         if self.recorded is not None:
             return self.objection
-        failed = [s for s in self.statuses if s.stage == "failed"]
-        if failed or self.failure:
-            parts = [self.failure] if self.failure else []
-            if failed:
-                # Who went without a word is the likely cause; the others only noticed.
-                gone = [s for s in self.statuses if s.stage not in ("failed", "done")]
-                parts += [
-                    f"rank {s.rank} on {s.host} vanished at {self.counted} {s.step} ({s.stage})" for s in gone[:3]
-                ]
-                parts += [
-                    f"rank {s.rank} on {s.host} failed at {self.counted} {s.step}: {s.reason}" for s in failed[:3]
-                ]
-            return "; ".join(parts)
+        if self.failure is not None or any(status.stage == "failed" for status in self.statuses):
+            return told_failure(self.statuses, self.failure, self.counted)
         if not self.statuses:
             return "not started: no rank wrote a status"
         last = max(self.statuses, key=lambda s: s.updated)
@@ -86,10 +76,6 @@ class LaunchedRun:
             f"{len(self.statuses)} of {self.plan.layout.ranks} ranks started; last seen {last.updated}: "
             f"rank {last.rank} on {last.host}, {last.stage}, {self.counted} {last.step}"
         )
-
-    def _rank_at(self, what: str, status: RankStatus) -> str:
-        when = f"at {self.counted} {status.step}" if status.step >= 0 else f"before the first {self.counted}"
-        return f"rank {status.rank} on {status.host} {what} {when}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,14 +208,13 @@ def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:
     return plan
 
 
-def read_failure(folder: RunFolder) -> str:
-    """Why a launcher gave the run up; empty where none did.
+def read_failure(folder: RunFolder) -> Failure | None:
+    """Why a launcher gave the run up; None where none did.
 
     Raises:
         IncompleteDataError: the file is damaged.
     """
-    failure = load_file(folder.failure, Failure)
-    return "" if failure is None else failure.reason
+    return load_file(folder.failure, Failure)
 
 
 def load_file(path: Path, model: type[ModelT]) -> ModelT | None:

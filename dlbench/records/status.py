@@ -5,21 +5,37 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from dlbench.errors import IncompleteDataError
-from dlbench.records.files import write_json
+from dlbench.errors import IncompleteDataError, RunError
+from dlbench.records.files import TEMPORARY_SUFFIX, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.specs.base import CountOrZero, Spec
+from dlbench.units import utc_now
 
 PROGRESS_MARK = "DLBENCH-PROGRESS "
 """What the lines begin with by which rank 0 tells a launcher, on standard output, how far it is."""
 
+_ROOM_BYTES = 4096
+"""One block and one inode of most file systems, which is what `failure.json` takes."""
+
 _STATUS = re.compile(r"rank-.*\.status\.json", re.DOTALL)
 
+PEER_MARK = "dlbench: another rank ended first"
+"""The line of a rank's log by which a launcher knows, also on a full disk, that this rank is no cause."""
+
+STATUS_PERIOD_S = 5.0
+"""How old the step of a status may be while a rank runs, seconds: it is written anew about that often."""
+
 Stage = Literal["starting", "warm-up", "measuring", "finishing", "done", "failed"]
+
+FailureKind = Literal["own", "stalled", "peer"]
+"""own: the rank itself failed. stalled: nothing moved. peer: it lost another rank, and is no cause."""
 
 
 class RankStatus(Spec):
@@ -35,6 +51,14 @@ class RankStatus(Spec):
     updated: str = Field(description="UTC, ISO 8601.")
     reason: str = Field("", description="Why it failed, in one line.")
     exit_code: int | None = Field(None, description="What it exits with; null while it runs.")
+    failed_at: str | None = Field(
+        None, description="When it noticed that it failed: UTC, ISO 8601, microseconds; null unless it failed."
+    )
+    failure: FailureKind | None = Field(
+        None,
+        description="own: the rank itself failed; stalled: nothing moved for longer than allowed; peer: it lost "
+        "another rank, and is not the cause; null unless it failed.",
+    )
 
 
 class Failure(Spec):
@@ -42,16 +66,48 @@ class Failure(Spec):
 
     format: Literal["dlbench.failure"] = Field("dlbench.failure", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
-    reason: str = Field(description="What the launcher saw, in one line.")
+    reason: str = Field(description="What the launcher saw, in one line; empty if only what follows is known.")
+    rank: CountOrZero | None = Field(None, description="The rank that ended first; null if the launcher cannot tell.")
+    at: str = Field("", description="When it saw that: UTC, ISO 8601.")
+    stopped: tuple[CountOrZero, ...] = Field(
+        (), description="Ranks that were stopped (state T of the kernel: SIGSTOP, Ctrl-Z, a debugger) at that time."
+    )
 
 
-def write_failure(folder: RunFolder, reason: str) -> None:
-    """Says why a run was given up.
+def write_failure(
+    folder: RunFolder, reason: str, *, rank: int | None = None, at: str = "", stopped: Iterable[int] = ()
+) -> None:
+    """Says why a run was given up: see `Failure`; `at` is a time in UTC, ISO 8601, empty for now.
 
     Raises:
         RunError: the file cannot be written.
     """
-    write_json(folder.failure, Failure(reason=reason).model_dump(mode="json"))
+    content = Failure(reason=reason, rank=rank, at=at or utc_now(), stopped=tuple(sorted(stopped))).model_dump(
+        mode="json"
+    )
+    try:
+        write_json(folder.failure, content)
+    except RunError:
+        with suppress(OSError):
+            _room(folder).unlink()
+        write_json(folder.failure, content)
+
+
+@contextmanager
+def room_for_failure(folder: RunFolder) -> Iterator[None]:
+    """Keeps room for `failure.json`, so that a disk which a run fills can still tell why it failed."""
+    room = _room(folder)
+    with suppress(OSError):  # full already: the run will say so itself
+        room.write_bytes(bytes(_ROOM_BYTES))
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # or the folder is gone
+            room.unlink(missing_ok=True)
+
+
+def _room(folder: RunFolder) -> Path:
+    return folder.failure.with_name(f".{folder.failure.name}.room{TEMPORARY_SUFFIX}")
 
 
 def write_status(folder: RunFolder, status: RankStatus) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -18,7 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dlbench.units import format_bytes
+from dlbench.machine.host_name import REMEDY, host_name_problem
+from dlbench.units import format_bytes, utf8_text
 
 State = Literal["ok", "absent", "problem"]
 """absent: not here, needed only for what `needed_for` says. problem: here, but broken or unfit."""
@@ -44,6 +46,7 @@ def examine() -> list[Finding]:
     probes: tuple[Callable[[], Iterable[Finding]], ...] = (
         _python,
         _cores,
+        _host_name,
         _torch,
         _horovod,
         _mpi,
@@ -127,6 +130,16 @@ def _cgroup_cores() -> float | None:
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
         return None
+
+
+def _host_name() -> Iterable[Finding]:
+    problem = host_name_problem()
+    if problem:
+        yield Finding(
+            name="Host name", state="problem", detail=f"{problem}; Horovod over Gloo ends by SIGSEGV", remedy=REMEDY
+        )
+        return
+    yield Finding(name="Host name", state="ok", detail=f"{utf8_text(socket.gethostname())} resolves")
 
 
 def _torch() -> Iterable[Finding]:

@@ -130,12 +130,12 @@ class LaunchSpec(Spec):
                 raise ValueError(f"the value of {key} holds a NUL character")
             if isinstance(given, str) and given and (is_secret_name(key) or is_secret_value(given)):
                 raise ValueError(
-                    f"{key} looks like a secret, and plan.json would show it to all who may read the run; say where "
-                    f"its value is: {key}: {{variable: {key}}}, or {key}: {{file: PATH}}"
+                    f"variable {key} looks like a secret, and plan.json would show it to all who may read the run; say "
+                    f"where its value is: {key}: {{variable: {key}}}, or {key}: {{file: PATH}}"
                 )
             if key.startswith("DLBENCH_") or key in _READ_ONLY:
                 raise ValueError(
-                    f"{key} is not a site's to set: "
+                    f"variable {key} is not a site's to set: "
                     + ("bash's own" if key in _READ_ONLY else "dlbench tells ranks their place by such names")
                 )
         return value

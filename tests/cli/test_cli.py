@@ -423,7 +423,7 @@ def test_a_dry_run_of_run_prints_what_would_start(cli: Cli, tmp_path: Path) -> N
     assert len(lines) == 2
     for number, line in enumerate(lines):
         plan = tmp_path / "a b" / f"s-cosmoflow-ci-p0{number}-n0001-k00" / "plan.json"
-        assert shlex.split(line) == [sys.executable, "-m", "dlbench.node", str(plan)]
+        assert shlex.split(line) == [sys.executable, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", str(plan)]
     assert everything_below(tmp_path) == {}
 
 

@@ -83,7 +83,7 @@ def folder_of(plan: LaunchPlan, root: str = "/scratch/runs") -> RunFolder:
 def test_the_command_of_every_launcher() -> None:
     plan = plan_of(ranks_per_node=2)
     folder = folder_of(plan)
-    node = [PYTHON, "-m", "dlbench.node", f"/scratch/runs/{plan.run_id}/plan.json"]
+    node = [PYTHON, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", f"/scratch/runs/{plan.run_id}/plan.json"]
     assert launch.node_command(folder.plan, PYTHON) == node
     common = ["--kill-on-bad-exit=1", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=block"]
     assert launch.srun_command(plan, folder, PYTHON) == ["srun", "--mpi=pmix", *common, "--cpus-per-task=1", *node]
@@ -94,8 +94,8 @@ def test_the_command_of_every_launcher() -> None:
     mpirun = with_system(plan, launch={"launcher": "mpirun", "environment": {"B": "x y", "A": "1"}})
     words = launch.mpirun_command(mpirun, folder, PYTHON)
     assert words[:7] == ["mpirun", "-np", "4", "--map-by", "ppr:2:node:OVERSUBSCRIBE", "--bind-to", "none"]
-    assert words[-4:] == node
-    exports = words[7:-4]
+    assert words[-len(node) :] == node
+    exports = words[7 : -len(node)]
     assert set(exports[::2]) == {"-x"}
     # Names alone: everybody may read a command line.
     assert exports[1::2] == ["A", "B", "DLBENCH_LAUNCH_TOKEN", "OMPI_MCA_mpi_yield_when_idle", "PYTHONUNBUFFERED"]
@@ -398,7 +398,7 @@ def test_the_words_of_the_script_are_those_of_the_plan(cluster: Cluster) -> None
     done = cluster.run(render_script(plan, folder_of(plan), PYTHON), nodes="1", SITE_TOKEN="t $(id)")
     assert (done.returncode, done.stderr) == (0, "")
     assert cluster.arguments("module") == ["purge", "load", "gcc/12.2", "load", "openmpi/4.1+cuda"]
-    assert cluster.arguments("srun")[-4] == "/opt/my env/bin/python"  # the system's, not the submitter's
+    assert cluster.arguments("srun")[-7] == "/opt/my env/bin/python"  # the system's, not the submitter's
     seen = cluster.environment("srun")
     assert seen["TEXT"] == "it's $HOME; `id`\n#SBATCH --wrap=id"
     assert (seen["API_TOKEN"], seen["DB_PASSWORD"]) == ("t $(id)", "s3cret")
@@ -516,7 +516,7 @@ def rooms(job: Job, root: Path) -> list[RunFolder]:
 # Tells who called it, from where, and with which variables; the plan of a run that shall fail stands in FAILING.
 TELLING = """#!/bin/bash
 [ "$1" = --mpi=list ] && { echo pmix; exit; }
-printf '%s\\t' "${0##*/}" "$PWD" "${@: -4:1}" "${@: -1}" "${X-unset}" "${Y-unset}" >> "$DUMP/told"
+printf '%s\\t' "${0##*/}" "$PWD" "${@: -7:1}" "${@: -1}" "${X-unset}" "${Y-unset}" >> "$DUMP/told"
 echo >> "$DUMP/told"
 echo "words of a rank"
 case " ${FAILING-} " in *" ${@: -1} "*) exit "${STUB_CODE:-7}" ;; esac
@@ -642,7 +642,7 @@ def test_any_text_of_a_side_reaches_its_ranks_unharmed(one: str, two: str, pytho
         words = cluster.arguments(launcher.partition("-")[0])
         for plan_file in calls_of_b:
             position = words.index(str(plan_file))
-            assert words[position - 3 : position] == [python, "-m", "dlbench.node"]
+            assert words[position - 6 : position] == [python, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,49 @@ def test_the_value_is_in_no_plan_script_or_command(tmp_path: Path, monkeypatch: 
     assert plan.system.launch.referenced == {"API_TOKEN", "PASSWORD"}
     found = resolve(launch.rank_environment(plan))
     assert (found["API_TOKEN"], found["PASSWORD"]) == (VALUE, VALUE)
+
+
+STUB = """#!/bin/sh
+printf '%s\\n' "$@" > "$DUMP/words"
+printf '%s|%s|%s' "$API_TOKEN" "$PASSWORD" "$DLBENCH_LAUNCH_TOKEN" > "$DUMP/values"
+exit 1
+"""
+
+
+def dlbench(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own; nothing heavy is loaded where no rank starts."""
+    command = [sys.executable, "-P", "-m", "dlbench", *words]
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_run_hands_secrets_to_mpirun_by_its_environment_alone(tmp_path: Path) -> None:
+    for name in ("bin", "dump"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bin" / "mpirun").write_text(STUB)
+    (tmp_path / "bin" / "mpirun").chmod(0o755)
+    (tmp_path / "secret").write_text(VALUE + "-2\n")
+    words = ("run", "bert", "--preset", "ci", "--engine", "ddp", "--data", "synthetic", "--ranks", "2")
+    sets = ("API_TOKEN.variable=SITE_TOKEN", f"PASSWORD.file={tmp_path / 'secret'}")
+    words += tuple(word for one in sets for word in ("--set", f"system.launch.environment.{one}"))
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    known = {"PATH": path, "DUMP": str(tmp_path / "dump"), "SITE_TOKEN": VALUE}
+    done = dlbench(*words, "--launcher", "mpirun", cwd=tmp_path, **known)
+    assert done.returncode == 3, done.stderr  # the stub starts no rank
+    one, two, token = (tmp_path / "dump" / "values").read_text().split("|")
+    assert (one, two) == (VALUE, VALUE + "-2")
+    told = (tmp_path / "dump" / "words").read_text()
+    assert token
+    assert {VALUE, token} & set(told.split()) == set()
+    assert not [file for file in (tmp_path / "runs").rglob("*") if file.is_file() and VALUE in file.read_text()]
+
+
+def test_a_run_without_its_secret_makes_no_folder(tmp_path: Path) -> None:
+    words = ("run", "bert", "--preset", "ci", "--engine", "ddp", "--data", "synthetic", "--ranks", "2")
+    told = dlbench(*words, "--set", "system.launch.environment.API_TOKEN.variable=NOT_SET", cwd=tmp_path)
+    assert told.returncode == 2
+    assert "launch.environment.API_TOKEN: NOT_SET is not set where dlbench runs" in told.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_variable_that_is_not_set_is_one_line() -> None:

@@ -1,15 +1,19 @@
-"""Which variables of the environment are written into a record."""
+"""What is captured of the machine around a run: nothing of it is worth the run, and no secret is written."""
 
 from __future__ import annotations
 
 import pytest
 
-from dlbench.machine.environment import capture
+from dlbench.machine import environment
 
 
 def recorded(variables: dict[str, str], *withheld: str) -> set[str]:
     prefix = "variable."
-    return {key.removeprefix(prefix) for key in capture(variables, withheld=withheld) if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix)
+        for key in environment.capture([], variables, withheld=withheld)
+        if key.startswith(prefix)
+    }
 
 
 def test_settings_of_the_libraries_are_recorded() -> None:
@@ -53,3 +57,24 @@ def test_what_may_be_a_secret_is_not(name: str, value: str) -> None:
 
 def test_what_the_plan_gives_by_reference_is_not() -> None:
     assert recorded({"NCCL_DEBUG": "WARN", "NCCL_X": "1"}, "NCCL_X") == {"NCCL_DEBUG"}
+
+
+def test_a_variable_that_is_not_utf8_is_shown_with_escapes() -> None:
+    problems: list[str] = []
+    facts = environment.capture(problems, {"OMP_WEIRD": "a\udcff", "OMP_PLAIN": "ä"})
+    assert facts["variable.OMP_WEIRD"] == r"a\xff"
+    assert facts["variable.OMP_PLAIN"] == "ä"
+    assert problems == []
+
+
+def test_a_fact_that_cannot_be_asked_costs_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = environment.capture([], {})
+
+    def fail() -> str:
+        raise RuntimeError("the driver is out of order")
+
+    monkeypatch.setattr(environment, "_memory_bytes", fail)
+    problems: list[str] = []
+    facts = environment.capture(problems, {})
+    assert facts == {key: value for key, value in whole.items() if key != "memory.bytes"}
+    assert problems == ["environment: memory.bytes is not known: RuntimeError: the driver is out of order"]

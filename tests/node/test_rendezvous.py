@@ -33,6 +33,18 @@ def test_the_meeting_place_is_its_owner_s_alone_whatever_the_umask(tmp_path: Pat
     assert rendezvous.await_address(path, place(1)) == MEETING
 
 
+def test_once_all_have_met_the_secret_is_gone_and_the_file_as_the_others(tmp_path: Path) -> None:
+    """So that a group can copy each other's runs."""
+    path = tmp_path / "rendezvous.json"
+    rendezvous.publish(path, place(0), MEETING)
+    (tmp_path / "other").touch()
+    rendezvous.conceal(path, place(0), MEETING)
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "other").stat().st_mode)
+    assert MEETING.secret not in path.read_text()
+    with pytest.raises(RunError, match="waited"):
+        rendezvous.await_address(path, place(1), wait_s=0.1)
+
+
 def test_the_meeting_place_of_an_earlier_start_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "rendezvous.json"
     rendezvous.publish(path, place(0, "start-0"), MEETING)

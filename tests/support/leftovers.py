@@ -8,8 +8,9 @@
 `environment` marks everything that is started with it, at any depth and in any session, and gives it a temporary folder
 of its own: other tests on the same machine do not disturb. `within` returns one line for each thing that is left, as
 soon as nothing is, or after so many seconds. Names in /dev/shm carry no mark: one that is new and that no living
-foreign process maps or holds open counts. The end of the `with` kills what was left and removes it, so that a test
-that fails leaves nothing to the next.
+foreign process maps or holds open counts. That of a foreign process which just ended may be seen for some
+milliseconds: give `within` a second where nothing should be left at once. The end of the `with` kills what was left and
+removes it, so that a test that fails leaves nothing to the next.
 """
 
 from __future__ import annotations
@@ -66,16 +67,16 @@ class Leftovers:
         """What lies in the temporary folder."""
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
 
-    def now(self) -> list[str]:
-        """One line for each thing that is left at this moment."""
+    def now(self, *, files: bool = True) -> list[str]:
+        """One line for each thing that is left at this moment; of the temporary folder, if `files` count."""
         processes = [f"process {pid} ({_state(pid)}): {words}" for pid, words in self.processes().items()]
         names = [f"{SHARED_MEMORY}/{name}" for name in self.shared_memory()]
-        return processes + names + [f"temporary {name}" for name in self.files()]
+        return processes + names + [f"temporary {name}" for name in self.files() if files]
 
-    def within(self, seconds: float = 5.0) -> list[str]:
+    def within(self, seconds: float = 5.0, *, files: bool = True) -> list[str]:
         """What is left after so many seconds, or nothing as soon as nothing is."""
         deadline = time.monotonic() + seconds
-        while (left := self.now()) and time.monotonic() < deadline:
+        while (left := self.now(files=files)) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left
 

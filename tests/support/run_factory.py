@@ -217,8 +217,8 @@ def _quality(plan: RunPlan, times: StepTimes, training: Training) -> dict[str, A
     }
 
 
-def status(rank: int, host: str, stage: str, reason: str = "") -> RankStatus:
-    """The last words of a rank."""
+def status(rank: int, host: str, stage: str, reason: str = "", **more: object) -> RankStatus:
+    """The last words of a rank; `more` are further keys."""
     return RankStatus.model_validate(
         {
             "rank": rank,
@@ -229,6 +229,7 @@ def status(rank: int, host: str, stage: str, reason: str = "") -> RankStatus:
             "updated": _utc(NOW),
             "reason": reason,
             "exit_code": 3 if stage == "failed" else None,
+            **more,
         }
     )
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dlbench.errors import RunError
+from dlbench.errors import PeerLostError, RunError
 from dlbench.node import rendezvous
+from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.gather_json import gather_over_torch
 from dlbench.node.sync.run_store import RunStore, meet
 from dlbench.records.folder import RunFolder
-
-_ARRIVED, _COMPLETE = "dlbench/arrived", "dlbench/complete"
 
 
 def first_line(error: BaseException) -> str:
@@ -48,12 +47,9 @@ class Control:
         self._store = store = meet(folder.rendezvous, place, interface, patience)
         try:
             # Ranks may start minutes apart; from here on the short timeout holds.
-            if store.add(_ARRIVED, 1) == place.size:
-                store.set(_COMPLETE, "1")
-            store.wait([_COMPLETE], patience)
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=self._timeout)
         except RuntimeError as error:
-            raise RunError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
+            raise PeerLostError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
 
     def new_group(self, backend: str, what: str) -> dist.ProcessGroup:
         """Another group of all ranks, for messages that are measured.
@@ -64,7 +60,7 @@ class Control:
         try:
             group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=self._timeout)
         except RuntimeError as error:
-            raise RunError(f"rank {self._place.rank}, {what}: {first_line(error)}") from None
+            raise passed_on(f"rank {self._place.rank}, {what}: {first_line(error)}", error) from None
         return group
 
     def gather(self, what: str, value: Any) -> list[Any]:
@@ -112,8 +108,8 @@ class Control:
         """Leaves all groups; only after success, since ranks that are gone would be waited for."""
         dist.destroy_process_group()
 
-    def _lost(self, what: str, error: BaseException) -> RunError:
-        return RunError(f"rank {self._place.rank}, {what}: another rank is gone or stuck: {first_line(error)}")
+    def _lost(self, what: str, error: BaseException) -> PeerLostError:
+        return PeerLostError(f"rank {self._place.rank}, {what}: another rank is gone or stuck: {first_line(error)}")
 
 
 def _by_rank(values: list[Any]) -> str:

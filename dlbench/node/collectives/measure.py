@@ -113,7 +113,7 @@ class Measurement:
             self._synchronise()
             end = time.perf_counter_ns()
         except RunError as error:
-            raise RunError(f"rank {self._place.rank}, {what}: {error}") from None
+            raise type(error)(f"rank {self._place.rank}, {what}: {error}") from None
         self._deadline.end()
         if iteration >= comm.warmup:
             taken.durations_ns.append(end - begin)

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.errors import EnvironmentLacksError, PeerLostError
 from dlbench.node.collectives.control import first_line
 from dlbench.node.collectives.transport import SEGMENT_BYTES, Counters, Part, count_sends
+from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.system import LauncherName
 
@@ -86,7 +87,7 @@ class MpiTransport:
             arriving = [world.Irecv(part.handle, part.peer, part.tag) for part in receives]
             leaving = [world.Isend(part.handle, part.peer, part.tag) for part in sends]
         except RuntimeError as error:
-            raise RunError(f"MPI refuses a message: {first_line(error)}") from None
+            raise passed_on(f"MPI refuses a message: {first_line(error)}", error) from None
         count_sends(self.counters, sends)
         return arriving, leaving
 
@@ -100,5 +101,5 @@ class MpiTransport:
                     if pending.Test():
                         return
         except RuntimeError as error:
-            raise RunError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None
-        raise RunError(f"the message {direction} rank {part.peer} was not through within {self._timeout_s:g} s")
+            raise PeerLostError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None
+        raise PeerLostError(f"the message {direction} rank {part.peer} was not through within {self._timeout_s:g} s")

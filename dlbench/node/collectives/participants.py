@@ -18,6 +18,7 @@ from dlbench.node.collectives.mpi_transport import MPI_LAUNCHERS, MpiTransport, 
 from dlbench.node.collectives.references import HorovodReference, MpiReference, Reference, TorchReference
 from dlbench.node.collectives.torch_transport import GlooTransport, NcclTransport
 from dlbench.node.collectives.transport import Transport
+from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.horovod.engine import HorovodEngine
 from dlbench.records.folder import RunFolder
@@ -95,7 +96,7 @@ class Lineup:
         try:
             engine.start()
         except RuntimeError as error:
-            raise RunError(f"rank {place.rank}, start of Horovod: {first_line(error)}") from None
+            raise passed_on(f"rank {place.rank}, start of Horovod: {first_line(error)}", error) from None
         deadline.end()
         control.barrier("start of Horovod")
         self._horovod = engine

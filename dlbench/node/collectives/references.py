@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from dlbench.costs.schedules.schedule import all_to_all_block, block
-from dlbench.errors import RunError
 from dlbench.node.collectives.contestants import Vectors
 from dlbench.node.collectives.control import first_line
 from dlbench.node.collectives.transport import Counters
+from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.collectives.plan import Collective
 
@@ -42,7 +42,7 @@ class Reference:
         try:
             self._run()
         except RuntimeError as error:  # mpi4py's and Horovod's own errors are of this kind
-            raise RunError(f"{self.carrier}: {first_line(error)}") from None
+            raise passed_on(f"{self.carrier}: {first_line(error)}", error) from None
 
     def settle(self) -> None:
         """The result is in `data` already, for most."""

@@ -109,6 +109,8 @@ class CommRun:
         self, points: Sequence[CommPoint], hosts: Sequence[str], not_measured: Sequence[str], warnings: Sequence[str]
     ) -> CommRecord:
         device = self._device
+        problems: list[str] = []
+        found = environment.capture(problems, withheld=self._plan.system.launch.referenced)
         return CommRecord(
             run_id=self._plan.run_id,
             state="invalid" if any(point.correct is False for point in points) else "valid",
@@ -119,6 +121,6 @@ class CommRun:
             group_size=self._plan.group_size,
             points=tuple(points),
             not_measured=tuple(not_measured),
-            warnings=tuple(warnings),
-            environment=environment.capture(withheld=self._plan.system.launch.referenced),
+            warnings=(*warnings, *problems),
+            environment=found,
         )

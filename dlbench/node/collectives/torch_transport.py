@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlbench.errors import RunError
+from dlbench.errors import PeerLostError
 from dlbench.node.collectives.control import first_line
 from dlbench.node.collectives.transport import SEGMENT_BYTES, Counters, Part, count_sends
+from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 
 
@@ -41,7 +42,7 @@ class GlooTransport:
             arriving = [backend.recv(part.handle, part.peer, part.tag) for part in receives]
             leaving = [backend.send(part.handle, part.peer, part.tag) for part in sends]
         except RuntimeError as error:
-            raise RunError(f"gloo refuses a message: {first_line(error)}") from None
+            raise passed_on(f"gloo refuses a message: {first_line(error)}", error) from None
         count_sends(self.counters, sends)
         return arriving, leaving
 
@@ -49,7 +50,7 @@ class GlooTransport:
         try:
             pending.wait()
         except RuntimeError as error:
-            raise RunError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None
+            raise PeerLostError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None
 
 
 class NcclTransport:
@@ -77,7 +78,7 @@ class NcclTransport:
         try:
             works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
-            raise RunError(f"NCCL refuses the messages of a step: {first_line(error)}") from None
+            raise passed_on(f"NCCL refuses the messages of a step: {first_line(error)}", error) from None
         count_sends(self.counters, sends)
         # One work stands for the whole group call.
         return works[-1:] * len(receives), works[-1:] * len(sends)
@@ -86,4 +87,4 @@ class NcclTransport:
         try:
             pending.wait()
         except RuntimeError as error:
-            raise RunError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None
+            raise PeerLostError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None

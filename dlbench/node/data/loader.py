@@ -7,7 +7,7 @@ processes read ahead across their border.
 
 from __future__ import annotations
 
-import multiprocessing
+import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -17,14 +17,16 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from dlbench.errors import RunError, UserError
+from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.node.data.loader_queue import LoaderContext
 from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
 from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
+from dlbench.node.preflight import PREFETCH_BATCHES, SHARED_MEMORY
 from dlbench.specs.watch import MAX_WINDOW_STEPS
 
 Batch = dict[str, torch.Tensor]
-_PREFETCH_BATCHES = 2
-"""Batches that each loader process reads ahead."""
+_RANK_VARIABLE = "DLBENCH_LOADERS_OF"
+"""Tells `dlbench.node.data.end_with_rank`, in the fork server, whose loaders these are."""
 _NAMED_CONVERSIONS = 20
 RECENT_READS = 2 * MAX_WINDOW_STEPS
 """Batches of which is kept when they were read: the largest window, and what follows it in the warm-up."""
@@ -85,9 +87,10 @@ def _fetch_batches(
             return batches[wanted].pin_memory() if pin_memory else batches[wanted]
 
         return _Passes(lambda: map(fetch, keys()))
-    context = multiprocessing.get_context("forkserver")
-    # Imports torch once for all loader processes.
-    context.set_forkserver_preload([__name__])
+    context = LoaderContext()
+    # The first ends them with this process, whose main thread starts them; the second imports torch once for all.
+    os.environ[_RANK_VARIABLE] = str(os.getpid())
+    context.set_forkserver_preload(["dlbench.node.data.end_with_rank", __name__])
     return DataLoader(
         _Batches(batches),
         batch_size=None,
@@ -97,11 +100,29 @@ def _fetch_batches(
         pin_memory=pin_memory,
         worker_init_fn=_PinWorker(sorted(os.sched_getaffinity(0))),
         multiprocessing_context=context,
-        prefetch_factor=_PREFETCH_BATCHES,
+        prefetch_factor=PREFETCH_BATCHES,
         persistent_workers=persistent,
         # torch draws a seed when loader processes start; from its global generator, it would shift dropout.
         generator=torch.Generator(),
     )
+
+
+def _begun(batches: Iterable[Fetched]) -> Iterator[Fetched]:
+    """A pass over batches, its loader processes started.
+
+    Raises:
+        EnvironmentLacksError: there is no room for the semaphores of their queues.
+    """
+    try:
+        return iter(batches)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+            raise
+        # What the C library's semaphores lie in is not in its error.
+        raise EnvironmentLacksError(
+            f"loader processes cannot be started: {SHARED_MEMORY}: {error.strerror}; make it larger (containers: "
+            "--shm-size), or lower data.loader_workers"
+        ) from error
 
 
 class _Passes:
@@ -130,6 +151,7 @@ class _Ledger:
 
         Raises:
             UserError: a sample is unreadable and on_bad_sample is stop.
+            EnvironmentLacksError: a batch does not fit into shared memory.
             RunError: a loader process died.
         """
         try:
@@ -149,6 +171,8 @@ class _Ledger:
         self.num_converted += len(item.converted)
         for text in item.converted[: _NAMED_CONVERSIONS - len(self.converted)]:
             self.converted[text] = None
+        if item.lacks is not None:
+            raise EnvironmentLacksError(item.lacks)
         if item.error is not None:
             raise UserError(item.error)
         return item.batch
@@ -193,11 +217,10 @@ class LoadedSource:
         self._reader, self._loader_workers = reader, loader_workers
         self._ledger = _Ledger(loader_workers)
         batches = BatchReader(reader, on_bad_sample)
-        self._fetched: Iterator[Fetched] | None = iter(
-            _fetch_batches(
-                batches, order.batches, loader_workers=loader_workers, pin_memory=pin_memory, persistent=False
-            )
+        fetched = _fetch_batches(
+            batches, order.batches, loader_workers=loader_workers, pin_memory=pin_memory, persistent=False
         )
+        self._fetched: Iterator[Fetched] | None = _begun(fetched)
 
     @property
     def failures(self) -> list[str]:
@@ -221,7 +244,8 @@ class LoadedSource:
 
         Raises:
             UserError: a sample is unreadable and on_bad_sample is stop.
-            RunError: a loader process died (out of memory, /dev/shm too small), or the source is closed.
+            EnvironmentLacksError: a batch does not fit into /dev/shm.
+            RunError: a loader process died (out of memory), or the source is closed.
         """
         if self._fetched is None:
             raise RunError("a batch was asked for from a closed data source")
@@ -296,9 +320,9 @@ class EvaluationSource:
         """One pass; a batch without a readable sample is passed over.
 
         Raises:
-            UserError, RunError: as `LoadedSource`.
+            UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
         """
-        self._iterator = iter(self._loader)
+        self._iterator = _begun(self._loader)
         while (batch := self._ledger.take(self._iterator)) is not None:
             if batch:
                 yield batch

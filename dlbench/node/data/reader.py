@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from dlbench.node.data.sharding import Key
+from dlbench.units import utf8_text
 
 _SKIP_AT_MOST = 100
 """Unreadable samples in a row after which a data set is taken for broken even where samples may be skipped."""
@@ -61,6 +62,8 @@ class Fetched:
     converted: list[str] = field(default_factory=list)
     error: str | None = None
     """Why the run must stop; exceptions cross processes badly."""
+    lacks: str | None = None
+    """What the machine lacks, where that is why the run must stop."""
     worker: int = 0
     """The loader process that read it, from 0; 0 also where the training process reads itself."""
     start_ns: int = 0
@@ -140,4 +143,4 @@ def _stacked(samples: list[dict[str, NDArray[np.generic]]]) -> dict[str, torch.T
 
 def path_text(path: Path) -> str:
     """A path for JSON: bytes of a name that are not UTF-8 become escapes."""
-    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return utf8_text(str(path))

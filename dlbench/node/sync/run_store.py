@@ -22,6 +22,8 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import MeetingPlace
 from dlbench.node.sync.key_server import LONGEST_WAIT_S, KeyServer
 
+_ARRIVED, _COMPLETE = "dlbench/arrived", "dlbench/complete"
+
 _SLACK_S = 60.0
 """How long rank 0 may take to answer, beside the time it was asked to wait."""
 
@@ -50,15 +52,34 @@ def open_meeting(path: Path, place: RankPlace, interface: str | None) -> Meeting
 
 
 def meet(path: Path, place: RankPlace, interface: str | None, timeout: datetime.timedelta) -> RunStore:
-    """The store of this run; Gloo and NCCL are told what goes with it. Arguments and errors as `open_meeting`."""
+    """The store of this run, once all ranks are there; Gloo and NCCL are told what goes with it.
+
+    Args:
+        path: as `open_meeting`.
+        place: this rank.
+        interface: as `open_meeting`.
+        timeout: the longest wait for the other ranks, and for a key later on.
+
+    Raises:
+        RunError: as `open_meeting`, or not all ranks came.
+    """
     meeting = open_meeting(path, place, interface)
+    store = RunStore(meeting, timeout)
+    try:
+        if store.add(_ARRIVED, 1) == place.size:
+            store.set(_COMPLETE, "1")
+        store.wait([_COMPLETE])
+    except RuntimeError as error:
+        raise RunError(f"rank {place.rank}: not all {place.size} ranks met: {error}") from None
+    if place.rank == 0:
+        rendezvous.conceal(path, place, meeting)
     # For Gloo alone: NCCL finds the fast network itself, under DDP as under Horovod.
     os.environ["GLOO_SOCKET_IFNAME"] = rendezvous.gloo_interface(place.num_nodes == 1, interface, meeting)
     if torch.cuda.is_available():
         # NCCL's monitor would ask the store every second from every rank whether to write its flight recorder: work for
         # rank 0 while it is measured. dlbench's own watchdog ends runs that hang.
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-    return RunStore(meeting, timeout)
+    return store
 
 
 class RunStore(Store):

@@ -8,18 +8,25 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 
 from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.records.folder import RunFolder
-from dlbench.records.status import PROGRESS_MARK, RankStatus, Stage, write_status
+from dlbench.records.status import (
+    PROGRESS_MARK,
+    STATUS_PERIOD_S,
+    FailureKind,
+    RankStatus,
+    Stage,
+    write_status,
+)
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import utc_now
 
 PLAIN_PERIOD_S = 10.0
 LAUNCHER_PERIOD_S = 0.5
-STATUS_PERIOD_S = 5.0
 
 
 class Progress:
@@ -43,12 +50,26 @@ class Progress:
         """Tells how many steps there will be at most, which a plan that trains to a quality does not say."""
         self._total = steps
 
-    def enter(self, stage: Stage, reason: str = "", exit_code: int | None = None) -> None:
+    def enter(self, stage: Stage, exit_code: int | None = None) -> None:
         """A new stage begins; it is on disk when this returns."""
         with self._lock:
             self.stage = stage
-            self._write(reason, exit_code)
-        self._tell(stage if not reason else f"{stage}: {reason}")
+            self._write(exit_code=exit_code)
+        self._tell(stage)
+
+    def fail(self, reason: str, exit_code: int, kind: FailureKind) -> None:
+        """This rank has failed; that is on disk when this returns. What it said first stands.
+
+        Raises:
+            RunError: the status cannot be written.
+        """
+        failed_at = utc_now()  # before the lock, for which a slow disk may have it wait
+        with self._lock:
+            if self.stage == "failed":
+                return
+            self.stage = "failed"
+            self._write(reason=reason, exit_code=exit_code, failed_at=failed_at, failure=kind)
+        self._tell(f"failed: {reason}")
 
     def on_step(self, step: int) -> None:
         """A step of training begins."""
@@ -70,9 +91,9 @@ class Progress:
         """Writes the status if it has grown old; called about once a second by the watchdog's thread."""
         with self._lock, suppress(RunError):  # a full disk is told by the training thread, which needs it
             if self.stage not in ("done", "failed") and time.monotonic() - self._written > STATUS_PERIOD_S:
-                self._write("", None)
+                self._write()
 
-    def _write(self, reason: str, exit_code: int | None) -> None:
+    def _write(self, **more: Any) -> None:
         self._written = time.monotonic()
         status = RankStatus(
             rank=self._place.rank,
@@ -81,8 +102,7 @@ class Progress:
             stage=self.stage,
             step=self.step,
             updated=utc_now(),
-            reason=reason,
-            exit_code=exit_code,
+            **more,
         )
         write_status(self._folder, status)
 

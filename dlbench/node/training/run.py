@@ -189,9 +189,10 @@ class RankRun:
             bad_sample_count=len(failures),
             planted_s=ready.trainee.fault.planted_s if ready.trainee.fault is not None else 0.0,
         )
+        found = environment.capture(self._warnings, withheld=self._plan.system.launch.referenced)
         return {
             "result": result.model_dump(mode="json"),
-            "environment": environment.capture(withheld=self._plan.system.launch.referenced),
+            "environment": found,
             "warnings": self._warnings,
             "norms": ready.trainee.noise.told() if ready.trainee.noise is not None else [],
         }

@@ -89,6 +89,7 @@ class BlockWriter:
         if len(line) > MAX_HEADER:
             raise ValueError(f"{path}: a header of {len(line)} bytes, {MAX_HEADER} at most can be read")
         self._seed = zlib.crc32(line)
+        self._path = path
         self._file = path.open("xb", buffering=0)
         self._write(line)
 
@@ -183,7 +184,10 @@ class BlockWriter:
         self.bytes_written += len(data)
         while self._unwritten:
             # Unbuffered writes may be short; a full disk then raises at the next one.
-            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+            try:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+            except OSError as error:  # which does not know its file
+                raise OSError(error.errno, error.strerror, str(self._path)) from None
             while self._waiting and self._waiting[0][0] <= self.bytes_written - len(self._unwritten):
                 self.num_rows += self._waiting.popleft()[1]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import stat
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -294,6 +296,17 @@ def test_a_checkpoint_holds_all_that_goes_on(tmp_path: Path, kind: str) -> None:
     trained(4, other, fresh)
     for (name, one), two in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(one, two), name
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_checkpoint_is_for_whom_the_umask_says(tmp_path: Path, umask: int, mode: int) -> None:
+    model = net()
+    before = os.umask(umask)
+    try:
+        write_checkpoint(tmp_path / "c", model, torch.optim.SGD(model.parameters(), lr=0.1), PROGRESS, TRAINED)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == mode
 
 
 def test_checkpoints_of_form_1_still_read() -> None:

@@ -85,6 +85,7 @@ class HorovodEngine:
         self._is_watched = is_watched and place.size > 1
         self._optimizer: Any = None
         self._hvd: Any = None
+        self._meeting: rendezvous.MeetingPlace | None = None
         self._watch = BackwardWatch(device)
         self._window: TimelineWindow | None = None
         self._summary: TimelineSummary | None = None
@@ -122,6 +123,8 @@ class HorovodEngine:
         if self._is_watched and self._place.rank == 0:
             self._window = TimelineWindow(self._watch, on_gpu=self._device.type == "cuda")
         hvd.init()
+        if self._meeting is not None and self._place.rank == 0:
+            rendezvous.conceal(self._address_file, self._place, self._meeting)
         if self._window is not None:
             self._window.initialised()
         if hvd.size() != self._place.size or hvd.rank() != self._place.rank:
@@ -150,7 +153,7 @@ class HorovodEngine:
     def _meet(self) -> None:
         """Gloo's rendezvous: rank 0 serves the keys, in place of Horovod's own server, and tells where."""
         place = self._place
-        meeting = open_meeting(self._address_file, place, self._interface)
+        self._meeting = meeting = open_meeting(self._address_file, place, self._interface)
         os.environ |= {
             "HOROVOD_RANK": str(place.rank),
             "HOROVOD_SIZE": str(place.size),
@@ -260,7 +263,7 @@ class HorovodEngine:
         return gather_json(value, self._place.size, self._gather_equal)
 
     def _gather_equal(self, own: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self._hvd.allgather(own, name="dlbench.gather")
+        found: torch.Tensor = self._hvd.allgather(own, name=f"dlbench.gather.{own.dtype}")
         return found
 
     def barrier(self) -> None:

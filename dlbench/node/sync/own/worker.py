@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from dlbench.errors import RunError
+from dlbench.node.failures import passed_on
 
 
 class ExchangeThread:
@@ -64,7 +64,7 @@ class ExchangeThread:
         if failure is not None:
             number, error = failure
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise RunError(f"the exchange of {self._describe(number)} failed: {reason}") from error
+            raise passed_on(f"the exchange of {self._describe(number)} failed: {reason}", error) from error
 
     def stop(self) -> None:
         """Ends the thread once it is through with the message it is at."""

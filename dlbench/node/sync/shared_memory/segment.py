@@ -31,7 +31,7 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
-from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.errors import EnvironmentLacksError, PeerLostError, RunError
 from dlbench.units import format_seconds
 
 LINE_BYTES = 64
@@ -122,7 +122,7 @@ def _hand_out(ranks: tuple[int, ...], name: str, fd: int, timeout_s: float) -> N
             missing = ", ".join(str(rank) for index, rank in enumerate(ranks[1:], 1) if index not in ready)
             text = f"shared memory: rank {missing} did not come to share it within {format_seconds(timeout_s)}"
             _tell(ready.values(), text)
-            raise RunError(text) from None
+            raise PeerLostError(text) from None
         _tell(ready.values(), "go")
 
 
@@ -135,7 +135,7 @@ def _tell(connections: Iterable[socket.socket], text: str) -> None:
 def _receive(ranks: tuple[int, ...], index: int, name: str, timeout_s: float, take: Callable[[int], None]) -> None:
     """Gets the memory from the first rank, `take`s it, and returns when all have done so."""
     deadline = time.monotonic() + timeout_s
-    late = RunError(f"shared memory: rank {ranks[0]} did not open it within {format_seconds(timeout_s)}")
+    late = PeerLostError(f"shared memory: rank {ranks[0]} did not open it within {format_seconds(timeout_s)}")
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             try:
@@ -159,7 +159,7 @@ def _receive(ranks: tuple[int, ...], index: int, name: str, timeout_s: float, ta
             except (TimeoutError, ConnectionError):
                 verdict = b""
         if verdict != b"go":
-            raise RunError(verdict.decode()) if verdict else late
+            raise PeerLostError(verdict.decode()) if verdict else late
         return
 
 
@@ -252,7 +252,7 @@ class Room:
             RunError: another rank died, left or is late.
         """
         if self._broken:
-            raise RunError(self._broken)
+            raise PeerLostError(self._broken)
         for other in self.others:
             _libc(False).sem_post(self._semaphore(self.index, other))
         began = time.monotonic()
@@ -309,7 +309,7 @@ class Room:
             f"shared memory: rank {self.ranks[cause]} {FINDINGS[finding]}{limit}{by}; rank {self.ranks[self.index]} "
             f"waited since {since} UTC at {call.text()}"
         )
-        raise RunError(self._broken)
+        raise PeerLostError(self._broken)
 
     def _say(self, state: int, cause: int) -> None:
         _STATE.pack_into(self._control, self.index * self.CONTROL_BYTES, state, cause, os.getpid())

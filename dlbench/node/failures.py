@@ -1,0 +1,125 @@
+"""An exception that ends a rank becomes one line, an exit code, and whether the rank is a cause or lost another one.
+
+torch, Gloo, NCCL and Horovod wrap a cause into frames, places in their sources and advice. The line holds the cause;
+the whole text belongs into the rank's log.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dlbench.errors import DlbenchError, ExitCode, PeerLostError, RunError
+from dlbench.records.status import FailureKind
+
+MAX_CHARACTERS = 200
+"""Of a library's words; what dlbench says itself may be longer."""
+_MAX_OWN_CHARACTERS = 500
+
+_WRAPPING = (
+    r"Got the following error when running the callback: ",
+    r"\[(?:rank|Rank) ?\d+\]:? ?",
+    # A place in a source: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]
+    r"\[?(?:/|\.\./)[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\]?:? ?",
+    r"\[enforce fail at [^\]]*\]\.? ?",
+    r"^(?:RuntimeError: )+(?=RuntimeError: )",
+)
+_TAILS = (
+    r"\.? This is typically caused by a remote worker crashing.*",
+    r" GLHF!.*",
+    r" At: /.*",
+    r" ?\(?Exception raised from .*",
+    r" frame #\d+: .*",
+    r" This was caused by an exception on one of the ranks or an attempt to .*",
+    r" ?If reserved but unallocated memory is large .*",
+    r" ?To change the (?:timeout|shared memory).*",
+    r"\.? Details are lost due to multiprocessing.*",
+)
+_PEER = re.compile(
+    r"Connection (?:reset|closed|refused|was likely closed)|Broken pipe|connection was closed|Socket Timeout"
+    r"|[Tt]imed out waiting|Read error \[|Write error \[|Horovod has been shut down|ncclRemoteError|remote process exit"
+    r"|another rank is gone|Application timeout caused pair closure|Stop_waiting response is expected"
+    r"|failed to recv, got 0 bytes|[Cc]onnectFullMesh failed|Wait timeout|aborted because .* peer",
+)
+_ADVICE = {
+    "OutOfMemoryError": "a smaller train.batch_per_rank needs less",
+    "MemoryError": "a smaller train.batch_per_rank or fewer ranks per node need less",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailure:
+    """Why a rank ends."""
+
+    reason: str
+    """One line."""
+    exit_code: ExitCode
+    kind: FailureKind
+    whole: str = ""
+    """All that the library said, where the reason is less."""
+
+
+def failure_of(error: BaseException) -> RankFailure:
+    """What a rank says of the exception that ends it."""
+    kind: FailureKind = "peer" if is_of_peer(error) else "own"
+    said = " ".join(str(error).split())
+    code = error.exit_code if isinstance(error, DlbenchError) else ExitCode.RUN_FAILED
+    if isinstance(error, DlbenchError):
+        reason = condensed(said, _MAX_OWN_CHARACTERS)
+    elif isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("dlbench"):
+        code = ExitCode.ENVIRONMENT
+        reason = (
+            f"{sys.executable} has no module {error.name}: pip install 'dlbench[node]' there, or name the Python that "
+            "has it with `python` in the system file"
+        )
+    elif isinstance(error, OSError) and error.strerror and error.filename is not None:
+        reason = f"{error.filename}: {error.strerror}"
+    else:
+        name = type(error).__name__
+        words = condensed(said)
+        reason = f"{name}: {words}" if words else name
+        if name in _ADVICE:
+            reason += f"; {_ADVICE[name]}"
+    return RankFailure(reason=reason, exit_code=code, kind=kind, whole="" if said in reason else str(error))
+
+
+def passed_on(text: str, error: BaseException) -> RunError:
+    """The error that passes a library's words on: a `PeerLostError` where they say that another rank is gone."""
+    return (PeerLostError if is_of_peer(error) else RunError)(text)
+
+
+def condensed(text: str, limit: int = MAX_CHARACTERS) -> str:
+    """The cause in a library's words, one line of at most `limit` characters."""
+    words = " ".join(text.split())
+    for pattern in _TAILS:
+        words = re.sub(pattern, "", words)
+    for pattern in _WRAPPING:
+        words = re.sub(pattern, "", words)
+    return _cut(re.sub(r"^RuntimeError: ", "", words).strip(" .") or " ".join(text.split()), limit)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 4].rpartition(" ")[0] + " ..."
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it was raised from or for."""
+    seen: set[int] = set()
+    step: BaseException | None = error
+    while step is not None and id(step) not in seen:
+        yield step
+        seen.add(id(step))
+        step = step.__cause__ or step.__context__
+
+
+def is_of_peer(error: BaseException) -> bool:
+    """Whether an error says that another rank is gone, so that this one is no cause."""
+    for each in _chain(error):
+        if isinstance(each, DlbenchError):
+            # It knows: a loader process that is lost is lost by a closed connection, too.
+            return isinstance(each, PeerLostError)
+        if isinstance(each, ConnectionError) or (isinstance(each, RuntimeError) and _PEER.search(str(each))):
+            return True
+    return False

@@ -1,0 +1,93 @@
+"""What a run would die of without a word: asked before any library starts, and said with the remedy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dlbench.errors import EnvironmentLacksError
+from dlbench.machine.host_name import REMEDY, host_name_problem
+from dlbench.node.ranks import RankPlace
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.workload import BertModel, ResNetModel, TextData, Workload
+from dlbench.units import format_bytes
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where the C library has it, and torch with it)
+
+PREFETCH_BATCHES = 2
+"""Batches that each loader process reads ahead."""
+
+_PAGE_BYTES = 4096
+_MAX_TENSORS = 7
+"""Of a batch; each takes whole pages."""
+
+
+def require_machine(plan: RunPlan | CommPlan, place: RankPlace) -> None:
+    """Checks what the plan needs of this machine.
+
+    Raises:
+        EnvironmentLacksError: it is not there.
+    """
+    if needs_host_name(plan) and (problem := host_name_problem()):
+        raise EnvironmentLacksError(f"engine horovod: {problem}, and Horovod's Gloo dies of that; {REMEDY}")
+    if isinstance(plan, RunPlan):
+        require_shared_memory(plan, place)
+
+
+def needs_host_name(plan: RunPlan | CommPlan) -> bool:
+    """Whether Horovod runs over Gloo, which resolves the host's own name and ends by SIGSEGV where it cannot."""
+    if plan.system.launch.launcher in ("mpirun", "srun-mpi"):
+        return False
+    return plan.engine.name == "horovod" if isinstance(plan, RunPlan) else "horovod" in plan.comm.backends
+
+
+def require_shared_memory(plan: RunPlan, place: RankPlace, folder: Path = SHARED_MEMORY) -> None:
+    """Checks that the batches which loader processes hold ready fit into shared memory.
+
+    Raises:
+        EnvironmentLacksError: they do not, or there is none.
+    """
+    needed = place.local_size * loader_bytes(plan)
+    if not needed:
+        return
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:
+        raise EnvironmentLacksError(f"{folder}: {error.strerror}; loader processes need it") from None
+    free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    if needed > free:
+        raise EnvironmentLacksError(
+            f"{folder}: {format_bytes(free)} of {format_bytes(size)} free, the loader processes of "
+            f"{place.local_size} rank{'s' if place.local_size > 1 else ''} hold up to {format_bytes(needed)} of "
+            "batches there; make it larger (containers: --shm-size), or lower data.loader_workers"
+        )
+
+
+def loader_bytes(plan: RunPlan) -> int:
+    """Bytes that the loader processes of one rank put into shared memory at most; 0 where none run."""
+    workload = plan.workload
+    if workload.data.is_synthetic or not workload.data.loader_workers:
+        return 0
+    # Those that are read ahead, and the one that is being trained with.
+    batches = workload.data.loader_workers * PREFETCH_BATCHES + 1
+    train = batches * _batch_bytes(workload, workload.train.batch_per_rank)
+    if plan.measure.until != "quality":
+        return train
+    part = workload.train.batch_per_rank // workload.train.gradient_accumulation
+    return train + batches * _batch_bytes(workload, part)
+
+
+def _batch_bytes(workload: Workload, num: int) -> int:
+    return num * sample_bytes(workload) + _MAX_TENSORS * _PAGE_BYTES
+
+
+def sample_bytes(workload: Workload) -> int:
+    """Bytes of one sample as the readers of `dlbench.node.data` hand it out."""
+    model, data = workload.model, workload.data
+    if isinstance(model, ResNetModel):
+        return 3 * model.image_size**2 + 8
+    if isinstance(model, BertModel):
+        assert isinstance(data, TextData)  # the workload's validator holds this
+        return 3 * 8 * data.sequence_length + (8 + 8 + 4) * data.max_predictions + 8
+    return 4 * model.input_channels * model.input_size**3 + 4 * model.num_targets

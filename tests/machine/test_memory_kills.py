@@ -1,0 +1,78 @@
+"""The kernel's out-of-memory killer, from counters in files as both versions of cgroups write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlbench.machine.memory_kills import MemoryKills
+
+Write = Callable[[str, object], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def put(path: str, content: object) -> None:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{content}\n")
+
+    return put
+
+
+def version_2(write: Write, *, kills: int, oom: int, own_oom: int = 0) -> None:
+    write("proc/self/cgroup", "0::/job/step")
+    write("proc/self/mountinfo", "30 23 0:26 / /cg rw - cgroup2 cgroup2 rw")
+    write("cg/job/memory.max", 2 << 30)
+    write("cg/job/memory.events", f"low 0\nhigh 0\nmax 9\noom {oom}\noom_kill {kills}")
+    write("cg/job/step/memory.max", "max")
+    write("cg/job/step/memory.events", f"low 0\nhigh 0\nmax 0\noom {own_oom}\noom_kill {kills}")
+
+
+def test_the_limit_that_was_met_is_named_under_version_2(tmp_path: Path, write: Write) -> None:
+    version_2(write, kills=3, oom=5)
+    watch = MemoryKills(tmp_path)
+    assert watch.since() == ""
+    version_2(write, kills=4, oom=6)
+    assert watch.since() == "the cgroup's limit is 2 GiB (memory.max)"
+    assert MemoryKills(tmp_path).since() == ""
+
+
+def test_a_kill_without_a_limit_that_was_met_is_the_machine_s(tmp_path: Path, write: Write) -> None:
+    version_2(write, kills=3, oom=5)
+    watch = MemoryKills(tmp_path)
+    version_2(write, kills=4, oom=5)
+    assert "the machine's own memory was full" in watch.since()
+
+
+def test_a_limit_that_was_met_without_a_kill_proves_nothing(tmp_path: Path, write: Write) -> None:
+    version_2(write, kills=3, oom=5)
+    watch = MemoryKills(tmp_path)
+    version_2(write, kills=3, oom=6)
+    assert watch.since() == ""
+
+
+def test_version_1(tmp_path: Path, write: Write) -> None:
+    write("proc/self/cgroup", "4:memory:/job")
+    write("proc/self/mountinfo", "35 31 0:29 / /cg/memory rw - cgroup cgroup rw,memory")
+    write("cg/memory/memory.limit_in_bytes", 2**63 - 4096)
+    write("cg/memory/memory.failcnt", 0)
+    write("cg/memory/job/memory.limit_in_bytes", 700 << 20)
+    write("cg/memory/job/memory.failcnt", 7)
+    write("cg/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1")
+    watch = MemoryKills(tmp_path)
+    write("cg/memory/job/memory.failcnt", 90)
+    write("cg/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2")
+    assert watch.since() == "the cgroup's limit is 700 MiB (memory.limit_in_bytes)"
+
+
+@pytest.mark.parametrize("content", ["", "oom_kill ?", "oom_kill", "\x00\xff"])
+def test_counters_that_cannot_be_read_prove_nothing(tmp_path: Path, write: Write, content: str) -> None:
+    version_2(write, kills=3, oom=5)
+    watch = MemoryKills(tmp_path)
+    write("cg/job/step/memory.events", content)
+    assert watch.since() == ""
+    assert MemoryKills(tmp_path).since() == ""
+    assert MemoryKills(tmp_path / "nothing").since() == ""

@@ -1,0 +1,122 @@
+"""Exceptions of ranks, as torch, Gloo, NCCL and Horovod raise them: what is left in the line, and who is the cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlbench.errors import ExitCode, PeerLostError, RunError, UserError
+from dlbench.node.failures import MAX_CHARACTERS, condensed, failure_of, passed_on
+
+CLOSED = (
+    "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+    "[127.0.0.1]:21430. This is typically caused by a remote worker crashing. Check the logs of the remote worker "
+    "before reporting an error. GLHF! 🏖️"
+)
+CALLBACK = (
+    f"Got the following error when running the callback: RuntimeError: {CLOSED}\nAt:\n  "
+    "/venv/lib/python3.11/site-packages/torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py(31): <lambda>"
+)
+SHUT_DOWN = (
+    "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
+    "allgather or broadcast a tensor after one of the ranks finished execution. If the shutdown was caused by an "
+    "exception, you should see the exception in the log before the first shutdown message."
+)
+STORE = (
+    "[2] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by store->get"
+    "('0'), but store->get('0') got error: Connection reset by peer\nException raised from recvBytes at "
+    "/pytorch/torch/csrc/distributed/c10d/Utils.hpp:667 (most recent call first):\nframe #0: c10::Error::Error(c10::"
+    "SourceLocation, std::string) + 0x96 (0x7f in /x/libc10.so)\nframe #1: <unknown function> + 0x5ba (0x7f in /x.so)"
+)
+GLOO_WAIT = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1000ms for recv operation"
+)
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:2251, remote process exited or there was "
+    "a network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error or a remote "
+    "process exiting prematurely.\nLast error:\nsocketProgressOpt: Call to recv from 10.0.0.2<41000> failed"
+)
+MEMORY = (
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1 GiB is free. "
+    "Including non-PyTorch memory, this process has 77.9 GiB memory in use. If reserved but unallocated memory is "
+    "large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+CPU_MEMORY = (
+    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "400000000000 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+class HorovodInternalError(RuntimeError):
+    """As horovod.common.exceptions has it."""
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch has it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError(CALLBACK), "RuntimeError: Connection closed by peer [127.0.0.1]:21430"),
+        (RuntimeError(f"[Rank 0] {CLOSED}"), "RuntimeError: Connection closed by peer [127.0.0.1]:21430"),
+        (HorovodInternalError(SHUT_DOWN), "HorovodInternalError: Horovod has been shut down"),
+        (HorovodInternalError(CLOSED), "HorovodInternalError: Connection closed by peer [127.0.0.1]:21430"),
+        (RuntimeError(STORE), "got error: Connection reset by peer"),
+        (RuntimeError(GLOO_WAIT), "RuntimeError: Timed out waiting 1000ms for recv operation"),
+        (RuntimeError(NCCL), "remote process exited or there was a network error"),
+        (PeerLostError("rank 1, ring: another rank is gone or stuck"), "another rank is gone or stuck"),
+        (passed_on(f"the exchange of bucket 3 failed: {CLOSED}", RuntimeError(CLOSED)), "Connection closed by peer"),
+        (BrokenPipeError(32, "Broken pipe"), "Broken pipe"),
+    ],
+)
+def test_a_rank_that_lost_another_one_is_no_cause(error: Exception, reason: str) -> None:
+    failure = failure_of(error)
+    assert failure.kind == "peer"
+    assert reason in failure.reason
+    assert failure.exit_code is ExitCode.RUN_FAILED
+    for noise in ("GLHF", "remote worker", "callback", "frame #", "pair.cc", "allgather", "\n"):
+        assert noise not in failure.reason
+    assert len(failure.reason) <= MAX_CHARACTERS + len("HorovodInternalError: ")
+
+
+def test_what_was_raised_for_a_lost_peer_is_of_a_peer_and_all_of_it_is_kept_for_the_log() -> None:
+    error = ValueError("in a hook")
+    error.__cause__ = RuntimeError(CALLBACK)
+    assert failure_of(error).kind == "peer"
+    # A loader process is lost by a closed connection, too, and is the rank's own.
+    loader = RunError("a loader process of the rank ended: Connection reset by peer")
+    loader.__cause__ = ConnectionResetError(104, "Connection reset by peer")
+    assert failure_of(loader).kind == "own"
+    assert type(passed_on("x", ValueError("y"))) is RunError
+    assert failure_of(RuntimeError(CALLBACK)).whole == CALLBACK
+    assert failure_of(UserError("plain")).whole == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (UserError("'a.jpg': damaged"), ExitCode.USAGE, "'a.jpg': damaged"),
+        (OutOfMemoryError(MEMORY), ExitCode.RUN_FAILED, "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"),
+        (RuntimeError(CPU_MEMORY), ExitCode.RUN_FAILED, "DefaultCPUAllocator: can't allocate memory: you tried to"),
+        (MemoryError(), ExitCode.RUN_FAILED, "MemoryError; a smaller train.batch_per_rank or fewer ranks per node"),
+        (
+            ModuleNotFoundError("x", name="torch"),
+            ExitCode.ENVIRONMENT,
+            "has no module torch: pip install 'dlbench[node]'",
+        ),
+        (OSError(28, "No space left on device", "r.steps"), ExitCode.RUN_FAILED, "r.steps: No space left on device"),
+        (KeyError("x"), ExitCode.RUN_FAILED, "KeyError: 'x'"),
+        (AssertionError(), ExitCode.RUN_FAILED, "AssertionError"),
+        (ValueError("two\nlines"), ExitCode.RUN_FAILED, "ValueError: two lines"),
+    ],
+)
+def test_what_a_rank_does_by_itself_is_its_own(error: Exception, code: ExitCode, reason: str) -> None:
+    failure = failure_of(error)
+    assert (failure.kind, failure.exit_code) == ("own", code)
+    assert reason in failure.reason
+
+
+@pytest.mark.parametrize("text", ["", "x" * 5000, "word " * 1000, CLOSED * 50, "GLHF!", "\n\n", "[Rank 0] "])
+def test_any_text_becomes_one_short_line(text: str) -> None:
+    assert len(condensed(text)) <= MAX_CHARACTERS
+    assert "\n" not in condensed(text)
