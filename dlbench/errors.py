@@ -1,7 +1,8 @@
 """What can go wrong on purpose: errors that end in one clear line and a documented exit code.
 
 Everything raised as a `DlbenchError` is shown to the person as its message alone, without a
-traceback; any other exception is a defect of dlbench and keeps its traceback.
+traceback, and so is an operating system's error (`dlbench.cli.ending`); any other exception is a defect
+of dlbench and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class ExitCode(IntEnum):
     """The machine lacks something the request needs."""
     INCONCLUSIVE = 6
     """Too noisy, or too few samples to say."""
+    DEFECT = 70
+    """A defect of dlbench; standard error has its traceback (EX_SOFTWARE of sysexits.h)."""
     REQUEUE = 75
     """Checkpointed, wants to be requeued (EX_TEMPFAIL of sysexits.h)."""
     TIMEOUT = 124

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _FACTORS = {
@@ -111,7 +111,12 @@ def utf8_text(text: str) -> str:
 
 def utc_now() -> str:
     """The time now as ISO 8601 in UTC, to the microsecond; texts of it sort by time."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return utc_text(datetime.now(UTC))
+
+
+def utc_text(moment: datetime) -> str:
+    """A moment in UTC as `utc_now` writes it."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def whole_seconds(moment: str) -> str:

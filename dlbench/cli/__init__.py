@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
+from contextlib import suppress
+from typing import Any
 
 import click
 
 import dlbench
-from dlbench.errors import DlbenchError, ExitCode
+from dlbench.cli.streams import Streams
+from dlbench.errors import EnvironmentLacksError, ExitCode
 
 # In workflow order: name, module, attribute, one line of help (so that --help imports no command).
 COMMANDS: tuple[tuple[str, str, str, str], ...] = (
@@ -59,6 +61,15 @@ class WorkflowGroup(click.Group):
                 return command
         return None
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            # Of standard output and error none comes here; click would end with 1, as a failed check does.
+            from dlbench.cli.ending import os_error_words
+
+            raise EnvironmentLacksError(os_error_words(error)) from error
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -84,32 +95,42 @@ def cli() -> None:
           dlbench report runs -o report.html
 
     Exit codes: 0 fine, 1 failed check, 2 wrong usage, 3 a run failed, 4 incomplete data, 5 the machine lacks
-    something, 6 inconclusive, 124 timeout, 130 interrupted.
+    something, 6 inconclusive, 70 a defect of dlbench, 124 timeout, 130 interrupted.
     """
 
 
 def main() -> None:
-    """Entry point: a `DlbenchError` becomes one line and its exit code; anything else keeps its traceback."""
+    """Entry point: runs the command; whatever happens becomes a line and an exit code (`dlbench.cli.ending`)."""
+    streams = Streams()
+    code = _run()
+    lost = streams.lost_output()
+    if lost is not None:
+        _say(f"dlbench: error: standard output: {lost.strerror or lost}; not all results could be written there")
+        if code in (ExitCode.OK, ExitCode.REGRESSION, ExitCode.INCONCLUSIVE):
+            # No verdict: who reads the results has none.
+            code = int(ExitCode.ENVIRONMENT)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Runs the command and says how it ended, if there is something to say; returns the exit code."""
     try:
         # Not click's standalone mode, in which Ctrl-C would end with 1, the code of a failed check.
-        code = cli(standalone_mode=False)
-        sys.stdout.flush()
-        sys.exit(code if isinstance(code, int) else int(ExitCode.OK))
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("dlbench: interrupted", err=True)
-        sys.exit(int(ExitCode.INTERRUPTED))
-    except BrokenPipeError:
-        # The reader has what it wanted (`| head`); what is still buffered must not raise at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(int(ExitCode.OK))
-    except DlbenchError as error:
-        # One line, whatever a path or a library put into it.
-        text = "".join(c if c.isprintable() else " " for c in str(error))
-        click.echo(f"dlbench: error: {text}", err=True)
-        sys.exit(int(error.exit_code))
+        returned = cli(standalone_mode=False)
+    except BaseException as error:
+        from dlbench.cli.ending import ending_of
+
+        ending = ending_of(error)
+        if ending.line:
+            _say(ending.line)
+        return ending.code
+    return returned if isinstance(returned, int) else int(ExitCode.OK)
+
+
+def _say(text: str) -> None:
+    """The last words of a command; nothing that hinders them changes its exit code."""
+    with suppress(Exception):
+        click.echo(text, err=True)
 
 
 if __name__ == "__main__":

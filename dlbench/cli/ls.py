@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError
 
 
@@ -28,12 +29,12 @@ def ls(as_json: bool) -> None:
     for kind, rows in content.items():
         click.echo(kind)
         for row in rows:
-            click.echo(f"  {row['name']:<12} {row.get('title') or row['problem']}")
+            click.echo(f"  {row['name']:<12} {cleaned(row.get('title') or row['problem'])}")
             for preset, about in row.get("presets", {}).items():
                 click.echo(
                     click.wrap_text(about, width=78, initial_indent=f"    {preset:<10} ", subsequent_indent=" " * 15)
                 )
-            click.echo(f"    {row['file']}")
+            click.echo(cleaned(f"    {row['file']}"))
 
 
 def _workloads() -> list[dict[str, Any]]:

@@ -71,16 +71,36 @@ def plan_options(function: F) -> F:
         click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo."),
         click.option("--ranks-per-node", type=int, help="Ranks on each node (default: the system's)."),
         click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark)."),
-        click.option(
-            "--out",
-            type=click.Path(path_type=Path),
-            default=Path("runs"),
-            show_default=True,
-            help="Folder of all runs.",
-        ),
+        output_folder(),
         click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing."),
     ]
     return decorated(function, decorators)
+
+
+def output_folder() -> Callable[[F], F]:
+    """The option --out of every command that makes runs."""
+    return click.option(
+        "--out",
+        type=click.Path(path_type=Path),
+        default=Path("runs"),
+        show_default=True,
+        callback=_for_scripts,
+        help="Folder of all runs.",
+    )
+
+
+def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
+    """A path that is written into commands and scripts.
+
+    Raises:
+        UserError: it holds what could not be printed as it is.
+    """
+    from dlbench.specs.yamlfile import text_problem
+
+    absolute = str(value.absolute())
+    if problem := text_problem(absolute):
+        raise UserError(f"--out {absolute!a}: {problem}")
+    return value
 
 
 def submit_options(ranks_example: str) -> Callable[[F], F]:
@@ -213,6 +233,8 @@ def require_data(plans: list[RunPlan]) -> None:
 def _require_path(path: str, who: str, remedy: str) -> None:
     if not Path(path).exists():
         raise UserError(f"{who} {path}: no such file or folder{remedy}")
+    if not (Path(path).is_file() or Path(path).is_dir()):
+        raise UserError(f"{who} {path}: is neither a file nor a folder{remedy}")
     if not os.access(path, os.R_OK):
         raise UserError(f"{who} {path}: cannot be read")
 
@@ -246,11 +268,16 @@ def describe_plan(plan: LaunchPlan) -> str:
     if isinstance(plan, CommPlan):
         return f"{plan.title}, {size}, {_repeat(plan)}"
     assert isinstance(plan, RunPlan)
-    axes = "".join(f", {key}={value}" for key, value in plan.series.axes.items())
+    axes = "".join(f", {key}={_on_one_line(value)}" for key, value in plan.series.axes.items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""
     what = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}"
     return f"{what}{axes}{variant}{side}, {_repeat(plan)}"
+
+
+def _on_one_line(value: object) -> str:
+    """A value of an axis, which `run --dry-run` prints in a comment."""
+    return " ".join(str(value).splitlines())
 
 
 def _repeat(plan: RunPlan | CommPlan) -> str:
@@ -268,9 +295,9 @@ def write_output(content: bytes, output: Path | None) -> None:
         click.echo(content, nl=False)
         return
     from dlbench.errors import RunError
-    from dlbench.records.files import write_atomic
+    from dlbench.records.files import write_result
 
     try:
-        write_atomic(output, content)
+        write_result(output, content)
     except RunError as error:
         raise UserError(f"-o {error}") from None

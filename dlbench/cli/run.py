@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
-from dlbench.errors import ExitCode, IncompleteDataError, UserError
+from dlbench.cli.ending import MACHINE_ERRORS, os_error_words
+from dlbench.cli.streams import cleaned, terminal
+from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, UserError
 
 if TYPE_CHECKING:
     from dlbench.jobs.processes import OnProgress
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
     from dlbench.specs.system import SystemSpec
+
+MAX_RANKS_PER_CORE = 64
+"""Where there is no scheduler; to try layouts out, ranks may share cores."""
 
 INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
 
@@ -57,6 +63,7 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
     plans = shared.expand_request(request)
     for one in shared.systems_of(plans):
         require_here(one)
+    require_room(plans)
     shared.require_data(plans)
     for line in left_out(request, plans):
         click.echo(line, err=True)
@@ -142,17 +149,28 @@ def require_here(system: SystemSpec) -> None:
         UserError: this is no allocation.
         EnvironmentLacksError: the launcher's program is not installed.
     """
-    import os
-
     if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
         raise UserError(
             f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
         )
     launcher = system.launch.launcher
     if launcher != "local" and shutil.which(launcher.split("-")[0]) is None:
-        from dlbench.errors import EnvironmentLacksError
-
         raise EnvironmentLacksError(f"launcher {launcher}: {launcher.split('-')[0]} is not on PATH")
+
+
+def require_room(plans: Sequence[LaunchPlan]) -> None:
+    """Refuses more ranks than one machine can start and still measure anything.
+
+    Raises:
+        UserError: a plan has more than `MAX_RANKS_PER_CORE` on every core.
+    """
+    cores = len(os.sched_getaffinity(0))
+    ranks = max((plan.layout.ranks for plan in plans if plan.system.scheduler == "none"), default=0)
+    if ranks > MAX_RANKS_PER_CORE * cores:
+        raise UserError(
+            f"--ranks {ranks}: {MAX_RANKS_PER_CORE * cores} is the most on this machine, {MAX_RANKS_PER_CORE} for each "
+            f"of its {cores} cores: more would measure how processes wait for memory and cores"
+        )
 
 
 def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
@@ -170,10 +188,11 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
             click.echo(f"# {plan.layout.ranks} times, each rank with its own DLBENCH_RANK:")
             words = launch.node_command(folder.plan, python)
         elif plan.system.launch.launcher == "mpirun":
-            words = launch.mpirun_command(plan, folder, python, "TOKEN")
+            words = launch.mpirun_command(plan, folder, python)
         else:
             words = launch.srun_command(plan, folder, python)
-        click.echo(launch.quoted(words))
+        # Bytes: of text, click takes terminal sequences out where no terminal reads.
+        click.echo(launch.quoted(words).encode())
 
 
 def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:
@@ -183,23 +202,27 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
         What the command ends with: the code of the first run that went wrong.
 
     Raises:
-        UserError: the output folder cannot be, or a run of that name exists.
-        EnvironmentLacksError: the launcher's program is not installed.
+        UserError: the output folder cannot be, a run of that name exists, or a variable's value is not where a plan
+            says.
+        EnvironmentLacksError: the launcher's program is not installed, or the ranks' Python cannot be executed.
     """
-    from dlbench.jobs import local
-    from dlbench.records.folder import create, prepare_output
+    from dlbench.jobs import launch, local, variables
+    from dlbench.records.folder import prepare_output
 
+    for plan in plans:
+        variables.resolve(launch.rank_environment(plan))  # before anything is made
+    for python in dict.fromkeys(plan.system.python for plan in plans):
+        if python is not None:
+            local.require_python(python)
     root = prepare_output(out)
     worst, valid, missed = ExitCode.OK, 0, 0
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # A cancelled CI job or a closed terminal ends the ranks as Ctrl-C does.
-        signal.signal(number, _interrupt)
+        # A cancelled CI job or a closed terminal ends the ranks as Ctrl-C does; nohup asks for the contrary.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     with _progress(plans, bar) as progress:
         for plan in plans:
-            folder = create(root, plan)
-            start = time.monotonic()
-            outcome = local.run(plan, folder, progress.begin(plan))
-            progress.end(plan, outcome, time.monotonic() - start)
+            outcome = _run_one(plan, root, progress)
             valid += outcome.exit_code is ExitCode.OK
             missed += not outcome.reached
             if outcome.exit_code is not ExitCode.OK:
@@ -211,6 +234,29 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
     short = f", {missed} of them did NOT reach the quality" if missed else ""
     click.echo(f"{valid} of {len(plans)} runs valid{short}, in {root}{then}", err=True)
     return worst
+
+
+def _run_one(plan: LaunchPlan, root: Path, progress: _Lines) -> Outcome:
+    """One run of a series; a folder that is full or gone is a failure of this run, not the end of the series.
+
+    Raises:
+        KeyboardInterrupt: passed on.
+    """
+    from dlbench.jobs import local
+    from dlbench.jobs.verdict import Outcome
+    from dlbench.records.folder import create
+
+    on_progress = progress.begin(plan)
+    start = time.monotonic()
+    try:
+        outcome = local.run(plan, create(root, plan), on_progress)
+    except DlbenchError as error:
+        outcome = Outcome(exit_code=error.exit_code, story=str(error))
+    except OSError as error:
+        code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else ExitCode.RUN_FAILED
+        outcome = Outcome(exit_code=code, story=os_error_words(error))
+    progress.end(plan, outcome, time.monotonic() - start)
+    return outcome
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -258,7 +304,7 @@ class _Bar(_Lines):
     def begin(self, plan: LaunchPlan) -> OnProgress:
         from rich.markup import escape
 
-        text = escape(shared.describe_plan(plan))
+        text = escape(cleaned(shared.describe_plan(plan)))
         self._bar.update(self._task, description=text, completed=self._done)
 
         def tell(number: int, of: int, stage: str) -> None:
@@ -272,11 +318,11 @@ class _Bar(_Lines):
 
         self._done += 1
         self._bar.update(self._task, completed=self._done)
-        text = escape(shared.describe_plan(plan))
+        text = escape(cleaned(shared.describe_plan(plan)))
         if outcome.story:
-            self._bar.console.print(f"[red]FAILED[/red] {text}: {escape(outcome.story)}")
+            self._bar.console.print(f"[red]FAILED[/red] {text}: {escape(cleaned(outcome.story))}")
         elif outcome.quality:
-            self._bar.console.print(f"{text}: {escape(outcome.quality)}")
+            self._bar.console.print(f"{text}: {escape(cleaned(outcome.quality))}")
 
 
 @contextmanager
@@ -284,10 +330,9 @@ def _progress(plans: Sequence[LaunchPlan], bar: bool) -> Iterator[_Lines]:
     if not bar:
         yield _Lines(len(plans))
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Twice a second: the bar is drawn on the cores that the ranks compute on.
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
+    with Progress(*columns, console=terminal(), refresh_per_second=2) as progress:
         yield _Bar(len(plans), progress, progress.add_task("", total=len(plans)))

@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from dlbench.cli.streams import cleaned, terminal
+
 
 @click.group()
 def setup() -> None:
@@ -29,14 +31,13 @@ def horovod(rebuild: bool) -> None:
     if not sys.stderr.isatty():
         install(lambda line: click.echo(line, err=True), rebuild=rebuild)
         return
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True)
+    console = terminal()
     with console.status("Horovod") as status:
 
         def say(line: str) -> None:
             status.update("Horovod")
-            console.print(Text(line), soft_wrap=True)
+            console.print(Text(cleaned(line)), soft_wrap=True)
 
-        install(say, rewrite=lambda line: status.update(Text(line)), rebuild=rebuild)
+        install(say, rewrite=lambda line: status.update(Text(cleaned(line))), rebuild=rebuild)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, ExitCode
 
 if TYPE_CHECKING:
     from dlbench.jobs.slurm import Submission
     from dlbench.records.scan import LaunchedRun
+    from dlbench.records.status import RankStatus
 
 # Slurm states after which nothing more will come.
 FINAL = frozenset(
@@ -40,8 +44,8 @@ def status(runs: Path, as_json: bool) -> None:
     """Tell the state of every run in the folder RUNS, and why some failed.
 
     \b
-    States: valid, invalid (no figure: a sanity check failed), failed, incomplete (killed or still running),
-    and Slurm's own (PENDING, RUNNING) for jobs that have not ended.
+    States: valid, invalid (no figure: a sanity check failed), failed, incomplete (killed or still running; on the
+    machine where it ran, what was killed is failed), and Slurm's own (PENDING, RUNNING) for jobs that have not ended.
 
     Ends with 3 if a run failed and with 4 if a record is damaged.
 
@@ -62,10 +66,10 @@ def status(runs: Path, as_json: bool) -> None:
         for row in rows:
             click.echo(f"{row['state']:<11} {row['run_id']}" + (f"  job {row['job']}" if row["job"] else ""))
             if row["story"]:
-                click.echo(f"            {_clean(row['story'])}")
+                click.echo(cleaned(f"            {_one_line(row['story'])}"))
         click.echo(f"{len(rows)} runs, {sum(r['state'] == 'valid' for r in rows)} valid")
     for problem in problems:
-        click.echo(f"dlbench: damaged: {_clean(problem)}", err=True)
+        click.echo(f"dlbench: damaged: {_one_line(problem)}", err=True)
     if problems:
         sys.exit(int(ExitCode.INCOMPLETE))
     if any(row["state"] in ("failed", "invalid") for row in rows):
@@ -106,7 +110,30 @@ def _row(run: LaunchedRun, submission: Submission | None, states: dict[str, str]
             )
         else:
             state, story = told, ""
+    elif state == "incomplete" and (host := _left_by_all(run.statuses)):
+        state, story = "failed", f"none of its processes is left on {host}, and no record; {story}"
     return {"run_id": run.plan.run_id, "state": state, "job": job, "story": story}
+
+
+def _left_by_all(statuses: Sequence[RankStatus]) -> str:
+    """This host's name, if all ranks that said anything ran here and none does any more; else empty."""
+    here = platform.node()
+    gone = bool(statuses) and all(status.host == here and not _lives(status) for status in statuses)
+    return here if gone else ""
+
+
+def _lives(status: RankStatus) -> bool:
+    import psutil
+
+    try:
+        process = psutil.Process(status.pid)
+        # A process that began after the rank's last word only has its number.
+        told = datetime.fromisoformat(status.updated).timestamp()
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= told + 60)
+    except psutil.NoSuchProcess:
+        return False
+    except (psutil.Error, ValueError):
+        return True
 
 
 def _where(submission: Submission) -> str:
@@ -115,6 +142,5 @@ def _where(submission: Submission) -> str:
     return f"see launch.log, and {log} of {submission.runs[0]}" if submission.runs else f"see {log}"
 
 
-def _clean(text: str) -> str:
-    """Without control characters, which could move a terminal's cursor."""
-    return "".join(c if c.isprintable() else " " for c in text)
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())

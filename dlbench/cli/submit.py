@@ -77,7 +77,8 @@ def print_scripts(plans: Sequence[LaunchPlan], out: Path) -> None:
         folders = [RunFolder(out.absolute() / plan.run_id) for plan in job]
         click.echo(f"# {number} of {len(jobs)}: {_describe_job(job)}", err=True)
         click.echo(f"# {quoted(sbatch_arguments(folders[0]))}", err=True)
-        click.echo(render_job(job, folders, sys.executable), nl=False)
+        # Bytes: of text, click takes terminal sequences out where no terminal reads.
+        click.echo(render_job(job, folders, sys.executable).encode(), nl=False)
 
 
 def submit_all(plans: Sequence[LaunchPlan], out: Path, chain: bool) -> None:

@@ -157,10 +157,7 @@ def _gpu_words(plan: LaunchPlan) -> list[tuple[str, str]]:
 
 def _command(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
     if plan.system.launch.launcher == "mpirun":
-        # The token must differ between two starts of the script; the job's id does.
-        place_holder = _place_holder()
-        words = launch.mpirun_command(plan, folder, python, place_holder)
-        return launch.quoted(words).replace(place_holder, '"${SLURM_JOB_ID}"')
+        return launch.quoted(launch.mpirun_command(plan, folder, python))
     return launch.quoted(launch.srun_command(plan, folder, python))
 
 

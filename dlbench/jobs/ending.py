@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.records.status import PEER_MARK
@@ -67,10 +67,6 @@ class Ending:
         told = f": {self.words}" if self.words else ""
         return f"{who} was the first to end, {how}{told}" + (f" (see {self.log})" if self.log else "")
 
-    def killed(self, rank: int, number: int) -> Ending:
-        """The same of the rank within it that a signal ended."""
-        return replace(self, rank=rank, code=-number)
-
 
 def signal_name(number: int) -> str:
     """``SIGKILL``; real-time signals have numbers only."""
@@ -104,19 +100,12 @@ def last_words(lines: Sequence[str]) -> str:
     return words if len(words) <= _MAX_WORDS else words[: _MAX_WORDS - 3] + "..."
 
 
-def stopped_processes(sessions: Collection[int], proc: Path = Path("/proc")) -> set[int]:
-    """The processes of these sessions that are stopped: state T or t of proc(5), /proc/pid/stat."""
+def stopped_among(processes: Collection[int], proc: Path = Path("/proc")) -> set[int]:
+    """Those of the processes that are stopped: state T or t of proc(5), /proc/pid/stat."""
     found = set()
-    for pid, state, session in _states(proc):
-        if session in sessions and state in "Tt":
-            found.add(pid)
+    for pid in processes:
+        with suppress(OSError, IndexError):  # it ended meanwhile
+            # The name in brackets may hold anything, brackets too.
+            if (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t"):
+                found.add(pid)
     return found
-
-
-def _states(proc: Path) -> Iterable[tuple[int, str, int]]:
-    for entry in proc.iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError, ValueError, IndexError):  # it ended meanwhile
-                # The name in brackets may hold anything, brackets too.
-                rest = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-                yield int(entry.name), rest[0].decode(), int(rest[3])

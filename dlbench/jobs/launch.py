@@ -7,17 +7,29 @@ from pathlib import Path
 
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import LaunchPlan
+from dlbench.specs.system import VariableSource
+
+TOKEN = "DLBENCH_LAUNCH_TOKEN"  # noqa: S105 (a variable's name)
+"""Tells the ranks of one start from those of another."""
 
 
 def node_command(plan_file: Path, python: str) -> list[str]:
-    """What every rank executes."""
-    return [python, "-m", "dlbench.node", str(plan_file)]
+    """What every rank executes: a supervisor, which runs the rank and ends all that it started (dlbench.supervisor).
+
+    With -P no module is taken from the working directory.
+    """
+    return [python, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", str(plan_file)]
 
 
-def rank_environment(plan: LaunchPlan) -> dict[str, str]:
-    """Variables that every rank gets, whatever starts it."""
+def supervised(launcher_command: list[str], python: str) -> list[str]:
+    """The command of mpirun or srun under a supervisor, as `dlbench run` starts it."""
+    return [python, "-P", "-m", "dlbench.supervisor", "--launcher", *launcher_command]
+
+
+def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:
+    """Variables that every rank gets, whatever starts it; of those given by reference, where their values are."""
     # A rank's output must be in its log when it dies.
-    variables = {"PYTHONUNBUFFERED": "1"}
+    variables: dict[str, str | VariableSource] = {"PYTHONUNBUFFERED": "1"}
     if plan.system.launch.launcher in ("mpirun", "srun-mpi") and plan.system.launch.oversubscribe_yield:
         # Open MPI spins while it waits; with more ranks than cores that starves the one it waits for.
         variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
@@ -25,7 +37,7 @@ def rank_environment(plan: LaunchPlan) -> dict[str, str]:
     return {**variables, **plan.system.launch.environment}
 
 
-def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str]]:
+def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str | VariableSource]]:
     """For each rank of launcher `local`, the variables by which it knows its place."""
     return [
         {
@@ -33,16 +45,18 @@ def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str]]:
             "DLBENCH_RANK": str(rank),
             "DLBENCH_WORLD_SIZE": str(plan.layout.ranks),
             "DLBENCH_LOCAL_RANK": str(rank),
-            "DLBENCH_LAUNCH_TOKEN": token,
+            TOKEN: token,
         }
         for rank in range(plan.layout.ranks)
     ]
 
 
-def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, token: str) -> list[str]:
-    """Open MPI's mpirun; ranks pin themselves, so it must not."""
-    variables = {**rank_environment(plan), "DLBENCH_LAUNCH_TOKEN": token}
-    exports = [part for name, value in sorted(variables.items()) for part in ("-x", f"{name}={value}")]
+def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
+    """Open MPI's mpirun; ranks pin themselves, so it must not.
+
+    Variables are named and their values left to mpirun's own environment: everybody may read a command line.
+    """
+    exports = [part for name in sorted([*rank_environment(plan), TOKEN]) for part in ("-x", name)]
     mapping = f"ppr:{plan.layout.ranks_per_node}:node:OVERSUBSCRIBE"
     return [
         *("mpirun", "-np", str(plan.layout.ranks), "--map-by", mapping, "--bind-to", "none"),

@@ -4,70 +4,109 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
-from dlbench.errors import EnvironmentLacksError
+from dlbench import process_tree
+from dlbench.errors import DlbenchError, EnvironmentLacksError
 from dlbench.jobs import launch
 from dlbench.jobs.ending import Ending
-from dlbench.jobs.processes import OnProgress, RankProcesses
+from dlbench.jobs.interruption import Interruption
+from dlbench.jobs.processes import OnProgress, RankProcesses, cannot_start
+from dlbench.jobs.variables import resolve
 from dlbench.jobs.verdict import Outcome, folder_is_gone, killed_under_mpirun, verdict
 from dlbench.machine.memory_kills import MemoryKills
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import room_for_failure, write_failure
 from dlbench.specs.plan import LaunchPlan
 
+_START_S = 120
+"""How long a Python may take to start and to find dlbench; file systems of clusters are slow at first."""
+
+
+def require_python(python: str) -> None:
+    """Proves that ranks can be started by a Python.
+
+    Raises:
+        EnvironmentLacksError: it cannot be executed, or has no dlbench.
+    """
+    try:
+        done = subprocess.run(
+            [python, "-P", "-c", "import dlbench.supervisor"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_START_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise cannot_start(python, error) from None
+    if done.returncode != 0:
+        last = done.stderr.strip().rpartition("\n")[2] or f"it ended with {done.returncode}"
+        raise EnvironmentLacksError(f"python: {python}: cannot load dlbench (Python 3.11 or later is needed): {last}")
+
 
 def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome:
     """Runs a plan on this machine with launcher `local` or `mpirun`, or with srun inside an allocation.
 
     Raises:
-        EnvironmentLacksError: the launcher's program is not installed.
+        EnvironmentLacksError: the launcher's program, or the ranks' Python, cannot be executed; the folder says so.
+        UserError: the value of a variable is not where the plan says.
         KeyboardInterrupt: passed on, after the ranks were ended and the folder says so.
     """
-    is_local = plan.system.launch.launcher == "local"
-    ranks = RankProcesses(on_progress, are_ranks=is_local)
     token = secrets.token_hex(8)
-    base = {**os.environ, "DLBENCH_PROGRESS": "launcher"}
-    python = plan.system.python or sys.executable
+    is_local = plan.system.launch.launcher == "local"
+    ranks = RankProcesses(on_progress, token, are_ranks=is_local)
+    environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **resolve(launch.rank_environment(plan))}
     memory = MemoryKills()
-    with room_for_failure(folder):
+    with room_for_failure(folder), Interruption() as interruption:
         try:
-            if is_local:
-                for rank, variables in enumerate(launch.local_environments(plan, token)):
-                    ranks.start(launch.node_command(folder.plan, python), {**base, **variables}, folder.log(rank))
-            else:
-                variables = {**launch.rank_environment(plan), "DLBENCH_LAUNCH_TOKEN": token}
-                ranks.start(_launcher_command(plan, folder, python, token), {**base, **variables}, folder.launch_log)
-            ranks.wait(lambda: not folder_is_gone(folder))
-        except FileNotFoundError as error:
-            ranks.end()
-            if not folder_is_gone(folder):
-                raise EnvironmentLacksError(
-                    f"launcher {plan.system.launch.launcher}: {error.filename} is not on PATH"
-                ) from None
+            _start(ranks, plan, folder, environment, token)
+            ranks.wait(interruption.check, lambda: not folder_is_gone(folder))
         except KeyboardInterrupt:
-            ranks.end()
-            write_failure(folder, "interrupted by the user or by a signal to dlbench")
+            ranks.end(interruption.is_repeated)
+            with suppress(DlbenchError):  # a full disk: the interruption is what counts
+                write_failure(folder, "interrupted by the user or by a signal to dlbench")
             raise
-        except BaseException:
-            ranks.end()
+        except EnvironmentLacksError as error:
+            with suppress(DlbenchError):
+                write_failure(folder, str(error))
             raise
+        except FileNotFoundError:
+            if not folder_is_gone(folder):
+                raise
         finally:
-            ranks.close()
-        return verdict(folder, _first_ending(folder, ranks, memory, is_local=is_local), ranks.stopped)
+            ranks.close(process_tree.temporary_places(environment))
+        ending = _first_ending(folder, ranks, is_local=is_local)
+        seen = None if ending is None else replace(ending, out_of_memory=memory.since())
+        return verdict(folder, seen, ranks.stopped)
 
 
-def _first_ending(folder: RunFolder, ranks: RankProcesses, memory: MemoryKills, *, is_local: bool) -> Ending | None:
-    ending = ranks.first_ending(folder.log if is_local else lambda _: folder.launch_log)
-    if ending is None:
-        return None
-    if not is_local and (killed := killed_under_mpirun(folder)) is not None:
-        ending = ending.killed(*killed)
-    return replace(ending, out_of_memory=memory.since())
+def _first_ending(folder: RunFolder, ranks: RankProcesses, *, is_local: bool) -> Ending | None:
+    if is_local:
+        return ranks.first_ending(folder.log)
+    return ranks.first_ending(lambda _: folder.launch_log, killed_under_mpirun(folder))
 
 
-def _launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, token: str) -> list[str]:
+def _start(ranks: RankProcesses, plan: LaunchPlan, folder: RunFolder, environment: dict[str, str], token: str) -> None:
+    python = plan.system.python or sys.executable
+    if plan.system.launch.launcher == "local":
+        for rank, variables in enumerate(launch.local_environments(plan, token)):
+            ranks.start(
+                launch.node_command(folder.plan, python), {**environment, **resolve(variables)}, folder.log(rank)
+            )
+        return
+    words = _launcher_command(plan, folder, python)
+    if shutil.which(words[0], path=environment.get("PATH")) is None:
+        raise EnvironmentLacksError(f"launcher {plan.system.launch.launcher}: {words[0]} is not on PATH")
+    ranks.start(launch.supervised(words, sys.executable), environment, folder.launch_log)
+
+
+def _launcher_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
     if plan.system.launch.launcher == "mpirun":
-        return launch.mpirun_command(plan, folder, python, token)
+        return launch.mpirun_command(plan, folder, python)
     return launch.srun_command(plan, folder, python)

@@ -1,4 +1,8 @@
-"""The processes of a run on this machine: started, watched, ended together, their output kept."""
+"""The processes of a run on this machine: started, watched, ended together, their output kept.
+
+Each is a supervisor (dlbench.supervisor), which ends what its program started. Here is only what holds for all of them
+together, and what holds when a supervisor itself was killed: whatever carries the launch's token is ended.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,24 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from dlbench.jobs.ending import KEPT_LINES, Ending, last_words, names_a_cause, stopped_processes
+from dlbench import process_tree
+from dlbench.errors import EnvironmentLacksError
+from dlbench.jobs.ending import KEPT_LINES, Ending, last_words, names_a_cause, stopped_among
 from dlbench.records.status import PROGRESS_MARK
-from dlbench.units import utc_now
+from dlbench.units import utc_text
 
 GRACE_S = 10.0
 """How long the other ranks may take to end by themselves after one has failed."""
+
+END_S = 3.5
+"""How long supervisors have between SIGTERM and SIGKILL; they need less, as their own grace is shorter."""
+
+_KEPT_BYTES = 2000
+"""Of a line of a rank's output that is kept beside its log."""
 
 POLL_S = 0.1
 """How often the launcher looks; it shares the cores with the ranks."""
@@ -32,33 +45,51 @@ OnProgress = Callable[[int, int, str], None]
 
 
 class RankProcesses:
-    """The processes of one run."""
+    """The processes of one run.
 
-    def __init__(self, on_progress: OnProgress, *, are_ranks: bool = True) -> None:
-        """`are_ranks`: each process is the rank of its number, and not a launcher of several."""
+    Args:
+        on_progress: called from another thread.
+        token: of this launch; all its processes have it in DLBENCH_LAUNCH_TOKEN.
+        are_ranks: each process is the rank of its number, and not a launcher of several.
+    """
+
+    def __init__(self, on_progress: OnProgress, token: str, *, are_ranks: bool = True) -> None:
         self._on_progress = on_progress
+        self._token = token
         self._are_ranks = are_ranks
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
         self._logs: list[IO[bytes]] = []
         self._last_lines: list[deque[str]] = []
-        self._first_failure: tuple[int, str] | None = None
+        self._first_failure: tuple[int, float] | None = None
+        self._ended: list[tuple[float, int, int]] = []
+        """What supervisors told: when a rank ended, which, and with what code (negative: the signal)."""
         self.stopped: set[int] = set()
         """Processes of the run that were stopped (state T) when the first failed."""
 
     def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
-        """Starts one process; its output goes to `log`, its progress lines to the caller."""
+        """Starts one supervisor; its output goes to `log`, its progress lines to the caller.
+
+        The thread that calls this must live as long as the processes may: they end with it.
+
+        Raises:
+            EnvironmentLacksError: the command cannot be executed.
+            OSError: the log cannot be written.
+        """
         sink = log.open("ab", buffering=0)
         self._logs.append(sink)
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            # Of its own group, so that Ctrl-C reaches the launcher alone and signals reach all children.
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                env={**environment, "DLBENCH_LAUNCH_TOKEN": self._token, "DLBENCH_PARENT": str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # Of its own session, so that Ctrl-C reaches the launcher alone.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise cannot_start(command[0], error) from None
         assert process.stdout is not None
         lines: deque[str] = deque(maxlen=KEPT_LINES)
         reader = threading.Thread(target=self._read, args=(process.stdout, sink, lines), daemon=True)
@@ -74,26 +105,35 @@ class RankProcesses:
                     with suppress(ValueError, KeyError):
                         told = json.loads(line[len(PROGRESS_MARK) :])
                         self._on_progress(int(told["step"]), int(told["of"]), str(told["stage"]))
-                else:
-                    lines.append(line[:2000].decode("utf-8", "backslashreplace"))
-                    with suppress(
-                        OSError, ValueError
-                    ):  # a full disk, a closed log: the pipe must be drained all the same
-                        sink.write(line)
+                    continue
+                # The rank may have died in the middle of a line.
+                text, mark, told_end = line.partition(process_tree.ENDED_MARK.encode())
+                if mark:
+                    with suppress(ValueError):
+                        rank, code, at = told_end.split()
+                        self._ended.append((float(at), int(rank), int(code)))
+                if text:
+                    lines.append(text[:_KEPT_BYTES].decode("utf-8", "backslashreplace"))
+                    # A full disk, a closed log: the pipe must be drained all the same.
+                    with suppress(OSError, ValueError):
+                        sink.write(text)
 
-    def wait(self, goes_on: Callable[[], bool]) -> None:
+    def wait(self, check: Callable[[], None], goes_on: Callable[[], bool] = lambda: True) -> None:
         """Returns when all have ended; after the first failure the others get `GRACE_S`.
 
-        They are ended at once when `goes_on`, which is asked about once a second, says no.
+        Args:
+            check: called at every look; what it raises is passed on.
+            goes_on: asked about once a second; if it says no, all are ended at once.
         """
         deadline: float | None = None
         next_look = time.monotonic() + FOLDER_POLL_S
         while any(p.poll() is None for p in self._processes):
+            check()
             if deadline is None:
                 failed = [index for index, p in enumerate(self._processes) if p.poll() not in (None, 0)]
                 if failed:
-                    self._first_failure = self._cause(failed), utc_now()
-                    self.stopped = stopped_processes({p.pid for p in self._processes})
+                    self._first_failure = self._cause(failed), time.time()
+                    self.stopped = stopped_among(self._living())
                     deadline = time.monotonic() + GRACE_S
             if deadline is not None and time.monotonic() > deadline:
                 self.end()
@@ -104,19 +144,36 @@ class RankProcesses:
                 next_look = time.monotonic() + FOLDER_POLL_S
             time.sleep(POLL_S)
 
-    def end(self) -> None:
-        """Ends what still runs: SIGTERM, then SIGKILL, to the groups that were started here."""
-        for number, wait_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-            running = [p for p in self._processes if p.poll() is None]
-            for process in running:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-            for process in running:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=wait_s)
+    def end(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """Ends what still runs: SIGTERM to the supervisors, then SIGKILL to all processes of the launch.
 
-    def close(self) -> None:
-        """Drains the logs."""
+        Args:
+            is_hurried: whether to go on to SIGKILL at once.
+        """
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + END_S
+        while any(p.poll() is None for p in self._processes) and time.monotonic() < deadline and not is_hurried():
+            time.sleep(0.02)
+        process_tree.end(self._living, 0.0, look=self._reap)
+        self._reap()
+
+    def _living(self) -> set[int]:
+        return process_tree.with_variable("DLBENCH_LAUNCH_TOKEN", self._token)
+
+    def _reap(self) -> None:
+        for process in self._processes:
+            process.poll()
+
+    def close(self, places: Sequence[str]) -> None:
+        """Ends what supervisors that were killed left behind, and drains the logs.
+
+        Args:
+            places: where the ranks' temporary folders are.
+        """
+        self.end()
+        process_tree.remove_abandoned(places)
         for reader in self._readers:
             reader.join(timeout=5)
         for log in self._logs:
@@ -126,22 +183,51 @@ class RankProcesses:
         """Of several that were found ended within one look, the one that a signal ended."""
         return min(failed, key=lambda index: self._processes[index].returncode >= 0)
 
-    def first_ending(self, log: Callable[[int], Path]) -> Ending | None:
-        """How the process that failed first ended; None if none failed. `log` is the log of a process."""
-        if self._first_failure is None:
-            failed = [index for index, p in enumerate(self._processes) if p.returncode]
-            if not failed:
-                return None
-            self._first_failure = self._cause(failed), utc_now()
-        index, at = self._first_failure
-        if self._processes[index].returncode > 0 and not names_a_cause(self._last_lines[index]):
-            # It may have lost the cause, which takes longer to end.
-            failed = [number for number, p in enumerate(self._processes) if p.returncode > 0]
-            index = next((number for number in failed if names_a_cause(self._last_lines[number])), index)
+    def first_ending(self, log: Callable[[int], Path], told: tuple[int, int] | None = None) -> Ending | None:
+        """How the rank that failed first ended; None if none did.
+
+        Args:
+            log: the log of a process.
+            told: rank and signal by what the launcher's own program says, for ranks whose supervisor was killed with
+                them.
+        """
+        ends = self._ends()
+        if not ends:
+            return None
+        at, index, code = ends[0]
+        if told is not None and told[0] not in {rank for _, rank, _ in self._ended}:
+            return self._ending(told[0], -told[1], at, log)
+        if code > 0 and not names_a_cause(self._lines_of(index)):
+            # One that lost the cause may end sooner than the cause itself.
+            named = (end for end in ends if end[2] > 0 and names_a_cause(self._lines_of(end[1])))
+            at, index, code = next(named, ends[0])
+        is_rank = self._are_ranks or (at, index, code) in self._ended
+        return self._ending(index if is_rank else None, code, at, log)
+
+    def _ends(self) -> list[tuple[float, int, int]]:
+        """When ranks ended that did not end well, which, and with what code, by time.
+
+        As their supervisors told; what is seen of the processes counts if they told nothing, or were killed themselves.
+        """
+        failed = [index for index, p in enumerate(self._processes) if p.returncode]
+        if not failed:
+            return []
+        first, at = self._first_failure or (self._cause(failed), time.time())
+        told = {rank for _, rank, _ in self._ended}
+        if self._ended and (self._processes[first].returncode >= 0 or first in told):
+            return sorted(self._ended)
+        ordered = [first, *(index for index in failed if index != first)]
+        return [(at, index, self._processes[index].returncode) for index in ordered]
+
+    def _lines_of(self, rank: int) -> Sequence[str]:
+        return [*self._last_lines[rank if self._are_ranks else 0]]
+
+    def _ending(self, rank: int | None, code: int, at: float, log: Callable[[int], Path]) -> Ending:
+        index = rank if self._are_ranks and rank is not None else 0
         return Ending(
-            rank=index if self._are_ranks else None,
-            code=self._processes[index].returncode,
-            at=at,
+            rank=rank,
+            code=code,
+            at=utc_text(datetime.fromtimestamp(at, UTC)),
             words=last_words([*self._last_lines[index]]),
             log=_if_filled(log(index)),
         )
@@ -153,3 +239,9 @@ def _if_filled(log: Path) -> str:
         return log.name if log.stat().st_size else ""
     except OSError:
         return ""
+
+
+def cannot_start(program: str, error: Exception) -> EnvironmentLacksError:
+    """That the Python of the ranks cannot be executed, and why."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return EnvironmentLacksError(f"python: {program}: cannot be executed: {reason}")

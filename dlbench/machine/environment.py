@@ -1,6 +1,6 @@
 """Captures the environment a run had: machine, software, scheduler, settings. Reads only; never the whole environment.
 
-Variables are taken by an allow-list, because an environment holds secrets.
+Variables are taken by an allow-list, because an environment holds secrets; of these, what looks like one is left out.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
+from dlbench.confidential import is_secret_name, is_secret_value
 from dlbench.units import utf8_text
 
 PACKAGES = (
@@ -49,21 +50,23 @@ VARIABLES = (
 )
 # What launchers tell their own processes of their place: different on every rank or at every start, set by nobody.
 INTERNAL = re.compile(
-    r"^(OMPI_MCA_(ess|orte|plm|initial|shmem|pmix)_"
+    r"^(OMPI_MCA_((ess|orte|plm|initial|shmem|pmix)_|btl_(vader|sm)_backing_directory$)"
     r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+)$)"
 )
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY", re.IGNORECASE)
 
 
-def capture(problems: list[str], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+def capture(
+    problems: list[str], variables: Mapping[str, str] = os.environ, *, withheld: Collection[str] = ()
+) -> dict[str, str]:
     """What shapes a run's speed, by name; a thing that cannot be told is left out.
 
     Args:
         problems: gets a line for each thing that could not even be asked: no fact is worth a finished run.
         variables: environment of the process. Bytes that are not UTF-8 become escapes.
+        withheld: names of variables that are not to be written down, beside those that look like secrets.
     """
     facts: dict[str, str] = {}
-    for name, call in _facts(variables):
+    for name, call in _facts(variables, withheld):
         try:
             facts |= call()
         except Exception as error:
@@ -71,7 +74,9 @@ def capture(problems: list[str], variables: Mapping[str, str] = os.environ) -> d
     return {key: utf8_text(value) for key, value in facts.items() if value}
 
 
-def _facts(variables: Mapping[str, str]) -> Iterable[tuple[str, Callable[[], dict[str, str]]]]:
+def _facts(
+    variables: Mapping[str, str], withheld: Collection[str]
+) -> Iterable[tuple[str, Callable[[], dict[str, str]]]]:
     """What is asked, and how; each may fail alone."""
     yield from (
         (name, partial(_fact, name, call))
@@ -91,7 +96,8 @@ def _facts(variables: Mapping[str, str]) -> Iterable[tuple[str, Callable[[], dic
         )
     )
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
-    yield "variable", lambda: {f"variable.{k}": v for k, v in sorted(variables.items()) if _allowed(k)}
+    allowed = {k: v for k, v in sorted(variables.items()) if k not in withheld and _allowed(k, v)}
+    yield "variable", lambda: {f"variable.{k}": v for k, v in allowed.items()}
     yield "gpu", _gpus
 
 
@@ -110,11 +116,12 @@ def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: I
     ]
 
 
-def _allowed(name: str) -> bool:
+def _allowed(name: str, value: str) -> bool:
     return (
         (name in VARIABLES or name.startswith(VARIABLE_PREFIXES))
-        and not SECRET.search(name)
         and not INTERNAL.match(name)
+        and not is_secret_name(name)
+        and not is_secret_value(value)
     )
 
 

@@ -5,10 +5,7 @@ Nothing heavy is imported before the rank is bound to its cores, because thread 
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -26,13 +23,12 @@ from dlbench.node.preflight import require_machine  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
 from dlbench.node.watching.agent import NodeSampler  # noqa: E402
+from dlbench.opening import read_json, why_unreadable  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
-from dlbench.records.folder import RunFolder  # noqa: E402
+from dlbench.records.folder import MAX_JSON, RunFolder  # noqa: E402
 from dlbench.records.status import PEER_MARK  # noqa: E402
 from dlbench.specs.collectives.plan import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
-
-_PR_SET_PDEATHSIG = 1
 
 _COMM_FORMAT = CommPlan.model_fields["format"].default
 
@@ -44,12 +40,12 @@ def load_plan(path: Path) -> RunPlan | CommPlan:
         UserError: the file is missing or damaged.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path, MAX_JSON)
         if isinstance(content, dict) and content.get("format") == _COMM_FORMAT:
             return CommPlan.model_validate(content)
         return RunPlan.model_validate(content)
     except (OSError, ValueError, ValidationError) as error:
-        raise UserError(f"{path}: not a readable plan: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path}: not a readable plan: {why_unreadable(error)}") from None
 
 
 def main(arguments: list[str]) -> int:
@@ -64,8 +60,6 @@ def main(arguments: list[str]) -> int:
     try:
         plan = load_plan(path)
         place = detect(plan)
-        if plan.system.launch.launcher == "local":
-            _end_with_launcher()
         sampler = _start_sampler(plan, RunFolder(path.parent), place)
         binding = bind(plan, place)
         progress = Progress(plan, RunFolder(path.parent), place)
@@ -92,11 +86,6 @@ def main(arguments: list[str]) -> int:
                 print(f"dlbench: {sampler.problem}", file=sys.stderr, flush=True)
     progress.enter("done", exit_code=0)
     return int(ExitCode.OK if valid else ExitCode.RUN_FAILED)
-
-
-def _end_with_launcher() -> None:
-    """A killed launcher must not leave ranks computing on the cores of the next measurement (prctl(2))."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _start_sampler(plan: RunPlan | CommPlan, folder: RunFolder, place: RankPlace) -> NodeSampler | None:

@@ -1,38 +1,73 @@
 """How ranks find each other without MPI: rank 0 listens and says where in the run's folder, the others read it.
 
-The folder is on a file system that all nodes share, so neither ssh nor a fixed port is needed. A
-token per start keeps a requeued run from reading its predecessor's address.
+The folder is on a file system that all nodes share, so neither ssh nor a fixed port is needed. Whoever can read the
+file can take part: until all ranks have met it is for its owner alone (mode 0600), and holds the secret that rank 0
+asks for before it reads anything else. A token per start keeps a requeued run from reading its predecessor's address;
+it is no secret (Slurm's is made of the job's number).
+
+The folder itself is not used to exchange keys (torch's FileStore): that needs locks that hold between nodes, which
+Lustre and BeeGFS may have switched off or hold on one node only, and every look at a key opens a file on their metadata
+server.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.errors import PeerLostError, RunError
 from dlbench.node.ranks import RankPlace
+from dlbench.opening import read_json
 from dlbench.records.files import write_json
 
 FORMAT, VERSION = "dlbench.rendezvous", 1
 
+MAX_BYTES = 1 << 16
+"""Of the file at most: it holds an address."""
 WAIT_S = 180.0
 """How long ranks wait for rank 0. Shared file systems show new files late (NFS: up to 60 s by default)."""
 
+LOOPBACK = "127.0.0.1"
 
-def publish(path: Path, place: RankPlace, address: str, port: int) -> None:
-    """Says where rank 0 listens.
+
+@dataclass(frozen=True, kw_only=True)
+class MeetingPlace:
+    """Where rank 0 listens, and what it wants to hear first."""
+
+    address: str
+    """IPv4."""
+    port: int
+    secret: str
+    """Chosen by rank 0 at random for this start."""
+
+
+def publish(path: Path, place: RankPlace, meeting: MeetingPlace) -> None:
+    """Says where rank 0 listens, to its own user alone.
 
     Raises:
         RunError: the file cannot be written.
     """
-    content = {"address": address, "port": port, "token": place.token}
-    write_json(path, {"format": FORMAT, "version": VERSION, **content})
+    write_json(path, {**_open_part(place, meeting), "secret": meeting.secret}, private=True)
 
 
-def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> tuple[str, int]:
-    """Address and port of rank 0, as soon as it has published them for this start.
+def conceal(path: Path, place: RankPlace, meeting: MeetingPlace) -> None:
+    """Takes the secret out of the file once all ranks have read it: a run's files may be read by whom the umask allows.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    write_json(path, _open_part(place, meeting))
+
+
+def _open_part(place: RankPlace, meeting: MeetingPlace) -> dict[str, str | int]:
+    content: dict[str, str | int] = {"address": meeting.address, "port": meeting.port, "token": place.token}
+    return {"format": FORMAT, "version": VERSION, **content}
+
+
+def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> MeetingPlace:
+    """Where rank 0 listens, as soon as it has published it for this start.
 
     Raises:
         RunError: nothing was published in time.
@@ -40,11 +75,13 @@ def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> tuple
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path, MAX_BYTES)
         except (OSError, ValueError):  # not there yet, or replaced under the reader on NFS
-            content = {}
-        if content.get("token") == place.token:
-            return str(content["address"]), int(content["port"])
+            content = None
+        if isinstance(content, dict) and content.get("token") == place.token and "secret" in content:
+            return MeetingPlace(
+                address=str(content["address"]), port=int(content["port"]), secret=str(content["secret"])
+            )
         time.sleep(0.02)
     raise PeerLostError(
         f"rank {place.rank} waited {wait_s:.0f} s for rank 0's address in {path.name}; did rank 0 start, and do "
@@ -52,10 +89,20 @@ def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> tuple
     )
 
 
-def own_address(single_machine: bool) -> str:
-    """The address others reach this machine at: loopback if there are no others."""
+def own_address(single_machine: bool, interface: str | None = None) -> str:
+    """The address others reach this machine at: loopback if there are no others.
+
+    Args:
+        single_machine: all ranks are on this machine.
+        interface: the planned network interface (`launch.interface`); None: the one the host name stands for.
+
+    Raises:
+        RunError: the interface has no IPv4 address, or the node has none.
+    """
     if single_machine:
-        return "127.0.0.1"
+        return LOOPBACK
+    if interface is not None:
+        return _address_of(interface)
     name = socket.gethostname()
     try:
         address = socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0]
@@ -65,6 +112,26 @@ def own_address(single_machine: bool) -> str:
         # Debian maps the own name to 127.0.1.1, which no other node reaches.
         return _first_routable_address()
     return str(address)
+
+
+def gloo_interface(single_machine: bool, planned: str | None, meeting: MeetingPlace) -> str:
+    """The network interface at which Gloo of this rank listens: loopback if there are no other machines.
+
+    Raises:
+        RunError: no interface leads to rank 0.
+    """
+    if planned is not None and not single_machine:
+        return planned
+    return _interface_towards(meeting.address, meeting.port)
+
+
+def _address_of(interface: str) -> str:
+    import psutil
+
+    for item in psutil.net_if_addrs().get(interface, []):
+        if item.family == socket.AF_INET:
+            return str(item.address)
+    raise RunError(f"launch.interface {interface}: this node has no such interface with an IPv4 address")
 
 
 def _first_routable_address() -> str:
@@ -77,12 +144,8 @@ def _first_routable_address() -> str:
     raise RunError("this node has no network address but loopback")
 
 
-def interface_towards(address: str, port: int) -> str:
-    """The network interface whose address is used to reach `address`.
-
-    Raises:
-        RunError: no interface has that address.
-    """
+def _interface_towards(address: str, port: int) -> str:
+    """The network interface whose address is used to reach `address`."""
     import psutil
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

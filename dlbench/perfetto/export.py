@@ -22,7 +22,7 @@ from dlbench.perfetto.notes import Notes
 from dlbench.perfetto.parts import Part, TextSink, node_pid, write_part
 from dlbench.perfetto.run import TraceRun
 from dlbench.perfetto.spans import COMPUTE_THREAD, thread_id
-from dlbench.records.files import TEMPORARY_SUFFIX
+from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,8 +62,10 @@ def temporary_beside(output: Path) -> Iterator[Path]:
     """A folder beside the output for what is not whole yet; gone in the end.
 
     Raises:
-        UserError: the file system refuses, here or within.
+        UserError: the file system refuses, here or within, or the output is a device or a pipe.
     """
+    if is_stream(output):
+        raise UserError(f"-o {output}: is a device or a pipe; a trace needs a file of its own")
     folder = output.with_name(f".{output.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         folder.mkdir()

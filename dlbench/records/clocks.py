@@ -9,10 +9,9 @@ bounds, divided by the time between them, exceed what a clock may drift, only th
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
-from typing_extensions import Self
 
 from dlbench.specs.base import Count, CountOrZero, Spec
 

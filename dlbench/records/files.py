@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,16 +17,22 @@ from dlbench.units import utf8_text
 TEMPORARY_SUFFIX = ".partial"
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
+def write_atomic(path: Path, content: bytes | str, *, private: bool = False) -> None:
     """Puts `content` at `path` as a whole, or leaves what was there.
+
+    Args:
+        path: the file.
+        content: all of it.
+        private: for the owner alone (mode 0600) from its first byte on, whatever the umask; else as the umask says.
 
     Raises:
         RunError: the file system refuses (no space, no permission); nothing is left behind.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with temporary.open("wb") as file:
+        with os.fdopen(os.open(temporary, flags, 0o600 if private else 0o666), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -36,7 +43,48 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_result(path: Path, content: bytes | str) -> None:
+    """`write_atomic` to where a person says: a device or a pipe there (`-o /dev/null`, `-o >(less)`) is written to.
+
+    A file in its place would take it from everybody.
+
+    Raises:
+        RunError: the file system refuses, or nobody reads the pipe.
+    """
+    if is_stream(path):
+        _write_through(path, content.encode("utf-8") if isinstance(content, str) else content)
+    else:
+        write_atomic(path, content)
+
+
+def is_stream(path: Path) -> bool:
+    """Whether something is at the path, perhaps through links, that is neither a regular file nor a folder."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    """Writes to a character device, or to a pipe that somebody reads.
+
+    Raises:
+        RunError: it is a disk or a socket, nobody reads the pipe, or it takes no more.
+    """
+    try:
+        # Not blocking: a pipe without a reader would be waited for.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), "wb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
+            if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
+                raise RunError(f"{path}: cannot be written: is neither a file nor a pipe")
+            os.set_blocking(stream.fileno(), True)
+            stream.write(data)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False) -> None:
     """`write_atomic` of JSON; NaN and infinity are refused, because JSON has none.
 
     Bytes of host names, variables and paths that are not UTF-8 become escapes such as ``\\xff``.
@@ -45,15 +93,20 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         RunError: as `write_atomic`.
         ValueError: a number is not finite.
     """
-    text = _json_text(content)
+    text = json_text(content)
     try:
         data = text.encode()
     except UnicodeEncodeError:
-        data = _json_text(_in_utf8(content)).encode()
-    write_atomic(path, data)
+        data = json_text(_in_utf8(content)).encode()
+    write_atomic(path, data, private=private)
 
 
-def _json_text(content: Any) -> str:
+def json_text(content: Mapping[str, Any]) -> str:
+    """JSON as dlbench writes it: sorted keys, readable, one line break at the end.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
     return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 

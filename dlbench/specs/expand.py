@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
@@ -17,7 +18,7 @@ from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
 from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
 from dlbench.specs.requests import Request
 from dlbench.specs.resolve import find
-from dlbench.specs.run_order import Counts, interleaved, series_name
+from dlbench.specs.run_order import Counts, interleaved, refuse_too_many, series_name, shown_count
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.variants import apart_problem, arranged, option_of
 from dlbench.specs.workload import Workload
@@ -37,9 +38,12 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
     """
     option_of(request)
     refuse_other_options(request)
-    moment = now or datetime.now(timezone.utc)
+    moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
     file = WorkloadFile(find("workloads", request.workload))
+    swept = math.prod(len(values) for values in request.sweep.values()) * len(request.points)
+    refuse_too_many(swept, "--sweep")
+    refuse_too_many(swept * request.repeats * (len(request.sides) or 1), f"--repeats {shown_count(request.repeats)}")
     combinations = list(_combinations(request))
     points = [(axes, count) for axes in combinations for count in request.points]
     plans: list[RunPlan] = []

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
-from typing_extensions import Self
 
 from dlbench.specs.base import CountOrZero, NonNegative, Spec
 

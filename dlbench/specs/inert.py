@@ -48,8 +48,11 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ),
     (
         "system.launch.interface",
-        lambda plan: plan.engine.name == "ddp" or (plan.engine.name == "horovod" and not _by_mpi(plan)),
-        "MPI chooses its own, and one rank alone needs none",
+        lambda plan: (
+            plan.layout.nodes > 1
+            and (plan.engine.name == "ddp" or (plan.engine.name == "horovod" and not _by_mpi(plan)))
+        ),
+        "ranks of one node meet on loopback, and MPI chooses its own",
     ),
     ("system.launch.oversubscribe_yield", lambda plan: _by_mpi(plan), "only MPI launchers read it"),
     (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
-from typing_extensions import Self
 
 from dlbench.specs.base import Count, CountOrZero, Name, Positive, RunName, Spec, Tag, TagValue
 from dlbench.specs.engine import EngineSpec

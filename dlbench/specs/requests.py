@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -188,7 +189,7 @@ def parse_counts(text: str, option: str) -> tuple[int, ...]:
 def _split(item: str, option: str) -> tuple[str, str]:
     key, separator, value = item.partition("=")
     if not separator or not _KEY.fullmatch(key):
-        raise UserError(f"{option} {item!r}: must be key=value, e.g. train.batch_per_rank=16")
+        raise UserError(f"{option} {item[:80]!r}: must be key=value, e.g. train.batch_per_rank=16")
     return key, value
 
 
@@ -196,6 +197,8 @@ def _scalar(text: str, origin: str) -> AxisValue:
     if not text.strip():
         raise UserError(f"{origin}: the value is empty")
     value = parse_yaml(text, origin)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{origin}: must be a finite number, got {text.strip()[:80]!a}")
     if isinstance(value, str | int | float | bool) or value is None:
         return value
-    raise UserError(f"{origin}: must be one value, got {text!r}")
+    raise UserError(f"{origin}: must be one value, got {text[:80]!r}")

@@ -15,6 +15,34 @@ from dlbench.specs.system import SystemSpec
 
 PointT = TypeVar("PointT")
 
+MAX_RUNS = 10_000
+"""Runs of a series. All are planned before the first starts, each has a folder, and every report reads them all."""
+
+MAX_RANKS = 1_000_000
+"""Ranks of a run: more than the devices of any machine, and each of them writes files into the run's folder."""
+
+
+def refuse_too_many(runs: int, option: str) -> None:
+    """Refuses a series that nobody can plan, run or read.
+
+    Args:
+        runs: how many the series would have.
+        option: what asked for them.
+
+    Raises:
+        UserError: more than `MAX_RUNS`.
+    """
+    if runs > MAX_RUNS:
+        raise UserError(
+            f"{option}: makes a series of {shown_count(runs)} runs; {MAX_RUNS:,} is the most, because all are planned "
+            "before the first starts: split it into several --series"
+        )
+
+
+def shown_count(count: int) -> str:
+    """A count with separators; of a monstrous one its size."""
+    return f"{count:,}" if count < 10**12 else f"more than {10**12:,}"
+
 
 def new_series_id(now: datetime) -> str:
     """A name for a series: UTC time and four random hexadecimal digits."""
@@ -71,6 +99,10 @@ class Counts:
             UserError: ranks do not divide, or the system does not say how many cores a node has.
         """
         ranks, nodes = self.ranks(system, count), self._nodes(system, count)
+        if ranks > MAX_RANKS:
+            raise UserError(
+                f"{shown_count(ranks)} ranks: a run may have up to {MAX_RANKS:,}, each writes its own files"
+            )
         if ranks % nodes:
             raise UserError(
                 f"{ranks} ranks cannot be spread evenly over {nodes} nodes of {self._per_node(system)} ranks"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
-from typing_extensions import Self
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Fraction, NonNegative, Positive, Precision, Spec
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dlbench.errors import UserError
+from dlbench.opening import read_named, why_unreadable
 
 MAX_BYTES = 1_000_000
+"""Of a file at most: a larger one is no specification."""
 MAX_DEPTH = 20
+
+BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that make a terminal or page show another order than the text has."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -19,11 +25,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UserError: the file is unreadable, too large, not YAML, holds anchors, or is not a mapping.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path}: larger than {MAX_BYTES} bytes; this is not a specification")
-        text = path.read_text(encoding="utf-8")
+        text = read_named(path, MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
+        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}") from None
     value = parse_yaml(text, str(path))
     if not isinstance(value, Mapping):
         raise UserError(f"{path}: must hold keys and values, holds {type(value).__name__}")
@@ -58,6 +62,21 @@ def parse_yaml(text: str, origin: str) -> Any:
     return value
 
 
+def text_problem(text: str) -> str:
+    """Why a text may stand in no plan and no script, e.g. ``holds the control character U+001B``; empty if it may.
+
+    Newlines and tabs may. What is refused here need not be cleaned, and so changed, where a script is printed.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is not UTF-8: it holds half of a surrogate pair, which no file can hold"
+    for letter in text:
+        if letter in BIDIRECTIONAL or (letter not in "\n\t" and unicodedata.category(letter) in ("Cc", "Zl", "Zp")):
+            return f"holds the control character U+{ord(letter):04X}"
+    return ""
+
+
 def _refuse_features(yaml: Any, text: str, origin: str) -> None:
     """What no specification needs.
 
@@ -88,11 +107,8 @@ def _refuse_features(yaml: Any, text: str, origin: str) -> None:
 def _refuse_contents(value: Any, origin: str, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise UserError(f"{origin}: nested deeper than {MAX_DEPTH} levels")
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise UserError(f"{origin}: {value!a} holds half of a surrogate pair, which no file can hold") from None
+    if isinstance(value, str) and (problem := text_problem(value)):
+        raise UserError(f"{origin}: {value[:80]!a} {problem}")
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-from tests.bench import communication, gate, history, reading, spine, watching, workloads
+from tests.bench import communication, faults, gate, history, reading, spine, watching, workloads
 from tests.bench.figures import Figure, save
 
 AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -17,12 +17,14 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "reading": reading.figures,
     "gate": gate.figures,
     "history": history.figures,
+    "faults": faults.figures,
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "reading.few": reading.few,
     "reading.many": reading.many,
     "reading.large": reading.large,
+    **faults.PARTS,
 }
 """Of areas; measured only when named."""
 

@@ -168,6 +168,33 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
         ("run", "cosmoflow", "--preset", "ci", "--ranks", "2,3", "--scaling=strong", "--set", "train.batch_per_rank=2"),
         ["--scaling strong", "global batch 4", "3 ranks"],
     ),
+    "a resume that is a device": ((*COSMO, "--resume", "/dev/null"), ["--resume /dev/null", "neither a file nor"]),
+    "data that is a device": ((*COSMO, "--data", "/dev/null"), ["--data /dev/null", "neither a file nor a folder"]),
+    "a name too long": (("run", "n" * 300 + ".yaml"), ["nnn", "File name too long"]),
+    "runs of a name too long": (("status", "n" * 300), ["nnn", "File name too long"]),
+    "a set of no name": (("data", "verify", "n" * 300), ["nnn", "File name too long"]),
+    "an endless word": ((*COSMO, "--set", "x" * 100_000), ["--set 'xxx", "key=value"]),
+    "an endless name": (("show", "x" * 100_000), ["unknown workload", "characters left out"]),
+    "a swept number that is none": ((*COSMO, "--sweep", "train.seed=1,.inf"), ["--sweep train.seed", "finite", ".inf"]),
+    "a side's number that is none": ((*COSMO, "--ab", "plain", "train.seed=1e999"), ["(side b) train.seed", "finite"]),
+    "a direction in a title": ((*COSMO, "--set", 'title="a\\u202eb"'), ["--set title", "U+202E"]),
+    "a script's escape": (
+        (*SUBMIT, "--nodes", "1", "--dry-run", "--set", r'system.python="/py\x1b]0;x\a"'),
+        ["--set system.python", "U+001B"],
+    ),
+    "an escape in out": ((*SUBMIT, "--nodes", "1", "--dry-run", "--out", "a\x1b[2J"), ["--out", "U+001B"]),
+    "no text in out": ((*COSMO, "--dry-run", "--out", os.fsdecode(b"a\xff")), ["--out", "is not UTF-8"]),
+    "endless repeats": ((*COSMO, "--repeats", "99999999"), ["--repeats 99,999,999", "10,000 is the most", "planned"]),
+    "endless sweeps": (
+        (*COSMO, *(word for key in "abcde" for word in ("--sweep", f"{key}=1,2,3,4,5,6,7,8,9"))),
+        ["--sweep", "59,049 runs", "10,000 is the most"],
+    ),
+    "endless ranks": ((*COSMO, "--engine", "ddp", "--ranks", "999999999"), ["999,999,999 ranks", "up to 1,000,000"]),
+    "too many ranks for a machine": (
+        (*COSMO, "--engine", "ddp", "--ranks", "100000", "--dry-run"),
+        ["--ranks 100000", "most on this machine", "64 for each of its"],
+    ),
+    "endless repeats of comm": (("comm", "run", "--repeats", "99999999"), ["--repeats 99,999,999", "10,000"]),
     "inert setting": ((*COSMO, "--set", "engine.ddp.backend=gloo"), ["--set engine.ddp.backend", "no effect"]),
     "two kinds of variants": ((*COSMO, "--decompose", "--watch-cost"), ["--decompose", "--watch-cost", "exclude"]),
     "variants to a quality": ((*COSMO, "--decompose", "--to-quality"), ["--decompose", "leave out --to-quality"]),
@@ -396,7 +423,7 @@ def test_a_dry_run_of_run_prints_what_would_start(cli: Cli, tmp_path: Path) -> N
     assert len(lines) == 2
     for number, line in enumerate(lines):
         plan = tmp_path / "a b" / f"s-cosmoflow-ci-p0{number}-n0001-k00" / "plan.json"
-        assert shlex.split(line) == [sys.executable, "-m", "dlbench.node", str(plan)]
+        assert shlex.split(line) == [sys.executable, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", str(plan)]
     assert everything_below(tmp_path) == {}
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from tests.support import run_factory
 from tests.support.paths import DATA
 from tests.support.run_factory import constant, edit_json, status, write_run
 
-NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 FORMATS = DATA / "formats" / "comm"
 RUN = ("comm", "run")
 SUBMIT = ("comm", "submit", "--system", "box", "--series", "s")
@@ -342,7 +342,7 @@ def test_a_dry_run_prints_what_would_start_and_what_was_chosen(cli: Cli, tmp_pat
     lines = done.stdout.splitlines()
     assert lines[0] == "# collective benchmark of allreduce, 2 ranks, repeat 1 of 1"
     commands = [shlex.split(line) for line in lines if not line.startswith("#")]
-    assert [words[1:3] for words in commands] == [["-m", "dlbench.node"]] * 2
+    assert [words[1:-1] for words in commands] == [["-P", "-m", "dlbench.supervisor", "-m", "dlbench.node"]] * 2
     names = ("s-comm-allreduce-p00-n0002-k00", "s-comm-allreduce-p01-n0004-k00")
     assert [words[-1] for words in commands] == [str(tmp_path / "a b" / name / "plan.json") for name in names]
     notes = done.stderr.splitlines()

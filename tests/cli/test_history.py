@@ -9,7 +9,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -224,7 +224,7 @@ def test_a_pipe_in_a_run_does_not_hang(tmp_path: Path, name: str) -> None:
 def test_an_archive_from_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     message = failed(call("import", tmp_path / "pipe", "--store", tmp_path / "new"))
-    assert message == f"{tmp_path / 'pipe'}: is no plain file; write the archive to a file first"
+    assert message == f"{tmp_path / 'pipe'}: is a named pipe, not a regular file; write the archive to a file first"
     assert "no plain file" in failed(call("import", "/dev/null", "--store", tmp_path / "new"))
 
 
@@ -347,7 +347,7 @@ def test_a_dry_run_of_prune_touches_nothing(store: Path) -> None:
 
 
 def test_prune_prints_what_goes_and_how_much(store: Path) -> None:
-    days = (datetime.now(timezone.utc) - NOW) / timedelta(days=1)
+    days = (datetime.now(UTC) - NOW) / timedelta(days=1)
     entries = open_history(store).entries()
     # The runs are 9 days apart: so far back lie the first three.
     options = ["--keep-days", str(days - 22), "--store", store]

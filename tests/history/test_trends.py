@@ -10,7 +10,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from dlbench.report.formats.terminal import to_text
 from dlbench.views.history.view import HistoryView
 from tests.support.history_factory import write_history
 
-START = datetime(2026, 1, 1, 2, tzinfo=timezone.utc)
+START = datetime(2026, 1, 1, 2, tzinfo=UTC)
 PAYLOAD = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
 HOSTILE = f"{PAYLOAD} \"'>| `*[x](javascript:window.pwned=1)* {{{{ 7*7 }}}}\x1b[31m\u202e"
 

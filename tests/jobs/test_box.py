@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
@@ -20,6 +21,7 @@ from dlbench.errors import RunError, UserError
 from dlbench.jobs.box import config as box_config
 from dlbench.jobs.box import host as box_host
 from dlbench.jobs.box import state as box_state
+from dlbench.jobs.box import trust
 from dlbench.jobs.box.box import Box, check_requirements
 from dlbench.jobs.box.config import BoxPlan
 from dlbench.jobs.box.host import Process
@@ -233,6 +235,125 @@ def test_no_box_is_no_traceback(tmp_path: Path) -> None:
         result = CliRunner().invoke(cli, ["box", command, str(tmp_path), *more])
         assert isinstance(result.exception, UserError)
         assert "no box runs in" in str(result.exception)
+
+
+# Who else could have written there. 65534 stands for another user.
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+
+
+def box_of(folder: Path, process: Process | None = None) -> Path:
+    """A folder with the state of a box that is none."""
+    folder.mkdir(exist_ok=True)
+    box_state.save(make_plan(folder), [process or Process("munged", 12, 345)])
+    return folder
+
+
+@needs_root
+def test_a_state_file_of_another_user_ends_no_process(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "100"]) as victim:
+        ticks = box_host.start_ticks(victim.pid)
+        assert ticks is not None
+        folder = box_of(tmp_path / "box", Process("slurmd.n1", victim.pid, ticks))
+        os.chown(folder, 65534, 65534)
+        for owner in (0, 65534):
+            os.chown(folder / "box.json", owner, owner)
+            done = CliRunner().invoke(cli, ["box", "stop", str(folder)])
+            assert isinstance(done.exception, UserError)
+            assert f"{folder} belongs to user 65534" in str(done.exception)
+        os.chown(folder, 0, 0)
+        done = CliRunner().invoke(cli, ["box", "stop", str(folder)])
+        assert "box.json belongs to user 65534" in str(done.exception)
+        assert victim.poll() is None
+        victim.kill()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Short enough for Slurm's sockets, as pytest's are not."""
+    with tempfile.TemporaryDirectory(prefix="box-") as folder:
+        yield Path(folder)
+
+
+def start_in(folder: Path) -> str:
+    """Why no box starts there."""
+    with pytest.raises(UserError) as told:
+        Box.start(folder)
+    return str(told.value)
+
+
+def test_a_folder_that_others_may_write_is_refused(short_path: Path) -> None:
+    folder = short_path / "box"
+    folder.mkdir()
+    for mode in (0o777, 0o1777, 0o775, 0o757):
+        folder.chmod(mode)
+        words = f"others may write {folder} (mode {mode:04o})"
+        assert words in start_in(folder)
+        if mode != 0o1777:  # as /tmp: nobody takes away there what is not theirs
+            assert words in start_in(folder / "in" / "it")
+    folder.chmod(0o1777)
+    trust.check_folder(folder / "in" / "it")
+
+
+@needs_root
+def test_a_folder_below_another_user_s_is_refused(short_path: Path) -> None:
+    (short_path / "home" / "box").mkdir(parents=True)
+    os.chown(short_path / "home", 65534, 65534)
+    for folder in (short_path / "home" / "box", short_path / "home" / "new"):
+        assert f"{short_path / 'home'} belongs to user 65534" in start_in(folder)
+    assert not (short_path / "home" / "new").exists()
+
+
+def test_a_link_is_no_folder_and_one_on_the_way_is_followed_to_where_it_leads(short_path: Path) -> None:
+    (short_path / "open" / "box").mkdir(parents=True)
+    (short_path / "open").chmod(0o777)
+    (short_path / "link").symlink_to(short_path / "open" / "box")
+    (short_path / "way").symlink_to(short_path / "open")
+    assert "is a symbolic link" in start_in(short_path / "link")
+    assert f"others may write {short_path / 'open'} (mode 0777)" in start_in(short_path / "way" / "box")
+
+
+def test_what_was_left_in_a_stopped_box_is_looked_at_before_it_is_cleared(tmp_path: Path) -> None:
+    folder = box_of(tmp_path / "box")
+    box_state.mark_stopped(folder)
+    (tmp_path / "target").write_text("precious")
+    (folder / "slurm.conf").symlink_to(tmp_path / "target")
+    with pytest.raises(UserError, match=r"slurm\.conf is a symbolic link, which no box makes"):
+        box_state.clear(folder)
+    (folder / "slurm.conf").unlink()
+    (folder / "slurm.conf").touch()
+    (folder / "slurm.conf").chmod(0o666)
+    with pytest.raises(UserError, match=r"others may write .*slurm\.conf \(mode 0666\)"):
+        box_state.clear(folder)
+    assert (tmp_path / "target").read_text() == "precious"
+
+
+def test_files_of_a_box_are_its_owner_s_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        trust.make_folder(tmp_path / "a" / "b")
+        trust.write_new(tmp_path / "a" / "b" / "slurm.conf", "x")
+        box_of(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "a", *(tmp_path / "a").rglob("*")):
+        assert path.stat().st_mode & 0o022 == 0, path
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "long"])
+def test_a_state_that_is_no_plain_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "box.json"
+    if kind == "link":
+        path.symlink_to("/dev/zero")
+    elif kind == "fifo":
+        os.mkfifo(path, 0o600)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b" " * (trust.MAX_STATE_BYTES + 1))
+    with pytest.raises(UserError, match=r"box\.json"):
+        Box.attach(tmp_path)
 
 
 # The real thing.

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.requests import Request
 from tests.support.paths import GOLDEN
 
-NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 PYTHON = "/opt/dlbench/bin/python"
 
 PlanT = TypeVar("PlanT", bound=LaunchPlan)
@@ -83,7 +83,7 @@ def folder_of(plan: LaunchPlan, root: str = "/scratch/runs") -> RunFolder:
 def test_the_command_of_every_launcher() -> None:
     plan = plan_of(ranks_per_node=2)
     folder = folder_of(plan)
-    node = [PYTHON, "-m", "dlbench.node", f"/scratch/runs/{plan.run_id}/plan.json"]
+    node = [PYTHON, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", f"/scratch/runs/{plan.run_id}/plan.json"]
     assert launch.node_command(folder.plan, PYTHON) == node
     common = ["--kill-on-bad-exit=1", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=block"]
     assert launch.srun_command(plan, folder, PYTHON) == ["srun", "--mpi=pmix", *common, "--cpus-per-task=1", *node]
@@ -92,18 +92,13 @@ def test_the_command_of_every_launcher() -> None:
     other = with_system(plan, launch={"mpi_plugin": "pmi2"}, slurm={"cpus_per_task": False})
     assert launch.srun_command(other, folder, PYTHON) == ["srun", "--mpi=pmi2", *common, *node]
     mpirun = with_system(plan, launch={"launcher": "mpirun", "environment": {"B": "x y", "A": "1"}})
-    words = launch.mpirun_command(mpirun, folder, PYTHON, "t0k3n")
+    words = launch.mpirun_command(mpirun, folder, PYTHON)
     assert words[:7] == ["mpirun", "-np", "4", "--map-by", "ppr:2:node:OVERSUBSCRIBE", "--bind-to", "none"]
-    assert words[-4:] == node
-    exports = words[7:-4]
+    assert words[-len(node) :] == node
+    exports = words[7 : -len(node)]
     assert set(exports[::2]) == {"-x"}
-    assert exports[1::2] == [
-        "A=1",
-        "B=x y",
-        "DLBENCH_LAUNCH_TOKEN=t0k3n",
-        "OMPI_MCA_mpi_yield_when_idle=1",
-        "PYTHONUNBUFFERED=1",
-    ]
+    # Names alone: everybody may read a command line.
+    assert exports[1::2] == ["A", "B", "DLBENCH_LAUNCH_TOKEN", "OMPI_MCA_mpi_yield_when_idle", "PYTHONUNBUFFERED"]
 
 
 def test_local_ranks_know_their_places() -> None:
@@ -152,7 +147,13 @@ GOLDENS: dict[str, Callable[[], LaunchPlan]] = {
             "exclusive": False,
             "cpus_per_task": False,
         },
-        launch={"environment": {"TEXT": "it's $HOME; `id`\n#SBATCH --wrap=id"}},
+        launch={
+            "environment": {
+                "TEXT": "it's $HOME; `id`\n#SBATCH --wrap=id",
+                "API_TOKEN": {"variable": "SITE_TOKEN"},
+                "DB_PASSWORD": {"file": "~/my secrets/$(id)"},
+            }
+        },
         modules=["gcc/12.2", "openmpi/4.1+cuda"],
         setup=["umask 022"],
         python="/opt/my env/bin/python",
@@ -380,22 +381,44 @@ def test_any_text_reaches_the_ranks_unharmed(one: str, two: str, python: str, pl
         program = launcher.partition("-")[0]
         assert cluster.called() == {program}
         expected = (
-            launch.mpirun_command(plan, folder, python, "4711")
+            launch.mpirun_command(plan, folder, python)
             if launcher == "mpirun"
             else launch.srun_command(plan, folder, python)
         )
         assert [program, *cluster.arguments(program)] == expected
         seen = cluster.environment(program)
         assert (seen["ONE"], seen["TWO"]) == (one, two)
+        assert seen.get("DLBENCH_LAUNCH_TOKEN") == ("4711" if launcher == "mpirun" else None)
 
 
 def test_the_words_of_the_script_are_those_of_the_plan(cluster: Cluster) -> None:
     plan = GOLDENS["everything"]()
-    done = cluster.run(render_script(plan, folder_of(plan), PYTHON), nodes="1")
+    (cluster.cwd / "my secrets").mkdir()
+    (cluster.cwd / "my secrets" / "$(id)").write_text("s3cret\n")
+    done = cluster.run(render_script(plan, folder_of(plan), PYTHON), nodes="1", SITE_TOKEN="t $(id)")
     assert (done.returncode, done.stderr) == (0, "")
     assert cluster.arguments("module") == ["purge", "load", "gcc/12.2", "load", "openmpi/4.1+cuda"]
-    assert cluster.arguments("srun")[-4] == "/opt/my env/bin/python"  # the system's, not the submitter's
-    assert cluster.environment("srun")["TEXT"] == "it's $HOME; `id`\n#SBATCH --wrap=id"
+    assert cluster.arguments("srun")[-7] == "/opt/my env/bin/python"  # the system's, not the submitter's
+    seen = cluster.environment("srun")
+    assert seen["TEXT"] == "it's $HOME; `id`\n#SBATCH --wrap=id"
+    assert (seen["API_TOKEN"], seen["DB_PASSWORD"]) == ("t $(id)", "s3cret")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({"variable": "NOT_SET"}, "launch.environment.API_TOKEN: NOT_SET is not set in the job"),
+        ({"file": "/nosuch/file"}, "launch.environment.API_TOKEN: its file cannot be read on this node"),
+    ],
+)
+def test_a_job_without_a_secret_ends_before_it_starts_anything(
+    cluster: Cluster, source: dict[str, str], words: str
+) -> None:
+    plan = with_system(plan_of(), launch={"environment": {"API_TOKEN": source}})
+    done = cluster.run(render_script(plan, folder_of(plan), PYTHON))
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "srun" not in cluster.called() or "--mpi=list" in cluster.arguments("srun")
 
 
 def test_setup_lines_run_as_they_are_and_before_the_variables(cluster: Cluster) -> None:
@@ -493,7 +516,7 @@ def rooms(job: Job, root: Path) -> list[RunFolder]:
 # Tells who called it, from where, and with which variables; the plan of a run that shall fail stands in FAILING.
 TELLING = """#!/bin/bash
 [ "$1" = --mpi=list ] && { echo pmix; exit; }
-printf '%s\\t' "${0##*/}" "$PWD" "${@: -4:1}" "${@: -1}" "${X-unset}" "${Y-unset}" >> "$DUMP/told"
+printf '%s\\t' "${0##*/}" "$PWD" "${@: -7:1}" "${@: -1}" "${X-unset}" "${Y-unset}" >> "$DUMP/told"
 echo >> "$DUMP/told"
 echo "words of a rank"
 case " ${FAILING-} " in *" ${@: -1} "*) exit "${STUB_CODE:-7}" ;; esac
@@ -619,7 +642,7 @@ def test_any_text_of_a_side_reaches_its_ranks_unharmed(one: str, two: str, pytho
         words = cluster.arguments(launcher.partition("-")[0])
         for plan_file in calls_of_b:
             position = words.index(str(plan_file))
-            assert words[position - 3 : position] == [python, "-m", "dlbench.node"]
+            assert words[position - 6 : position] == [python, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from dlbench.errors import ExitCode, RunError
 from dlbench.jobs import local
 from dlbench.jobs import verdict as verdict_module
-from dlbench.jobs.ending import Ending, last_words, stopped_processes
+from dlbench.jobs.ending import Ending, last_words, stopped_among
 from dlbench.jobs.verdict import verdict
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import read_run
@@ -174,7 +174,7 @@ def test_the_last_words_of_a_process(output: str, words: str) -> None:
     assert "\n" not in told
 
 
-def test_stopped_processes_are_found_by_their_session(tmp_path: Path) -> None:
+def test_stopped_among_are_told_from_others(tmp_path: Path) -> None:
     for pid, line in {
         7: "7 (a) b) T 1 7 7 0",
         8: "8 (x) S 1 8 7 0",
@@ -186,12 +186,12 @@ def test_stopped_processes_are_found_by_their_session(tmp_path: Path) -> None:
         (tmp_path / str(pid) / "stat").write_text(line)
     (tmp_path / "self").mkdir()
     (tmp_path / "12").mkdir()
-    assert stopped_processes({7}, tmp_path) == {7, 9}
+    assert stopped_among(range(7, 13), tmp_path) == {7, 9, 10}
     sleeper = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
         os.kill(sleeper.pid, signal.SIGSTOP)
         deadline = time.monotonic() + 10
-        while (found := stopped_processes({sleeper.pid})) != {sleeper.pid}:
+        while (found := stopped_among({sleeper.pid})) != {sleeper.pid}:
             assert time.monotonic() < deadline, found
             time.sleep(0.01)
     finally:

@@ -1,10 +1,62 @@
-"""What is captured of the machine around a run: nothing of it is worth the run."""
+"""What is captured of the machine around a run: nothing of it is worth the run, and no secret is written."""
 
 from __future__ import annotations
 
 import pytest
 
 from dlbench.machine import environment
+
+
+def recorded(variables: dict[str, str], *withheld: str) -> set[str]:
+    prefix = "variable."
+    return {
+        key.removeprefix(prefix)
+        for key in environment.capture([], variables, withheld=withheld)
+        if key.startswith(prefix)
+    }
+
+
+def test_settings_of_the_libraries_are_recorded() -> None:
+    settings = {
+        "NCCL_IB_PKEY": "7",
+        "UCX_NET_DEVICES": "mlx5_0:1",
+        "OMP_NUM_THREADS": "4",
+        "OMPI_MCA_btl": "self,tcp",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "CUDA_VISIBLE_DEVICES": "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",
+        "LD_PRELOAD": "/nix/store/0c6kzph7l0dcbfmjap64f0czdafn3b7x-jemalloc-5.3.0/lib/libjemalloc.so",
+        "HOROVOD_FUSION_THRESHOLD": "134217728",
+    }
+    assert recorded(settings) == set(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HOME", "/root"),
+        ("MY_SETTING", "1"),
+        ("UCX_AUTH", "hunter2"),
+        ("UCX_Authorization", "hunter2"),
+        ("OMPI_MCA_x_bearer", "hunter2"),
+        ("NCCL_TOKEN", "hunter2"),
+        ("GLOO_API_KEY", "hunter2"),
+        ("GLOO_PASS", "hunter2"),
+        ("HOROVOD_SECRET", "hunter2"),
+        ("GLOO_URL", "http://user:pass@h"),
+        ("GLOO_URL", "tcp://user@h:1"),
+        ("UCX_HEADER", "Authorization: Bearer abc"),
+        ("OMPI_MCA_x", "password=hunter2"),
+        ("OMPI_MCA_x", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln"),
+        ("NCCL_X", "ghp_0123456789abcdefghij"),
+        ("NCCL_X", "0123456789abcdef0123456789abcdef"),
+    ],
+)
+def test_what_may_be_a_secret_is_not(name: str, value: str) -> None:
+    assert recorded({name: value, "NCCL_DEBUG": "WARN"}) == {"NCCL_DEBUG"}
+
+
+def test_what_the_plan_gives_by_reference_is_not() -> None:
+    assert recorded({"NCCL_DEBUG": "WARN", "NCCL_X": "1"}, "NCCL_X") == {"NCCL_DEBUG"}
 
 
 def test_a_variable_that_is_not_utf8_is_shown_with_escapes() -> None:

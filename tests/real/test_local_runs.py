@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dlbench.datasets.making.demo import prepare_demo_data
@@ -20,6 +21,7 @@ from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
 from tests.support.forks import call_dlbench
+from tests.support.leftovers import Leftovers
 
 SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3")
 COSMO = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic")
@@ -204,14 +206,27 @@ def test_a_diverging_run_yields_no_figure(cli: Cli, tmp_path: Path) -> None:
 
 
 class Running:
-    """A long two-rank run in the background, for doing harm to."""
+    """A long two-rank run with loader processes in the background, for doing harm to.
 
-    def __init__(self, folder: Path, *extra: str) -> None:
-        command = [sys.executable, "-m", "dlbench", *COSMO, "--engine", "ddp", "--ranks", "2", *extra]
+    Its working directory holds modules that must not be executed.
+    """
+
+    def __init__(self, folder: Path, data: Path, *extra: str) -> None:
+        for name in ("platform", "profile", "statistics", "pynvml", "json", "torch", "sampler"):
+            (folder / f"{name}.py").write_text(f"open({str(folder)!r} + '/canary-{name}', 'w')\n")
+        command = [sys.executable, "-P", "-m", "dlbench", "run", "cosmoflow", "--preset", "ci", "--ranks", "2"]
+        command += ["--data", str(data), "--set", "data.loader_workers=1", "--engine", "ddp", *extra]
         command += ["--set", "measure.measured_steps=100000", "--set", "measure.warmup_steps=1"]
         self.folder = folder / "runs"
+        self.leftovers = Leftovers()
         self.process = subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            cwd=folder,
+            env=self.leftovers.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
     def wait_until_measuring(self) -> None:
@@ -225,11 +240,20 @@ class Running:
             time.sleep(0.1)
         pytest.fail("the run never came to measure")
 
+    def listening(self) -> list[str]:
+        """Addresses at which the run's processes listen."""
+        launcher = psutil.Process(self.process.pid)
+        connections = [one for child in launcher.children(recursive=True) for one in child.net_connections("inet")]
+        return [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]
+
     def pid(self, rank: int) -> int:
         return scan(self.folder).runs[0].statuses[rank].pid
 
     def end(self) -> tuple[int, str]:
+        """Exit code and standard error, after nothing is left of the run."""
         _, errors = self.process.communicate(timeout=120)
+        assert self.leftovers.within(5.0) == []
+        assert list(self.folder.parent.glob("canary-*")) == []
         return self.process.returncode, errors
 
     def __enter__(self) -> Running:
@@ -239,6 +263,7 @@ class Running:
         if self.process.poll() is None:
             self.process.terminate()  # which ends the ranks, too
         self.process.communicate(timeout=120)
+        self.leftovers.__exit__()
 
 
 def alive(pid: int) -> bool:
@@ -250,66 +275,104 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    with Running(tmp_path) as running:
+def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path, demo_data: dict[str, Path]) -> None:
+    with Running(tmp_path, demo_data["cosmoflow"]) as running:
         running.wait_until_measuring()
-        survivor = running.pid(0)
+        assert set(running.listening()) == {"127.0.0.1"}
+        assert sum("multiprocessing" in words for words in running.leftovers.processes().values()) >= 4
         os.kill(running.pid(1), signal.SIGKILL)
         code, errors = running.end()
     assert code == 3
     assert "rank 1" in errors
     assert "SIGKILL" in errors
-    assert not alive(survivor)
     (run,) = only_runs(running.folder, 1)
     assert run.state == "failed"
     assert "rank 1 was the first to end, by signal SIGKILL" in run.story
 
 
+@pytest.mark.horovod
 @pytest.mark.slow
-def test_a_hung_rank_is_noticed_by_the_watchdog(tmp_path: Path) -> None:
-    # Long enough for the start on a machine that does other things, too.
-    with Running(tmp_path, "--set", "measure.stall_timeout_s=10") as running:
+@pytest.mark.nightly
+def test_horovod_ranks_of_one_machine_are_heard_on_loopback_only(
+    tmp_path: Path, demo_data: dict[str, Path], horovod_installed: None
+) -> None:
+    """The key server is all that listens once Gloo's ranks have met; ranks of DDP are looked at above."""
+    with Running(tmp_path, demo_data["cosmoflow"], "--engine", "horovod") as running:
         running.wait_until_measuring()
-        stopped = running.pid(1)
-        os.kill(stopped, signal.SIGSTOP)
+        assert running.listening() == ["127.0.0.1"]
+        (meeting,) = running.folder.glob("*/rendezvous.json")
+        assert "secret" not in meeting.read_text()
+
+
+@pytest.mark.slow
+def test_a_hung_rank_is_noticed_by_the_watchdog(tmp_path: Path, demo_data: dict[str, Path]) -> None:
+    # Long enough for the start on a machine that does other things, too.
+    with Running(tmp_path, demo_data["cosmoflow"], "--set", "measure.stall_timeout_s=10") as running:
+        running.wait_until_measuring()
+        os.kill(running.pid(1), signal.SIGSTOP)
         code, errors = running.end()
     assert code == 124
     assert "no progress" in errors
-    assert not alive(stopped)
     log = (scan(running.folder).runs[0].folder.log(0)).read_text()
     assert "Thread" in log  # where every thread stood
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
-def test_interrupting_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
-    with Running(tmp_path) as running:
+def test_interrupting_ends_all_ranks(tmp_path: Path, demo_data: dict[str, Path], number: signal.Signals) -> None:
+    """Twice, and although one of them is stopped."""
+    with Running(tmp_path, demo_data["cosmoflow"]) as running:
         running.wait_until_measuring()
-        pids = [running.pid(0), running.pid(1)]
+        os.kill(running.pid(0), signal.SIGSTOP)
+        running.process.send_signal(number)
+        time.sleep(0.3)
         running.process.send_signal(number)
         code, errors = running.end()
     assert "Traceback" not in errors
-    assert not any(alive(pid) for pid in pids)
-    assert "interrupted" in scan(running.folder).runs[0].story
+    (run,) = only_runs(running.folder, 1)
+    assert (run.state, run.story) == ("failed", "interrupted by the user or by a signal to dlbench")
     assert code == 130
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_leaves_a_readable_folder(tmp_path: Path) -> None:
-    with Running(tmp_path) as running:
+def test_a_killed_launcher_leaves_a_readable_folder(tmp_path: Path, demo_data: dict[str, Path]) -> None:
+    with Running(tmp_path, demo_data["cosmoflow"]) as running:
         running.wait_until_measuring()
-        pids = [running.pid(0), running.pid(1)]
         running.process.kill()
         # Ranks must not go on computing on the cores of the next measurement.
-        deadline = time.monotonic() + 60
-        while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.1)
-    assert not any(alive(pid) for pid in pids)
+        running.end()
     (run,) = only_runs(running.folder, 1)
     assert run.state == "incomplete"
     assert "2 of 2 ranks started" in run.story
     assert "measuring" in run.story
     assert run.record is None
+
+
+@pytest.mark.slow
+@pytest.mark.horovod
+@pytest.mark.parametrize(
+    "victim", ["mpirun", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("rank", "launcher"))]
+)
+def test_nothing_is_left_under_mpirun(
+    tmp_path: Path,
+    demo_data: dict[str, Path],
+    victim: str,
+    horovod_installed: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its session folder, its shared memory and the ranks are gone, too."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("no mpirun: install Open MPI")
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    with Running(tmp_path, demo_data["cosmoflow"], "--engine", "horovod", "--launcher", "mpirun") as running:
+        running.wait_until_measuring()
+        (mpirun,) = (pid for pid, words in running.leftovers.processes().items() if words.startswith("mpirun"))
+        os.kill({"mpirun": mpirun, "rank": running.pid(1), "launcher": running.process.pid}[victim], signal.SIGKILL)
+        code, errors = running.end()
+    assert code == (-signal.SIGKILL if victim == "launcher" else 3)
+    if victim != "launcher":
+        assert f"{'rank 1' if victim == 'rank' else 'the launched process'} was the first to end, by signal" in errors
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from dlbench.datasets.making.production import produce
 from dlbench.jobs.box.box import Box
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
+from tests.support.leftovers import Leftovers
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -49,7 +51,7 @@ def wait_until_measuring(folder: Path) -> None:
     """Returns when the first rank of the first run has begun to measure."""
     deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline:
-        runs = scan(folder).runs
+        runs = scan(folder).runs if folder.is_dir() else []
         if runs and runs[0].statuses and runs[0].statuses[0].stage == "measuring":
             return
         time.sleep(0.3)
@@ -111,14 +113,22 @@ def test_ddp_over_two_nodes_of_two_ranks(cli: Cli, slurm_box: Box, tmp_path: Pat
 
 
 @pytest.mark.nightly
-def test_a_cancelled_job_is_told(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+def test_a_cancelled_job_is_told_and_leaves_nothing(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path) -> None:
+    with Leftovers() as leftovers:
+        _cancel_a_job(cli, slurm_box, tmp_path, images, leftovers)
+        assert leftovers.within(5.0) == []
+
+
+def _cancel_a_job(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, leftovers: Leftovers) -> None:
     submitted = cli(
-        *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp"),
-        *("--launcher", "srun-gloo", "--data", "synthetic", "--set", "measure.measured_steps=100000"),
-        **slurm_box.environment,
+        *("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1", "--engine", "ddp"),
+        *("--launcher", "srun-gloo", "--data", images, "--set", "data.loader_workers=1"),
+        *("--set", "measure.measured_steps=100000"),
+        **{**leftovers.environment, **slurm_box.environment},
     )
     (job,) = submitted.stdout.split()
     wait_until_measuring(tmp_path / "runs")
+    assert any("dlbench.supervisor" in words for words in leftovers.processes().values())
     assert "RUNNING" in cli("status", tmp_path / "runs", **slurm_box.environment).stdout
     scancel = ["scancel", job]
     subprocess.run(scancel, env={"PATH": "/usr/bin:/bin", **slurm_box.environment}, check=True, timeout=30)
@@ -219,3 +229,37 @@ def test_a_run_inside_an_allocation(cli: Cli, slurm_box: Box, tmp_path: Path) ->
     assert run.state == "valid", run.story
     assert run.record is not None
     assert [r.host for r in run.record.ranks] == ["n1", "n2"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("victim", ["launcher", "rank"])
+def test_a_killed_run_inside_an_allocation_leaves_nothing(
+    slurm_box: Box, tmp_path: Path, images: Path, victim: str
+) -> None:
+    """Although the allocation stays, so that Slurm itself ends nothing."""
+    words = [sys.executable, "-P", "-m", "dlbench", "run", "resnet50", "--preset", "ci", "--system", "box"]
+    words += ["--ranks", "2", "--engine", "ddp", "--launcher", "srun-gloo", "--data", str(images)]
+    words += ["--set", "data.loader_workers=1", "--set", "measure.measured_steps=100000"]
+    # Long enough to look, and ended by itself, so that the next test gets the nodes.
+    script = '"$@"; exec env -i sleep 12'
+    with Leftovers() as leftovers:
+        salloc = subprocess.Popen(
+            ["salloc", "--nodes=2", "--ntasks=2", "--quiet", "sh", "-c", script, "sh", *words],
+            cwd=tmp_path,
+            env={**leftovers.environment, **slurm_box.environment},
+            stdin=subprocess.DEVNULL,
+        )
+        wait_until_measuring(tmp_path / "runs")
+        command = " ".join(words[:5])
+        (launcher,) = (pid for pid, line in leftovers.processes().items() if line.startswith(command))
+        (run,) = scan(tmp_path / "runs").runs
+        os.kill(launcher if victim == "launcher" else run.statuses[1].pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30  # the launcher gives other ranks ten seconds
+        while Path(f"/proc/{launcher}").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        deadline = time.monotonic() + 5
+        while left := [line for line in leftovers.now() if "salloc" not in line]:
+            if time.monotonic() > deadline:
+                pytest.fail(f"left: {left}")
+            time.sleep(0.1)
+    salloc.wait(timeout=60)

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.jobs.slurm import read_submission
-from dlbench.records.files import write_atomic, write_json
+from dlbench.records.files import write_atomic, write_json, write_result
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.registry import KEYS, describe, differences
 from dlbench.records.rows.samples import SampleReader
@@ -121,6 +122,31 @@ def test_places_where_nothing_can_be_written(tmp_path: Path) -> None:
     ):
         refuse_to_write(path, "new")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    """`-o /dev/null` by root put a file in its place."""
+    reading, writing = os.pipe()
+    link = tmp_path / "out"
+    link.symlink_to(f"/proc/self/fd/{writing}")
+    write_result(link, "all of it")
+    assert os.read(reading, 100) == b"all of it"
+    os.close(reading)
+    os.close(writing)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(RunError, match=os.strerror(errno.ENXIO)):  # nobody reads; not waited for
+        write_result(pipe, "x")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert link.is_symlink()
+    device = tmp_path / "null"
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    except PermissionError:
+        return  # for root
+    write_result(device, "x")
+    assert stat.S_ISCHR(device.stat().st_mode)
+    assert sorted(tmp_path.iterdir()) == [device, link, pipe]
 
 
 def test_json_has_no_infinity(tmp_path: Path) -> None:
@@ -355,8 +381,23 @@ def test_steps_are_seen_while_the_rank_runs(tmp_path: Path) -> None:
 def test_a_steps_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "x.steps"
     StepWriter(path, {}).close()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(RunError, match=r"x\.steps: cannot be written: File exists"):
         StepWriter(path, {})
+
+
+def test_a_disk_that_fails_names_the_steps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    writer = StepWriter(tmp_path / "x.steps", {})
+    writer.append(step_record(0))
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(RunError, match=r"x\.steps: cannot be written: Input/output error"):
+        writer.sync()
+    monkeypatch.undo()
+    monkeypatch.setattr(writer._blocks, "flush", lambda: failing(0))
+    with pytest.raises(ValueError, match="the first"), writer:
+        raise ValueError("the first to go wrong")
 
 
 @pytest.mark.parametrize(
@@ -398,6 +439,7 @@ def test_other_content_is_refused(tmp_path: Path, content: bytes) -> None:
 SHORT_WRITES = """
 import resource, sys
 from pathlib import Path
+from dlbench.errors import RunError
 from dlbench.records.rows.steps import StepWriter
 from tests.records.test_records import step_record
 
@@ -409,7 +451,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
 try:
     for number in range(4):
         writer.append(step_record(number))
-except OSError as error:
+except RunError as error:
     print("refused", path.stat().st_size == room)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 writer.close()

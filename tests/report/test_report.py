@@ -9,6 +9,9 @@ import json
 import math
 import os
 import re
+import shlex
+import subprocess
+import sys
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,10 +31,11 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
 from dlbench.report import wording
 from dlbench.report.charts import svg as drawing
+from dlbench.report.document import Document, Section
 from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
-from dlbench.report.table import Cell, TextRow, TextTable
+from dlbench.report.table import Cell, TextRow, TextTable, text_sheet
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
 from dlbench.views import model
@@ -258,6 +262,28 @@ def test_cleaned_text_is_one_harmless_line(text: str) -> None:
     assert len(found.splitlines()) <= 1
     found.encode("utf-8")
     assert wording.clean(found) == found
+
+
+def test_writers_clean_what_came_in_another_way() -> None:
+    """Sections clean what enters them; here texts are put behind their back, as a new kind of field would be."""
+    bad = "a\x1b]0;owned\x07\u202eb\x9bc\ud800"
+    section = Section(id="one", title="One", words=("a",), facts=(("name", "value"),), notes=("small",))
+    sheet = text_sheet("t", "T", ("head",), (("cell",),))
+    for name, value in {"words": (bad,), "facts": ((bad, bad),), "notes": (bad,), "title": bad}.items():
+        object.__setattr__(section, name, value)
+    object.__setattr__(sheet, "title", bad)
+    object.__setattr__(section, "sheets", (sheet,))
+    document = Document(title=bad, dlbench_version="1", sections=(section,), data={"key": bad})
+    texts = {
+        "text": terminal.to_text(document, full=True),
+        "md": markdown.to_markdown(document),
+        "json": json_tables.to_json(document),
+        "csv": delimited.write_table(("x",), [{"x": bad}]),
+        "html": html._environment().from_string("{{ bad }}").render(bad=bad),
+    }
+    for name, text in texts.items():
+        assert [c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs")] == [], name
+        assert "a]0;ownedbc" in text.replace("\\", ""), name
 
 
 @given(st.text())
@@ -667,6 +693,28 @@ def test_missing_libraries_are_named_with_the_remedy(sample: Path, monkeypatch: 
     assert isinstance(found.exception, EnvironmentLacksError)
     assert "pandas, altair, vl_convert not installed" in str(found.exception)
     assert "pip install 'dlbench[analysis]'" in str(found.exception)
+
+
+def test_a_limit_below_what_charts_need_is_one_line(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it V8 ends the process with its own stack."""
+    drawing.require_address_space.cache_clear()
+    monkeypatch.setattr(drawing.resource, "getrlimit", lambda what: (64_000_000 * 1024, 64_000_000 * 1024))
+    found = run_cli(sample, "--format", "html")
+    assert isinstance(found.exception, EnvironmentLacksError)
+    assert "limit on addresses is 61.0 GiB (`ulimit -v`); remedy: `ulimit -v unlimited`" in str(found.exception)
+    assert run_cli(sample, "--format", "md").exit_code == 0
+
+
+@pytest.mark.nightly
+def test_charts_are_drawn_under_a_limit_that_is_just_enough(sample: Path, tmp_path: Path) -> None:
+    def limited(gibibytes: int) -> subprocess.CompletedProcess[str]:
+        words = shlex.join([sys.executable, "-m", "dlbench", "report", str(sample), "-o", str(tmp_path / "x.html")])
+        script = f"ulimit -c 0; ulimit -v {gibibytes << 20}; {words}"
+        return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+
+    # Numeric libraries reserve some for each core, too.
+    assert limited(100).returncode == 0
+    assert limited(40).returncode == 5
 
 
 def test_whole_command_line(cli: Any, sample: Path, tmp_path: Path) -> None:

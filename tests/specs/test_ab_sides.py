@@ -344,7 +344,7 @@ def test_a_dry_run_names_the_sides_and_their_commands(tmp_path: Path, monkeypatc
         ", side b, repeat 1 of 1, batch 4 per rank",
     ]
     commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
-    assert commands[1].startswith("/new/bin/python -m dlbench.node ")
+    assert commands[1].startswith("/new/bin/python -P -m dlbench.supervisor -m dlbench.node ")
     assert not commands[0].startswith("/new")
     assert not (tmp_path / "runs").exists()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from dlbench.specs.resolve import available, find
 from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel, TextData
 from dlbench.specs.yamlfile import MAX_BYTES, MAX_DEPTH, parse_yaml, read_yaml
 
-NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 WORKLOADS = {"resnet50": {"full", "ci"}, "bert": {"full", "base", "ci"}, "cosmoflow": {"full", "ci"}}
 
 

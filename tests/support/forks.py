@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -30,6 +33,22 @@ _FORKS.set_forkserver_preload(
         *(f"dlbench.cli.{module}" for _, module, *_ in COMMANDS),
     ]
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What else a command may find: see `call_dlbench`."""
+
+    closed: tuple[int, ...] = ()
+    """Descriptors of 0 to 2 that are closed."""
+    full: tuple[int, ...] = ()
+    """Those of 1 and 2 that are /dev/full."""
+    is_plain_user: bool = False
+    """Whether root may only what its files' modes allow, as everybody else."""
+    largest_file: int | None = None
+    """Bytes of a file at most (RLIMIT_FSIZE)."""
+    is_gone: bool = False
+    """Whether the working directory was deleted."""
 
 
 def run_ranks(
@@ -63,7 +82,11 @@ def run_ranks(
 
 
 def call_dlbench(
-    *arguments: str | Path, cwd: Path, timeout: float = 300, **variables: str
+    *arguments: str | Path,
+    cwd: Path,
+    timeout: float = 300,
+    surroundings: Surroundings | None = None,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``dlbench`` in a process of its own, which is new where variables are meant for Python itself."""
     words = [str(word) for word in arguments]
@@ -79,9 +102,10 @@ def call_dlbench(
             stdin=subprocess.DEVNULL,
             check=False,
         )
+    around = surroundings or Surroundings()
     with tempfile.TemporaryDirectory() as folder:
         out, errors = Path(folder, "out"), Path(folder, "errors")
-        process = _FORKS.Process(target=_dlbench, args=(words, environment, str(cwd), str(out), str(errors)))
+        process = _FORKS.Process(target=_dlbench, args=(words, environment, str(cwd), str(out), str(errors), around))
         process.start()
         if not _await([process], timeout, [process]):
             raise subprocess.TimeoutExpired(["dlbench", *words], timeout)
@@ -123,10 +147,54 @@ def _rank(main: Callable[[Sequence[str]], int], arguments: list[str], environmen
     raise SystemExit(main(arguments))
 
 
-def _dlbench(arguments: list[str], environment: dict[str, str], cwd: str, out: str, errors: str) -> None:
+def _dlbench(
+    arguments: list[str], environment: dict[str, str], cwd: str, out: str, errors: str, around: Surroundings
+) -> None:
     from dlbench.cli import main
 
     _become(environment, out, errors)
     os.chdir(cwd)
+    _surround(around)
     sys.argv = ["dlbench", *arguments]
     main()
+
+
+def _surround(around: Surroundings) -> None:
+    if around.is_gone:
+        gone = tempfile.mkdtemp(dir=".")
+        os.chdir(gone)
+        Path("..", gone).rmdir()
+    for number in around.full:
+        descriptor = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    if around.largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (around.largest_file, around.largest_file))
+    if around.is_plain_user:
+        _heed_modes()
+    for number in around.closed:
+        os.close(number)
+        # As Python starts with them.
+        setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+
+
+_CAPABILITIES_V3 = 0x20080522
+_PR_CAPBSET_DROP = 24
+_DAC_OVERRIDE, _DAC_READ_SEARCH = 1, 2
+"""capabilities(7), capset(2), prctl(2)."""
+
+
+def _heed_modes() -> None:
+    """Takes from root what lets it pass over the modes of files, for this process and all that it starts."""
+    if os.geteuid() != 0:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_V3, 0)
+    sets = (ctypes.c_uint32 * 6)()
+    libc.capget(header, sets)
+    for capability in (_DAC_OVERRIDE, _DAC_READ_SEARCH):
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+        for place in range(3):  # effective, permitted, inheritable
+            sets[place] &= ~(1 << capability)
+    if libc.capset(header, sets) != 0:
+        raise OSError(ctypes.get_errno(), "capset")

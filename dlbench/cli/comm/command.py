@@ -46,11 +46,12 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
       dlbench comm run --ranks 2,4 --algorithms ring,direct --sizes 1KiB:64MiB
       dlbench comm run --ranks 4 --launcher mpirun --transport mpi --group-size 2
     """
-    from dlbench.cli.run import print_commands, require_here, run_all, shown
+    from dlbench.cli.run import print_commands, require_here, require_room, run_all, shown
     from dlbench.specs.requests import parse_counts
 
     made = runs_of(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
     require_here(made.plans[0].system)
+    require_room(made.plans)
     if not options["dry_run"]:
         _require_libraries(made.plans)
     _print_notes(made)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlbench.cli.options import F, decorated
+from dlbench.cli.options import F, decorated, output_folder
 from dlbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -79,13 +78,7 @@ def measure_options(function: F) -> F:
             help="Longest time of one iteration; then the run is given up.",
         ),
         click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark)."),
-        click.option(
-            "--out",
-            type=click.Path(path_type=Path),
-            default=Path("runs"),
-            show_default=True,
-            help="Folder of all runs.",
-        ),
+        output_folder(),
         click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing."),
     ]
     return decorated(function, decorators)

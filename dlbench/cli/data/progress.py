@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import click
 
+from dlbench.cli.streams import cleaned, terminal
 from dlbench.units import format_bytes, format_seconds
 
 _LINE_EVERY_S = 10.0
@@ -41,11 +42,10 @@ def meter(*, resumes: bool = False) -> Iterator[Meter]:
         if not sys.stderr.isatty():
             yield _Lines(resumes)
             return
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
-        with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
+        with Progress(*columns, console=terminal(), refresh_per_second=2) as progress:
             yield _Bar(progress)
     finally:
         for number, handler in before.items():
@@ -102,7 +102,7 @@ class _Bar:
         from rich.markup import escape
 
         if what not in self._tasks:
-            task = self._progress.add_task(escape(what), total=total, numbers="")
+            task = self._progress.add_task(escape(cleaned(what)), total=total, numbers="")
             self._tasks[what] = task, _Rate(done, num_bytes)
         task, rate = self._tasks[what]
         self._progress.update(task, completed=done, total=total, numbers=rate.numbers(done, total, num_bytes))

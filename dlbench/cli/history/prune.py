@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ def prune(
       dlbench history prune --keep-days 30 --traces-only
       dlbench history prune --keep-days 365 --keep-last 20 --dry-run
     """
-    from datetime import datetime, timezone
+    from datetime import datetime
 
     from dlbench.history import prune as history_prune
 
@@ -54,9 +55,7 @@ def prune(
     if keep_last < 0:
         raise UserError(f"--keep-last {keep_last}: must be 0 or more")
     opened = open_store(store, index)
-    old = history_prune.beyond(
-        opened.entries(), keep_days=keep_days, keep_last=keep_last, now=datetime.now(timezone.utc)
-    )
+    old = history_prune.beyond(opened.entries(), keep_days=keep_days, keep_last=keep_last, now=datetime.now(UTC))
     num_runs = len(opened.entries())
     chosen = history_prune.removals(opened, old, traces_only=traces_only)
     if not dry_run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -194,7 +194,7 @@ def _recent_regressions(found: TrendsReport, days: int) -> list[str]:
 
     if not found.as_of:
         return []
-    newest = datetime.strptime(found.as_of, UTC_FORMAT).replace(tzinfo=timezone.utc)
+    newest = datetime.strptime(found.as_of, UTC_FORMAT).replace(tzinfo=UTC)
     oldest = (newest - timedelta(days=days)).strftime(UTC_FORMAT)
     return [
         f"{day(change.time)}: {series.label}: {change_text(change.ratio)}"

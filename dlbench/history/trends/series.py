@@ -12,7 +12,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Literal
 
 from dlbench.history.entry import HistoryEntry
@@ -188,19 +188,18 @@ def damaged_runs(entries: Iterable[HistoryEntry]) -> tuple[str, ...]:
 
 def utc_text(moment: datetime) -> str:
     """``2026-03-04T02:06:00Z``."""
-    return moment.astimezone(timezone.utc).strftime(UTC_FORMAT)
+    return moment.astimezone(UTC).strftime(UTC_FORMAT)
 
 
 def _moment(text: str) -> datetime | None:
     try:
-        # Python 3.10 does not know Z.
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        found = datetime.fromisoformat(text)
     except ValueError:
         return None
     # Nothing was measured outside these years, and both ends of the calendar leave it on the way to UTC.
     if not 1970 < found.year < 9000:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def trends(entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS) -> list[Trend]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from dlbench.history.entry import HistoryEntry
@@ -136,7 +136,7 @@ def _course(host: str, runs: Sequence[HistoryEntry], as_of: str) -> HostCourse:
     nights = by_night(runs)
     points = change_points([statistics.median(_ratio(run, host) for run in night) for night in nights])
     start = points[-1].index if points else 0
-    newest = datetime.strptime(as_of, UTC_FORMAT).replace(tzinfo=timezone.utc)
+    newest = datetime.strptime(as_of, UTC_FORMAT).replace(tzinfo=UTC)
     oldest = utc_text(newest - timedelta(days=RECENT_DAYS))
     recent = [run for night in nights[start:] for run in night if run.finished >= oldest]
     current = median_estimate([_ratio(run, host) for run in recent], "ratio") if recent else None

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import final
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
-from dlbench.jobs.box import config, host, state
+from dlbench.jobs.box import config, host, state, trust
 from dlbench.jobs.box.config import BoxPlan
 from dlbench.jobs.box.host import Process
 
@@ -45,13 +45,15 @@ class Box:
         forgotten. If anything goes wrong on the way, all that was started is ended again.
 
         Raises:
-            UserError: a size or a folder that cannot be, or a box that already runs there.
+            UserError: a size or a folder that cannot be, a folder that others could write, or a box that already runs
+                there.
             EnvironmentLacksError: the machine lacks something; the message says what and the remedy.
             RunError: the cluster did not come up within `timeout_s` seconds; the message names the log.
         """
         deadline = time.monotonic() + timeout_s
         config.check_size(nodes, cpus_per_node)
         folder = config.check_folder(folder)
+        trust.check_folder(folder)
         lacks = check_requirements()
         if lacks:
             raise EnvironmentLacksError(f"no box can run here: {'; '.join(lacks)}")
@@ -187,7 +189,7 @@ class Box:
     def _bring_up(self, deadline: float) -> None:
         plan = self.plan
         for part in plan.folders():
-            part.mkdir(parents=True, exist_ok=True)
+            trust.make_folder(part)
         self._write_configuration()
         for command in config.network_up(plan):
             host.call(command)
@@ -210,9 +212,9 @@ class Box:
         # Such as "slurm-wlm 22.05.8".
         words = host.call(["slurmd", "-V"]).split()[-1].split(".")
         version = (int(words[0]), int(words[1]))
-        plan.hosts.write_text(config.render_hosts(plan))
-        (plan.folder / "cgroup.conf").write_text(config.render_cgroup_conf(version))
-        plan.conf.write_text(config.render_slurm_conf(plan))
+        trust.write_new(plan.hosts, config.render_hosts(plan))
+        trust.write_new(plan.folder / "cgroup.conf", config.render_cgroup_conf(version))
+        trust.write_new(plan.conf, config.render_slurm_conf(plan))
 
     def _spawn(self, role: str, argv: list[str]) -> None:
         self.processes.append(host.spawn(role, argv, self.plan.output(role)))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import UserError
+from dlbench.jobs.box import trust
 from dlbench.jobs.box.config import BoxPlan
 from dlbench.jobs.box.host import Process, boot_id
 
@@ -46,7 +47,7 @@ def save(plan: BoxPlan, processes: Iterable[Process], first: bool = False) -> No
     }
     path = _running(plan.folder)
     new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_text(json.dumps(state, indent=2) + "\n")
+    trust.write_new(new, json.dumps(state, indent=2) + "\n")
     if not first:
         new.replace(path)
         return
@@ -62,11 +63,13 @@ def load(folder: Path) -> tuple[BoxPlan, list[Process]]:
     """The plan and the processes of the box in a folder.
 
     Raises:
-        UserError: there is none, or its state is none that this version can read.
+        UserError: there is none, its state is none that this version can read, or somebody else could have written it:
+            then it is no evidence of what this box started.
     """
     path = _running(folder.absolute())
+    trust.check_folder(path.parent)
     try:
-        state = json.loads(path.read_text())
+        state = json.loads(trust.read_trusted(path))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no box runs in {folder}: `dlbench box start {folder}` starts one") from None
     except (OSError, ValueError) as error:
@@ -102,10 +105,12 @@ def clear(folder: Path) -> None:
     """Make the folder, or remove what a stopped box left in it.
 
     Raises:
-        UserError: it cannot be made, or it holds files that are no box's.
+        UserError: it cannot be made, it holds files that are no box's, or others can write in it.
     """
+    trust.check_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        trust.make_folder(folder)
+        trust.check_entries(folder)
         is_strange = any(folder.iterdir()) and not is_stopped(folder)
     except OSError as error:
         raise UserError(f"a box cannot be kept in {folder}: {error.strerror}") from None

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
 from dlbench.errors import PeerLostError, RunError
 from dlbench.node import rendezvous
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.gather_json import gather_over_torch
+from dlbench.node.sync.run_store import RunStore, meet
 from dlbench.records.folder import RunFolder
-
-_ARRIVED, _COMPLETE = "dlbench/arrived", "dlbench/complete"
 
 
 def first_line(error: BaseException) -> str:
@@ -32,6 +30,7 @@ class Control:
         """`timeout_s` is the longest wait for other ranks, once all have met, seconds."""
         self._place = place
         self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._store: RunStore | None = None  # torch holds no more than its C++ half
 
     def start(self, folder: RunFolder, interface: str | None) -> None:
         """Meets the other ranks through the run's folder.
@@ -45,20 +44,9 @@ class Control:
         """
         place = self._place
         patience = datetime.timedelta(seconds=rendezvous.WAIT_S)
-        if place.rank == 0:
-            address = rendezvous.own_address(place.num_nodes == 1)
-            store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=patience)
-            port = store.port
-            rendezvous.publish(folder.rendezvous, place, address, port)
-        else:
-            address, port = rendezvous.await_address(folder.rendezvous, place)
-            store = TCPStore(address, port, is_master=False, timeout=patience)
-        os.environ["GLOO_SOCKET_IFNAME"] = interface or rendezvous.interface_towards(address, port)
+        self._store = store = meet(folder.rendezvous, place, interface, patience)
         try:
             # Ranks may start minutes apart; from here on the short timeout holds.
-            if store.add(_ARRIVED, 1) == place.size:
-                store.set(_COMPLETE, "1")
-            store.wait([_COMPLETE], patience)
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=self._timeout)
         except RuntimeError as error:
             raise PeerLostError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
@@ -76,14 +64,13 @@ class Control:
         return group
 
     def gather(self, what: str, value: Any) -> list[Any]:
-        """`value` (plain Python) of every rank, by rank, on every rank.
+        """`value` (JSON-like) of every rank, by rank, on every rank.
 
         Raises:
             RunError: a rank is gone or stuck, or is doing something else than `what`.
         """
-        everyone: list[Any] = [None] * self._place.size
         try:
-            dist.all_gather_object(everyone, (what, value))
+            everyone = gather_over_torch([what, value], self._place.size)
         except RuntimeError as error:
             raise self._lost(what, error) from None
         named = [item[0] for item in everyone]

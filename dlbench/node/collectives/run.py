@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import torch
 
@@ -56,7 +56,7 @@ class CommRun:
         self._device = torch.device("cpu") if plan.comm.transport == "mpi" else device
         self._on_point = on_point
         self._beat = beat
-        begun = datetime.now(timezone.utc) - timedelta(seconds=time.monotonic() - started)
+        begun = datetime.now(UTC) - timedelta(seconds=time.monotonic() - started)
         self._started_utc = begun.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self._deadline = Deadline(place.rank, plan.comm.timeout_s, on_stuck)
         self._done = 0
@@ -110,7 +110,7 @@ class CommRun:
     ) -> CommRecord:
         device = self._device
         problems: list[str] = []
-        found = environment.capture(problems)
+        found = environment.capture(problems, withheld=self._plan.system.launch.referenced)
         return CommRecord(
             run_id=self._plan.run_id,
             state="invalid" if any(point.correct is False for point in points) else "valid",

@@ -25,6 +25,8 @@ from dlbench.node.preflight import PREFETCH_BATCHES, SHARED_MEMORY
 from dlbench.specs.watch import MAX_WINDOW_STEPS
 
 Batch = dict[str, torch.Tensor]
+_RANK_VARIABLE = "DLBENCH_LOADERS_OF"
+"""Tells `dlbench.node.data.end_with_rank`, in the fork server, whose loaders these are."""
 _NAMED_CONVERSIONS = 20
 RECENT_READS = 2 * MAX_WINDOW_STEPS
 """Batches of which is kept when they were read: the largest window, and what follows it in the warm-up."""
@@ -86,8 +88,9 @@ def _fetch_batches(
 
         return _Passes(lambda: map(fetch, keys()))
     context = LoaderContext()
-    # Imports torch once for all loader processes.
-    context.set_forkserver_preload([__name__])
+    # The first ends them with this process, whose main thread starts them; the second imports torch once for all.
+    os.environ[_RANK_VARIABLE] = str(os.getpid())
+    context.set_forkserver_preload(["dlbench.node.data.end_with_rank", __name__])
     return DataLoader(
         _Batches(batches),
         batch_size=None,

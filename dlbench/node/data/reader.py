@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from dlbench.node.data.sharding import Key
 from dlbench.units import utf8_text

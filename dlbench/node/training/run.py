@@ -154,7 +154,10 @@ class RankRun:
         place = self._place
         header = {"rank": place.rank, "clock": timer.clock, "device": self._device.type, "run_id": self._plan.run_id}
         with StepWriter(self._folder.steps(place.rank), header) as writer:
-            return TrainingLoop(ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch).run()
+            loop = TrainingLoop(ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch)
+            seen = loop.run()
+            writer.sync()
+            return seen
 
     def _result(
         self,
@@ -189,7 +192,7 @@ class RankRun:
             bad_sample_count=len(failures),
             planted_s=ready.trainee.fault.planted_s if ready.trainee.fault is not None else 0.0,
         )
-        found = environment.capture(self._warnings)
+        found = environment.capture(self._warnings, withheld=self._plan.system.launch.referenced)
         return {
             "result": result.model_dump(mode="json"),
             "environment": found,

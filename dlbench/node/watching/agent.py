@@ -24,7 +24,7 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 
-COMMAND = (sys.executable, "-m", "dlbench.node.watching.sampler")
+COMMAND = (sys.executable, "-P", "-m", "dlbench.node.watching.sampler")
 
 FINISH_S = 10.0
 """How long the sampler may take for its account; the last comparison of clocks is within."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from pathlib import Path
 
-from dlbench.errors import RunError
 from dlbench.machine.clock_offset import OffsetEstimate, estimate, every_second, worth_keeping
 from dlbench.node.watching.clock_exchange import Clock, ClockServer, compare
+from dlbench.opening import read_json
 from dlbench.records.files import write_json
 
 FORMAT, VERSION = "dlbench.clock", 1
 
+MAX_BYTES = 1 << 16
+"""Of `clock.json` at most: it holds an address."""
 BURST_ROUNDS = 200
 """Exchanges at the start and at the end of a run."""
 SHORT_ROUNDS = 20
@@ -35,26 +36,6 @@ def publish(path: Path, server: ClockServer, token: str) -> None:
     """
     content = {"address": server.address, "port": server.port, "token": token}
     write_json(path, {"format": FORMAT, "version": VERSION, **content})
-
-
-def answering_address(interface: str | None) -> str:
-    """The address of this node at which others reach it, at the planned network interface if there is one.
-
-    Raises:
-        RunError: the interface has no IPv4 address, or the node has none.
-    """
-    import socket
-
-    import psutil
-
-    from dlbench.node.rendezvous import own_address
-
-    if interface is None:
-        return own_address(single_machine=False)
-    for item in psutil.net_if_addrs().get(interface, []):
-        if item.family == socket.AF_INET:
-            return str(item.address)
-    raise RunError(f"launch.interface {interface}: this node has no such interface with an IPv4 address")
 
 
 class ClockFollower:
@@ -113,7 +94,7 @@ class ClockFollower:
             # Looked at once more after the end was asked for: a run of seconds has one point at least.
             is_last = self._ending.is_set() or time.monotonic() > deadline
             try:
-                content = json.loads(self._path.read_text(encoding="utf-8"))
+                content = read_json(self._path, MAX_BYTES)
                 if content["token"] == self._token and content["format"] == FORMAT:
                     return str(content["address"]), int(content["port"])
             except (OSError, ValueError, LookupError, TypeError):  # not there yet, or not as node 0 writes it

@@ -24,8 +24,9 @@ from typing import Any
 
 from dlbench.errors import DlbenchError, ExitCode
 from dlbench.machine.sampling import open_sources
+from dlbench.node.rendezvous import own_address
 from dlbench.node.watching.clock_exchange import ClockServer
-from dlbench.node.watching.clock_follower import ClockFollower, answering_address, publish
+from dlbench.node.watching.clock_follower import ClockFollower, publish
 from dlbench.node.watching.sampler_command import Commands, SamplerOrder, await_termination
 from dlbench.node.watching.sampling import Sampling
 
@@ -93,7 +94,7 @@ class Sampler:
     def _answer_clocks(self, path: Path) -> None:
         order = self._order
         try:
-            self._server = ClockServer(answering_address(order.interface), order.token)
+            self._server = ClockServer(own_address(False, order.interface), order.token)
             self._server.start()
             publish(path, self._server, order.token)
         except (DlbenchError, OSError) as error:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import resource
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
+
+from dlbench.errors import EnvironmentLacksError
 from dlbench.report.charts.style import CONFIG, FONT
+
+V8_ADDRESS_BYTES = 65 << 30
+"""What V8 (of vl-convert 1.9) reserves when it starts: 64 GiB for its heap's cage, some for threads; measured."""
 
 _TAG = re.compile(r"<[a-z][^<>]*>")
 # What Vega writes for its own use, defaults, and the font, which the outermost element hands down.
@@ -32,6 +39,25 @@ def unchecked() -> Iterator[None]:
         yield
 
 
+@functools.cache
+def require_address_space() -> None:
+    """Proves, before it starts, that V8, which draws the charts, can reserve its addresses: else it ends the process.
+
+    Raises:
+        EnvironmentLacksError: a limit on address space is below what it reserves.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return
+    used = psutil.Process().memory_info().vms
+    if limit < used + V8_ADDRESS_BYTES:
+        raise EnvironmentLacksError(
+            f"charts: V8, which draws them, reserves {V8_ADDRESS_BYTES >> 30} GiB of addresses, hardly any memory, and "
+            f"this shell's limit on addresses is {limit / 2**30:.1f} GiB (`ulimit -v`); remedy: `ulimit -v unlimited`, "
+            "another machine, or a format without charts (text, md, csv, json)"
+        )
+
+
 def vegalite_version() -> str:
     """The Vega-Lite version (`6.4`) that altair writes, if vl-convert carries it, else vl-convert's newest."""
     import altair
@@ -51,6 +77,7 @@ def to_svg(spec: dict[str, Any], prefix: str) -> str:
     """
     import vl_convert
 
+    require_address_space()
     svg = vl_convert.vegalite_to_svg({**spec, "config": CONFIG}, vl_version=vegalite_version(), allowed_base_urls=[])
     # Vega counts its ids on over all charts of a process; here they count from 0 in each.
     ids: dict[str, str] = {}
@@ -74,4 +101,5 @@ def script_bundle() -> str:
     """
     import vl_convert
 
+    require_address_space()
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=vegalite_version()))

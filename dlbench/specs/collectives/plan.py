@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
-from typing_extensions import Self
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Name, Positive, Precision, Spec
 from dlbench.specs.plan import LaunchPlan, LayoutSpec

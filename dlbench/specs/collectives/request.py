@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -24,7 +24,7 @@ from dlbench.specs.collectives.plan import (
 )
 from dlbench.specs.collectives.sizes import parse_sizes
 from dlbench.specs.plan import AxisValue, LayoutSpec
-from dlbench.specs.run_order import Counts, interleaved, series_name
+from dlbench.specs.run_order import Counts, interleaved, refuse_too_many, series_name, shown_count
 from dlbench.specs.system import SystemSpec
 from dlbench.units import format_bytes
 
@@ -80,7 +80,7 @@ def expand_comm(
     Raises:
         UserError: anything wrong with the request, in one line.
     """
-    moment = now or datetime.now(timezone.utc)
+    moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
     system = choose_system(request.system, _system_settings(request))
     # What another Python has is not known here.
@@ -88,6 +88,7 @@ def expand_comm(
     counts = Counts(values=request.points, are=request.points_are, ranks_per_node=request.ranks_per_node)
     counts.refuse_without_effect(system)
     _refuse_inert(request, spec, system)
+    refuse_too_many(len(request.points) * request.repeats, f"--repeats {shown_count(request.repeats)}")
     plans: list[CommPlan] = []
     for repeat, index, count in interleaved(request.points, request.repeats):
         layout = counts.layout(system, count, cores_per_rank=None, machine_cores=machine_cores)

@@ -27,7 +27,7 @@ from dlbench.machine.clock_offset import (
 )
 from dlbench.node.watching import clock_exchange
 from dlbench.node.watching.clock_exchange import ClockServer, compare, greeting
-from dlbench.node.watching.clock_follower import ClockFollower, answering_address, publish
+from dlbench.node.watching.clock_follower import ClockFollower, publish
 from dlbench.perfetto.clocks import make_axis
 from dlbench.records import clocks as records_clocks
 from dlbench.records.clocks import ClockLine, ClockPoint
@@ -388,12 +388,6 @@ def test_a_follower_says_why_it_has_no_point(serve: Serve, tmp_path: Path) -> No
     points, problem = follower.finish()
     assert points == ()
     assert f"node 0's clock at 127.0.0.1 port {gone.port}: " in problem
-
-
-def test_node_0_answers_at_the_planned_interface() -> None:
-    assert answering_address("lo") == "127.0.0.1"
-    with pytest.raises(Exception, match=r"launch.interface nosuch0: this node has no such interface"):
-        answering_address("nosuch0")
 
 
 def test_samplers_of_two_namespaces_find_how_their_clocks_differ() -> None:

@@ -8,7 +8,6 @@ gradient (`ddp_hooks`). What `backward()` takes from there is exposed exchange.
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,15 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.ddp.hooks import WatchedHook, hook_for_ddp, require_sum, summarise
 from dlbench.node.sync.engine import MessageSpan
+from dlbench.node.sync.gather_json import gather_over_torch
 from dlbench.node.sync.gradient_times import BackwardWatch, ring_bytes
 from dlbench.node.sync.message_spans import passage_spans
+from dlbench.node.sync.run_store import RunStore, meet
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.specs.engine import DdpSettings
@@ -75,6 +74,7 @@ class DdpEngine:
         self._watch = BackwardWatch(device)
         self._hook: WatchedHook | None = None
         self._left: object = None
+        self._store: RunStore | None = None
 
     def start(self) -> None:
         """Joins the process group."""
@@ -82,26 +82,11 @@ class DdpEngine:
             raise EnvironmentLacksError("engine.ddp.backend: nccl needs a GPU on every rank; use gloo or auto")
         if self._backend == "nccl" and not dist.is_nccl_available():
             raise EnvironmentLacksError("engine.ddp.backend: this torch was built without NCCL; use gloo or auto")
-        store = self._store()
+        self._store = meet(self._address_file, self._place, self._interface, TIMEOUT)
         dist.init_process_group(
-            self._backend, store=store, rank=self._place.rank, world_size=self._place.size, timeout=TIMEOUT
+            self._backend, store=self._store, rank=self._place.rank, world_size=self._place.size, timeout=TIMEOUT
         )
         require_sum(self._wire, self._backend, self._device, self._place.size)
-
-    def _store(self) -> TCPStore:
-        single_machine = self._place.num_nodes == 1
-        if self._place.rank == 0:
-            address = rendezvous.own_address(single_machine)
-            store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-            rendezvous.publish(self._address_file, self._place, address, store.port)
-            port = store.port
-        else:
-            address, port = rendezvous.await_address(self._address_file, self._place)
-            store = TCPStore(address, port, is_master=False, timeout=TIMEOUT)
-        interface = self._interface or rendezvous.interface_towards(address, port)
-        # For Gloo alone: NCCL finds the fast network itself, under DDP as under Horovod.
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
-        return store
 
     def prepare(
         self,
@@ -220,9 +205,7 @@ class DdpEngine:
 
     def gather(self, value: Any) -> list[Any]:
         """`value` of every rank."""
-        result: list[Any] = [None] * self._place.size
-        dist.all_gather_object(result, value)
-        return result
+        return gather_over_torch(value, self._place.size, self._device if self._backend == "nccl" else None)
 
     def barrier(self) -> None:
         """Returns when every rank is here."""

@@ -23,6 +23,7 @@ from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan
+from dlbench.node.sync.gather_json import gather_json
 from dlbench.node.sync.gradient_times import BackwardWatch
 from dlbench.node.sync.horovod.autotune import SEARCHED, TuningWatch, tuning_variables
 from dlbench.node.sync.horovod.flags import base_variables, require_flag
@@ -34,6 +35,7 @@ from dlbench.node.sync.horovod.settings_report import (
 )
 from dlbench.node.sync.horovod.window import TimelineSummary, TimelineWindow
 from dlbench.node.sync.overflow import CheckedFp16, OverflowCount
+from dlbench.node.sync.run_store import open_meeting
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.specs.engine import HorovodSettings
@@ -83,6 +85,7 @@ class HorovodEngine:
         self._is_watched = is_watched and place.size > 1
         self._optimizer: Any = None
         self._hvd: Any = None
+        self._meeting: rendezvous.MeetingPlace | None = None
         self._watch = BackwardWatch(device)
         self._window: TimelineWindow | None = None
         self._summary: TimelineSummary | None = None
@@ -120,6 +123,8 @@ class HorovodEngine:
         if self._is_watched and self._place.rank == 0:
             self._window = TimelineWindow(self._watch, on_gpu=self._device.type == "cuda")
         hvd.init()
+        if self._meeting is not None and self._place.rank == 0:
+            rendezvous.conceal(self._address_file, self._place, self._meeting)
         if self._window is not None:
             self._window.initialised()
         if hvd.size() != self._place.size or hvd.rank() != self._place.rank:
@@ -146,18 +151,9 @@ class HorovodEngine:
         os.environ |= variables
 
     def _meet(self) -> None:
-        """Gloo's rendezvous: rank 0 serves it on a free port and tells where."""
+        """Gloo's rendezvous: rank 0 serves the keys, in place of Horovod's own server, and tells where."""
         place = self._place
-        if place.rank == 0:
-            from horovod.runner.http.http_server import RendezvousServer
-
-            server = RendezvousServer()
-            port = server.start()
-            server.init([])
-            address = rendezvous.own_address(place.num_nodes == 1)
-            rendezvous.publish(self._address_file, place, address, port)
-        else:
-            address, port = rendezvous.await_address(self._address_file, place)
+        self._meeting = meeting = open_meeting(self._address_file, place, self._interface)
         os.environ |= {
             "HOROVOD_RANK": str(place.rank),
             "HOROVOD_SIZE": str(place.size),
@@ -166,9 +162,11 @@ class HorovodEngine:
             "HOROVOD_CROSS_RANK": str(place.node_rank),
             "HOROVOD_CROSS_SIZE": str(place.num_nodes),
             "HOROVOD_HOSTNAME": f"node-{place.node_rank}",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-            "HOROVOD_GLOO_IFACE": self._interface or rendezvous.interface_towards(address, port),
+            # Horovod joins address, colon, port, slash and key to a URL. With a path in the address, the secret is the
+            # path's first part, as `KeyServer` wants it, and Horovod's own port a harmless part of the key.
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{meeting.address}:{meeting.port}/{meeting.secret}/horovod",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": "0",
+            "HOROVOD_GLOO_IFACE": rendezvous.gloo_interface(place.num_nodes == 1, self._interface, meeting),
         }
 
     def prepare(
@@ -262,8 +260,11 @@ class HorovodEngine:
 
     def gather(self, value: Any) -> list[Any]:
         """`value` of every rank."""
-        result: list[Any] = self._hvd.allgather_object(value)
-        return result
+        return gather_json(value, self._place.size, self._gather_equal)
+
+    def _gather_equal(self, own: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self._hvd.allgather(own, name=f"dlbench.gather.{own.dtype}")
+        return found
 
     def barrier(self) -> None:
         """Returns when every rank is here."""

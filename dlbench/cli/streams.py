@@ -1,0 +1,171 @@
+"""The standard streams of a command, whatever the shell made of them: closed, full, without a reader, odd encodings.
+
+Results go to standard output; where they cannot, the command goes on to its end and says so with its exit code.
+What is said about them goes to standard error, as far as it can: no word there is worth a run. Every line on standard
+error is free of control characters and of bounded length, whatever a path, a file or a library put into it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import io
+import os
+import select
+import sys
+import unicodedata
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MAX_LINE = 2000
+"""Characters of a line on standard error; of a longer one the middle is left out."""
+
+_KEPT_END = 400
+
+_SPACED = "\r\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"
+_DROPPED = {"Cc", "Cf", "Cs"}
+
+_ESCAPING = "dlbench-escaped"
+
+
+def cleaned(text: str, limit: int = MAX_LINE) -> str:
+    """Lines as a terminal may have them: no control or bidirectional characters, none longer than `limit` and a bit.
+
+    Newlines and tabs stay.
+    """
+    if text.isascii() and len(text) <= limit and text.replace("\n", "").isprintable():
+        return text
+    return "\n".join(_cleaned_line(line, limit) for line in text.split("\n"))
+
+
+def _cleaned_line(line: str, limit: int) -> str:
+    spaced = "".join(" " if c in _SPACED else c for c in line)
+    kept = "".join(c for c in spaced if c == "\t" or unicodedata.category(c) not in _DROPPED)
+    if len(kept) <= limit:
+        return kept
+    end = min(_KEPT_END, limit // 4)
+    return f"{kept[: limit - end]} [{len(kept) - limit:,} characters left out] {kept[len(kept) - end :]}"
+
+
+class _Sink(io.FileIO):
+    """Bytes to a standard stream; what cannot be written is dropped and remembered, never raised."""
+
+    def __init__(self, descriptor: int, *, was_closed: bool) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self._was_closed = was_closed
+        self._is_over = False
+        self.lost: OSError | None = None
+        """Why something could not be written; a reader who has gone (`| head`) has all that it wanted."""
+
+    def write(self, data: Any, /) -> int:
+        if self._was_closed and self.lost is None:
+            self.lost = OSError(errno.EBADF, "closed")
+        while not (self._is_over or self._was_closed):
+            try:
+                written: int | None = super().write(data)
+                if written is not None:
+                    return written
+                # Somebody made the terminal or pipe non-blocking.
+                select.select([], [self.fileno()], [])
+            except BrokenPipeError:
+                self._is_over = True
+            except (OSError, ValueError) as error:
+                self._is_over = True
+                self.lost = error if isinstance(error, OSError) else OSError(errno.EBADF, str(error))
+        return memoryview(data).nbytes
+
+
+class _Said(io.TextIOWrapper):
+    """Standard error: every line cleaned, but for a progress bar, which draws on `bare`."""
+
+    bare: io.TextIOWrapper
+
+    def write(self, text: str, /) -> int:
+        super().write(cleaned(text))
+        return len(text)
+
+
+class Streams:
+    """Standard output and error of this process, from now on to its end."""
+
+    def __init__(self) -> None:
+        _open_closed_descriptors()
+        codecs.register_error(_ESCAPING, _escaped)
+        self._out: _Sink | None = None
+        if _is_own(sys.stdout, 1):
+            self._out = _sink(sys.stdout, 1)
+            sys.stdout = io.TextIOWrapper(
+                io.BufferedWriter(self._out), _encoding(sys.stdout), _ESCAPING, line_buffering=_by_lines(sys.stdout)
+            )
+        if _is_own(sys.stderr, 2):
+            buffer, encoding = io.BufferedWriter(_sink(sys.stderr, 2)), _encoding(sys.stderr)
+            said = _Said(buffer, encoding, "backslashreplace", line_buffering=True)
+            said.bare = io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=True)
+            sys.stderr = said
+
+    def lost_output(self) -> OSError | None:
+        """Why not all of standard output came where it should; None if it did, or if its reader wanted no more."""
+        try:
+            sys.stdout.flush()
+        except OSError as error:  # a stream that is not ours
+            return None if isinstance(error, BrokenPipeError) else error
+        return None if self._out is None else self._out.lost
+
+
+def terminal() -> Console:
+    """Standard error as what draws a progress bar; text given to it must be `cleaned`."""
+    from rich.console import Console
+
+    stream = sys.stderr
+    return Console(file=stream.bare) if isinstance(stream, _Said) else Console(stderr=True)
+
+
+def _open_closed_descriptors() -> None:
+    """Opens what is closed of 0 to 2 on /dev/null: else the next file that is opened would take its place."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free one is taken, and those below are open by now.
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(opened, True)
+
+
+def _is_own(stream: TextIO | None, descriptor: int) -> bool:
+    """Whether this is the process's own stream, and not one that a caller put in its place."""
+    if stream is None:  # Python found it closed
+        return True
+    try:
+        return isinstance(stream, io.TextIOWrapper) and stream.fileno() == descriptor
+    except (OSError, ValueError):
+        return False
+
+
+def _sink(stream: TextIO | None, descriptor: int) -> _Sink:
+    if stream is None:
+        # The descriptor may be another file's by now.
+        return _Sink(os.open(os.devnull, os.O_WRONLY), was_closed=True)
+    stream.flush()
+    return _Sink(descriptor, was_closed=False)
+
+
+def _by_lines(stream: TextIO | None) -> bool:
+    """Whether each line goes out at once: on a terminal, or with PYTHONUNBUFFERED."""
+    return isinstance(stream, io.TextIOWrapper) and (stream.line_buffering or stream.write_through)
+
+
+def _encoding(stream: TextIO | None) -> str:
+    """The stream's; UTF-8 for ASCII, as click has it."""
+    name = "utf-8" if stream is None else stream.encoding
+    return "utf-8" if codecs.lookup(name).name == "ascii" else name
+
+
+def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Bytes of a path that are no text go out as they are; characters that the encoding lacks as `\\u2265`."""
+    assert isinstance(error, UnicodeEncodeError)
+    part = error.object[error.start : error.end]
+    if all("\udc80" <= c <= "\udcff" for c in part):
+        return part.encode("ascii", "surrogateescape"), error.end
+    return part.encode("ascii", "backslashreplace").decode("ascii"), error.end

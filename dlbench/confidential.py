@@ -1,0 +1,39 @@
+"""What must not be written down: which names and values of environment variables look like a secret.
+
+A guess by its shape, on the safe side; what a person gives by reference (`launch.environment`) is never written at all.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|BEARER|CREDENTIAL|COOKIE|PRIVATE|SIGNATURE|JWT|OAUTH"
+    r"|AUTH(?!ORS?(_|$))"  # UCX_AUTH, OMPI_MCA_x_authentication
+    r"|_KEY|(API|ACCESS|SECRET|SSH|ENCRYPTION)KEY|^KEY"  # not NCCL_IB_PKEY: a number of a partition
+    r"|(^|_)(PASS|PWD|CREDS?|DSN)(_|$)",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(
+    r"[a-z][a-z0-9+.-]*://[^/?#\s]*@"  # a URL with a user or a password in it
+    r"|\bbearer[ :=]+\S|\bbasic [a-z0-9+/]{8,}=*$"
+    r"|(password|passwd|secret|token|api[-_]?key)\s*[=:]"
+    r"|\beyJ[A-Za-z0-9_-]{10,}\."  # a JSON web token
+    r"|\b(gh[pousr]_|glpat-|xox[abprs]-|sk-|AKIA|ASIA|hf_)[A-Za-z0-9_-]{10,}"
+    r"|-----BEGIN ",
+    re.IGNORECASE,
+)
+_MIXED = re.compile(r"(?=[A-Za-z]*[0-9])(?=[0-9]*[A-Za-z])[A-Za-z0-9+=_]{32,}")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name may hold a secret."""
+    return _NAME.search(name) is not None
+
+
+def is_secret_value(value: str) -> bool:
+    """Whether a text looks like a secret: a URL with a password, a known form of token, or a long run of characters.
+
+    Paths may hold long runs (folders of Spack and Nix are named by digests).
+    """
+    return _VALUE.search(value) is not None or ("/" not in value and _MIXED.search(value) is not None)

@@ -1,0 +1,57 @@
+"""Ctrl-C, SIGTERM and SIGHUP while ranks run: asked for where it suits, and never in the middle of cleaning up."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interruption:
+    """A context in which these signals do no more than to be counted; one that nobody asked about counts at its end.
+
+    After a first one it stays so when the context ends: the command is ending, and a hand that stays on Ctrl-C must not
+    interrupt that either. Signals that are ignored (nohup) stay so. In a thread other than the main one nothing
+    changes.
+
+    Raises:
+        KeyboardInterrupt: at the end, if there was a signal and no other error.
+    """
+
+    def __init__(self) -> None:
+        self._times = 0
+        self._before: dict[signal.Signals, object] = {}
+
+    def check(self) -> None:
+        """Returns if there was no signal.
+
+        Raises:
+            KeyboardInterrupt: there was one.
+        """
+        if self._times:
+            raise KeyboardInterrupt
+
+    def is_repeated(self) -> bool:
+        """Whether somebody is impatient: there was more than one signal."""
+        return self._times > 1
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        self._times += 1
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in _NUMBERS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._count)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.check()
+        if not self._times:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave

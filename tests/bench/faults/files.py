@@ -1,0 +1,172 @@
+"""Files of a finished run in another form than they were written in: named, never believed, never waited for."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from tests.bench.faults.catalogue import Fault
+from tests.bench.faults.workshop import NOBODY, CannotPlantError, DidNotHoldError, Workshop
+
+FILES: dict[str, Sequence[str]] = {
+    "plan.json": ("status", "report"),
+    "record.json": ("status", "report"),
+    "rank-0000.status.json": ("status",),
+    "failure.json": ("status",),
+    "submission.json": ("status",),
+    "rank-0001.steps": ("report", "diagnose"),
+    "rank-0001.spans": ("diagnose", "trace"),
+    "node-0000.samples": ("report", "diagnose"),
+}
+"""Which commands read them first."""
+
+TEXT_ONLY = ("deep", "long number", "NaN")
+
+
+def _truncated(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def _random(path: Path) -> None:
+    path.write_bytes(random.Random(1).randbytes(4096))
+
+
+def _socket(path: Path) -> None:
+    path.unlink()
+    here = Path.cwd()
+    try:  # names of sockets are short
+        os.chdir(path.parent)
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def _instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    def do(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return do
+
+
+def _text(content: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(content, encoding="utf-8")
+
+
+MUTATIONS: dict[str, Callable[[Path], object]] = {
+    "truncated": _truncated,
+    "empty": lambda path: path.write_bytes(b""),
+    "random bytes": _random,
+    "a folder": _instead(lambda path: path.mkdir()),
+    "a named pipe": _instead(lambda path: os.mkfifo(path)),
+    "a socket": _socket,
+    "a link to /dev/zero": _instead(lambda path: path.symlink_to("/dev/zero")),
+    "a link to itself": _instead(lambda path: path.symlink_to(path.name)),
+    "a link to nothing": _instead(lambda path: path.symlink_to("nowhere")),
+    "deep": _text("[" * 200_000),
+    "long number": _text('{"format": ' + "9" * 6000 + "}"),
+    "NaN": _text('{"format": NaN}'),
+}
+
+_MAY_BE_ABSENT = ("failure.json", "submission.json")
+
+
+def faults() -> Iterator[Fault]:
+    """Every file in every form."""
+    for file in FILES:
+        for mutation in MUTATIONS:
+            if mutation in TEXT_ONLY and not file.endswith(".json"):
+                continue
+            name = f"{file}: {mutation}"
+            yield Fault(family="files", name=name, replay=partial(_damaged, name, file, mutation))
+    for file in FILES:
+        if file not in _MAY_BE_ABSENT:
+            name = f"{file}: may not be read"
+            yield Fault(family="files", name=name, replay=partial(_unreadable, name, file))
+    for mutation in ("a named pipe", "a link to /dev/zero", "truncated", "random bytes", "empty"):
+        for file, words in _OTHERS.items():
+            name = f"{file}: {mutation}"
+            yield Fault(family="files", name=name, replay=partial(_other, name, mutation, words))
+
+
+def _damaged(name: str, file: str, mutation: str, shop: Workshop) -> None:
+    out, run = shop.copy(name)
+    path = run / file
+    if not path.exists():
+        path.write_text("{}", encoding="utf-8")
+    MUTATIONS[mutation](path)
+    for command in FILES[file]:
+        done = shop.call(*_words(command, out, run))
+        if mutation == "a link to nothing" and file in _MAY_BE_ABSENT:
+            done.require((0, 4))
+        else:
+            done.require((4,), file)
+
+
+def _unreadable(name: str, file: str, shop: Workshop) -> None:
+    out, run = shop.copy(name)
+    for path in (shop.root, out.parent.parent, out.parent, out, run):
+        path.chmod(0o755)
+    (run / file).chmod(0o000)
+    require_nobody(shop)
+    command = FILES[file][0]
+    shop.call(*_words(command, out, run), user=NOBODY).require((4,), file)
+
+
+def _words(command: str, out: Path, run: Path) -> Sequence[str | Path]:
+    return (command, run, "-o", out.parent / "written.json") if command == "trace" else (command, out)
+
+
+_OTHERS: dict[str, Callable[[Path, Workshop], Sequence[str | Path]]] = {
+    "a workload's YAML": lambda path, shop: ("show", path),
+    "a system's YAML": lambda path, shop: ("run", "bert", "--preset", "ci", "--dry-run", "--system", path),
+    "a baseline": lambda path, shop: ("check", shop.finished, "--baseline", path),
+    "a network of comm": lambda path, shop: ("comm", "predict", path, "--ranks", "4"),
+}
+
+
+def _other(name: str, mutation: str, words: Callable[[Path, Workshop], Sequence[str | Path]], shop: Workshop) -> None:
+    path = shop.folder(name) / "given.yaml"
+    path.write_text('{"format": "dlbench"}\n', encoding="utf-8")
+    MUTATIONS[mutation](path)
+    shop.call(*words(path, shop)).require((2, 4), path.name)
+
+
+def require_nobody(shop: Workshop) -> None:
+    """That another user can run dlbench here at all.
+
+    Raises:
+        CannotPlantError: not root, or the checkout may not be read by others.
+    """
+    if os.getuid() != 0:
+        raise CannotPlantError("only root can become another user")
+    if shop.call("ls", user=NOBODY).code != 0:
+        raise CannotPlantError("another user may not read this checkout")
+
+
+def require_whole(path: Path, files: int) -> None:
+    """That nothing was deleted.
+
+    Raises:
+        DidNotHoldError: files are gone.
+    """
+    found = sum(1 for one in path.rglob("*") if one.is_file()) if path.is_dir() else 0
+    if found < files:
+        raise DidNotHoldError(f"{path.name}: {files - found} of {files} files are gone")
+
+
+def copy_store(shop: Workshop, name: str) -> Path:
+    """A history of the finished run."""
+    source = shop.root / "store"
+    if not source.exists():
+        shop.call("history", "import", shop.finished, "--store", source).require((0,))
+    store = shop.folder(name) / "store"
+    shutil.copytree(source, store)
+    return store

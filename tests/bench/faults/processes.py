@@ -1,0 +1,222 @@
+"""Processes ended or stopped while a run trains: the run says who went first, and nothing of it is left after 5 s."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from tests.bench.faults.catalogue import Fault
+from tests.bench.faults.workshop import CannotPlantError, DidNotHoldError, Done, Workshop, await_that, finish, short
+from tests.support.leftovers import Leftovers
+
+READY_S = 90.0
+END_S = 60.0
+"""Of the command, once something of it was ended: the grace of the other ranks and the clean-up."""
+STALL_S = 10
+LATER_S = 5.0
+"""How long after the command's end something of it may still be there (issue: within 5 s nothing)."""
+
+ENGINES = {
+    "ddp": ("ddp", ()),
+    "horovod": ("horovod", ()),
+    "horovod under mpirun": ("horovod", ("--launcher", "mpirun")),
+}
+
+
+def faults() -> Iterator[Fault]:
+    """Everything of this family."""
+    for engine, victims in _BY_ENGINE.items():
+        for victim in victims:
+            for numbers in _VICTIMS[victim]:
+                yield _fault(engine, victim, numbers)
+    for milliseconds in (20, 100, 200, 300, 500, 2000):
+        name = f"launcher SIGKILLed {milliseconds} ms after its start"
+        yield Fault(family="processes", name=name, replay=partial(_early, name, milliseconds / 1000))
+
+
+def _fault(engine: str, victim: str, numbers: Sequence[signal.Signals]) -> Fault:
+    how = " and ".join(number.name for number in numbers)
+    name = f"{engine}: {victim} gets {how}"
+    return Fault(family="processes", name=name, replay=partial(_end, name, engine, victim, numbers))
+
+
+KILL, TERM, STOP, INT = (signal.SIGKILL,), (signal.SIGTERM,), (signal.SIGSTOP,), (signal.SIGINT,)
+
+_VICTIMS: dict[str, Sequence[Sequence[signal.Signals]]] = {
+    "rank 0": (KILL, TERM, (signal.SIGSEGV,)),
+    "rank 1": (KILL, TERM, STOP),
+    "both ranks": (KILL, STOP),
+    "launcher": (KILL, TERM, (signal.SIGHUP,)),
+    "Ctrl-C": (INT, (signal.SIGINT, signal.SIGINT)),
+    "loader": (KILL, STOP),
+    "fork server": (KILL,),
+    "resource tracker": (KILL,),
+    "sampler": (KILL, STOP),
+    "supervisor of rank 1": (KILL,),
+    "launcher and all supervisors": (KILL,),
+    "mpirun": (KILL, TERM),
+}
+_BY_ENGINE = {
+    "ddp": [victim for victim in _VICTIMS if victim != "mpirun"],
+    # What the others are told from is how the engine and the launcher see a death.
+    "horovod": ["rank 1", "launcher"],
+    "horovod under mpirun": ["rank 1", "launcher", "Ctrl-C", "loader", "mpirun", "launcher and all supervisors"],
+}
+
+_NO_EFFECT = ("sampler", "resource tracker")
+"""A run may well end validly without these."""
+
+
+def _end(name: str, engine: str, victim: str, numbers: Sequence[signal.Signals], shop: Workshop) -> None:
+    out = shop.folder(name) / "runs"
+    with Leftovers(shop.environment) as leftovers:
+        process = train(shop, engine, out, leftovers)
+        try:
+            found = await_ranks(process, out)
+            _send(_pick(victim, process, found), numbers)
+            done = _finish(process)
+        finally:
+            end_by_force(process)
+        require_nothing_left(leftovers)
+    if victim.startswith("launcher"):
+        return
+    _require_story(shop, out, victim, numbers, done)
+
+
+def _require_story(shop: Workshop, out: Path, victim: str, numbers: Sequence[signal.Signals], done: Done) -> None:
+    if victim in _NO_EFFECT:
+        done.require((0, 3))
+        return
+    if victim == "Ctrl-C":
+        done.require((130,))
+        shop.call("status", out).require((0, 3, 4, 130), "interrupted")
+        return
+    done.require((3, 124), "0 of 1 runs valid")
+    if "rank 1" in victim and numbers == KILL and not victim.startswith("supervisor"):
+        done.require((3,), "rank 1", "SIGKILL")
+    if victim == "rank 0" and numbers == KILL:
+        done.require((3,), "rank 0", "SIGKILL")
+    shop.call("status", out).require((0, 3, 4))
+
+
+def _early(name: str, seconds: float, shop: Workshop) -> None:
+    out = shop.folder(name) / "runs"
+    with Leftovers(shop.environment) as leftovers:
+        process = train(shop, "ddp", out, leftovers)
+        time.sleep(seconds)
+        process.kill()
+        process.communicate()
+        require_nothing_left(leftovers)
+
+
+def train(shop: Workshop, engine: str, out: Path, leftovers: Leftovers) -> subprocess.Popen[bytes]:
+    """Starts a run that goes on until it is ended."""
+    chosen, more = ENGINES[engine]
+    length = [*short(100_000), "--set", f"measure.stall_timeout_s={STALL_S}"]
+    return shop.start("run", *shop.training(chosen), *more, *length, "--out", out, variables=leftovers.environment)
+
+
+def await_ranks(process: subprocess.Popen[bytes], out: Path) -> dict[str, list[psutil.Process]]:
+    """The run's processes by what they are, once both ranks train."""
+
+    def trains() -> bool:
+        if process.poll() is not None:
+            done = finish(process, ["run"], 10)
+            raise CannotPlantError(f"the run ended before anything was planted: {done.text[-300:]}")
+        told = [path.read_text(encoding="utf-8") for path in out.glob("*/rank-*.status.json")]
+        return len(told) == 2 and all('"stage": "measuring"' in text for text in told)
+
+    await_that(trains, READY_S, "training on both ranks")
+    found: dict[str, list[psutil.Process]] = {}
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found.setdefault(_role(one), []).append(one)
+    found["rank"].sort(key=_rank_of)
+    return found
+
+
+def _role(one: psutil.Process) -> str:
+    words = " ".join(one.cmdline())
+    if "multiprocessing.forkserver" in words:
+        parent = one.parent()
+        is_fork = parent is not None and "multiprocessing.forkserver" in " ".join(parent.cmdline())
+        return "loader" if is_fork else "fork server"
+    if "mpirun" in one.name() or "orterun" in one.name():
+        return "mpirun"
+    for mark, role in _ROLES:
+        if mark in words:
+            return role
+    return words
+
+
+_ROLES = (
+    ("resource_tracker", "resource tracker"),
+    ("watching.sampler", "sampler"),
+    ("dlbench.node.supervisor", "supervisor"),
+    ("dlbench.node ", "rank"),
+)
+
+
+def _rank_of(one: psutil.Process) -> int:
+    variables = one.environ()
+    return int(variables.get("DLBENCH_RANK") or variables["OMPI_COMM_WORLD_RANK"])
+
+
+def _pick(
+    victim: str, process: subprocess.Popen[bytes], found: dict[str, list[psutil.Process]]
+) -> Sequence[psutil.Process]:
+    launcher = psutil.Process(process.pid)
+    ranks = found["rank"]
+    chosen: dict[str, Callable[[], Sequence[psutil.Process]]] = {
+        "rank 0": lambda: ranks[:1],
+        "rank 1": lambda: ranks[1:2],
+        "both ranks": lambda: ranks,
+        "launcher": lambda: [launcher],
+        "Ctrl-C": lambda: [launcher],
+        "supervisor of rank 1": lambda: [one for one in found["supervisor"] if _rank_of(one) == 1],
+        "launcher and all supervisors": lambda: [launcher, *found["supervisor"]],
+    }
+    try:
+        return chosen[victim]() if victim in chosen else found[victim][:1]
+    except KeyError:
+        raise CannotPlantError(f"this run has no {victim}; it has {sorted(found)}") from None
+
+
+def _send(victims: Sequence[psutil.Process], numbers: Sequence[signal.Signals]) -> None:
+    for index, number in enumerate(numbers):
+        if index:
+            time.sleep(0.5)
+        for victim in victims:
+            with suppress(psutil.NoSuchProcess):
+                victim.send_signal(number)
+
+
+def _finish(process: subprocess.Popen[bytes]) -> Done:
+    done = finish(process, ["run"], END_S)
+    if done.code is None:
+        raise DidNotHoldError(f"dlbench run: still there {END_S:.0f} s later")
+    return done
+
+
+def require_nothing_left(leftovers: Leftovers) -> None:
+    """That nothing started with its environment is there any more.
+
+    Raises:
+        DidNotHoldError: something is.
+    """
+    if left := leftovers.within(LATER_S):
+        raise DidNotHoldError(f"left behind after {LATER_S:.0f} s: {'; '.join(left)[:400]}")
+
+
+def end_by_force(process: subprocess.Popen[bytes]) -> None:
+    """Ends a run that still goes on as a closed terminal does, and by force if it does not."""
+    if process.poll() is None:
+        process.terminate()
+        finish(process, ["run"], END_S)

@@ -1,0 +1,231 @@
+"""Standard streams that are closed, full or without a reader, as real processes meet them."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.cli import run as run_module
+from dlbench.cli.streams import MAX_LINE, cleaned
+from dlbench.errors import ExitCode, RunError
+from dlbench.jobs import local
+from dlbench.jobs.verdict import Outcome, verdict
+from dlbench.records.folder import RunFolder
+from tests.conftest import Cli
+from tests.support.forks import Surroundings
+from tests.support.run_factory import constant, edit_json, plans, write_run, write_unfinished
+
+LS = "import sys; from dlbench.cli import main; sys.argv = ['dlbench', 'ls']; main()"
+
+# Three runs whose ranks are not started, and what the command was about to say.
+SERIES = """
+import sys
+from pathlib import Path
+from dlbench.cli import main
+from dlbench.errors import ExitCode
+from dlbench.jobs import local
+from dlbench.jobs.verdict import Outcome
+
+def run(plan, folder, tell):
+    with open("started", "a") as file:
+        file.write("1")
+    print("a word of a library", file=sys.stderr)
+    return Outcome(exit_code=ExitCode.OK, story="")
+
+local.run = run
+sys.argv = ["dlbench", "run", "cosmoflow", "--preset", "ci", "--engine", "single", "--data", "synthetic"]
+sys.argv += ["--repeats", "3", "--out", "runs"]
+main()
+"""
+
+
+def shell(code: str, redirection: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = shlex.join([sys.executable, "-c", code])
+    script = f"{words} {redirection}"
+    return subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(("around", "words"), [({"full": (1,)}, "No space left"), ({"closed": (1,)}, "closed")])
+@pytest.mark.parametrize("command", ["ls", "status", "compare", "--help"])
+def test_results_that_cannot_be_written_are_no_success(
+    cli: Cli, tmp_path: Path, command: str, around: dict[str, tuple[int, ...]], words: str
+) -> None:
+    for plan in plans(points=(1,), repeats=1):
+        write_run(tmp_path / "runs", plan, constant([1, 0, 3, 5, 0, 1]))
+    arguments = {"status": ("runs",), "compare": ("runs", "runs")}.get(command, ())
+    done = cli(command, *arguments, surroundings=Surroundings(**around))
+    assert (done.returncode, done.stdout) == (5, "")
+    (line,) = done.stderr.splitlines()[-1:]
+    assert line.startswith("dlbench: error: standard output: ")
+    assert words in line
+
+
+@pytest.mark.parametrize("around", [Surroundings(closed=(0, 1, 2)), Surroundings(full=(1, 2))])
+def test_nothing_to_speak_to(cli: Cli, around: Surroundings) -> None:
+    assert cli("ls", surroundings=around).returncode == 5
+    assert cli("no-command", surroundings=around).returncode == 2
+
+
+def test_closed_streams_of_a_process(tmp_path: Path) -> None:
+    """The next file that is opened would take the number of a closed stream."""
+    code = LS.replace("main()", "sys.argv[1:] = ['report', 'runs', '-o', 'x.csv']; main()")
+    for plan in plans(points=(1,), repeats=1):
+        write_run(tmp_path / "runs", plan, constant([1, 0, 3, 5, 0, 1]))
+    done = shell(code, "<&- >&- 2>&-; echo $?", tmp_path)
+    assert done.stdout == "0\n", done.stderr
+    assert (tmp_path / "x.csv").read_text().startswith("group,")
+
+
+def test_a_reader_who_has_enough_is_no_failure(tmp_path: Path) -> None:
+    done = shell(LS, "| head -c 5 >/dev/null; echo ${PIPESTATUS[0]}", tmp_path)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize(
+    "redirection", ["2>/dev/full", "2>&-", "2>&1 >/dev/null | head -1 >/dev/null; exit ${PIPESTATUS[0]}"]
+)
+def test_a_series_goes_on_without_standard_error(tmp_path: Path, redirection: str) -> None:
+    done = shell(SERIES, redirection, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "started").read_text() == "111"
+    assert len(list((tmp_path / "runs").glob("*/plan.json"))) == 3
+
+
+def test_what_an_encoding_lacks_is_written_out(tmp_path: Path) -> None:
+    code = "import sys; from dlbench.cli.streams import Streams; Streams()\n"
+    code += "print('µ ≥ \\udcff'); print('≥ \\udcff', file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"\xb5 \\u2265 \xff\n"
+    assert done.stderr == b"\\u2265 \n"
+
+
+@given(text=st.text(max_size=300) | st.text(alphabet="\x1b\u202e\n\tab]", max_size=300), limit=st.integers(8, 200))
+def test_a_cleaned_text_moves_no_cursor(text: str, limit: int) -> None:
+    lines = cleaned(text, limit).split("\n")
+    assert len(lines) == text.count("\n") + 1
+    for line in lines:
+        assert not set(line) & set("\x1b\x07\x08\r\u202e\u2066\u200f\x9b")
+        assert len(line) <= limit + 40
+    "".join(lines).encode()  # no half of a surrogate pair
+
+
+def test_harmless_text_stays(capfd: pytest.CaptureFixture[str]) -> None:
+    for text in ("a\tb\n", "Größe ≥ 5 µs\n", "x" * MAX_LINE, ""):
+        assert cleaned(text) == text
+    assert cleaned("a" * 150_000) == "a" * 1600 + " [148,000 characters left out] " + "a" * 400
+
+
+# A series of runs
+
+
+@pytest.fixture
+def series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExitCode]:
+    """Runs three plans, of which `fate` decides; ranks are not started."""
+
+    def run_series(fate: Callable[[int, Path], Outcome], *, bar: bool = False) -> ExitCode:
+        numbers = itertools.count()
+        monkeypatch.setattr(local, "run", lambda plan, folder, tell: fate(next(numbers), folder.path))
+        monkeypatch.setattr(run_module.signal, "signal", lambda number, action: None)
+        monkeypatch.setenv("COLUMNS", "1000")
+        made = plans(points=(1,), repeats=3)
+        return run_module.run_all(made, tmp_path / "runs", "dlbench report runs", fail_fast=False, bar=bar)
+
+    return run_series
+
+
+GOOD = Outcome(exit_code=ExitCode.OK, story="")
+
+
+def test_a_run_whose_folder_is_gone_does_not_stop_the_series(
+    series: Callable[..., ExitCode], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fate(number: int, folder: Path) -> Outcome:
+        if number == 0:
+            shutil.rmtree(folder)
+            return verdict(RunFolder(folder), "")
+        if number == 1:
+            raise PermissionError(errno.EACCES, "Permission denied", "/usr/bin/mpirun")
+        return GOOD
+
+    assert series(fate) == ExitCode.INCOMPLETE
+    told = capsys.readouterr().err
+    assert "[1/3] FAILED" in told
+    assert "no plan.json" in told
+    assert "[2/3] FAILED" in told
+    assert "/usr/bin/mpirun: cannot be used: Permission denied" in told
+    assert "[3/3] done" in told
+    assert "1 of 3 runs valid" in told.splitlines()[-1]
+
+
+def test_a_full_disk_costs_no_closing_line(series: Callable[..., ExitCode], capsys: pytest.CaptureFixture[str]) -> None:
+    def fate(number: int, folder: Path) -> Outcome:
+        if number == 0:
+            raise RunError(f"{folder}/failure.json: cannot be written: No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "rank-0000.log"))
+
+    assert series(fate) == ExitCode.RUN_FAILED
+    told = capsys.readouterr().err
+    assert "failure.json: cannot be written" in told
+    # What the machine lacks for the second run it lacks for the third.
+    assert told.count("FAILED") == 2
+    assert "rank-0000.log: cannot be used: No space left" in told
+    assert "0 of 3 runs valid" in told.splitlines()[-1]
+
+
+def test_a_bar_shows_no_terminal_sequences(series: Callable[..., ExitCode], capsys: pytest.CaptureFixture[str]) -> None:
+    series(
+        lambda number, folder: Outcome(exit_code=ExitCode.RUN_FAILED, story="ev\x1b]0;pwn\x07[/red]\u202e"), bar=True
+    )
+    told = capsys.readouterr().err
+    assert told.count("ev]0;pwn[/red]") == 3
+    assert not set("\x07\u202e") & set(told)
+
+
+def test_lines_show_no_terminal_sequences(tmp_path: Path) -> None:
+    code = SERIES.replace('story=""', 'story="ev\\x1b]0;pwn\\x07\\u202e" + "y" * 9000')
+    done = shell(code.replace("ExitCode.OK", "ExitCode.RUN_FAILED"), "", tmp_path)
+    assert done.returncode == 3
+    told = [line for line in done.stderr.splitlines() if "FAILED" in line]
+    assert len(told) == 3
+    for line in told:
+        assert "ev]0;pwnyyy" in line
+        assert "characters left out" in line
+        assert line.isprintable()
+
+
+# What status knows of runs that nobody can finish any more
+
+
+@pytest.mark.parametrize(("lives", "code"), [(False, 3), (True, 0)])
+def test_status_knows_a_run_whose_processes_are_gone(cli: Cli, tmp_path: Path, lives: bool, code: int) -> None:
+    """As after a full disk, on which nobody could say why the run was given up."""
+    (plan,) = plans(points=(1,), repeats=1)
+    folder = write_unfinished(tmp_path / "runs", plan, host=platform.node())
+    pid = os.getpid()
+    if not lives:
+        with subprocess.Popen(["true"]) as process:
+            pid = process.pid
+    now = datetime.now(UTC).isoformat()
+    edit_json(folder.status(0), pid=pid, updated=now)
+    done = cli("status", "runs")
+    assert (done.returncode, done.stderr) == (code, "")
+    assert ("none of its processes is left on" in done.stdout) is not lives
+    assert done.stdout.startswith("incomplete" if lives else "failed")
