@@ -46,7 +46,7 @@ def write_atomic(path: Path, content: bytes | str, *, private: bool = False) -> 
 def write_result(path: Path, content: bytes | str) -> None:
     """`write_atomic` to where a person says: a device or a pipe there (`-o /dev/null`, `-o >(less)`) is written to.
 
-    A file in its place would take it from everybody. Of a link, the file that it names is replaced: `/dev/stdout` is one.
+    A file in its place would take it from everybody. Of a link (`/dev/stdout`), the file that it names is replaced.
 
     Raises:
         RunError: the file system refuses, or nobody reads the pipe.
