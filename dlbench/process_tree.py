@@ -97,14 +97,14 @@ def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object]
         look: called between two looks; for collecting exit codes.
     """
     told: set[int] = set()
-    names: set[str] = set()
+    files: set[int] = set()
     kill_at = time.monotonic() + grace_s
     while left := find():
         now = time.monotonic()
         if now > kill_at + _TRACKER_S + 1.0:
             return False
         trackers = {pid for pid in left if _TRACKER in _read(pid, "cmdline")}
-        names |= {name for pid in left for name in _nameless(pid)}
+        files |= {inode for pid in left for inode in _mapped(pid)}
         if now >= kill_at:
             _send(left if now >= kill_at + _TRACKER_S else left - trackers, signal.SIGKILL)
         else:
@@ -114,7 +114,7 @@ def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object]
         look()
         time.sleep(_LOOK_S)
         look()
-    _unlink_unused(names)
+    _unlink_unused(files)
     return True
 
 
@@ -142,21 +142,28 @@ def _state_and_parent(pid: int) -> tuple[str, int]:
     return (fields[0].decode(), int(fields[1])) if len(fields) > 1 else ("X", 0)
 
 
-def _nameless(pid: int) -> Iterator[str]:
-    """Files in /dev/shm that a process maps and whose name only it and its like know."""
+def _mapped(pid: int) -> Iterator[int]:
+    """Inodes of the files in /dev/shm that a process maps.
+
+    Not their names: glibc gives a semaphore its name only after it was mapped.
+    """
     for line in _read(pid, "maps").splitlines():
-        name = os.fsdecode(line.split(None, 5)[-1])
-        if name.startswith(SHARED_MEMORY + "/") and name[len(SHARED_MEMORY) + 1 :].startswith(_NAMELESS):
-            yield name
+        fields = line.split(None, 5)
+        if len(fields) == 6 and fields[5].startswith(SHARED_MEMORY.encode() + b"/"):
+            yield int(fields[4])
 
 
-def _unlink_unused(names: set[str]) -> None:
-    left = {name for name in names if os.path.lexists(name)}
-    if left:
-        left -= {name for pid in _all() for name in _nameless(pid)}
-    for name in left:
-        with suppress(OSError):
-            os.unlink(name)
+def _unlink_unused(inodes: set[int]) -> None:
+    """Removes the files whose names nobody knows any more: of these inodes, named by a library, mapped by nobody."""
+    if not inodes:
+        return
+    left = [entry for entry in os.scandir(SHARED_MEMORY) if entry.name.startswith(_NAMELESS)]
+    left = [entry for entry in left if entry.is_file(follow_symlinks=False) and entry.inode() in inodes]
+    used = {inode for pid in _all() for inode in _mapped(pid)} if left else set()
+    for entry in left:
+        if entry.inode() not in used:
+            with suppress(OSError):
+                os.unlink(entry.path)
 
 
 def temporary_places(environment: Mapping[str, str]) -> list[str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import grimp
 import pytest
 
 from tests.support.paths import ROOT
 
-BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential"}
+BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential", "opening"}
 """The ground: every room may import it."""
 NODE_FLOOR = BASE | {"specs", "datasets", "machine", "costs", "records"}
 READING = BASE | {"specs", "records", "stats", "reading"}
@@ -26,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "confidential": set(),
     "process_tree": set(),
     "supervisor": {"process_tree"},
+    "opening": {"errors"},
     "stats": BASE,
     "specs": BASE,
     "machine": BASE,
@@ -155,3 +159,81 @@ def test_no_family_is_told_by_a_prefix(graph: grimp.ImportGraph) -> None:
         heads = Counter(name.split("_")[0] for name in modules if "_" in name)
         families += [f"{package}: {count} begin with {head}_" for head, count in heads.items() if count >= 4]
     assert families == []
+
+
+# Modules that open files for reading in another way than `dlbench.opening`, each with why it may.
+OPENED_OTHERWISE = {
+    "opening": "the one way",
+    # The kernel's own files.
+    "machine/cgroup": "/sys/fs/cgroup",
+    "machine/host": "/proc",
+    "machine/environment": "/proc and /sys",
+    "machine/readings": "/sys",
+    "node/cores": "/sys",
+    "jobs/box/host": "/proc",
+    "setup/probes": "/sys/fs/cgroup",
+    # Files of the installation.
+    "report/formats/html": "the bundled page",
+    "datasets/text/python_text": "the sources of Python's standard library",
+    "datasets/images/photo_crops": "photographs of installed packages",
+    # Files of this process, in folders that nobody else may enter, or just made by it.
+    "node/sync/horovod/window": "a timeline in a folder of this process",
+    "node/sync/horovod/autotune": "a log in a folder of this process",
+    "setup/horovod": "a build in a folder of this user",
+    "perfetto/export": "parts in a folder of this process",
+    "perfetto/parquet": "a file that it has just written, to sync it",
+    "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
+    "datasets/making/production": "what it has just made, to sync it",
+    "datasets/making/journal": "opened to be written and locked; refused unless it is a regular file",
+    # Libraries that open by name, behind a look of their own.
+    "history/index": "SQLite, after `_instead_of_file`",
+    "datasets/containers/hdf5": "HDF5, after `require_file`",
+    # The box: folders of root's alone.
+    "jobs/box/box": "logs of daemons in the box's folder",
+    "jobs/box/trust": "the box's folder, with a look at who owns it",
+    "jobs/ending": "/proc",
+    "machine/memory_kills": "/proc and /sys/fs/cgroup",
+    "process_tree": "/proc, and locks of its own folders",
+    "records/files": "opened to be written",
+}
+_METHODS = {"read_text", "read_bytes"}
+_CALLS = {"np.load", "np.fromfile", "np.memmap", "os.open", "safe_open", "h5py.File", "tarfile.open"}
+_CALLS |= {"sqlite3.connect", "gzip.open", "io.open", "zipfile.ZipFile"}
+_MODES = {"mode", "encoding", "errors", "buffering"}
+
+
+def opened_for_reading(path: Path) -> Iterator[int]:
+    """Lines of a module on which it opens a file by its name for reading."""
+    for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(call, ast.Call) and _opens_by_name(call):
+            yield call.lineno
+
+
+def _opens_by_name(call: ast.Call) -> bool:
+    name, text = ast.unparse(call.func), ast.unparse(call)
+    is_method = isinstance(call.func, ast.Attribute)
+    if is_method and name.rsplit(".", 1)[-1] in _METHODS and not name.startswith("opening."):
+        return True
+    keywords = {keyword.arg for keyword in call.keywords}
+    modes = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    # What is made or written, folders, and files that are open already.
+    if any(mode[:1] in ("w", "x", "a") and len(mode) <= 2 for mode in modes) or {"fileobj", "closefd"} & keywords:
+        return False
+    if any(word in text for word in ("O_DIRECTORY", "O_EXCL", "os.devnull", "BytesIO(")):
+        return False
+    if call.args and isinstance(call.args[0], ast.Name) and call.args[0].id in ("file", "raw"):
+        return False
+    if name in _CALLS or name == "open":
+        return True
+    return is_method and name.endswith(".open") and bool(modes or _MODES & keywords or name == "Image.open")
+
+
+def test_files_are_opened_for_reading_in_one_way() -> None:
+    package = ROOT / "dlbench"
+    found = {
+        path.relative_to(package).with_suffix("").as_posix(): lines
+        for path in sorted(package.rglob("*.py"))
+        if (lines := list(opened_for_reading(path)))
+    }
+    assert {name: lines for name, lines in found.items() if name not in OPENED_OTHERWISE} == {}
+    assert set(OPENED_OTHERWISE) - set(found) == set(), "no longer needed"

@@ -29,6 +29,7 @@ STARTS = {
     "deaf": "subprocess.Popen(['sh', '-c', 'trap \"\" TERM HUP INT; while :; do sleep 1; done'], process_group=0)",
     "semaphores": "fork = multiprocessing.get_context('forkserver'); locks = [fork.Lock() for _ in range(3)]; "
     "fork.Process(target=time.sleep, args=(1000,), daemon=False).start()",
+    "locks": "locks = [multiprocessing.get_context('forkserver').Lock() for _ in range(3)]",
     "shared memory": "block = shared_memory.SharedMemory(create=True, size=100)",
     "files": "os.makedirs(tempfile.mkdtemp() + '/a/b'); os.symlink('/etc', tempfile.gettempdir() + '/link'); "
     "tempfile.NamedTemporaryFile(delete=False)",
@@ -237,6 +238,16 @@ def test_modules_never_come_from_the_working_directory(leftovers: Leftovers, tmp
     )
     assert b"No module named mine" in done.stderr
     assert list(tmp_path.glob("canary-*")) == []
+
+
+def test_semaphores_go_even_without_their_tracker(leftovers: Leftovers, tmp_path: Path) -> None:
+    """The tracker alone knows their names; nobody opened them but the program that made them, which is stopped."""
+    then = "from multiprocessing import resource_tracker\nos.kill(resource_tracker._resource_tracker._pid, 9)\n"
+    process, _ = started(leftovers, tmp_path, program("locks", then=then + "os.kill(os.getpid(), signal.SIGSTOP)"))
+    assert len(leftovers.shared_memory()) >= 3
+    process.terminate()
+    process.wait(timeout=30)
+    assert leftovers.within(1.0) == []
 
 
 def test_shared_memory_of_others_stays(leftovers: Leftovers, tmp_path: Path) -> None:

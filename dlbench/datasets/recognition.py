@@ -8,6 +8,7 @@ from pathlib import Path
 from dlbench.datasets.making.manifest import read_manifest
 from dlbench.datasets.splits import train_folder
 from dlbench.errors import UserError
+from dlbench.opening import require_file, why_unreadable
 
 KINDS = ("images", "image-shards", "text", "samples", "density")
 _MANIFEST_KINDS = {
@@ -29,6 +30,11 @@ def detect(source: Path) -> str:
     if manifest is not None and manifest.kind in _MANIFEST_KINDS:
         return _MANIFEST_KINDS[manifest.kind]
     folder = train_folder(source)
+    if not folder.is_dir():
+        try:
+            require_file(folder)
+        except OSError as error:
+            raise UserError(f"{str(source)!r}: cannot be read: {why_unreadable(error)}") from None
     paths = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     # A damaged file says nothing of its kind but by its name, so others are asked first.
     for sure in (True, False):

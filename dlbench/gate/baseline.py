@@ -5,7 +5,6 @@ One key a line and in a fixed order, so that equal runs give equal bytes and a c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,12 +12,15 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
+from dlbench.opening import parse_json, read_named, why_unreadable
 from dlbench.records.files import json_text, write_result
 from dlbench.specs.base import Count, RunName, Spec
 from dlbench.specs.plan import AxisValue
 
 FORMAT = "dlbench.baseline"
 VERSION = 1
+MAX_BYTES = 1 << 26
+"""Of a file at most: some kB a point, and no baseline has ten thousand points."""
 
 Amount = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
@@ -91,11 +93,11 @@ def read_baseline(path: Path) -> Baseline:
         IncompleteDataError: it is damaged.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_named(path, MAX_BYTES))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}; `dlbench baseline` makes one") from None
-    except (ValueError, RecursionError) as error:
-        raise IncompleteDataError(f"{path}: damaged: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}; `dlbench baseline` makes one") from None
+    except ValueError as error:
+        raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
     if not isinstance(content, Mapping) or content.get("format") != FORMAT:
         raise UserError(f"{path}: holds no baseline (format {FORMAT}); `dlbench baseline` makes one")
     version = content.get("version")

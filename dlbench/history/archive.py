@@ -28,6 +28,7 @@ from dlbench.history.files import sync_folder
 from dlbench.history.importing import Candidate, Outcome
 from dlbench.history.store import History
 from dlbench.history.tar_stream import Limits, Member, members
+from dlbench.opening import open_file, parse_json
 from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
 from dlbench.records.folder import RunFolder
 from dlbench.specs.base import Spec
@@ -116,7 +117,7 @@ def _write_header(sink: Sink, name: str, num_bytes: int) -> int:
 def _write_content(sink: Sink, path: Path, num_bytes: int) -> None:
     left = num_bytes
     try:
-        file = path.open("rb")
+        file = open_file(path, follow=False)
     except OSError as error:
         raise IncompleteDataError(f"{path}: cannot be read: {error.strerror or error}") from None
     with file:
@@ -178,7 +179,7 @@ def _runs(path: Path, history: History, room: Path, limits: Limits) -> Iterator[
         folder = _folder_of(member.parts, plans) if manifest is None else _listed(member.parts, manifest)
         if folder != name:
             if name is not None and target is not None:
-                yield _candidate(path, name, target, manifest)
+                yield _candidate(path, name, target, manifest, history)
             name = folder
             missing.discard(folder)
             target = room / f"run-{number}"
@@ -188,7 +189,7 @@ def _runs(path: Path, history: History, room: Path, limits: Limits) -> Iterator[
         if target is not None:
             _unpack(member, target.joinpath(*member.parts[folder.count("/") + 1 if folder else 0 :]))
     if name is not None and target is not None:
-        yield _candidate(path, name, target, manifest)
+        yield _candidate(path, name, target, manifest, history)
     for folder in sorted(missing):
         yield Outcome(
             name=f"{path}: {folder}", verdict="damaged", why="the archive's list names it, and it is not there"
@@ -199,8 +200,8 @@ def _manifest(member: Member) -> Manifest:
     if member.num_bytes > MAX_MANIFEST_BYTES:
         raise IncompleteDataError(f"refused: {MANIFEST} of {member.num_bytes} bytes")
     try:
-        return Manifest.model_validate(json.loads(b"".join(member.pieces())))
-    except (ValueError, ValidationError, RecursionError) as error:
+        return Manifest.model_validate(parse_json(b"".join(member.pieces())))
+    except (ValueError, ValidationError) as error:
         raise IncompleteDataError(f"{MANIFEST}: damaged: {str(error).splitlines()[0]}") from None
 
 
@@ -260,11 +261,11 @@ def _is_known(folder: str, history: History, manifest: Manifest | None) -> bool:
     return known is not None and known.content_digest == manifest.runs[folder]
 
 
-def _candidate(path: Path, name: str, target: Path, manifest: Manifest | None) -> Candidate | Outcome:
+def _candidate(path: Path, name: str, target: Path, manifest: Manifest | None, history: History) -> Candidate | Outcome:
     shown = f"{path}: {name or 'the archive itself'}"
     folder = RunFolder(target)
     if not folder.plan.exists():
-        shutil.rmtree(target)
+        history.store.delete_staged(target)
         return Outcome(name=shown, verdict="damaged" if manifest else "skipped", why="no plan.json: not a run")
     try:
         for inner in {file.parent for file in target.rglob("*")}:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.history.files import sync_folder
+from dlbench.opening import open_file
 from dlbench.records.folder import RunFolder
 
 MAX_DEPTH = 3
@@ -77,7 +78,7 @@ def content_digest(folder: RunFolder) -> str:
             if not entry.is_file(follow_symlinks=False):
                 raise IncompleteDataError(f"{entry.path}: is no plain file")
         for name in sorted(entry.name for entry in entries):
-            with (folder.path / name).open("rb") as file:
+            with open_file(folder.path / name, follow=False) as file:
                 digest.update(f"{name}\0{os.fstat(file.fileno()).st_size}\0".encode())
                 while block := file.read(_BLOCK):
                     digest.update(block)
@@ -116,7 +117,7 @@ def _mark(status: os.stat_result | None) -> tuple[int, int] | None:
 def _copy_file(source: Path, target: Path) -> None:
     target.parent.mkdir(exist_ok=True, parents=True)
     try:
-        read = source.open("rb")
+        read = open_file(source, follow=False)
     except FileNotFoundError:
         raise StillRunningError(f"{source}: went while the run was copied: the run has not ended") from None
     except OSError as error:

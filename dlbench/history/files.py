@@ -2,12 +2,16 @@
 
     STORE/history.json               says that this is a history
     STORE/runs/<yyyy-mm>/<run id>/   the runs, by the month in which they were planned; never changed afterwards
-    STORE/partial/<who>/             what is being copied in or taken away; <who> is host, process namespace, process
+    STORE/partial/<who>/             what is being copied in or taken away; <who> is host, process namespace, process,
+                                     and a random word
     STORE/index.sqlite               a cache, see `dlbench.history.index`
 
 A run's folder appears in `runs` by one rename from `partial`, after all its bytes are synced, so that it is there whole
 or not at all, whoever is killed when. The rename refuses a folder that is there already, so that of several processes
 that bring the same run one wins.
+
+Several people may write a store. So nothing in it is reached through a link: neither `runs`, nor a month, nor `partial`
+may be one, and whatever is renamed or deleted is named from descriptors of the folders that it lies in.
 """
 
 from __future__ import annotations
@@ -18,14 +22,16 @@ import platform
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from dlbench.errors import RunError, UserError
+from dlbench.opening import delete_below, folder_below, kind_of
 from dlbench.records.files import write_json
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Spec
@@ -37,6 +43,8 @@ DAY_S = 86_400.0
 _MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
 # As `dlbench.specs.base.RunName`.
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+# As `Store.room` makes them: nothing of any other name is swept away.
+_ROOM_NAME = re.compile(r"(?P<who>[A-Za-z0-9-]+\.\d+)\.(?P<pid>\d+)\.[0-9a-f]{8}")
 
 
 class HistoryMark(Spec):
@@ -114,6 +122,8 @@ class Store:
                 else:
                     pass_over(f"{prefix}/{entry.name}")
 
+        if self.runs.is_symlink():
+            raise RunError(f"{self.runs}: is a link, not a folder of this history; take it away")
         try:
             for month in folders(self.runs, "runs"):
                 for entry in folders(Path(month.path), f"runs/{month.name}"):
@@ -136,17 +146,51 @@ class Store:
         `sync` makes it survive a loss of power.
 
         Raises:
+            NotAFolderError: a file, a link or a pipe stands where its month should be.
             RunError: the file system refuses.
         """
         target = self.path / folder
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            staged.rename(target)
+            with (
+                self._folder_of(staged) as source,
+                folder_below(self.path, *Path(folder).parts[:-1], create=True) as month,
+            ):
+                os.rename(staged.name, target.name, src_dir_fd=source, dst_dir_fd=month)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 return False
-            raise RunError(f"{target}: cannot be written: {error.strerror or error}") from None
+            raise _refused(error, self.path, folder) from None
         return True
+
+    def take_away(self, folder: str, room: Path) -> None:
+        """Takes a run's folder out of `runs` by one rename and deletes it; nothing if it is gone already.
+
+        Args:
+            folder: relative to the store.
+            room: of `room`, where it lies while it is deleted.
+
+        Raises:
+            NotAFolderError: a file, a link or a pipe stands where its month should be.
+            RunError: the file system refuses.
+        """
+        source = Path(folder)
+        trash = f"gone-{secrets.token_hex(4)}"
+        try:
+            with folder_below(self.path, *source.parts[:-1]) as month, self._folder_of(room / trash) as target:
+                os.rename(source.name, trash, src_dir_fd=month, dst_dir_fd=target)
+                shutil.rmtree(trash, ignore_errors=True, dir_fd=target)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _refused(error, self.path, folder) from None
+
+    def delete_staged(self, staged: Path) -> None:
+        """Deletes a folder that lies in `partial`; what cannot go stays."""
+        delete_below(self.path, *staged.relative_to(self.path).parts)
+
+    def _folder_of(self, path: Path) -> AbstractContextManager[int]:
+        """The folder that a path below the store lies in."""
+        return folder_below(self.path, *path.relative_to(self.path).parts[:-1])
 
     def sync(self, folders: Iterable[str]) -> None:
         """Makes the names of these folders survive a loss of power.
@@ -165,24 +209,55 @@ class Store:
         """A folder of this process in `partial`, gone afterwards; what dead processes left there is swept away first.
 
         Raises:
-            UserError: the store cannot be written.
+            UserError: the store cannot be written, or `partial` is a link or no folder.
         """
+        name = f"{_myself()}.{os.getpid()}.{secrets.token_hex(4)}"
         try:
-            self.partial.mkdir(exist_ok=True)
-            self._sweep()
-            room = self.partial / f"{_myself()}.{os.getpid()}.{secrets.token_hex(4)}"
-            room.mkdir()
+            with folder_below(self.path, self.partial.name, create=True) as partial:
+                _sweep(partial)
+                os.mkdir(name, dir_fd=partial)
         except OSError as error:
-            raise UserError(f"{self.partial}: cannot be written: {error.strerror or error}") from None
+            what = _instead_of_folder(self.partial)
+            why = f"is {what}, not a folder of this history; take it away" if what else _cannot("be written", error)
+            raise UserError(f"{self.partial}: {why}") from None
         try:
-            yield room
+            yield self.partial / name
         finally:
-            shutil.rmtree(room, ignore_errors=True)
+            delete_below(self.path, self.partial.name, name)
 
-    def _sweep(self) -> None:
-        for left in self.partial.iterdir():
-            if _is_abandoned(left):
-                shutil.rmtree(left, ignore_errors=True)
+
+class NotAFolderError(RunError):
+    """Something else stands where a folder of the history should be."""
+
+
+def _refused(error: OSError, store: Path, folder: str) -> RunError:
+    """Why a run's folder cannot be put there or taken away."""
+    for parent in reversed(Path(folder).parents):
+        what = _instead_of_folder(store / parent) if parent.name else ""
+        if what:
+            return NotAFolderError(f"{store / parent}: is {what}, not a folder of this history; take it away")
+    return RunError(f"{store / folder}: {_cannot('be changed', error)}")
+
+
+def _cannot(what: str, error: OSError) -> str:
+    return f"cannot {what}: {error.strerror or error}"
+
+
+def _instead_of_folder(path: Path) -> str:
+    """What stands at a path where a folder should be; empty if it is one, or nothing is there."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return ""
+    return "" if stat.S_ISDIR(mode) else kind_of(mode)
+
+
+def _sweep(partial: int) -> None:
+    """Deletes what dead processes left; nothing that `Store.room` did not make."""
+    with os.scandir(partial) as entries:
+        abandoned = [entry.name for entry in entries if _is_abandoned(entry)]
+    for name in abandoned:
+        shutil.rmtree(name, ignore_errors=True, dir_fd=partial)
 
 
 def _myself() -> str:
@@ -191,13 +266,15 @@ def _myself() -> str:
     return f"{host}.{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
-def _is_abandoned(room: Path) -> bool:
-    """Whether its process is dead, or, where that cannot be known from here, nothing has changed in it for a day."""
-    who, _, rest = room.name.rpartition(".")[0].rpartition(".")
-    if who == _myself() and rest.isdigit():
-        return not Path(f"/proc/{rest}").exists()
+def _is_abandoned(entry: os.DirEntry[str]) -> bool:
+    """Whether it is the room of a dead process or, where that cannot be known from here, of one silent for a day."""
+    found = _ROOM_NAME.fullmatch(entry.name)
+    if found is None or not entry.is_dir(follow_symlinks=False):
+        return False
+    if found["who"] == _myself():
+        return not Path(f"/proc/{found['pid']}").exists()
     try:
-        return time.time() - room.stat().st_mtime > DAY_S
+        return time.time() - entry.stat(follow_symlinks=False).st_mtime > DAY_S
     except OSError:
         return False
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,11 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from dlbench.errors import IncompleteDataError
+from dlbench.errors import IncompleteDataError, RunError
 from dlbench.history.content import StillRunningError, content_digest, copy_run, files_of
 from dlbench.history.entry import HistoryEntry
+from dlbench.history.files import NotAFolderError
 from dlbench.history.store import BATCH, History
-from dlbench.records.folder import RunFolder
+from dlbench.opening import read_json
+from dlbench.records.folder import MAX_JSON, RunFolder
+from dlbench.records.rows.damage import damaged_traces
 from dlbench.records.scan import COMM_FORMAT, plan_format
 
 Verdict = Literal["imported", "already there", "skipped", "refused", "damaged"]
@@ -67,7 +68,7 @@ def import_runs(history: History, candidates: Iterable[Candidate | Outcome], roo
         yield from _bring(history, chosen, room / f"batch-{number}")
         # What was unpacked and did not come in need not lie there until the end.
         for left in [room / f"batch-{number}", *(one.folder.path for one in chosen if one.staged)]:
-            shutil.rmtree(left, ignore_errors=True)
+            history.store.delete_staged(left)
 
 
 def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[Outcome]:
@@ -109,27 +110,37 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
             staged = candidate.folder.path if candidate.staged else room / str(len(chosen)) / entry.run_id
             chosen.append((candidate, entry, staged))
     with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
-        problems = list(pool.map(_stage, chosen))
+        objections = list(pool.map(_stage, chosen))
     outcomes: list[Outcome] = []
     placed: list[HistoryEntry] = []
+    problem: RunError | None = None
     try:
-        for (candidate, entry, staged), problem in zip(chosen, problems, strict=True):
-            if problem is not None:
-                outcomes.append(problem)
+        for (candidate, entry, staged), objection in zip(chosen, objections, strict=True):
+            if objection is not None:
+                outcomes.append(objection)
                 continue
             folder = history.store.place_of(entry.run_id, entry.created)
-            if history.store.place(staged, folder):
+            try:
+                is_new = history.store.place(staged, folder)
+            except NotAFolderError as error:
+                outcomes.append(Outcome(name=candidate.name, verdict="damaged", why=str(error)))
+                continue
+            if is_new:
                 placed.append(dataclasses.replace(entry, folder=folder))
                 outcomes.append(Outcome(name=candidate.name, verdict="imported"))
             else:
                 # Another process has brought a run of that name since the history was opened.
                 history.refresh([folder])
                 outcomes.append(_compare(history, candidate, entry.run_id))
+    except RunError as error:
+        problem = error
     finally:
-        # Whatever went wrong on the way: what is in place is indexed.
+        # Whatever went wrong on the way: what is in place is indexed, and told.
         history.store.sync(entry.folder for entry in placed)
         history.remember(placed)
     yield from outcomes
+    if problem is not None:
+        raise problem
 
 
 def _objection(candidate: Candidate, entry: HistoryEntry) -> Outcome | None:
@@ -154,6 +165,8 @@ def _damaged(candidate: Candidate, why: str) -> Outcome:
 def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> Outcome | None:
     """Copies a run; says why it cannot come in."""
     candidate, entry, target = chosen
+    if damaged := damaged_traces(candidate.folder.path, whole=True):
+        return _damaged(candidate, damaged[0])
     if candidate.staged:
         return None
     try:
@@ -188,8 +201,8 @@ def _compare(history: History, candidate: Candidate, run_id: str) -> Outcome:
 def _run_id(folder: RunFolder) -> str | None:
     """The run that a folder says it holds."""
     try:
-        content = json.loads(folder.plan.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = read_json(folder.plan, MAX_JSON)
+    except (OSError, ValueError):
         return None
     found = content.get("run_id") if isinstance(content, dict) else None
     return found if isinstance(found, str) else None

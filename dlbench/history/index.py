@@ -20,6 +20,7 @@ from pathlib import Path
 
 from dlbench.errors import DlbenchError, UserError
 from dlbench.history.entry import HistoryEntry
+from dlbench.opening import kind_of, open_file
 
 INDEX_VERSION = 1
 """Of the tables; what entries mean depends on the version that their maker gives."""
@@ -79,6 +80,8 @@ class Index:
         self._refuse_foreign()
         if self._status() is None:
             return {}
+        if instead := self._instead_of_file():
+            raise IndexDamagedError(f"{self.path}: is {instead}, not an index")
         rows: dict[str, Row] = {}
         with self._locked(exclusive=False), self._damage_named(), closing(self._connect()) as connection:
             if not _has_tables(connection):
@@ -98,7 +101,7 @@ class Index:
             IndexUnusableError: no permission, no space, or the lock was not to be had in time; or the file is none
                 of dlbench's.
         """
-        if self._is_foreign():
+        if self._is_foreign() or self._instead_of_file():
             raise IndexUnusableError(f"{self.path}: is no index of a history")
         rows = []
         for folder, (changed_ns, entry) in put.items():
@@ -133,7 +136,7 @@ class Index:
         self._refuse_foreign()
         with self._locked(exclusive=True):
             self._refuse_foreign()
-            if only_damaged:
+            if only_damaged and not self._instead_of_file():
                 # A second lock on the same file, held by this process, would wait for the first.
                 with suppress(IndexDamagedError), self._damage_named(), closing(self._connect()) as connection:
                     self._check_version(connection)
@@ -157,7 +160,7 @@ class Index:
         if not stat.S_ISREG(status.st_mode):
             return True
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 header = file.read(_ID_AT.stop)
         except FileNotFoundError:
             return False
@@ -174,6 +177,14 @@ class Index:
             return None
         except OSError as error:
             raise IndexUnusableError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+
+    def _instead_of_file(self) -> str:
+        """What stands in the store's own place of the index, if it is no regular file: no link leads out of a store."""
+        try:
+            mode = self.path.lstat().st_mode
+        except OSError:
+            return ""
+        return "" if self._is_named or stat.S_ISREG(mode) else kind_of(mode)
 
     def _check_version(self, connection: sqlite3.Connection) -> None:
         found = connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()
@@ -216,7 +227,7 @@ class Index:
             if exclusive:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             # The same rights for all who may write the folder, as the index has them.
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
             if exclusive:
                 raise IndexUnusableError(f"{path}: cannot be written: {error.strerror or error}") from None

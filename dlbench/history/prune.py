@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dlbench.errors import IncompleteDataError, RunError
 from dlbench.history.content import files_of, num_bytes
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.files import sync_folder
+from dlbench.opening import folder_below
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import Record
@@ -152,29 +154,18 @@ def prune(history: History, chosen: Sequence[Removal]) -> None:
         return
     with history.store.room() as room:
         whole = [removal for removal in chosen if not removal.files]
-        gone = [removal.entry.folder for removal in whole if _take_away(history.store.path, removal.entry.folder, room)]
-        history.remember((), gone)
+        for removal in whole:
+            history.store.take_away(removal.entry.folder, room)
+        history.remember((), [removal.entry.folder for removal in whole])
         for removal in chosen:
             if removal.files:
-                _drop(RunFolder(history.run_folder(removal.entry)), removal)
+                _drop(history.store.path, removal)
         history.refresh([removal.entry.folder for removal in chosen if removal.files])
 
 
-def _take_away(store: Path, folder: str, room: Path) -> bool:
-    trash = room / folder
-    try:
-        trash.parent.mkdir(parents=True, exist_ok=True)
-        (store / folder).rename(trash)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        raise RunError(f"{store / folder}: cannot be taken away: {error.strerror or error}") from None
-    shutil.rmtree(trash, ignore_errors=True)
-    return True
-
-
-def _drop(folder: RunFolder, removal: Removal) -> None:
-    before = load_file(folder.path / DROPPED, Dropped)
+def _drop(store: Path, removal: Removal) -> None:
+    folder = store / removal.entry.folder
+    before = load_file(folder / DROPPED, Dropped)
     kinds = {kind for name in removal.files if (kind := _kind(name)) is not None}
     note = Dropped(
         kinds=tuple(sorted(kinds | set(before.kinds if before else ()))),
@@ -183,19 +174,33 @@ def _drop(folder: RunFolder, removal: Removal) -> None:
         updated=utc_now(),
     )
     # The note first: a folder that says too much has lost nothing, one that says too little would deceive.
-    write_json(folder.path / DROPPED, note.model_dump(mode="json"))
+    write_json(folder / DROPPED, note.model_dump(mode="json"))
+    by_folder: dict[tuple[str, ...], list[str]] = {}
+    for name in removal.files:
+        by_folder.setdefault(Path(name).parts[:-1], []).append(Path(name).name)
+    own = Path(removal.entry.folder).parts
     try:
-        for name in removal.files:
-            (folder.path / name).unlink(missing_ok=True)
-        emptied = {parent for name in removal.files for parent in Path(name).parents} - {Path()}
-        for parent in sorted(emptied, key=lambda path: len(path.parts), reverse=True):
+        for parts, names in by_folder.items():
             # Another process may be letting the same go.
-            with suppress(FileNotFoundError):
-                if not any((folder.path / parent).iterdir()):
-                    (folder.path / parent).rmdir()
-        sync_folder(folder.path)
+            with suppress(FileNotFoundError), folder_below(store, *own, *parts) as opened:
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=opened)
+        emptied = {parts[:length] for parts in by_folder for length in range(1, len(parts) + 1)}
+        for parts in sorted(emptied, key=len, reverse=True):
+            with suppress(FileNotFoundError), folder_below(store, *own, *parts[:-1]) as opened:
+                _remove_if_empty(parts[-1], opened)
+        sync_folder(folder)
     except OSError as error:
-        raise RunError(f"{folder.path}: cannot be changed: {error.strerror or error}") from None
+        raise RunError(f"{folder}: cannot be changed: {error.strerror or error}") from None
+
+
+def _remove_if_empty(name: str, folder: int) -> None:
+    try:
+        os.rmdir(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
 
 
 def _kind(name: str) -> str | None:

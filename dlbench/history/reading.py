@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,12 +10,13 @@ from dlbench.history.content import content_digest, files_of
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.prune import dropped_kinds
 from dlbench.history.store import EntryMaker, History, Notify
+from dlbench.opening import read_json
 from dlbench.reading.causes import Causes
 from dlbench.reading.comparability import chosen_settings, group_id
 from dlbench.reading.metrics import METRICS, metrics_by_run
 from dlbench.reading.slow_nodes import host_ratios
 from dlbench.reading.table import WithoutFigures, tabulate
-from dlbench.records.folder import RunFolder
+from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run, Scan, read_run
 
@@ -146,8 +146,8 @@ def _label(run: Run) -> str:
 def _submitted_job(folder: RunFolder) -> str:
     """The job as `dlbench submit` noted it; no figure hangs on it, so a damaged note is none."""
     try:
-        content = json.loads(folder.submission.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = read_json(folder.submission, MAX_JSON)
+    except (OSError, ValueError):
         return ""
     job = content.get("job_id") if isinstance(content, dict) else None
     return job if isinstance(job, str) else ""

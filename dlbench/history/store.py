@@ -143,7 +143,7 @@ class History:
         for entry in put:
             try:
                 changed_ns = (self.store.path / entry.folder).stat().st_mtime_ns
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 # Another process has taken it away in this moment.
                 gone.append(entry.folder)
                 continue

@@ -9,7 +9,6 @@ end it. Names are taken apart and must be harmless. Counts, sizes, names, and ho
 from __future__ import annotations
 
 import gzip
-import stat
 import tarfile
 import zlib
 from collections.abc import Generator, Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from dlbench.errors import IncompleteDataError, UserError
+from dlbench.opening import UnfitFileError, open_file
 from dlbench.units import format_bytes
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -125,10 +125,9 @@ def members(path: Path, limits: Limits) -> Generator[Member, None, None]:
         IncompleteDataError: it is no archive, a damaged one, or one that holds what none of dlbench's does.
     """
     try:
-        # Before it is opened: opening a pipe waits for a writer.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise UserError(f"{path}: is no plain file; write the archive to a file first")
-        raw = path.open("rb")
+        raw = open_file(path)
+    except UnfitFileError as error:
+        raise UserError(f"{path}: {error.strerror}; write the archive to a file first") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     with raw:

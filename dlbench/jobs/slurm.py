@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -13,8 +12,9 @@ from pydantic import Field, ValidationError
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError
 from dlbench.jobs.batch import Job, render_job, sbatch_arguments
+from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import write_atomic, write_json
-from dlbench.records.folder import RunFolder
+from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.specs.base import RunName, Spec
 from dlbench.units import utc_now
 
@@ -95,11 +95,14 @@ def read_submission(folder: RunFolder) -> Submission | None:
         IncompleteDataError: the file is damaged.
     """
     try:
-        return Submission.model_validate(json.loads(folder.submission.read_text(encoding="utf-8")))
+        return Submission.model_validate(read_json(folder.submission, MAX_JSON))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, ValidationError, RecursionError):
-        raise IncompleteDataError(f"{folder.submission}: damaged; delete it or restore it from a copy") from None
+    except PermissionError as error:
+        raise IncompleteDataError(f"{folder.submission}: cannot be read: {error.strerror}") from None
+    except (OSError, ValueError, ValidationError) as error:
+        why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
+        raise IncompleteDataError(f"{folder.submission}: damaged: {why}; delete it or restore it from a copy") from None
 
 
 def call(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from dlbench.errors import UserError
+from dlbench.opening import read_bytes, why_unreadable
 from dlbench.specs.system import VariableSource
 
 MAX_BYTES = 64 * 1024
@@ -41,13 +41,9 @@ def _value(name: str, source: str | VariableSource, variables: Mapping[str, str]
 
 def _from_file(where: str, path: Path) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UserError(f"{where}: {path} is no regular file")
-            content = file.read(MAX_BYTES + 1)
+        content = read_bytes(path, MAX_BYTES)
     except OSError as error:
-        raise UserError(f"{where}: {path} cannot be read: {error.strerror or error}") from None
-    if len(content) > MAX_BYTES or b"\0" in content:
-        raise UserError(f"{where}: {path} holds no value of a variable: over {MAX_BYTES} bytes, or a NUL character")
+        raise UserError(f"{where}: {path} {why_unreadable(error)}; it cannot be read") from None
+    if b"\0" in content:
+        raise UserError(f"{where}: {path} holds no value of a variable, but a NUL character")
     return os.fsdecode(content).rstrip("\n")

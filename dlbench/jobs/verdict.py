@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from dlbench.errors import DlbenchError, ExitCode, RunError
 from dlbench.jobs.ending import Ending
+from dlbench.opening import read_end
 from dlbench.records.collectives_scan import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import QualityResult
@@ -19,6 +20,9 @@ from dlbench.records.scan import LaunchedRun, Run
 from dlbench.records.status import Failure, RankStatus, write_failure
 from dlbench.records.story import first_cause
 from dlbench.units import utc_now
+
+END_OF_LOG = 1 << 20
+"""Bytes of a launcher's log that are looked at: what it says of the end stands at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ def killed_under_mpirun(folder: RunFolder) -> tuple[int, int] | None:
     Its exit code does not tell, and the other ranks may be ended before they can say what they saw.
     """
     try:
-        log = folder.launch_log.read_text(encoding="utf-8", errors="replace")
+        log = read_end(folder.launch_log, END_OF_LOG).decode("utf-8", "replace")
     except OSError:  # launcher local has none
         return None
     told = re.search(r"mpirun noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) ", log)

@@ -5,7 +5,6 @@ Nothing heavy is imported before the rank is bound to its cores, because thread 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -24,8 +23,9 @@ from dlbench.node.preflight import require_machine  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
 from dlbench.node.watching.agent import NodeSampler  # noqa: E402
+from dlbench.opening import read_json, why_unreadable  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
-from dlbench.records.folder import RunFolder  # noqa: E402
+from dlbench.records.folder import MAX_JSON, RunFolder  # noqa: E402
 from dlbench.records.status import PEER_MARK  # noqa: E402
 from dlbench.specs.collectives.plan import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
@@ -40,12 +40,12 @@ def load_plan(path: Path) -> RunPlan | CommPlan:
         UserError: the file is missing or damaged.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path, MAX_JSON)
         if isinstance(content, dict) and content.get("format") == _COMM_FORMAT:
             return CommPlan.model_validate(content)
         return RunPlan.model_validate(content)
     except (OSError, ValueError, ValidationError) as error:
-        raise UserError(f"{path}: not a readable plan: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path}: not a readable plan: {why_unreadable(error)}") from None
 
 
 def main(arguments: list[str]) -> int:

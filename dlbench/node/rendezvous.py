@@ -12,7 +12,6 @@ server.
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from dataclasses import dataclass
@@ -20,10 +19,13 @@ from pathlib import Path
 
 from dlbench.errors import PeerLostError, RunError
 from dlbench.node.ranks import RankPlace
+from dlbench.opening import read_json
 from dlbench.records.files import write_json
 
 FORMAT, VERSION = "dlbench.rendezvous", 1
 
+MAX_BYTES = 1 << 16
+"""Of the file at most: it holds an address."""
 WAIT_S = 180.0
 """How long ranks wait for rank 0. Shared file systems show new files late (NFS: up to 60 s by default)."""
 
@@ -73,10 +75,10 @@ def await_address(path: Path, place: RankPlace, wait_s: float = WAIT_S) -> Meeti
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path, MAX_BYTES)
         except (OSError, ValueError):  # not there yet, or replaced under the reader on NFS
-            content = {}
-        if content.get("token") == place.token and "secret" in content:
+            content = None
+        if isinstance(content, dict) and content.get("token") == place.token and "secret" in content:
             return MeetingPlace(
                 address=str(content["address"]), port=int(content["port"]), secret=str(content["secret"])
             )

@@ -12,10 +12,12 @@ import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dlbench.errors import IncompleteDataError
+from dlbench.opening import open_file
 from dlbench.perfetto.events import quoted, thread_events
 from dlbench.perfetto.notes import Notes
 from dlbench.perfetto.spans import DEEPEST, PROFILER_THREAD, Tracks, thread_id
@@ -44,7 +46,7 @@ def trace_entries(path: Path) -> Iterator[dict[str, Any]]:
         IncompleteDataError: it cannot be read, or ends or breaks within an event; what came before has been given.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with TextIOWrapper(open_file(path), encoding="utf-8", errors="replace") as file:
             buffer = _head(path, file)
             at = 0
             while True:

@@ -15,6 +15,7 @@ from dlbench.reading.comparability import group_id
 from dlbench.reading.digest import StepDigest, digest_of
 from dlbench.reading.measures import RunMeasures, load_steps, measure
 from dlbench.records.registry import describe
+from dlbench.records.rows.damage import damaged_traces
 from dlbench.records.scan import Run
 
 
@@ -38,6 +39,8 @@ class LoadedRun:
     """None unless asked for."""
     digest: StepDigest | None
     """None unless asked for."""
+    damaged: tuple[str, ...] = ()
+    """Spans and samples that are damaged, one line each; they take no figure away."""
 
 
 def load_run(run: Run, wanted: Wanted) -> LoadedRun:
@@ -54,6 +57,7 @@ def load_run(run: Run, wanted: Wanted) -> LoadedRun:
         parts={**measures.parts, "exchange_wait": measures.exchange_wait_s},
         causes=causes_of(run, steps) if wanted.causes else None,
         digest=digest_of(run, steps) if wanted.digest else None,
+        damaged=damaged_traces(run.folder.path, whole=False),
     )
 
 

@@ -39,7 +39,7 @@ class RunTable:
     """Runs with figures, by run id."""
     without: tuple[WithoutFigures, ...]
     damaged: tuple[str, ...]
-    """Damaged files, one line each; their runs yield no figure."""
+    """Damaged files, one line each; their runs yield no figure, unless it is spans or samples that are damaged."""
     causes: dict[str, Causes] = field(default_factory=dict)
     """Of the runs with figures, by run id; empty unless they were asked for."""
     digests: dict[str, StepDigest] = field(default_factory=dict)
@@ -91,6 +91,7 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
             continue
         runs[run.plan.run_id] = run
         found[run.plan.run_id] = one
+        damaged += one.damaged
     return RunTable(
         figures=pd.DataFrame([one.row for one in found.values()]),
         parts=pd.DataFrame.from_dict(

@@ -106,7 +106,11 @@ def _read(folder: RunFolder) -> CommRun:
     if record is not None and record.run_id != plan.run_id:
         raise IncompleteDataError(f"{folder.comm}: belongs to run {record.run_id}, not to {plan.run_id}")
     return CommRun(
-        folder=folder, plan=plan, record=record, statuses=read_statuses(folder), failure=read_failure(folder)
+        folder=folder,
+        plan=plan,
+        record=record,
+        statuses=read_statuses(folder, is_over=record is not None),
+        failure=read_failure(folder),
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from dlbench.errors import IncompleteDataError, UserError
+from dlbench.opening import parse_json, read_named, why_unreadable
 from dlbench.specs.collectives.network import NetworkModel
+
+MAX_BYTES = 1 << 24
+"""Of a file at most: it holds some numbers for each carrier and algorithm."""
 
 
 def read_network(path: Path) -> NetworkModel:
@@ -19,11 +22,11 @@ def read_network(path: Path) -> NetworkModel:
         IncompleteDataError: it is damaged.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_named(path, MAX_BYTES))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}; `dlbench comm fit` makes one") from None
-    except (ValueError, RecursionError) as error:
-        raise IncompleteDataError(f"{path}: damaged: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}; `dlbench comm fit` makes one") from None
+    except ValueError as error:
+        raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
     wanted = NetworkModel.model_fields["format"].default
     if not isinstance(content, dict) or content.get("format") != wanted:
         raise UserError(f"{path}: holds no fitted costs of a network (format {wanted}); `dlbench comm fit` makes one")

@@ -5,7 +5,6 @@ Runs of the collective benchmark lie beside those of training; `dlbench.records.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.records.folder import RunFolder
+from dlbench.opening import read_json, why_unreadable
+from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.record import RankResult, Record
 from dlbench.records.status import Failure, RankStatus, read_statuses
 from dlbench.records.story import told_failure
@@ -159,8 +159,8 @@ def run_folders(root: Path) -> list[RunFolder]:
 def plan_format(folder: RunFolder) -> str | None:
     """What a folder's plan says it is; None if there is none that can be read."""
     try:
-        content = json.loads(folder.plan.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = read_json(folder.plan, MAX_JSON)
+    except (OSError, ValueError):
         return None
     return str(content.get("format")) if isinstance(content, dict) else None
 
@@ -190,7 +190,7 @@ def _read(folder: RunFolder) -> Run:
         folder=folder,
         plan=plan,
         record=record,
-        statuses=read_statuses(folder),
+        statuses=read_statuses(folder, is_over=record is not None),
         failure=read_failure(folder),
         watch_cost=watch_cost,
     )
@@ -224,12 +224,14 @@ def load_file(path: Path, model: type[ModelT]) -> ModelT | None:
         IncompleteDataError: it is damaged.
     """
     try:
-        return model.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return model.model_validate(read_json(path, MAX_JSON))
     except FileNotFoundError:
         return None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise IncompleteDataError(f"{path}: damaged: {where}: {first['msg']}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise IncompleteDataError(f"{path}: damaged: {str(error).splitlines()[0]}") from None
+    except PermissionError as error:
+        raise IncompleteDataError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None

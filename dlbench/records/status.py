@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -13,6 +12,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError, RunError
+from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.specs.base import CountOrZero, Spec
@@ -23,6 +23,9 @@ PROGRESS_MARK = "DLBENCH-PROGRESS "
 
 _ROOM_BYTES = 4096
 """One block and one inode of most file systems, which is what `failure.json` takes."""
+
+MAX_BYTES = 1 << 20
+"""Of a status at most: it holds one line."""
 
 _STATUS = re.compile(r"rank-.*\.status\.json", re.DOTALL)
 
@@ -119,18 +122,30 @@ def write_status(folder: RunFolder, status: RankStatus) -> None:
     write_json(folder.status(status.rank), status.model_dump(mode="json"))
 
 
-def read_statuses(folder: RunFolder) -> list[RankStatus]:
+def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatus]:
     """All statuses in a run's folder, by rank.
 
+    Args:
+        folder: the run's.
+        is_over: whether a record says what became of the run; then a status that may not be read is passed over.
+
     Raises:
-        IncompleteDataError: one of them is damaged.
+        IncompleteDataError: one of them is damaged, or may not be read.
     """
     result = []
+    try:
+        names = [entry.name for entry in os.scandir(folder.path) if _STATUS.fullmatch(entry.name)]
+    except OSError as error:
+        raise IncompleteDataError(f"{folder.path}: cannot be read: {error.strerror or error}") from None
     # Names are sorted and not paths, which compare part by part: a large run has a thousand of them.
-    for name in sorted(entry.name for entry in os.scandir(folder.path) if _STATUS.fullmatch(entry.name)):
+    for name in sorted(names):
         path = folder.path / name
         try:
-            result.append(RankStatus.model_validate(json.loads(path.read_bytes().decode())))
-        except (OSError, ValueError, ValidationError, RecursionError):
-            raise IncompleteDataError(f"{path}: damaged; delete it or restore it from a copy") from None
+            result.append(RankStatus.model_validate(read_json(path, MAX_BYTES)))
+        except PermissionError as error:
+            if not is_over:
+                raise IncompleteDataError(f"{path}: cannot be read: {error.strerror}") from None
+        except (OSError, ValueError, ValidationError) as error:
+            why = "not as dlbench writes it" if isinstance(error, ValidationError) else why_unreadable(error)
+            raise IncompleteDataError(f"{path}: damaged: {why}; delete it or restore it from a copy") from None
     return sorted(result, key=lambda status: status.rank)

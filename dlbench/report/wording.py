@@ -31,11 +31,20 @@ _DROPPED = {"Cc", "Cf", "Cs"}
 
 def clean(text: str, limit: int = 2000) -> str:
     """Foreign text on one line: no control or bidirectional characters, no lone surrogates, not endless."""
-    if text.isprintable() and len(text) <= limit:
+    kept = harmless(text)
+    return kept if len(kept) <= limit else kept[:limit] + " [cut]"
+
+
+def harmless(text: str) -> str:
+    """Text on one line without control or bidirectional characters and without lone surrogates, however long.
+
+    Documents clean what enters them (`clean`); formats ask once more for all that they write, so that a text which came
+    in another way cannot move a terminal's cursor or turn the order of a line round.
+    """
+    if text.isprintable():
         return text
     spaced = "".join(" " if c in "\t\n\r\v\f\x85\u2028\u2029" else c for c in text)
-    kept = "".join(c for c in spaced if unicodedata.category(c) not in _DROPPED)
-    return kept if len(kept) <= limit else kept[:limit] + " [cut]"
+    return "".join(c for c in spaced if unicodedata.category(c) not in _DROPPED)
 
 
 def percent(fraction: float, decimals: int = 1) -> str:

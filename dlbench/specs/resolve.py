@@ -37,7 +37,8 @@ def find(kind: Kind, name: str) -> Path:
     """
     if os.sep in name or name.endswith((".yaml", ".yml")):
         path = Path(name)
-        if not path.is_file():
+        # A pipe, too: `--system <(m4 machine.yaml)`.
+        if not path.is_file() and not path.is_fifo():
             raise UserError(f"{name}: no such {kind[:-1]} file")
         return path
     names = available(kind)

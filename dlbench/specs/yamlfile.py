@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import UserError
+from dlbench.opening import read_named, why_unreadable
 
 MAX_BYTES = 1_000_000
+"""Of a file at most: a larger one is no specification."""
 MAX_DEPTH = 20
 
 BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -23,11 +25,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UserError: the file is unreadable, too large, not YAML, holds anchors, or is not a mapping.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path}: larger than {MAX_BYTES} bytes; this is not a specification")
-        text = path.read_text(encoding="utf-8")
+        text = read_named(path, MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
+        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}") from None
     value = parse_yaml(text, str(path))
     if not isinstance(value, Mapping):
         raise UserError(f"{path}: must hold keys and values, holds {type(value).__name__}")

@@ -10,6 +10,7 @@ import dlbench
 from dlbench.history.page.report import TrendsReport
 from dlbench.reading import environments, scaling
 from dlbench.reading.comparability import Condition, chosen_settings, comparable_values, unique_labels
+from dlbench.reading.samples.readings import damage_met
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import KEYS, data_source, goal
 from dlbench.records.scan import Run, Scan
@@ -63,7 +64,8 @@ def assemble(
         groups=groups,
         views={view.key: view.numbers(source) for view in views.report if view.key},
         runs=_run_rows(scan, table),
-        damaged=tuple(table.damaged),
+        # Behind the views, which read samples and spans.
+        damaged=tuple(dict.fromkeys((*table.damaged, *damage_met(table)))),
         environment=_environment(measured),
         methods=METHODS,
         missing=not_shown(groups),

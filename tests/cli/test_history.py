@@ -224,7 +224,7 @@ def test_a_pipe_in_a_run_does_not_hang(tmp_path: Path, name: str) -> None:
 def test_an_archive_from_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     message = failed(call("import", tmp_path / "pipe", "--store", tmp_path / "new"))
-    assert message == f"{tmp_path / 'pipe'}: is no plain file; write the archive to a file first"
+    assert message == f"{tmp_path / 'pipe'}: is a named pipe, not a regular file; write the archive to a file first"
     assert "no plain file" in failed(call("import", "/dev/null", "--store", tmp_path / "new"))
 
 

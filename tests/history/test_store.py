@@ -411,14 +411,96 @@ def test_what_dead_writers_left_is_swept_away(tmp_path: Path) -> None:
     child.wait()
     dead = partial / mine.replace(f".{os.getpid()}.", f".{child.pid}.")
     alive = partial / mine
-    young, old = partial / f"elsewhere.1.{child.pid}.0", partial / "elsewhere.1.2.0"
-    for folder in (dead, alive, young, old):
+    young, old = partial / f"elsewhere.1.{child.pid}.00000000", partial / "elsewhere.1.2.00000000"
+    # What no room is called, somebody else has put there.
+    foreign = [partial / name for name in ("thesis", "elsewhere.1.2.0", "elsewhere.1.2.00000000.txt", ".1.2.00000000")]
+    for folder in (dead, alive, young, old, *foreign):
         (folder / "run").mkdir(parents=True)
     day_ago = time.time() - 90_000
-    for folder in (alive, old):
+    for folder in (alive, old, *foreign):
         os.utime(folder, (day_ago, day_ago))
     import_folder(history, write_runs(tmp_path / "runs", 1))
-    assert sorted(path.name for path in partial.iterdir()) == sorted([alive.name, young.name])
+    assert sorted(partial.iterdir()) == sorted([alive, young, *foreign])
+
+
+DAY_AGO = time.time() - 90_000
+
+
+def precious(path: Path, *names: str) -> dict[str, bytes]:
+    """Folders of somebody else, old enough to be swept away."""
+    for name in names:
+        (path / name).mkdir(parents=True)
+        (path / name / "chapter").write_text("years of work")
+        os.utime(path / name, (DAY_AGO, DAY_AGO))
+    return tree(path)
+
+
+def aim_partial(store: Path, victim: Path) -> None:
+    shutil.rmtree(store / "partial")
+    (store / "partial").symlink_to(victim)
+
+
+def aim_room(store: Path, victim: Path) -> None:
+    (store / "partial" / "elsewhere.1.2.00000000").symlink_to(victim)
+    os.utime(store / "partial" / "elsewhere.1.2.00000000", (DAY_AGO, DAY_AGO), follow_symlinks=False)
+
+
+@pytest.mark.parametrize("aim", [aim_partial, aim_room])
+def test_nothing_behind_a_link_is_swept_away(store: Path, tmp_path: Path, aim: Callable[[Path, Path], None]) -> None:
+    before = precious(tmp_path / "victim", "thesis", "elsewhere.1.2.00000000")
+    aim(store, tmp_path / "victim")
+    history = open_history(store)
+    if aim is aim_partial:
+        with pytest.raises(UserError, match="partial: is a link, not a folder of this history; take it away"):
+            import_folder(history, write_runs(tmp_path / "runs", 1, first=20))
+        with pytest.raises(UserError, match="is a link"):
+            prune(history, removals(history, history.entries(), traces_only=False))
+        assert len(open_history(store).entries()) == 12
+    else:
+        assert verdicts(import_folder(history, write_runs(tmp_path / "runs", 1, first=20))) == ["imported"]
+        prune(history, removals(history, history.entries(), traces_only=False))
+        assert history.entries() == []
+    assert tree(tmp_path / "victim") == before
+
+
+def test_a_link_that_comes_between_leads_nowhere(store: Path, tmp_path: Path) -> None:
+    history = open_history(store)
+    entries = history.entries()
+    chosen = removals(history, entries, traces_only=False)
+    month = (store / entries[0].folder).parent
+    victim = tmp_path / "victim"
+    before = precious(victim, *(Path(entry.folder).name for entry in entries))
+    shutil.move(month, tmp_path / "aside")
+    month.symlink_to(victim)
+    with pytest.raises(RunError, match=f"{month}: is a link, not a folder"):
+        prune(history, chosen)
+    with history.store.room() as room:
+        staged = room / "batch-1" / "run"
+        (staged).mkdir(parents=True)
+        with pytest.raises(RunError, match="is a link"):
+            history.store.place(staged, f"runs/{month.name}/new")
+        shutil.move(room / "batch-1", tmp_path / "batch")
+        (room / "batch-1").symlink_to(victim)
+        history.store.delete_staged(room / "batch-1" / Path(entries[0].folder).name)
+        history.store.delete_staged(room / "batch-1")
+    assert tree(victim) == before
+
+
+def test_traces_behind_a_link_stay(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs", 1)
+    (next(runs.iterdir()) / "checkpoints").mkdir()
+    (next(runs.iterdir()) / "checkpoints" / "step-00000009.safetensors").write_bytes(b"y")
+    history = new_history(tmp_path / "store")
+    import_folder(history, runs)
+    chosen = removals(history, history.entries(), traces_only=True)
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "step-00000009.safetensors").write_bytes(b"weeks")
+    checkpoints = history.run_folder(history.entries()[0]) / "checkpoints"
+    shutil.rmtree(checkpoints)
+    checkpoints.symlink_to(tmp_path / "victim")
+    with pytest.raises(RunError, match="cannot be changed"):
+        prune(history, chosen)
+    assert tree(tmp_path / "victim") == {"step-00000009.safetensors": b"weeks"}
 
 
 @pytest.mark.slow
@@ -643,8 +725,12 @@ def test_traces_go_and_figures_stay(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs", 2)
     first, second = sorted(runs.iterdir())
     traces = ("rank-0001.spans", "rank-0000.profile.json", "rank-0000.log", "launch.log", "slurm-12.out")
-    for name in (*traces, "rank-0000.spans", "node-0000.samples", "notes.txt"):
+    for name in (*traces[1:], "notes.txt"):
         (first / name).write_bytes(b"x" * 10)
+    for rank in range(2):
+        write_spans(RunFolder(first), rank, [{"lane": STAGE, "name": "building", "start_ns": 0, "end_ns": 10**9}])
+    write_samples(RunFolder(first), 0, ["host.energy.package-0_j"], [(0, 1.0)])
+    size = 47 + (first / traces[0]).stat().st_size
     (first / "checkpoints" / "old").mkdir(parents=True)
     (first / "checkpoints" / "old" / "x").write_bytes(b"")
     (first / "checkpoints" / "step-00000009.safetensors").write_bytes(b"y" * 7)
@@ -652,7 +738,7 @@ def test_traces_go_and_figures_stay(tmp_path: Path) -> None:
     import_folder(history, runs)
     before = {entry.run_id: entry for entry in history.entries()}
     chosen = removals(history, history.entries(), traces_only=True)
-    assert [(one.entry.run_id, one.num_bytes, len(one.files)) for one in chosen] == [(first.name, 57, 7)]
+    assert [(one.entry.run_id, one.num_bytes, len(one.files)) for one in chosen] == [(first.name, size, 7)]
     prune(history, chosen)
     for opened in (history, open_history(tmp_path / "store")):
         after = {entry.run_id: entry for entry in opened.entries()}

@@ -51,7 +51,7 @@ def wait_until_measuring(folder: Path) -> None:
     """Returns when the first rank of the first run has begun to measure."""
     deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline:
-        runs = scan(folder).runs
+        runs = scan(folder).runs if folder.is_dir() else []
         if runs and runs[0].statuses and runs[0].statuses[0].stage == "measuring":
             return
         time.sleep(0.3)
@@ -240,23 +240,26 @@ def test_a_killed_run_inside_an_allocation_leaves_nothing(
     words = [sys.executable, "-P", "-m", "dlbench", "run", "resnet50", "--preset", "ci", "--system", "box"]
     words += ["--ranks", "2", "--engine", "ddp", "--launcher", "srun-gloo", "--data", str(images)]
     words += ["--set", "data.loader_workers=1", "--set", "measure.measured_steps=100000"]
+    # Long enough to look, and ended by itself, so that the next test gets the nodes.
+    script = '"$@"; exec env -i sleep 12'
     with Leftovers() as leftovers:
         salloc = subprocess.Popen(
-            ["salloc", "--nodes=2", "--ntasks=2", "--quiet", "sh", "-c", '"$@"; exec env -i sleep 1000', "sh", *words],
+            ["salloc", "--nodes=2", "--ntasks=2", "--quiet", "sh", "-c", script, "sh", *words],
             cwd=tmp_path,
             env={**leftovers.environment, **slurm_box.environment},
             stdin=subprocess.DEVNULL,
         )
-        try:
-            wait_until_measuring(tmp_path / "runs")
-            (launcher,) = (pid for pid, line in leftovers.processes().items() if " -m dlbench run " in line)
-            (run,) = scan(tmp_path / "runs").runs
-            os.kill(launcher if victim == "launcher" else run.statuses[1].pid, signal.SIGKILL)
-            deadline = time.monotonic() + 30  # the launcher gives other ranks ten seconds
-            while Path(f"/proc/{launcher}").exists() and time.monotonic() < deadline:
-                time.sleep(0.1)
-            left = [line for line in leftovers.within(5.0) if "salloc" not in line]
-            assert left == []
-        finally:
-            salloc.terminate()
-            salloc.wait(timeout=60)
+        wait_until_measuring(tmp_path / "runs")
+        command = " ".join(words[:5])
+        (launcher,) = (pid for pid, line in leftovers.processes().items() if line.startswith(command))
+        (run,) = scan(tmp_path / "runs").runs
+        os.kill(launcher if victim == "launcher" else run.statuses[1].pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30  # the launcher gives other ranks ten seconds
+        while Path(f"/proc/{launcher}").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        deadline = time.monotonic() + 5
+        while left := [line for line in leftovers.now() if "salloc" not in line]:
+            if time.monotonic() > deadline:
+                pytest.fail(f"left: {left}")
+            time.sleep(0.1)
+    salloc.wait(timeout=60)

@@ -385,8 +385,23 @@ def test_steps_are_seen_while_the_rank_runs(tmp_path: Path) -> None:
 def test_a_steps_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "x.steps"
     StepWriter(path, {}).close()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(RunError, match=r"x\.steps: cannot be written: File exists"):
         StepWriter(path, {})
+
+
+def test_a_disk_that_fails_names_the_steps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    writer = StepWriter(tmp_path / "x.steps", {})
+    writer.append(step_record(0))
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(RunError, match=r"x\.steps: cannot be written: Input/output error"):
+        writer.sync()
+    monkeypatch.undo()
+    monkeypatch.setattr(writer._blocks, "flush", lambda: failing(0))
+    with pytest.raises(ValueError, match="the first"), writer:
+        raise ValueError("the first to go wrong")
 
 
 @pytest.mark.parametrize(
@@ -428,6 +443,7 @@ def test_other_content_is_refused(tmp_path: Path, content: bytes) -> None:
 SHORT_WRITES = """
 import resource, sys
 from pathlib import Path
+from dlbench.errors import RunError
 from dlbench.records.rows.steps import StepWriter
 from tests.records.test_records import step_record
 
@@ -439,7 +455,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
 try:
     for number in range(4):
         writer.append(step_record(number))
-except OSError as error:
+except RunError as error:
     print("refused", path.stat().st_size == room)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 writer.close()

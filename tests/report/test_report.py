@@ -31,10 +31,11 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
 from dlbench.report import wording
 from dlbench.report.charts import svg as drawing
+from dlbench.report.document import Document, Section
 from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
-from dlbench.report.table import Cell, TextRow, TextTable
+from dlbench.report.table import Cell, TextRow, TextTable, text_sheet
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
 from dlbench.views import model
@@ -261,6 +262,28 @@ def test_cleaned_text_is_one_harmless_line(text: str) -> None:
     assert len(found.splitlines()) <= 1
     found.encode("utf-8")
     assert wording.clean(found) == found
+
+
+def test_writers_clean_what_came_in_another_way() -> None:
+    """Sections clean what enters them; here texts are put behind their back, as a new kind of field would be."""
+    bad = "a\x1b]0;owned\x07\u202eb\x9bc\ud800"
+    section = Section(id="one", title="One", words=("a",), facts=(("name", "value"),), notes=("small",))
+    sheet = text_sheet("t", "T", ("head",), (("cell",),))
+    for name, value in {"words": (bad,), "facts": ((bad, bad),), "notes": (bad,), "title": bad}.items():
+        object.__setattr__(section, name, value)
+    object.__setattr__(sheet, "title", bad)
+    object.__setattr__(section, "sheets", (sheet,))
+    document = Document(title=bad, dlbench_version="1", sections=(section,), data={"key": bad})
+    texts = {
+        "text": terminal.to_text(document, full=True),
+        "md": markdown.to_markdown(document),
+        "json": json_tables.to_json(document),
+        "csv": delimited.write_table(("x",), [{"x": bad}]),
+        "html": html._environment().from_string("{{ bad }}").render(bad=bad),
+    }
+    for name, text in texts.items():
+        assert [c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs")] == [], name
+        assert "a]0;ownedbc" in text.replace("\\", ""), name
 
 
 @given(st.text())

@@ -27,6 +27,8 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 _MARK = "DLBENCH_TEST_MARK"
+_LIBRARIES = ("sem.mp-", "psm_", "torch_", "vader_segment.", "sm_segment.", "nccl-", "dlb-")
+"""How names begin in /dev/shm that libraries and dlbench choose."""
 
 
 class Leftovers:
@@ -60,8 +62,9 @@ class Leftovers:
         if not new:
             return []
         own = self.processes()
-        used = {name for pid in _pids() if pid not in own for name in _used(pid)}
-        return sorted(new - used)
+        used: set[str | int] = {0}  # gone since
+        used |= {one for pid in _pids() if pid not in own for one in _used(pid)}
+        return sorted(name for name in new - used if _inode(name) not in used)
 
     def files(self) -> list[str]:
         """What lies in the temporary folder."""
@@ -91,6 +94,8 @@ class Leftovers:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         for name in self.shared_memory():
+            if not name.startswith(_LIBRARIES):  # perhaps somebody's data
+                continue
             path = SHARED_MEMORY / name
             with suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -99,6 +104,12 @@ class Leftovers:
 
 def _names() -> set[str]:
     return {path.name for path in SHARED_MEMORY.iterdir()}
+
+
+def _inode(name: str) -> int:
+    with suppress(OSError):
+        return (SHARED_MEMORY / name).lstat().st_ino
+    return 0
 
 
 def _pids() -> Iterator[int]:
@@ -111,11 +122,18 @@ def _state(pid: int) -> str:
     return "gone"
 
 
-def _used(pid: int) -> Iterator[str]:
-    """First part of the names in /dev/shm that a process maps or holds open."""
+def _used(pid: int) -> Iterator[str | int]:
+    """What a process maps or holds open in /dev/shm: inodes, and the first part of the names.
+
+    glibc gives a semaphore its name only after it was mapped: in the maps of the process that made it, it has another.
+    """
     paths = []
     with suppress(OSError):
-        paths += [line.split(None, 5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/" in line]
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            fields = line.split(None, 5)
+            if len(fields) == 6 and fields[5].startswith(f"{SHARED_MEMORY}/"):
+                yield int(fields[4])
+                paths.append(fields[5])
     with suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with suppress(OSError):

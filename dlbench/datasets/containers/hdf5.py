@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlbench.opening import open_file, require_file
+
 if TYPE_CHECKING:
     import h5py
 
@@ -46,10 +48,11 @@ def open_hdf5(path: Path) -> h5py.File:
     """A file, for reading.
 
     Raises:
-        OSError: it is missing, damaged or truncated; the message is HDF5's.
+        OSError: it is missing, no regular file, damaged or truncated; of damage the message is HDF5's.
     """
     import h5py
 
+    require_file(path)
     with damage_told():
         # Nobody writes a data set during a run, and network file systems often lack locks.
         return h5py.File(path, "r", locking=False)
@@ -123,7 +126,7 @@ def heap_fault(path: Path) -> str | None:
     Raises:
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         start = -1
         while (start := content.find(_HEAP, start + 1)) >= 0:
             (size,) = _SIZE.unpack_from(content, start + 8) if start + 16 <= len(content) else (0,)

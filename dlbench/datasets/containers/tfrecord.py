@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from dlbench.datasets.containers.tf_example import decode_example, encode_example
 from dlbench.errors import EnvironmentLacksError
+from dlbench.opening import open_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,7 +118,7 @@ def read_records(path: Path, *, gzip: bool | None = None) -> Iterator[bytes]:
         ValueError: it is damaged or cut off.
         EnvironmentLacksError: google-crc32c is not installed.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         if gzip is None:
             gzip = is_gzip(file.read(_HEAD.size))
             file.seek(0)
@@ -200,7 +201,7 @@ def record_offsets(path: Path) -> NDArray[np.int64]:
     import numpy as np
 
     offsets: list[int] = []
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         at, end = 0, os.fstat(file.fileno()).st_size
         if is_gzip(os.pread(file.fileno(), _HEAD.size, 0)):
             raise ValueError("gzip has no places to jump to; decompress it, or read it from its start")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
+from dlbench.opening import read_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 LAYOUT = "<folder>/<class>/<image>.jpg"
 SUFFIXES = (b".jpg", b".jpeg")
+MAX_IMAGE = 1 << 30
+"""Bytes of a file at most: a JPEG has at most 65,535 by 65,535 pixels, and none of photographs comes near this."""
 _EXPECTED = ("manifest.json", "manifest.files.jsonl", "LICENSES.txt")
 _NAMED = 20
 """Files passed over that are told by name; of the others the number."""
@@ -67,9 +70,9 @@ class JpegTree:
         """The bytes of one file.
 
         Raises:
-            OSError: it is missing or cannot be read.
+            OSError: it is missing, no regular file, larger than any JPEG, or cannot be read.
         """
-        return self.path(index).read_bytes()
+        return read_bytes(self.path(index), MAX_IMAGE)
 
     def name(self, index: int) -> str:
         """The path of one file, quoted."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from dlbench.datasets.containers.tf_example import example_views
 from dlbench.datasets.containers.tfrecord import FRAME, record_offsets
 from dlbench.errors import UserError
+from dlbench.opening import open_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -179,7 +180,7 @@ def _class_names(
 def _scan_tar(path: Path) -> _Rows:
     rows = _Rows()
     waiting: dict[str, Any] = {}
-    with tarfile.open(path, "r:") as tar, path.open("rb", buffering=0) as file:
+    with open_file(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has met
             if not member.isreg():
@@ -219,7 +220,7 @@ def _scan_records(path: Path, synsets: dict[int, str]) -> _Rows:
     if not len(starts):
         return rows
     ends = np.append(starts[1:], path.stat().st_size) + RECORD_HEAD - FRAME
-    with path.open("rb") as file:
+    with open_file(path) as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     mapped.madvise(mmap.MADV_RANDOM)  # or the kernel would read ahead, and with it nearly the whole file
     view = memoryview(mapped)

@@ -20,6 +20,7 @@ from typing import Any
 from dlbench.datasets.containers.tfrecord import read_record_at
 from dlbench.datasets.images.shard_scan import RECORD_HEAD, ShardIndex, index_text, scan_shards, shard_names
 from dlbench.errors import UserError
+from dlbench.opening import descriptor, open_file
 
 INDEX = "index.npz"
 _FORMAT = {"format": "dlbench.image-index", "version": 1}
@@ -136,7 +137,7 @@ class ImageShards:
             return found
         while len(self._descriptors) >= self._open_at_most:
             os.close(self._descriptors.popitem(last=False)[1])
-        opened = os.open(self.root / self.index.shards[shard], os.O_RDONLY | os.O_CLOEXEC)
+        opened = descriptor(self.root / self.index.shards[shard])
         self._descriptors[shard] = opened
         return opened
 
@@ -195,7 +196,7 @@ def load_index(folder: Path) -> ShardIndex:
     path = folder / INDEX
     try:
         # Opened here, because numpy leaves a file open that is no archive.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with open_file(path) as raw, np.load(raw, allow_pickle=False) as file:
             about = json.loads(file["about"].tobytes())
             arrays = {name: file[name] for name in _ARRAYS}
         form = {key: about[key] for key in _FORMAT}

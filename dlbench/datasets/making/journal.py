@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,6 +95,8 @@ class Journal:
             # Without locks a second maker is the user's to avoid; refusing to make data there would help nobody.
             if error.errno not in _NO_LOCKS:
                 raise
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            raise UserError(f"{self._path}: is no regular file; remove it")
         if os.fstat(self._file).st_nlink == 0:  # removed since it was opened
             raise UserError(f"{str(self._path.parent)!r} was being made by another process; try again")
 

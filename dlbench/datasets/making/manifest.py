@@ -17,11 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import UserError
+from dlbench.opening import open_file, read_json, why_unreadable
 
 NAME = "manifest.json"
 FILES_NAME = "manifest.files.jsonl"
 FORMAT = "dlbench.dataset"
 VERSION = 1
+MAX_BYTES = 1 << 24
+"""Of `manifest.json` at most: it says what a set was made with, and lists no file."""
+MAX_LINE = 1 << 20
+"""Of a line of `manifest.files.jsonl` at most: it names one file, and paths have 4,096 bytes."""
 
 Value = str | int | float | bool
 
@@ -140,8 +145,8 @@ def read_files(folder: Path) -> Iterator[FileEntry]:
         raise UserError(f"{str(folder)!r} has no {NAME}: it was not prepared by dlbench, nothing to verify against")
     try:
         path, digest = folder / FILES_NAME, hashlib.sha256()
-        with path.open("rb") as file:
-            for line in file:
+        with open_file(path) as file:
+            while line := file.readline(MAX_LINE):
                 digest.update(line)
                 yield FileEntry.from_json(json.loads(line))
         if digest.hexdigest() != content["files"]["sha256"]:
@@ -204,7 +209,7 @@ def describe_files(folder: Path, skip: Callable[[str], bool] = lambda _name: Fal
 
 def file_sha256(path: Path) -> str:
     """The SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):
             digest.update(block)
@@ -213,11 +218,11 @@ def file_sha256(path: Path) -> str:
 
 def _read(folder: Path) -> dict[str, Any] | None:
     path = folder / NAME
-    if not path.is_file():
-        return None
     try:
-        content = json.loads(path.read_text(encoding="ascii"))
+        content = read_json(path, MAX_BYTES)
         form = content["format"], content["version"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(folder, error) from None
     if form != (FORMAT, VERSION):
@@ -240,5 +245,4 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
 
 
 def _damaged(folder: Path, error: Exception) -> UserError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return UserError(f"{folder / NAME}: not a manifest of dlbench: {reason}")
+    return UserError(f"{folder / NAME}: not a manifest of dlbench: {why_unreadable(error)}")

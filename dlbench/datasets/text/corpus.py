@@ -16,8 +16,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlbench.datasets.containers.npy import map_array
 from dlbench.datasets.text.vocabulary import Vocabulary
 from dlbench.errors import UserError
+from dlbench.opening import open_file, read_json, why_unreadable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 LAYOUT = "a UTF-8 text file or a folder of .txt files, a blank line between documents"
 SAVED = "corpus.json"
 SAVED_FORMAT = {"format": "dlbench.token-corpus", "version": 1}
+MAX_ABOUT = 1 << 20
+"""Bytes of `corpus.json` at most: it holds some numbers."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
 _BATCH = 4096
 """Sentences handed to the tokenizer at a time; bounds the Python objects alive at once."""
@@ -185,7 +189,7 @@ def read_documents(files: Iterable[Path], digest: Any = None) -> Iterator[list[s
         number = 0
         digest.update(path.name.encode("utf-8", "surrogateescape") + b"\0")
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 for raw in file:
                     number += 1
                     digest.update(raw)
@@ -237,16 +241,14 @@ def open_corpus(folder: Path, vocabulary: Vocabulary) -> TextCorpus:
     Raises:
         UserError: the folder is damaged, or was tokenised with another vocabulary.
     """
-    import numpy as np
-
     names = ("tokens", "sentence_offsets", "document_offsets")
     try:
-        about = json.loads((folder / SAVED).read_text(encoding="utf-8"))
+        about = read_json(folder / SAVED, MAX_ABOUT)
         form = {key: about[key] for key in SAVED_FORMAT}
         sizes = [about["num_tokens"], about["num_sentences"] + 1, about["num_documents"] + 1]
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in names}
+        arrays = {name: map_array(folder / f"{name}.npy") for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{str(folder)!r}: not a whole token corpus: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{str(folder)!r}: not a whole token corpus: {why_unreadable(error)}") from None
     if form != SAVED_FORMAT or [len(array) for array in arrays.values()] != sizes:
         raise UserError(f"{str(folder)!r}: not a whole token corpus: form or sizes are not those of {SAVED}")
     if about["vocabulary_sha256"] != vocabulary.sha256:

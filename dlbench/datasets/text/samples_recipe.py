@@ -16,8 +16,9 @@ from dlbench.datasets.text.pretraining_hdf5 import write_samples
 from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
 from dlbench.datasets.text.python_text import documents_sha256, python_documents
 from dlbench.datasets.text.recipes import EMBEDDED, SPLITS, TRAIN, split_documents, write_notice
-from dlbench.datasets.text.vocabulary import load_vocabulary
+from dlbench.datasets.text.vocabulary import MAX_BYTES, load_vocabulary
 from dlbench.errors import UserError
+from dlbench.opening import read_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,7 +129,7 @@ class SamplesRecipe:
     def finish(self, folder: Path) -> None:
         """Writes the vocabulary with its digest, and the licence of the embedded text."""
         loaded = load_vocabulary(self.vocabulary)
-        (folder / VOCABULARY).write_bytes(loaded.path.read_bytes())
+        (folder / VOCABULARY).write_bytes(read_bytes(loaded.path, MAX_BYTES))
         (folder / f"{VOCABULARY}.sha256").write_text(f"{loaded.sha256}  {VOCABULARY}\n", encoding="utf-8")
         if self.source == EMBEDDED:
             write_notice(folder)

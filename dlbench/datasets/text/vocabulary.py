@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError, nearest
+from dlbench.opening import read_bytes, read_text, why_unreadable
 from dlbench.specs.resolve import search_path
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNKNOWN, CLS, SEP, MASK)
+MAX_BYTES = 1 << 26
+"""Of a vocabulary at most: published ones have some 250,000 entries of a few bytes."""
+MAX_SIDECAR = 1 << 16
+"""Of the file beside it at most: it holds one digest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,7 @@ def load_vocabulary(name: str) -> Vocabulary:
             raise UserError(f"data.vocabulary: unknown vocabulary {name!r}: {nearest(name, known)}")
         path = known[name]
     try:
-        raw = path.read_bytes()
+        raw = read_bytes(path, MAX_BYTES)
         entries = tuple(raw.decode("utf-8").splitlines())
     except OSError as error:
         raise UserError(f"data.vocabulary: {path}: cannot be read: {error.strerror}") from None
@@ -83,10 +88,17 @@ def load_vocabulary(name: str) -> Vocabulary:
     return Vocabulary(path=path, entries=entries, sha256=digest, lowercase=lowercase)
 
 
+def _stated_digest(sidecar: Path) -> list[str]:
+    try:
+        return read_text(sidecar, MAX_SIDECAR).split()[:1]
+    except (OSError, ValueError) as error:
+        raise UserError(f"data.vocabulary: {sidecar}: cannot be read: {why_unreadable(error)}") from None
+
+
 def _check(path: Path, entries: tuple[str, ...], digest: str) -> None:
     sidecar = path.with_name(path.name + ".sha256")
     if sidecar.is_file():
-        expected = sidecar.read_text(encoding="utf-8").split()[:1]
+        expected = _stated_digest(sidecar)
         if expected != [digest]:
             raise UserError(f"{path}: is not the file that {sidecar.name} was written for; restore it")
     missing = [token for token in SPECIAL if token not in entries]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlbench.datasets.containers.npy import map_array
 from dlbench.datasets.volumes.shape import FileShape, Volume
 
 if TYPE_CHECKING:
@@ -56,11 +57,9 @@ def _pair(path: Path) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
 
 
 def _mapped(path: Path, dtype: str) -> Any:
-    import numpy as np
-
-    found = np.load(path, mmap_mode="r", allow_pickle=False)
-    if not isinstance(found, np.ndarray) or found.dtype != dtype:
-        raise ValueError(f"{path.name} is {getattr(found, 'dtype', 'no array')}; expected {LAYOUT}")
+    found = map_array(path)
+    if found.dtype != dtype:
+        raise ValueError(f"{path.name} is {found.dtype}; expected {LAYOUT}")
     return found
 
 

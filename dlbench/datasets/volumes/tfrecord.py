@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from dlbench.datasets.containers.tf_example import encode_example, example_views
 from dlbench.datasets.containers.tfrecord import gunzip, is_gzip, read_record_at, read_records, record_offsets, unframe
 from dlbench.datasets.volumes.shape import FileShape, Volume
+from dlbench.opening import open_file, read_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LAYOUT = "TFRecord files of Examples with x (bytes of int16, (S, S, S, C)) and y (floats, (T,))"
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
+MAX_SAMPLE = 1 << 33
+"""Bytes of a file of one sample at most: 512 by 512 by 512 voxels of 16 channels in two bytes have half as many."""
 _CHANNELS = (4, 1, 2, 3, *range(5, 17))
 
 
@@ -71,7 +74,7 @@ def inspect(path: Path) -> FileShape:
         OSError: it cannot be read.
         ValueError: it is damaged or empty.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         compressed = is_gzip(file.read(12))
     first: Volume | None = None
     number = 0
@@ -100,12 +103,12 @@ class TfrecordVolumes:
             ValueError: it is damaged or holds another number of records.
         """
         if num == 1:
-            data = path.read_bytes()
+            data = read_bytes(path, MAX_SAMPLE)
             payloads = list(unframe(gunzip(data) if is_gzip(data[:12]) else data))
             if len(payloads) != 1:
                 raise ValueError(f"holds {len(payloads)} records, like the others it should hold 1")
             return decode_volume(payloads[0])
-        with path.open("rb") as file:
+        with open_file(path) as file:
             if not is_gzip(file.read(12)):
                 if path not in self._offsets:
                     self._offsets[path] = record_offsets(path)

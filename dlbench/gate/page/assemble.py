@@ -106,20 +106,25 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
     """Conditions that both sides share; what differs on purpose is told apart."""
     told = {name: value for name, value in point.content.registered.items() if value}
     unit = point.sample_unit
-    texts = {
-        "precision": "{}",
-        "batch_per_rank": f"{{}} {unit} per rank",
-        "global_batch": f"{{}} {unit} in all",
-        "data": "{} data" if told.get("data") == "synthetic" else "{}",
-        "exchange": "exchange {}",
-        "goal": "goal {}",
-        "system": "on {}",
-        "device": "{}",
-        "watching": "watching {}",
-        "fault": "planted fault {}",
+    # Before and behind the value; never a pattern, for units and values are text of workload files.
+    around = {
+        "precision": ("", ""),
+        "batch_per_rank": ("", f" {unit} per rank"),
+        "global_batch": ("", f" {unit} in all"),
+        "data": ("", " data" if told.get("data") == "synthetic" else ""),
+        "exchange": ("exchange ", ""),
+        "goal": ("goal ", ""),
+        "system": ("on ", ""),
+        "device": ("", ""),
+        "watching": ("watching ", ""),
+        "fault": ("planted fault ", ""),
     }
     different = {one.key for one in allowed}
-    shown = [text.format(told[name]) for name, text in texts.items() if name in told and name not in different]
+    shown = [
+        f"{before}{told[name]}{behind}"
+        for name, (before, behind) in around.items()
+        if name in told and name not in different
+    ]
     return "; ".join(["medians over runs", *shown, *([point.notice] if point.notice else [])])
 
 

@@ -86,7 +86,7 @@ class Engine(Protocol):
         """Replaces floating-point tensors (outside of training steps) by their means over ranks, in place."""
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` (plain Python, JSON-like) of every rank, by rank, on every rank."""
+        """`value` (what JSON can hold) of every rank, by rank, on every rank; tuples come back as lists."""
 
     def barrier(self) -> None:
         """Returns when every rank is here."""

@@ -15,20 +15,26 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dlbench.errors import RunError, UserError
+from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.node.data.sharding import Position
+from dlbench.opening import parse_json, require_file, why_unreadable
 from dlbench.records.folder import CHECKPOINT_SUFFIX
 from dlbench.records.record import Evaluation
+from dlbench.specs.base import NonNegative, Spec
 
 FORMAT = {"format": "dlbench.checkpoint", "version": 1}
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+# What a 64-bit integer holds: nothing was ever counted further.
+Steps = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +79,8 @@ def write_checkpoint(
     content = optimizer.state_dict()
     for index, state in content["state"].items():
         tensors |= {f"{_OPTIMIZER}{index}/{name}": _own(t) for name, t in state.items() if isinstance(t, Tensor)}
-    header = {
+    header: dict[str, Any] = {
         **FORMAT,
-        "sha256": _digest(tensors),
         "trained": dict(trained),
         "group_steps": [group.get("step") for group in content["param_groups"]],
         "step": progress.step,
@@ -87,6 +92,7 @@ def write_checkpoint(
         "loss_scaling": progress.loss_scaling,
         "evaluations": [evaluation.model_dump(mode="json") for evaluation in progress.evaluations],
     }
+    header["sha256"] = _digest(header, tensors)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(exist_ok=True)
@@ -124,40 +130,58 @@ def find_checkpoint(place: Path) -> Path:
     return found[-1]
 
 
+class Header(Spec):
+    """What a checkpoint says beside its tensors."""
+
+    format: Literal["dlbench.checkpoint"]
+    version: Literal[1]
+    sha256: str
+    trained: dict[str, Any]
+    group_steps: tuple[Steps | None, ...]
+    step: Steps
+    samples: Steps
+    epoch: NonNegative
+    position: tuple[Steps, Steps]
+    train_s: NonNegative
+    wall_s: NonNegative
+    loss_scaling: dict[str, float]
+    evaluations: tuple[Evaluation, ...]
+
+
 class Checkpoint:
     """A checkpoint that has been read and found whole.
 
     Raises:
-        UserError: it is missing, damaged, or of another form.
+        UserError: it is missing, or of another form.
+        IncompleteDataError: it is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {})["dlbench"])
-                self._tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            form = {key: header[key] for key in FORMAT}
-            self.trained: dict[str, Any] = header["trained"]
-            self._group_steps: list[int | None] = header["group_steps"]
-            self.progress = Progress(
-                step=header["step"],
-                samples=header["samples"],
-                epoch=header["epoch"],
-                position=Position(epoch=header["position"][0], place=header["position"][1]),
-                train_s=header["train_s"],
-                wall_s=header["wall_s"],
-                loss_scaling=header["loss_scaling"],
-                evaluations=tuple(Evaluation.model_validate(item) for item in header["evaluations"]),
-            )
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path}: not a readable checkpoint: {(str(error) or repr(error)).splitlines()[0]}"
-            ) from None
+        self._tensors, content = _read(path)
+        form = {key: content.get(key) for key in FORMAT}
         if form != FORMAT:
             raise UserError(f"{path}: a checkpoint of another form ({form}); expected {FORMAT}")
-        if header["sha256"] != _digest(self._tensors):
-            raise UserError(f"{path}: damaged: its tensors do not have the SHA-256 in its header")
+        if content.get("sha256") != _digest(content, self._tensors):
+            raise IncompleteDataError(f"{path}: damaged: header and tensors do not have the SHA-256 in the header")
+        try:
+            header = Header.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise IncompleteDataError(f"{path}: damaged: {where}: {first['msg']}") from None
+        self.trained = header.trained
+        self._group_steps = header.group_steps
+        self.progress = Progress(
+            step=header.step,
+            samples=header.samples,
+            epoch=header.epoch,
+            position=Position(epoch=header.position[0], place=header.position[1]),
+            train_s=header.train_s,
+            wall_s=header.wall_s,
+            loss_scaling=header.loss_scaling,
+            evaluations=header.evaluations,
+        )
 
     def require(self, trained: Mapping[str, Any]) -> None:
         """Proves that the plan trains the same thing.
@@ -173,7 +197,17 @@ class Checkpoint:
                 )
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Puts the tensors into a network and its optimiser; the plan's own settings (rates, decay) stay."""
+        """Puts the tensors into a network and its optimiser; the plan's own settings (rates, decay) stay.
+
+        Raises:
+            IncompleteDataError: they are not those of this network and optimiser.
+        """
+        try:
+            self._restore(model, optimizer)
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
+            raise IncompleteDataError(f"{self.path}: does not fit what is trained: {why_unreadable(error)}") from None
+
+    def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         state = {name.removeprefix(_MODEL): t for name, t in self._tensors.items() if name.startswith(_MODEL)}
         model.load_state_dict(state)
         content = optimizer.state_dict()
@@ -182,10 +216,32 @@ class Checkpoint:
             if name.startswith(_OPTIMIZER):
                 index, key = name.removeprefix(_OPTIMIZER).split("/", 1)
                 content["state"].setdefault(int(index), {})[key] = tensor
-        for group, step in zip(content["param_groups"], self._group_steps, strict=True):
+        groups = content["param_groups"]
+        if len(self._group_steps) != len(groups):
+            raise ValueError(f"steps of {len(self._group_steps)} parameter groups, the optimiser has {len(groups)}")
+        for group, step in zip(groups, self._group_steps, strict=True):
             if step is not None:
                 group["step"] = step
         optimizer.load_state_dict(content)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a file."""
+    try:
+        require_file(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}") from None
+    try:
+        with safe_open(path, framework="pt") as file:
+            content = parse_json((file.metadata() or {})["dlbench"])
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except KeyError:
+        raise IncompleteDataError(f"{path}: not a checkpoint of dlbench: its header does not say what it is") from None
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        raise IncompleteDataError(f"{path}: not a readable checkpoint: {why_unreadable(error)}") from None
+    if not isinstance(content, dict):
+        raise IncompleteDataError(f"{path}: not a readable checkpoint: its header holds no object")
+    return tensors, content
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -193,9 +249,12 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the header, but for the digest itself, and over name, type, shape and bytes of every tensor."""
+    rest = {key: value for key, value in header.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
     for name in sorted(tensors):
-        digest.update(name.encode() + b"\0")
-        digest.update(tensors[name].flatten().view(torch.uint8).numpy().data)
+        tensor = tensors[name]
+        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

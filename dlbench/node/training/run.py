@@ -154,7 +154,10 @@ class RankRun:
         place = self._place
         header = {"rank": place.rank, "clock": timer.clock, "device": self._device.type, "run_id": self._plan.run_id}
         with StepWriter(self._folder.steps(place.rank), header) as writer:
-            return TrainingLoop(ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch).run()
+            loop = TrainingLoop(ready.trainee, timer, writer, ready.course, self._on_step, pauses, self._watch)
+            seen = loop.run()
+            writer.sync()
+            return seen
 
     def _result(
         self,

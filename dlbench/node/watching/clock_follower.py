@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from pathlib import Path
 
 from dlbench.machine.clock_offset import OffsetEstimate, estimate, every_second, worth_keeping
 from dlbench.node.watching.clock_exchange import Clock, ClockServer, compare
+from dlbench.opening import read_json
 from dlbench.records.files import write_json
 
 FORMAT, VERSION = "dlbench.clock", 1
 
+MAX_BYTES = 1 << 16
+"""Of `clock.json` at most: it holds an address."""
 BURST_ROUNDS = 200
 """Exchanges at the start and at the end of a run."""
 SHORT_ROUNDS = 20
@@ -92,7 +94,7 @@ class ClockFollower:
             # Looked at once more after the end was asked for: a run of seconds has one point at least.
             is_last = self._ending.is_set() or time.monotonic() > deadline
             try:
-                content = json.loads(self._path.read_text(encoding="utf-8"))
+                content = read_json(self._path, MAX_BYTES)
                 if content["token"] == self._token and content["format"] == FORMAT:
                     return str(content["address"]), int(content["port"])
             except (OSError, ValueError, LookupError, TypeError):  # not there yet, or not as node 0 writes it

@@ -140,6 +140,13 @@ def machine_readings(table: RunTable, max_nodes: int | None = MAX_NODES) -> Mach
     return readings
 
 
+def damage_met(table: RunTable) -> tuple[str, ...]:
+    """What `machine_readings` last found damaged in the samples and spans of a table's runs, one line each."""
+    if not _LAST or _LAST[0][0]() is not table:
+        return ()
+    return tuple(dict.fromkeys(reading.problem for reading in _LAST[0][2].by_run.values() if reading.problem))
+
+
 def _read(table: RunTable, max_nodes: int | None) -> MachineReadings:
     points = _points(table)
     by_run: dict[str, MachineReading] = {}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import zlib
 from collections import deque
@@ -190,6 +191,15 @@ class BlockWriter:
                 raise OSError(error.errno, error.strerror, str(self._path)) from None
             while self._waiting and self._waiting[0][0] <= self.bytes_written - len(self._unwritten):
                 self.num_rows += self._waiting.popleft()[1]
+
+    def sync(self) -> None:
+        """Writes what is held in memory and waits until the disk has it, which is when some say that they failed.
+
+        Raises:
+            OSError: the disk is full, gone, or failed.
+        """
+        self.flush()
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Writes the rest and closes.

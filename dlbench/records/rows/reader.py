@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
+from dlbench.opening import open_file, parse_json
 from dlbench.records.rows.format import CHECK, CODES, HEAD, MAX_CONTENT, MAX_HEADER, NOTE, ROWS
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ def read_header(path: Path, format_name: str, content: str) -> tuple[dict[str, A
         IncompleteDataError: the file cannot be read, or is none of `format_name`.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             line = file.readline(MAX_HEADER)
     except OSError as error:
         raise IncompleteDataError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        header = json.loads(line) if line.endswith(b"\n") else None
-    except (ValueError, RecursionError):
+        header = parse_json(line) if line.endswith(b"\n") else None
+    except ValueError:
         header = None
     if not isinstance(header, dict) or header.get("format") != format_name:
         raise IncompleteDataError(f"{path}: not a file of {content}, or damaged at its start")
@@ -134,7 +135,7 @@ class BlockReader:
         """
         self.torn_bytes = 0
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 file.seek(self.begin)
                 while head := file.read(_SIZE):
                     if len(head) < _SIZE:
@@ -171,8 +172,8 @@ class BlockReader:
 
     def _note(self, content: bytes) -> dict[str, Any]:
         try:
-            note = json.loads(content)
-        except (ValueError, RecursionError):
+            note = parse_json(content)
+        except ValueError:
             raise self._damaged() from None
         if not isinstance(note, dict):
             raise self._damaged()

@@ -7,12 +7,13 @@ times are nanoseconds.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dlbench.errors import IncompleteDataError
+from dlbench.errors import IncompleteDataError, RunError
 from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader, read_alike
 
@@ -46,32 +47,67 @@ def step_dtype() -> np.dtype[np.void]:
 
 
 class StepWriter:
-    """Appends records; keeps up to `capacity` in memory, then compresses them and writes them in one call."""
+    """Appends records; keeps up to `capacity` in memory, then compresses them and writes them in one call.
+
+    Raises:
+        RunError: the file is there already, or cannot be made; as all errors, it names the file.
+    """
 
     def __init__(self, path: Path, header: dict[str, Any], capacity: int = 64) -> None:
         """`header` is stored with the file: rank, clock, device."""
         content = {"format": STEPS_FORMAT, "version": STEPS_VERSION, **header}
-        self._blocks = BlockWriter(path, content, FIELDS, delta=("step", "start_ns"), rows_per_block=capacity)
+        self._path = path
+        with self._named():
+            self._blocks = BlockWriter(path, content, FIELDS, delta=("step", "start_ns"), rows_per_block=capacity)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: OSError) -> RunError:
+        return RunError(f"{self._path}: cannot be written: {error.strerror or error}")
 
     def append(self, record: tuple[float, ...]) -> None:
         """Adds one record, in the order of `FIELDS`.
 
         Raises:
-            OSError: the disk is full or gone.
+            RunError: the disk is full or gone.
         """
-        self._blocks.append(record)
+        # Not `_named`: this is called once a step.
+        try:
+            self._blocks.append(record)
+        except OSError as error:
+            raise self._refused(error) from None
 
     def flush(self) -> None:
         """Writes what is held in memory.
 
         Raises:
-            OSError: the disk is full or gone.
+            RunError: the disk is full or gone.
         """
-        self._blocks.flush()
+        with self._named():
+            self._blocks.flush()
+
+    def sync(self) -> None:
+        """Writes what is held in memory and waits until the disk has it: a record rests on whole step files.
+
+        Raises:
+            RunError: the disk is full, gone, or failed.
+        """
+        with self._named():
+            self._blocks.sync()
 
     def close(self) -> None:
-        """Writes the rest and closes."""
-        self._blocks.close()
+        """Writes the rest and closes.
+
+        Raises:
+            RunError: the disk is full or gone.
+        """
+        with self._named():
+            self._blocks.close()
 
     def __enter__(self) -> StepWriter:
         return self
@@ -79,7 +115,12 @@ class StepWriter:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+            return
+        # Why it ends is known already; a disk that refuses the rest as well would hide it.
+        with suppress(RunError):
+            self.close()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dlbench.errors import UserError, nearest
 from dlbench.report.document import Document
 from dlbench.report.table import Datum
+from dlbench.report.wording import harmless
 
 
 def to_csv(document: Document, table: str) -> str:
@@ -51,5 +52,6 @@ def _cell(value: Datum) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     if isinstance(value, str):
+        value = harmless(value)
         return "'" + value if value.startswith(("=", "+", "-", "@")) else value
     return repr(value) if isinstance(value, float) else str(value)

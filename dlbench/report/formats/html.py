@@ -29,6 +29,7 @@ from dlbench.report.charts.style import CONFIG
 from dlbench.report.document import Document, Section
 from dlbench.report.formats.csv import all_tables
 from dlbench.report.table import Sheet, TextTable
+from dlbench.report.wording import harmless
 
 DRAWERS = 2
 """Charts drawn at a time: Vega runs outside Python's lock, and a login node has little to spare."""
@@ -205,13 +206,13 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_keep_units,
+        finalize=_finalize,
     )
 
 
-def _keep_units(value: Any) -> Any:
-    """A number and its unit stay on one line."""
-    return _UNIT.sub("\N{NO-BREAK SPACE}", value) if type(value) is str else value
+def _finalize(value: Any) -> Any:
+    """A number and its unit stay on one line; nothing that is no mark-up of dlbench's own passes unclean."""
+    return _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value)) if type(value) is str else value
 
 
 def _trusted(text: str) -> Markup:

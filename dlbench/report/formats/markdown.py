@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from dlbench.report.document import Card, Document, Section
 from dlbench.report.table import Sheet, TextTable
+from dlbench.report.wording import harmless
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$])")
 _LINE_START = re.compile(r"^(\s*\d*)([-+=#.)])(?=\s|#|$)")
@@ -17,7 +18,7 @@ MAX_LEVEL = 6
 
 def escape(text: str) -> str:
     """Text that Markdown and HTML leave as it is."""
-    return _LINE_START.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", text))
+    return _LINE_START.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", harmless(text)))
 
 
 def to_markdown(document: Document) -> str:

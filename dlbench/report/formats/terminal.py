@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dlbench.report.document import Document, Mark, Section
 from dlbench.report.table import TextTable
-from dlbench.report.wording import DASH
+from dlbench.report.wording import DASH, harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +35,9 @@ class Block:
 
     lines: tuple[str, ...]
     style: Style = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lines", tuple(map(harmless, self.lines)))
 
 
 def to_text(document: Document, width: int = WIDTH, *, full: bool = False) -> str:

@@ -162,7 +162,7 @@ def _secret_in_system(name: str, launcher: str, shop: Workshop) -> None:
     words = ("run", *shop.training("horovod"), *short(100_000), "--launcher", launcher, "--out", str(folder / "runs"))
     literal = ("--set", f"system.launch.environment.SITE_TOKEN={SECRET}")
     shop.call(*words, *literal, "--dry-run").require((2,), "SITE_TOKEN")
-    reference = ("--set", "system.launch.environment.SITE_TOKEN={from: THE_TOKEN}")
+    reference = ("--set", "system.launch.environment.SITE_TOKEN.variable=THE_TOKEN")
     process = shop.start(*words, *reference, variables={"THE_TOKEN": SECRET})
     try:
         found = await_ranks(process, folder / "runs")

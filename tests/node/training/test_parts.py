@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import stat
@@ -15,9 +16,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
-from dlbench.errors import EnvironmentLacksError, RunError, UserError
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError, UserError
 from dlbench.node.data.loader import RECENT_READS
 from dlbench.node.data.sharding import Position, ShardedOrder, evaluation_batches
 from dlbench.node.models.metrics import MaskedLmAccuracy, MeanAbsoluteError, Top1
@@ -359,9 +362,64 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, damage: str
     else:
         content = bytearray()
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"step-00000001\.safetensors: (damaged|not a readable checkpoint)") as told:
+    with pytest.raises(IncompleteDataError, match=r"step-00000001\.safetensors: (damaged|not a re)") as told:
         Checkpoint(path)
     assert "\n" not in str(told.value)
+
+
+def rewrite(path: Path, *, with_digest: bool, **changes: object) -> None:
+    """The checkpoint with another header, under a digest that fits it or not."""
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["dlbench"]) | changes
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if with_digest:
+        header["sha256"] = checkpoint._digest(header, tensors)
+    save_file(tensors, path, metadata={"dlbench": json.dumps(header)})
+
+
+HEADERS: list[dict[str, object]] = [
+    {"step": "x"},
+    {"step": -5},
+    {"step": 10**30},
+    {"position": ["a", None]},
+    {"epoch": float("nan")},
+    {"trained": None},
+    {"unknown": 1},
+    {"evaluations": [{"step": 1}]},
+]
+
+
+@pytest.mark.parametrize("with_digest", [False, True])
+@pytest.mark.parametrize("change", HEADERS, ids=lambda change: ",".join(change))
+def test_a_header_is_under_the_checksum_and_checked(
+    tmp_path: Path, change: dict[str, object], with_digest: bool
+) -> None:
+    model = net()
+    path = tmp_path / "step-00000001.safetensors"
+    write_checkpoint(path, model, torch.optim.SGD(model.parameters(), lr=0.1), PROGRESS, TRAINED)
+    rewrite(path, with_digest=with_digest, **change)
+    what = next(iter(change)) if with_digest else "do not have the SHA-256"
+    with pytest.raises(IncompleteDataError, match=rf"step-00000001\.safetensors: damaged: .*{what}") as told:
+        Checkpoint(path)
+    assert "\n" not in str(told.value)
+
+
+def test_a_checkpoint_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = tmp_path / "step-00000001.safetensors"
+    write_checkpoint(path, model, optimizer, PROGRESS, TRAINED)
+    with pytest.raises(IncompleteDataError, match=r"step-00000001\.safetensors: does not fit"):
+        Checkpoint(path).restore(nn.Linear(2, 1), optimizer)
+    rewrite(path, with_digest=True, group_steps=[])
+    with pytest.raises(IncompleteDataError, match=r"00001\.safetensors: .*steps of 0 parameter groups"):
+        Checkpoint(path).restore(model, optimizer)
+
+
+def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "step-00000009.safetensors")
+    with pytest.raises(UserError, match=r"00009\.safetensors: cannot be read: is a named pipe, not a regular file"):
+        Checkpoint(find_checkpoint(tmp_path))
 
 
 def test_a_full_disk_leaves_the_checkpoints_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,266 @@
+"""The one way of opening a file or a folder that somebody else may have put there.
+
+Run folders, histories, baselines and data sets lie where colleagues write. A named pipe in place of a file would hold a
+reader for ever, a device has no end, and a link leads somewhere else. Hence:
+
+- A file is opened without waiting and read only if it is a regular one; what is read whole has a limit, which the
+  caller states. What is wrong is an `UnfitFileError`, an OSError whose `strerror` says it, so that it becomes the same
+  line as any other file that cannot be read.
+- A link to a regular file is followed in run folders and data sets. Images are often links into a common store, and
+  tools that keep versions of data (git-annex, DVC) turn large files into links. Nothing is lost by it: such files are
+  read only, never copied elsewhere, and what is written goes by a rename, which replaces a link and not what it
+  leads to. Within a history no link is followed, neither to a file nor to a folder: a history copies, moves and deletes
+  on behalf of whoever runs `dlbench history`, in a folder that several people may write.
+- What a person names may also be a pipe, e.g. `--baseline <(git show main:baseline.json)`: `read_named`.
+
+Files of the kernel (`/proc`, `/sys`) and of the installation are opened as usual.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import select
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+PIPE_WAIT_S = 30.0
+"""How long a pipe that a person named may take to give all that it has."""
+
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PIECE = 1 << 20
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class UnfitFileError(OSError):
+    """A file that is there and is none to be read: not a regular one, a link where none may be, or too large."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(errno.EINVAL, why, str(path))
+
+
+def why_unreadable(error: Exception) -> str:
+    """What is wrong with a file, in one line without its name."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    return reason or (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def descriptor(path: Path, *, follow: bool = True) -> int:
+    """A descriptor of a regular file, for reading; whoever asks closes it.
+
+    Args:
+        path: the file.
+        follow: whether it may be a link to one.
+
+    Raises:
+        UnfitFileError: it is something else.
+        OSError: it cannot be opened.
+    """
+    return _opened(path, follow=follow)[0]
+
+
+def open_file(path: Path, *, follow: bool = True) -> IO[bytes]:
+    """A regular file, open for reading; arguments and errors as of `descriptor`."""
+    return os.fdopen(descriptor(path, follow=follow), "rb")
+
+
+def require_file(path: Path) -> None:
+    """Proves that a path is a regular file, or a link to one, before a library opens it by itself.
+
+    Raises:
+        UnfitFileError: it is something else.
+        OSError: it cannot be opened.
+    """
+    os.close(descriptor(path))
+
+
+def read_bytes(path: Path, limit: int, *, follow: bool = True) -> bytes:
+    """The whole content of a regular file.
+
+    Args:
+        path: the file.
+        limit: bytes that it has at most.
+        follow: whether it may be a link to one.
+
+    Raises:
+        UnfitFileError: it is something else, or larger.
+        OSError: it cannot be read.
+    """
+    opened, status = _opened(path, follow=follow)
+    try:
+        if status.st_size > limit:
+            raise _too_large(path, limit)
+        return _drained(path, opened, limit, status.st_size + 1)
+    finally:
+        os.close(opened)
+
+
+def read_end(path: Path, num_bytes: int) -> bytes:
+    """The last bytes of a regular file, however large it is.
+
+    Raises:
+        UnfitFileError: it is something else.
+        OSError: it cannot be read.
+    """
+    with open_file(path) as file:
+        file.seek(-min(num_bytes, file.seek(0, os.SEEK_END)), os.SEEK_END)
+        return file.read(num_bytes)
+
+
+def read_text(path: Path, limit: int) -> str:
+    """The whole content of a file in UTF-8; as `read_bytes`.
+
+    Raises:
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    return read_bytes(path, limit).decode("utf-8")
+
+
+def read_json(path: Path, limit: int) -> Any:
+    """The value in a JSON file; as `read_bytes`.
+
+    Raises:
+        ValueError: it is not JSON in UTF-8, or nested too deeply.
+    """
+    return parse_json(read_text(path, limit))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A value in JSON.
+
+    Raises:
+        ValueError: it is none, nested too deeply, or holds a text that no file can be written with.
+    """
+    try:
+        value = json.loads(text)
+        # Escapes such as \ud800 may stand for half a character, which UTF-8 does not have.
+        if _SURROGATE.search(text if isinstance(text, bytes) else text.encode()):
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("holds half a character (a lone surrogate)") from None
+    return value
+
+
+def read_named(path: Path, limit: int) -> bytes:
+    """The whole content of a file that a person named, which may be a pipe.
+
+    A pipe is waited for, at most `PIPE_WAIT_S`; one that nobody writes to is empty.
+
+    Raises:
+        UnfitFileError: it is neither, or larger than `limit` bytes, or the pipe does not end.
+        OSError: it cannot be read.
+    """
+    opened, status = _opened(path, follow=True, pipes=True)
+    try:
+        if not stat.S_ISFIFO(status.st_mode) and status.st_size > limit:
+            raise _too_large(path, limit)
+        return _drained(path, opened, limit, _PIECE)
+    finally:
+        os.close(opened)
+
+
+def _opened(path: Path, *, follow: bool, pipes: bool = False) -> tuple[int, os.stat_result]:
+    # Without O_NONBLOCK the opening of a pipe waits for a writer; with it a regular file is read as without.
+    try:
+        opened = os.open(path, _FILE if follow else _FILE | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise UnfitFileError(path, "is a link, not a regular file") from None
+        if error.errno == errno.ENXIO:
+            raise UnfitFileError(path, "is a socket or a device, not a regular file") from None
+        raise
+    status = os.fstat(opened)
+    if stat.S_ISREG(status.st_mode) or (pipes and stat.S_ISFIFO(status.st_mode)):
+        return opened, status
+    os.close(opened)
+    raise UnfitFileError(path, f"is {kind_of(status.st_mode)}, not a regular file")
+
+
+def _drained(path: Path, opened: int, limit: int, at_once: int) -> bytes:
+    """All that a descriptor gives."""
+    parts: list[bytes] = []
+    left = limit + 1
+    deadline = time.monotonic() + PIPE_WAIT_S
+    while left > 0:
+        try:
+            part = os.read(opened, min(left, at_once))
+        except BlockingIOError:
+            if not _comes_more(opened, deadline):
+                raise UnfitFileError(path, f"gave no end within {PIPE_WAIT_S:.0f} s") from None
+            continue
+        if not part:
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.append(part)
+        left -= len(part)
+    raise _too_large(path, limit)
+
+
+def _comes_more(opened: int, deadline: float) -> bool:
+    poll = select.poll()
+    poll.register(opened, select.POLLIN)
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+
+def _too_large(path: Path, limit: int) -> UnfitFileError:
+    return UnfitFileError(path, f"is larger than {limit} bytes, which no such file is")
+
+
+def kind_of(mode: int) -> str:
+    """What a path is, by its mode: `a named pipe`, `a folder`, ..."""
+    kinds = (
+        (stat.S_ISREG, "a file"),
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISLNK, "a link"),
+        (stat.S_ISFIFO, "a named pipe"),
+        (stat.S_ISSOCK, "a socket"),
+    )
+    return next((name for test, name in kinds if test(mode)), "a device")
+
+
+@contextmanager
+def folder_below(root: Path, *names: str, create: bool = False) -> Iterator[int]:
+    """A descriptor of the folder `names` below `root`, for calls that take `dir_fd`.
+
+    `root` itself may be a link, because a person named it. Behind it each folder is opened from the one before and
+    never through a link: whoever swaps one for a link, before or meanwhile, leads nowhere.
+
+    Args:
+        root: where to begin.
+        names: one folder each.
+        create: make those that are not there.
+
+    Raises:
+        OSError: one of them is no folder (ENOTDIR), is not there, or may not be opened.
+    """
+    opened = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in names:
+            if create:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=opened)
+            inner = os.open(name, _FOLDER, dir_fd=opened)
+            os.close(opened)
+            opened = inner
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def delete_below(root: Path, *names: str) -> None:
+    """Deletes the folder `names` below `root` with all that is in it, following no link; what cannot go stays."""
+    *parents, last = names
+    try:
+        with folder_below(root, *parents) as folder:
+            shutil.rmtree(last, ignore_errors=True, dir_fd=folder)
+    except OSError:
+        return

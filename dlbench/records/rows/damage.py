@@ -1,0 +1,35 @@
+"""Which spans and samples of a run's folder are damaged: files beside the step times, which no figure needs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from dlbench.errors import IncompleteDataError
+from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.spans import SpanReader
+
+_TRACES = re.compile(r"rank-\d{4,}\.spans|node-\d{4,}\.samples")
+
+
+def damaged_traces(folder: Path, *, whole: bool) -> tuple[str, ...]:
+    """A line for each file of spans or samples in a run's folder that is damaged or may not be read, by name.
+
+    Args:
+        folder: the run's.
+        whole: whether every block is read, or the beginning of each file alone.
+    """
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if _TRACES.fullmatch(entry.name))
+    except OSError as error:
+        return (f"{folder}: cannot be read: {error.strerror or error}",)
+    found = []
+    for name in names:
+        try:
+            reader = (SpanReader if name.endswith(".spans") else SampleReader)(path=folder / name)
+            for _ in reader.blocks() if whole else ():
+                pass
+        except IncompleteDataError as error:
+            found.append(str(error))
+    return tuple(found)

@@ -1,0 +1,162 @@
+"""Files that somebody else may have put there: none is waited for, none read without an end, none hidden."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dlbench import opening
+from dlbench.cli import cli as entry
+from dlbench.errors import UserError
+from dlbench.opening import UnfitFileError, delete_below, folder_below, parse_json
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def listening(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+INSTEAD: list[tuple[Callable[[Path], None], str]] = [
+    (pipe, "is a named pipe, not a regular file"),
+    (device, "is a device, not a regular file"),
+    (listening, "is a socket or a device, not a regular file"),
+    (Path.mkdir, "is a folder, not a regular file"),
+]
+READERS: list[Callable[[Path], object]] = [
+    lambda path: opening.read_bytes(path, 10),
+    lambda path: opening.read_text(path, 10),
+    lambda path: opening.read_json(path, 10),
+    lambda path: opening.read_end(path, 10),
+    opening.open_file,
+    opening.descriptor,
+    opening.require_file,
+]
+
+
+@pytest.mark.parametrize(("put", "why"), INSTEAD, ids=lambda one: getattr(one, "__name__", ""))
+def test_what_is_no_file_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[Path], None], why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    path = Path("x")
+    put(path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for read in READERS:
+        with pytest.raises(UnfitFileError) as told:
+            read(path)
+        assert (told.value.strerror, told.value.filename) == (why, "x")
+        assert opening.why_unreadable(told.value) == why
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_no_more_is_read_than_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"0123456789")
+    assert opening.read_bytes(path, 10) == b"0123456789"
+    assert opening.read_end(path, 3) == b"789"
+    assert opening.read_end(path, 99) == b"0123456789"
+    for read in (opening.read_bytes, opening.read_named):
+        with pytest.raises(UnfitFileError, match="larger than 9 bytes"):
+            read(path, 9)
+    # A file that says nothing of its size, and one that does not end.
+    assert opening.read_bytes(Path("/proc/self/status"), 1 << 20)
+    with pytest.raises(UnfitFileError, match="larger than 9 bytes"):
+        opening.read_bytes(Path("/proc/self/status"), 9)
+    path.write_bytes(b"")
+    assert opening.read_bytes(path, 0) == b""
+
+
+def test_links_lead_to_files_unless_none_may_be(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(b"data")
+    (tmp_path / "x").symlink_to("there")
+    assert opening.read_bytes(tmp_path / "x", 10) == b"data"
+    with pytest.raises(UnfitFileError, match="is a link, not a regular file"):
+        opening.read_bytes(tmp_path / "x", 10, follow=False)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links"):
+        opening.read_bytes(tmp_path / "loop", 10)
+    with pytest.raises(FileNotFoundError):
+        opening.read_bytes(tmp_path / "gone", 10)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 200_000, "1" * 6000, "\ufeff{}"])
+def test_no_json_is_one_kind_of_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r".") as told:
+        opening.read_json(tmp_path / "x", 1 << 20)
+    assert "\n" not in opening.why_unreadable(told.value)
+
+
+def test_a_pipe_that_a_person_names_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    writer = threading.Timer(0.2, lambda: (os.write(write, b"late"), os.close(write)))
+    os.write(write, b"data, ")
+    writer.start()
+    assert opening.read_named(Path(f"/dev/fd/{read}"), 100) == b"data, late"
+    writer.join()
+    os.close(read)
+    pipe(tmp_path / "nobody")
+    assert opening.read_named(tmp_path / "nobody", 100) == b""
+    monkeypatch.setattr(opening, "PIPE_WAIT_S", 0.1)
+    read, write = os.pipe()
+    with pytest.raises(UnfitFileError, match="gave no end within 0 s"):
+        opening.read_named(Path(f"/dev/fd/{read}"), 100)
+    os.write(write, b"x" * 101)
+    with pytest.raises(UnfitFileError, match="larger than 100 bytes"):
+        opening.read_named(Path(f"/dev/fd/{read}"), 100)
+    os.close(read)
+    os.close(write)
+
+
+def test_a_substituted_workload_is_read() -> None:
+    read, write = os.pipe()
+    os.write(write, b"name: [")
+    os.close(write)
+    done = CliRunner().invoke(entry, ["run", f"/dev/fd/{read}", "--dry-run"])
+    os.close(read)
+    assert isinstance(done.exception, UserError)
+    assert f"/dev/fd/{read}:1: not valid YAML" in str(done.exception)
+
+
+def test_no_folder_is_reached_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "victim" / "inner").mkdir(parents=True)
+    (tmp_path / "root" / "a").mkdir(parents=True)
+    (tmp_path / "root" / "a" / "b").symlink_to(tmp_path / "victim")
+    (tmp_path / "named").symlink_to(tmp_path / "root")
+    with folder_below(tmp_path / "named", "a", "new", create=True) as opened:
+        os.mkdir("deep", dir_fd=opened)
+    assert (tmp_path / "root" / "a" / "new" / "deep").is_dir()
+    with pytest.raises(NotADirectoryError), folder_below(tmp_path / "root", "a", "b"):
+        pass
+    delete_below(tmp_path / "root", "a", "b", "inner")
+    delete_below(tmp_path / "root", "a", "b")
+    delete_below(tmp_path / "root", "nothing", "there")
+    assert (tmp_path / "victim" / "inner").is_dir()
+    delete_below(tmp_path / "named", "a")
+    assert (tmp_path / "victim" / "inner").is_dir()
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+@pytest.mark.parametrize("text", [r'"\ud800"', r'{"a": ["\uDC00x"]}', r'{"\udead": 1}'])
+def test_json_with_half_a_character_is_none(text: str) -> None:
+    """Python reads it, but no file can be written with it."""
+    with pytest.raises(ValueError, match="half a character"):
+        parse_json(text)
+
+
+def test_json_with_characters_in_two_halves_is_read() -> None:
+    assert parse_json(r'"\ud83d\ude00"') == parse_json('"\U0001f600"'.encode()) == "\U0001f600"
