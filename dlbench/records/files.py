@@ -46,7 +46,7 @@ def write_atomic(path: Path, content: bytes | str, *, private: bool = False) -> 
 def write_result(path: Path, content: bytes | str) -> None:
     """`write_atomic` to where a person says: a device or a pipe there (`-o /dev/null`, `-o >(less)`) is written to.
 
-    A file in its place would take it from everybody.
+    A file in its place would take it from everybody. Of a link (`/dev/stdout`), the file that it names is replaced.
 
     Raises:
         RunError: the file system refuses, or nobody reads the pipe.
@@ -54,7 +54,7 @@ def write_result(path: Path, content: bytes | str) -> None:
     if is_stream(path):
         _write_through(path, content.encode("utf-8") if isinstance(content, str) else content)
     else:
-        write_atomic(path, content)
+        write_atomic(Path(os.path.realpath(path)) if path.is_symlink() else path, content)
 
 
 def is_stream(path: Path) -> bool:

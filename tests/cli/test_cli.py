@@ -500,7 +500,7 @@ def test_status_of_a_failed_run_says_why(cli: Cli, tmp_path: Path) -> None:
     write_unfinished(tmp_path / "runs", two, "failed", "out of\x1b[2J memory", host="node-b")
     done = cli("status")
     assert (done.returncode, done.stderr) == (3, "")
-    assert "rank 1 on node-b failed at step 7: out of" in done.stdout
+    assert "rank 0 on node-b failed at step 7: out of" in done.stdout
     assert "\x1b" not in done.stdout
     assert done.stdout.splitlines()[-1] == "2 runs, 1 valid"
 

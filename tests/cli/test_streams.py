@@ -165,10 +165,10 @@ def test_a_run_whose_folder_is_gone_does_not_stop_the_series(
             raise PermissionError(errno.EACCES, "Permission denied", "/usr/bin/mpirun")
         return GOOD
 
-    assert series(fate) == ExitCode.INCOMPLETE
+    assert series(fate) == ExitCode.RUN_FAILED
     told = capsys.readouterr().err
     assert "[1/3] FAILED" in told
-    assert "no plan.json" in told
+    assert "was removed" in told
     assert "[2/3] FAILED" in told
     assert "/usr/bin/mpirun: cannot be used: Permission denied" in told
     assert "[3/3] done" in told

@@ -139,6 +139,10 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
         write_result(pipe, "x")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert link.is_symlink()
+    link.unlink()
+    link.symlink_to("file")  # as /dev/stdout, where standard output is a file
+    write_result(link, "x")
+    assert (link.is_symlink(), link.read_text()) == (True, "x")
     device = tmp_path / "null"
     try:
         os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
@@ -146,7 +150,7 @@ def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
         return  # for root
     write_result(device, "x")
     assert stat.S_ISCHR(device.stat().st_mode)
-    assert sorted(tmp_path.iterdir()) == [device, link, pipe]
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "file", device, link, pipe]
 
 
 def test_json_has_no_infinity(tmp_path: Path) -> None:
