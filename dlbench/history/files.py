@@ -135,6 +135,14 @@ class Store:
             raise RunError(f"{self.runs}: cannot be read: {error.strerror or error}") from None
         return found
 
+    def holds(self, folder: str) -> bool:
+        """Whether there is such a folder, relative to the store and reached through no link."""
+        try:
+            with folder_below(self.path, *Path(folder).parts):
+                return True
+        except OSError:
+            return False
+
     def place_of(self, run_id: str, created: str) -> str:
         """Where a run's folder belongs, relative to the store."""
         month = created[:7]

@@ -113,7 +113,7 @@ def removals(history: History, entries: Iterable[HistoryEntry], *, traces_only: 
     found = []
     for entry in entries:
         path = history.run_folder(entry)
-        if not path.is_dir():
+        if not history.store.holds(entry.folder):
             continue
         if not traces_only:
             found.append(Removal(entry=entry, files=(), num_bytes=num_bytes(path)))

@@ -176,7 +176,7 @@ class History:
         listing = self.store.listing(self._tell_of_stray)
         gone = [folder for folder in self._rows if folder not in listing]
         # Put there by another process after the listing was made: not gone.
-        gone = [folder for folder in gone if not (self.store.path / folder).is_dir()]
+        gone = [folder for folder in gone if not self.store.holds(folder)]
         if gone:
             self.remember((), gone)
         self.refresh([folder for folder, changed_ns in listing.items() if self._is_new(folder, changed_ns)])

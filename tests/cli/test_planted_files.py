@@ -167,7 +167,7 @@ def fifo(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("put", "what"),
-    [(fifo, "a named pipe"), (Path.touch, "a file"), (lambda path: path.symlink_to("/tmp"), "a link")],
+    [(fifo, "a named pipe"), (Path.touch, "a file"), (lambda path: path.symlink_to("../../runs"), "a link")],
     ids=["pipe", "file", "link"],
 )
 def test_what_stands_in_place_of_a_month_is_named(
