@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import platform
 import shlex
@@ -81,12 +82,12 @@ def test_nothing_to_speak_to(cli: Cli, around: Surroundings) -> None:
 
 def test_closed_streams_of_a_process(tmp_path: Path) -> None:
     """The next file that is opened would take the number of a closed stream."""
-    code = LS.replace("main()", "sys.argv[1:] = ['report', 'runs', '-o', 'x.csv']; main()")
-    for plan in plans(points=(1,), repeats=1):
-        write_run(tmp_path / "runs", plan, constant([1, 0, 3, 5, 0, 1]))
+    (plan,) = plans(points=(1,), repeats=1)
+    folder = write_run(tmp_path / "runs", plan, constant([1, 0, 3, 5, 0, 1])).path
+    code = LS.replace("main()", f"sys.argv[1:] = ['export', 'system', {str(folder)!r}, '-o', 'x.json']; main()")
     done = shell(code, "<&- >&- 2>&-; echo $?", tmp_path)
     assert done.stdout == "0\n", done.stderr
-    assert (tmp_path / "x.csv").read_text().startswith("group,")
+    assert json.loads((tmp_path / "x.json").read_text())
 
 
 def test_a_reader_who_has_enough_is_no_failure(tmp_path: Path) -> None:
