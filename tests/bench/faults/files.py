@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench.faults.catalogue import Fault
-from tests.bench.faults.workshop import NOBODY, CannotPlantError, DidNotHoldError, Workshop
+from tests.bench.faults.workshop import NOBODY, WITHOUT_RIGHTS, CannotPlantError, DidNotHoldError, Workshop
 
 FILES: dict[str, Sequence[str]] = {
     "plan.json": ("status", "report"),
@@ -112,12 +112,9 @@ def _damaged(name: str, file: str, mutation: str, shop: Workshop) -> None:
 
 def _unreadable(name: str, file: str, shop: Workshop) -> None:
     out, run = shop.copy(name)
-    for path in (shop.root, out.parent.parent, out.parent, out, run):
-        path.chmod(0o755)
-    (run / file).chmod(0o000)
-    require_nobody(shop)
+    give_away(run / file)
     command = FILES[file][0]
-    shop.call(*_words(command, out, run), user=NOBODY).require((4,), file)
+    shop.call(*_words(command, out, run), wrapped=WITHOUT_RIGHTS).require((4,), file)
 
 
 def _words(command: str, out: Path, run: Path) -> Sequence[str | Path]:
@@ -139,16 +136,16 @@ def _other(name: str, mutation: str, words: Callable[[Path, Workshop], Sequence[
     shop.call(*words(path, shop)).require((2, 4), path.name)
 
 
-def require_nobody(shop: Workshop) -> None:
-    """That another user can run dlbench here at all.
+def give_away(path: Path) -> None:
+    """Makes it another user's, who lets nobody in.
 
     Raises:
-        CannotPlantError: not root, or the checkout may not be read by others.
+        CannotPlantError: only root can.
     """
-    if os.getuid() != 0:
-        raise CannotPlantError("only root can become another user")
-    if shop.call("ls", user=NOBODY).code != 0:
-        raise CannotPlantError("another user may not read this checkout")
+    if os.getuid() != 0 or shutil.which("setpriv") is None:
+        raise CannotPlantError("needs root and setpriv")
+    path.chmod(0o700)
+    os.chown(path, NOBODY, NOBODY)
 
 
 def require_whole(path: Path, files: int) -> None:

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench.faults.catalogue import Fault
-from tests.bench.faults.files import require_nobody
-from tests.bench.faults.workshop import NOBODY, Workshop
+from tests.bench.faults.files import give_away
+from tests.bench.faults.workshop import WITHOUT_RIGHTS, Workshop
 
 Words = Callable[[Path, Workshop], Sequence[str | Path]]
 
@@ -54,12 +54,9 @@ def faults() -> Iterator[Fault]:
 
 def _closed(name: str, command: str, shop: Workshop) -> None:
     folder = shop.folder(name)
-    for path in (shop.root, folder.parent, folder):
-        path.chmod(0o755)
     (folder / "private" / "runs").mkdir(parents=True)
-    (folder / "private").chmod(0o700)
-    require_nobody(shop)
-    shop.call(*COMMANDS[command](folder / "private" / "runs", shop), user=NOBODY).require(NAMED, "private")
+    give_away(folder / "private")
+    shop.call(*COMMANDS[command](folder / "private" / "runs", shop), wrapped=WITHOUT_RIGHTS).require(NAMED, "private")
 
 
 def _given(command: str, path: Path, shop: Workshop) -> None:

@@ -21,6 +21,9 @@ LIMIT_S = 60.0
 
 NOBODY = 65534
 
+WITHOUT_RIGHTS = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--")
+"""Before a command of root's: file modes count for it as for any user. Another user might not reach this Python."""
+
 REGRESSION = 1
 _RAW_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
 
@@ -138,7 +141,6 @@ class Workshop:
         cwd: Path | None = None,
         variables: Mapping[str, str] | None = None,
         wrapped: Sequence[str] = (),
-        user: int | None = None,
         stdout: int | None = None,
     ) -> subprocess.Popen[bytes]:
         """Starts a command in a process group of its own; `wrapped` words stand before it (`unshare ...`)."""
@@ -150,9 +152,6 @@ class Workshop:
             stdout=subprocess.PIPE if stdout is None else stdout,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            user=user,
-            group=user,
-            extra_groups=[] if user is not None else None,
         )
 
     def call(
@@ -162,15 +161,14 @@ class Workshop:
         cwd: Path | None = None,
         variables: Mapping[str, str] | None = None,
         wrapped: Sequence[str] = (),
-        user: int | None = None,
     ) -> Done:
         """Runs a command to its end, or to its limit."""
-        process = self.start(*words, cwd=cwd, variables=variables, wrapped=wrapped, user=user)
+        process = self.start(*words, cwd=cwd, variables=variables, wrapped=wrapped)
         return finish(process, words, limit_s)
 
-    def shell(self, script: str, *words: str | Path, limit_s: float = LIMIT_S, user: int | None = None) -> Done:
+    def shell(self, script: str, *words: str | Path, limit_s: float = LIMIT_S) -> Done:
         """Runs `script` with the command as "$@", for what only a shell can plant (`>&-`, `ulimit`)."""
-        process = self.start(*words, wrapped=["sh", "-c", script, "sh"], user=user)
+        process = self.start(*words, wrapped=["sh", "-c", script, "sh"])
         return finish(process, words, limit_s)
 
 
