@@ -16,6 +16,7 @@ from dlbench.jobs import launch
 from dlbench.jobs.ending import Ending
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.processes import OnProgress, RankProcesses, cannot_start
+from dlbench.jobs.silence import Silence
 from dlbench.jobs.variables import resolve
 from dlbench.jobs.verdict import Outcome, folder_is_gone, killed_under_mpirun, verdict
 from dlbench.machine.memory_kills import MemoryKills
@@ -62,11 +63,11 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
     is_local = plan.system.launch.launcher == "local"
     ranks = RankProcesses(on_progress, token, are_ranks=is_local)
     environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **resolve(launch.rank_environment(plan))}
-    memory = MemoryKills()
+    memory, silence = MemoryKills(), Silence(folder, plan)
     with room_for_failure(folder), Interruption() as interruption:
         try:
             _start(ranks, plan, folder, environment, token)
-            ranks.wait(interruption.check, lambda: not folder_is_gone(folder))
+            ranks.wait(interruption.check, lambda: not folder_is_gone(folder) and not silence.reason())
         except KeyboardInterrupt:
             ranks.end(interruption.is_repeated)
             with suppress(DlbenchError):  # a full disk: the interruption is what counts
@@ -83,7 +84,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
             ranks.close(process_tree.temporary_places(environment))
         ending = _first_ending(folder, ranks, is_local=is_local)
         seen = None if ending is None else replace(ending, out_of_memory=memory.since())
-        return verdict(folder, seen, ranks.stopped)
+        return verdict(folder, seen, ranks.stopped, given_up=silence.reason())
 
 
 def _first_ending(folder: RunFolder, ranks: RankProcesses, *, is_local: bool) -> Ending | None:

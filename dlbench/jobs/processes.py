@@ -65,7 +65,7 @@ class RankProcesses:
         self._ended: list[tuple[float, int, int]] = []
         """What supervisors told: when a rank ended, which, and with what code (negative: the signal)."""
         self.stopped: set[int] = set()
-        """Processes of the run that were stopped (state T) when the first failed."""
+        """Processes of the run that were stopped (state T) when the first failed, or when they were given up."""
 
     def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         """Starts one supervisor; its output goes to `log`, its progress lines to the caller.
@@ -139,6 +139,7 @@ class RankProcesses:
                 self.end()
             if time.monotonic() > next_look:
                 if not goes_on():
+                    self.stopped = stopped_among(self._living())
                     self.end()
                     return
                 next_look = time.monotonic() + FOLDER_POLL_S

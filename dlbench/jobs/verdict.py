@@ -71,13 +71,14 @@ def gone(folder: RunFolder) -> Outcome:
     return Outcome(exit_code=ExitCode.RUN_FAILED, story=story)
 
 
-def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] = ()) -> Outcome:
+def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] = (), *, given_up: str = "") -> Outcome:
     """The outcome of a run whose processes have ended; nothing is raised, so that a series goes on.
 
     Args:
         folder: of the run.
         ending: how the process ended that failed first; None if none did.
         stopped: processes of this machine that were stopped when it did.
+        given_up: why the launcher ended ranks that would not have ended; empty if it did not.
     """
     if folder_is_gone(folder):
         return gone(folder)
@@ -93,6 +94,9 @@ def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] =
         return Outcome(exit_code=ExitCode.OK, story="", quality=_came_to(result), reached=result.reached)
     if done.state == "invalid":
         return Outcome(exit_code=ExitCode.RUN_FAILED, story=f"no figure: {done.story}")
+    if given_up:
+        seen = Failure(reason=given_up, at=utc_now(), stopped=_stopped_ranks(done, stopped))
+        return replace(_failed(folder, done, seen), exit_code=ExitCode.TIMEOUT)
     return _failed(folder, done, _seen(done, ending, stopped))
 
 
@@ -110,7 +114,7 @@ def _failed(folder: RunFolder, done: LaunchedRun, seen: Failure | None) -> Outco
 
 def _seen(done: LaunchedRun, ending: Ending | None, stopped: Collection[int]) -> Failure | None:
     """What the launcher saw and no rank says; None where the ranks' own words are enough."""
-    ranks = tuple(sorted(status.rank for status in done.statuses if status.pid in stopped))
+    ranks = _stopped_ranks(done, stopped)
     cause = first_cause(done.statuses)
     reason, rank = "", None
     if ending is None:
@@ -123,6 +127,10 @@ def _seen(done: LaunchedRun, ending: Ending | None, stopped: Collection[int]) ->
     if not reason and not ranks:
         return None
     return Failure(reason=reason, rank=rank, at=utc_now() if ending is None else ending.at, stopped=ranks)
+
+
+def _stopped_ranks(done: LaunchedRun, stopped: Collection[int]) -> tuple[int, ...]:
+    return tuple(sorted(status.rank for status in done.statuses if status.pid in stopped))
 
 
 def _is_news(done: LaunchedRun, ending: Ending, cause: RankStatus | None) -> bool:

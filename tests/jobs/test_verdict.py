@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import ExitCode, RunError
-from dlbench.jobs import local
+from dlbench.jobs import local, silence
 from dlbench.jobs import verdict as verdict_module
 from dlbench.jobs.ending import Ending, last_words, stopped_among
 from dlbench.jobs.verdict import verdict
@@ -235,6 +235,20 @@ def test_ranks_whose_folder_is_removed_are_ended_at_once(tmp_path: Path) -> None
     assert (
         outcome.story == f"{folder.path} was removed while the run went on: its ranks were ended, nothing of it is kept"
     )
+
+
+def test_ranks_of_which_none_says_anything_any_more_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their watchdogs are stopped, too."""
+    monkeypatch.setattr(silence, "MARGIN_S", 1.0)
+    plan, folder = with_python(tmp_path, "kill -STOP $$; exec sleep 60")
+    measure = plan.measure.model_copy(update={"stall_timeout_s": 1.0})
+    write_status(folder, status(0, "n0", "measuring"))
+    outcome = run(plan.model_copy(update={"measure": measure}), folder)
+    assert outcome.exit_code is ExitCode.TIMEOUT
+    assert "no rank wrote its status for" in outcome.story
+    assert read_run(folder.path).story == outcome.story
 
 
 def test_a_rank_that_lost_the_cause_and_ended_before_it_is_not_told(tmp_path: Path) -> None:

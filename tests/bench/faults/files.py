@@ -124,7 +124,7 @@ def _words(command: str, out: Path, run: Path) -> Sequence[str | Path]:
 _OTHERS: dict[str, Callable[[Path, Workshop], Sequence[str | Path]]] = {
     "a workload's YAML": lambda path, shop: ("show", path),
     "a system's YAML": lambda path, shop: ("run", "bert", "--preset", "ci", "--dry-run", "--system", path),
-    "a baseline": lambda path, shop: ("check", shop.finished, "--baseline", path),
+    "a baseline": lambda path, shop: ("check", "--candidate", shop.finished, "--baseline", path),
     "a network of comm": lambda path, shop: ("comm", "predict", path, "--ranks", "4"),
 }
 
