@@ -42,7 +42,9 @@ def _text(name: str, kind: str, shop: Workshop) -> None:
         content = json.loads((run / file).read_text(encoding="utf-8"))
         # ASCII: a lone surrogate cannot be written otherwise.
         (run / file).write_text(json.dumps(_hostile(content, model, HOSTILE[kind])), encoding="ascii")
-    shop.call("status", out).require((0,), "valid")
+    # Half a character cannot be shown: such a file is damaged.
+    told = shop.call("status", out)
+    told.require((4,), "damaged") if kind == "a lone surrogate" else told.require((0,), "valid")
     page = out.parent / "page.html"
     for words in (
         ("status", out),

@@ -222,7 +222,7 @@ def _refused(words: Sequence[str], shop: Workshop) -> None:
 def _mpirun_as_root(name: str, shop: Workshop) -> None:
     if os.getuid() != 0 or shutil.which("mpirun") is None:
         raise CannotPlantError("needs root and Open MPI")
-    variables = {"OMPI_ALLOW_RUN_AS_ROOT": "0", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "0"}
+    variables = {"OMPI_ALLOW_RUN_AS_ROOT": "", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": ""}
     done = _train(shop, shop.folder(name) / "runs", "--launcher", "mpirun", engine="horovod", variables=variables)
     if done.code != 0:
         done.require((3, 5), "root")

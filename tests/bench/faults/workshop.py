@@ -85,6 +85,9 @@ class Workshop:
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("DLBENCH_", "PYTHONSAFE"))},
             "PYTHONPATH": str(ROOT),
+            # Open MPI asks root for it; what a root may break here is the fault's own folder.
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             **self.environment,
         }
 
