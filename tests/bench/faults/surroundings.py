@@ -50,7 +50,7 @@ def faults() -> Iterator[Fault]:
     yield Fault(family="surroundings", name="the run's folder is removed in mid-run", replay=_removed_folder)
     yield Fault(family="surroundings", name="report under ulimit -v", replay=_address_space)
     for words in _SETTINGS:
-        name = f"run {' '.join(words)}"
+        name = f"run {' '.join(words)!a:.60}"
         yield Fault(family="surroundings", name=name, replay=partial(_refused, words))
     for name, replay in _LAUNCHERS.items():
         yield Fault(family="surroundings", name=name, replay=partial(replay, name))
@@ -203,7 +203,7 @@ _SETTINGS: Sequence[Sequence[str]] = (
     ("--repeats", "99999999"),
     ("--ranks", "999999999"),
     ("--set", "train.batch_per_rank=" + "9" * 5000),
-    ("--set", "x" * 200_000 + "=1"),
+    ("--set", "x" * 100_000 + "=1"),
     ("--resume", "ev\x1b]0;pwn\a/ck.safetensors"),
     ("--out", "ev\x1b]0;pwn\a"),
     ("--tag", "a=\u202egnp"),
