@@ -177,7 +177,7 @@ def _full_disk(shop: Workshop) -> None:
 
 def _removed_folder(shop: Workshop) -> None:
     out = shop.folder("removed") / "runs"
-    process = shop.start("run", *shop.training("ddp"), *short(400), "--repeats", "2", "--out", out)
+    process = shop.start("run", *shop.training("ddp"), *short(100), "--repeats", "2", "--out", out)
     await_that(lambda: len(list(out.glob("*/rank-*.steps"))) == 2, 90, "the measured steps")
     for path in out.iterdir():
         shutil.rmtree(path, ignore_errors=True)
