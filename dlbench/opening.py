@@ -128,27 +128,29 @@ def read_json(path: Path, limit: int) -> Any:
     """The value in a JSON file; as `read_bytes`.
 
     Raises:
-        ValueError: it is not JSON in UTF-8, or nested too deeply.
+        ValueError: it is not JSON in UTF-8, nested too deeply, or holds a text that no file can be written with.
     """
-    return parse_json(read_text(path, limit))
+    content = read_bytes(path, limit)
+    value = parse_json(content.decode("utf-8"))
+    # Escapes such as \ud800 may stand for half a character, which UTF-8 does not have.
+    if _SURROGATE.search(content):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("holds half a character (a lone surrogate)") from None
+    return value
 
 
 def parse_json(text: str | bytes) -> Any:
     """A value in JSON.
 
     Raises:
-        ValueError: it is none, nested too deeply, or holds a text that no file can be written with.
+        ValueError: it is none, or nested too deeply.
     """
     try:
-        value = json.loads(text)
-        # Escapes such as \ud800 may stand for half a character, which UTF-8 does not have.
-        if _SURROGATE.search(text if isinstance(text, bytes) else text.encode()):
-            json.dumps(value, ensure_ascii=False).encode()
+        return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    except UnicodeEncodeError:
-        raise ValueError("holds half a character (a lone surrogate)") from None
-    return value
 
 
 def read_named(path: Path, limit: int) -> bytes:

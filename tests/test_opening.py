@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from dlbench import opening
 from dlbench.cli import cli as entry
 from dlbench.errors import UserError
-from dlbench.opening import UnfitFileError, delete_below, folder_below, parse_json
+from dlbench.opening import UnfitFileError, delete_below, folder_below, read_json
 
 
 def pipe(path: Path) -> None:
@@ -152,11 +152,13 @@ def test_no_folder_is_reached_through_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [r'"\ud800"', r'{"a": ["\uDC00x"]}', r'{"\udead": 1}'])
-def test_json_with_half_a_character_is_none(text: str) -> None:
+def test_a_file_with_half_a_character_is_no_json(tmp_path: Path, text: str) -> None:
     """Python reads it, but no file can be written with it."""
+    (tmp_path / "x").write_text(text)
     with pytest.raises(ValueError, match="half a character"):
-        parse_json(text)
+        read_json(tmp_path / "x", 100)
 
 
-def test_json_with_characters_in_two_halves_is_read() -> None:
-    assert parse_json(r'"\ud83d\ude00"') == parse_json('"\U0001f600"'.encode()) == "\U0001f600"
+def test_a_character_in_two_halves_is_read(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text(r'"\ud83d\ude00"')
+    assert read_json(tmp_path / "x", 100) == "\U0001f600"

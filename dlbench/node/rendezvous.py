@@ -16,11 +16,14 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlbench.errors import PeerLostError, RunError
-from dlbench.node.ranks import RankPlace
 from dlbench.opening import read_json
 from dlbench.records.files import write_json
+
+if TYPE_CHECKING:
+    from dlbench.node.ranks import RankPlace  # loads pydantic, which samplers do without
 
 FORMAT, VERSION = "dlbench.rendezvous", 1
 

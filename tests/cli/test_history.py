@@ -225,7 +225,7 @@ def test_an_archive_from_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     message = failed(call("import", tmp_path / "pipe", "--store", tmp_path / "new"))
     assert message == f"{tmp_path / 'pipe'}: is a named pipe, not a regular file; write the archive to a file first"
-    assert "no plain file" in failed(call("import", "/dev/null", "--store", tmp_path / "new"))
+    assert "not a regular file" in failed(call("import", "/dev/null", "--store", tmp_path / "new"))
 
 
 def test_without_permission_one_line_says_so(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

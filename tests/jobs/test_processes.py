@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -25,7 +26,7 @@ from tests.jobs.test_jobs import plan_of
 from tests.support.leftovers import Leftovers
 
 SUPERVISOR = [sys.executable, "-P", "-m", "dlbench.supervisor"]
-TOKEN = "0123456789abcdef"
+TOKEN = secrets.token_hex(8)
 DEAF = "trap '' TERM HUP INT; while :; do sleep 1; done"
 
 

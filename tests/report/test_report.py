@@ -296,18 +296,20 @@ def write_hostile(out: Path) -> None:
     """Markup and control characters in every text that a person or a machine can put into a run."""
     hostile = MARKUP + "\x1b]0;title\x07\x1b[2J\u202e\r\n=1+1"
     source = WORKLOAD.read_text(encoding="utf-8")
-    quoted = json.dumps(hostile).replace("\\", r"\\")
-    source = re.sub(r"^(title|sample_unit|notice|    about): .*$", rf"\1: {quoted}", source, flags=re.M)
+    source = re.sub(r"^(title|sample_unit|notice|    about): .*$", r"\1: HOSTILE", source, flags=re.M)
     out.mkdir(parents=True)
     workload = out.parent / "hostile.yaml"
     workload.write_text(source, encoding="utf-8")
-    made = plans(
-        workload=str(workload),
-        points=(1, 2, 4),
-        repeats=2,
-        overrides={"data.source": hostile},
-        tags={"note": hostile[:200], "branch": PAYLOAD},
-    )
+    made = [
+        hostile_plan(plan, hostile)
+        for plan in plans(
+            workload=str(workload),
+            points=(1, 2, 4),
+            repeats=2,
+            overrides={"data.source": "HOSTILE"},
+            tags={"note": "HOSTILE", "branch": PAYLOAD},
+        )
+    ]
     story = Story(
         warnings=[hostile],
         settings=[{"key": hostile, "requested": hostile, "effective": 1, "evidence": hostile}],
@@ -331,10 +333,16 @@ def write_hostile(out: Path) -> None:
     folder = write_run(out, made[5], constant([5, 0, 30, 50, 0, 10]), replace(story, checks=checks, state="invalid"))
     edit_json(folder.record, finished=hostile)
     for plan in plans(workload=str(workload), points=(1, 2), repeats=1, series="s2"):
-        write_unfinished(out, plan, "failed", hostile, host=hostile)
+        write_unfinished(out, hostile_plan(plan, hostile), "failed", hostile, host=hostile)
     broken = out / PAYLOAD.replace("/", "_")
     broken.mkdir()
     (broken / "plan.json").write_text("{}", encoding="utf-8")
+
+
+def hostile_plan(plan: RunPlan, hostile: str) -> RunPlan:
+    """The plan as somebody may have written it by hand: dlbench itself takes no control characters into one."""
+    content = plan.to_json().replace('"HOSTILE"', json.dumps(hostile[:200]))
+    return RunPlan.model_validate(json.loads(content))
 
 
 def hostile_exchange(plan: RunPlan, hostile: str) -> dict[str, Any] | None:
