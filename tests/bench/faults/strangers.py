@@ -81,6 +81,8 @@ def _require_loopback(process: subprocess.Popen[bytes]) -> bool:
     seen = False
     for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
+            if one.name() == "mpirun":
+                continue  # Open MPI's own runtime listens everywhere, whatever it is told
             for connection in one.net_connections(kind="inet"):
                 if connection.status == psutil.CONN_LISTEN:
                     seen = True
