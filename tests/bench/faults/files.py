@@ -104,8 +104,8 @@ def _damaged(name: str, file: str, mutation: str, shop: Workshop) -> None:
     MUTATIONS[mutation](path)
     for command in FILES[file]:
         done = shop.call(*_words(command, out, run))
-        if mutation == "a link to nothing" and file in _MAY_BE_ABSENT:
-            done.require((0, 4))
+        if mutation == "a link to nothing":
+            done.require((0, 4) if file in _MAY_BE_ABSENT else (3, 4))  # as if it were not there
         else:
             done.require((4,), file)
 
