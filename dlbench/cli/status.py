@@ -47,7 +47,7 @@ def status(runs: Path, as_json: bool) -> None:
     States: valid, invalid (no figure: a sanity check failed), failed, incomplete (killed or still running; on the
     machine where it ran, what was killed is failed), and Slurm's own (PENDING, RUNNING) for jobs that have not ended.
 
-    Ends with 3 if a run failed and with 4 if a record is damaged.
+    Ends with 3 if a run failed and with 4 if a file is damaged.
 
     \b
     Example:
@@ -57,9 +57,9 @@ def status(runs: Path, as_json: bool) -> None:
     from dlbench.records.scan import scan
 
     training, comm = scan(runs), scan_comm(runs)
-    rows = _rows([*training.runs, *comm.runs])
+    rows, unread = _rows([*training.runs, *comm.runs])
     # A folder without a readable plan may be of either kind, and both name it.
-    problems = list(dict.fromkeys([*training.problems, *comm.problems]))
+    problems = list(dict.fromkeys([*training.problems, *comm.problems, *unread]))
     if as_json:
         click.echo(json.dumps({"runs": rows, "problems": problems}, indent=2))
     else:
@@ -76,21 +76,24 @@ def status(runs: Path, as_json: bool) -> None:
         sys.exit(int(ExitCode.RUN_FAILED))
 
 
-def _rows(runs: Sequence[LaunchedRun]) -> list[dict[str, str]]:
+def _rows(runs: Sequence[LaunchedRun]) -> tuple[list[dict[str, str]], list[str]]:
+    """A row of each run, and which submissions cannot be read: without its own a waiting run seems not submitted."""
     from dlbench.jobs.slurm import job_states, read_submission
 
     jobs: dict[str, Submission] = {}
+    unread: list[str] = []
     for run in runs:
         try:
             submission = read_submission(run.folder)
-        except DlbenchError:
+        except DlbenchError as error:
             submission = None
+            unread.append(str(error))
         if submission is not None:
             jobs[run.plan.run_id] = submission
     waiting = [jobs[r.plan.run_id].job_id for r in runs if r.recorded is None and r.plan.run_id in jobs]
     # Runs that share a job ask once.
     states = job_states(list(dict.fromkeys(waiting)))
-    return [_row(run, jobs.get(run.plan.run_id), states) for run in runs]
+    return [_row(run, jobs.get(run.plan.run_id), states) for run in runs], unread
 
 
 def _row(run: LaunchedRun, submission: Submission | None, states: dict[str, str]) -> dict[str, str]:
