@@ -21,6 +21,7 @@ from typing import IO
 
 from dlbench import process_tree
 from dlbench.errors import EnvironmentLacksError
+from dlbench.jobs import launch
 from dlbench.jobs.ending import KEPT_LINES, Ending, last_words, names_a_cause, stopped_among
 from dlbench.records.status import PROGRESS_MARK
 from dlbench.units import utc_text
@@ -81,7 +82,7 @@ class RankProcesses:
         try:
             process = subprocess.Popen(
                 command,
-                env={**environment, "DLBENCH_LAUNCH_TOKEN": self._token, "DLBENCH_PARENT": str(os.getpid())},
+                env={**environment, launch.TOKEN: self._token, "DLBENCH_PARENT": str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -161,7 +162,7 @@ class RankProcesses:
         self._reap()
 
     def _living(self) -> set[int]:
-        return process_tree.with_variable("DLBENCH_LAUNCH_TOKEN", self._token)
+        return process_tree.with_variable(launch.TOKEN, self._token)
 
     def _reap(self) -> None:
         for process in self._processes:

@@ -486,12 +486,18 @@ def test_a_link_that_comes_between_leads_nowhere(store: Path, tmp_path: Path) ->
     assert tree(victim) == before
 
 
-def test_traces_behind_a_link_stay(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path / "runs", 1)
+def history_with_a_checkpoint(folder: Path) -> History:
+    """One run, with one checkpoint."""
+    runs = write_runs(folder / "runs", 1)
     (next(runs.iterdir()) / "checkpoints").mkdir()
     (next(runs.iterdir()) / "checkpoints" / "step-00000009.safetensors").write_bytes(b"y")
-    history = new_history(tmp_path / "store")
+    history = new_history(folder / "store")
     import_folder(history, runs)
+    return history
+
+
+def test_traces_behind_a_link_stay(tmp_path: Path) -> None:
+    history = history_with_a_checkpoint(tmp_path)
     chosen = removals(history, history.entries(), traces_only=True)
     (tmp_path / "victim").mkdir()
     (tmp_path / "victim" / "step-00000009.safetensors").write_bytes(b"weeks")
@@ -783,11 +789,7 @@ def test_energy_is_the_same_without_traces(tmp_path: Path) -> None:
 
 
 def test_two_prunes_at_once(tmp_path: Path) -> None:
-    runs = write_runs(tmp_path / "runs", 1)
-    (next(runs.iterdir()) / "checkpoints").mkdir()
-    (next(runs.iterdir()) / "checkpoints" / "step-00000009.safetensors").write_bytes(b"y")
-    history = new_history(tmp_path / "store")
-    import_folder(history, runs)
+    history = history_with_a_checkpoint(tmp_path)
     chosen = removals(history, history.entries(), traces_only=True)
     for _ in range(2):
         prune(history, chosen)

@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from dlbench.errors import UserError
+from dlbench.opening import open_file
 
 MAX_STATE_BYTES = 2**20
 
@@ -72,18 +73,15 @@ def read_trusted(path: Path) -> str:
     """A file that only root or the caller can have written.
 
     Raises:
-        UserError: it is a link, no regular file, somebody else's or writable by others, or far too long.
+        UserError: it is a link, somebody else's or writable by others, or far too long.
         FileNotFoundError: there is none.
-        OSError: it cannot be read.
+        OSError: it is no regular file, or cannot be read.
         ValueError: it is no text.
     """
     if path.is_symlink():
         raise UserError(f"{path} is a symbolic link; a box writes a file there")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise UserError(f"{path} is no regular file")
+    with open_file(path, follow=False) as file:
+        found = os.fstat(file.fileno())
         _refuse(path.parent, path, found.st_uid, found.st_mode)
         content = file.read(MAX_STATE_BYTES + 1)
     if len(content) > MAX_STATE_BYTES:
