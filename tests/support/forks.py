@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import multiprocessing.connection
 import os
 import resource
 import subprocess
@@ -33,6 +34,10 @@ _FORKS.set_forkserver_preload(
         *(f"dlbench.cli.{module}" for _, module, *_ in COMMANDS),
     ]
 )
+
+
+_AFTER_DEATH_S = 60.0
+"""Longer than ranks take to notice by themselves that one of them is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +82,7 @@ def run_ranks(
     ]
     for process in processes:
         process.start()
-    _await([process for rank, process in enumerate(processes) if rank != stopped], limit_s, processes)
+    _await_ranks([process for rank, process in enumerate(processes) if rank != stopped], limit_s, processes)
     return [process.exitcode or 0 for process in processes], [log.read_text(encoding="utf-8") for log in logs]
 
 
@@ -111,6 +116,17 @@ def call_dlbench(
             raise subprocess.TimeoutExpired(["dlbench", *words], timeout)
         code = process.exitcode or 0
         return subprocess.CompletedProcess(["dlbench", *words], code, out.read_text("utf-8"), errors.read_text("utf-8"))
+
+
+def _await_ranks(awaited: Sequence[BaseProcess], limit_s: float, everyone: Sequence[BaseProcess]) -> None:
+    """As `_await`, but once a rank died of an exception the others have `_AFTER_DEATH_S`: they may wait for it."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline and any(process.is_alive() for process in awaited):
+        multiprocessing.connection.wait([process.sentinel for process in awaited if process.is_alive()], 1.0)
+        if any(process.exitcode == 1 for process in awaited):
+            deadline = min(deadline, time.monotonic() + _AFTER_DEATH_S)
+            break
+    _await(awaited, max(0.0, deadline - time.monotonic()), everyone)
 
 
 def _await(awaited: Sequence[BaseProcess], limit_s: float, everyone: Sequence[BaseProcess]) -> bool:

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,8 +24,10 @@ from typing import Any
 
 MAX_BODY_BYTES = 16 * 2**20
 """Of one request: addresses of some ten thousand ranks."""
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 """How long a connection may take to say what it wants."""
+_REMEMBERED = 1 << 16
+"""Changes that are known again when a client, having lost the connection, asks for them a second time."""
 LONGEST_WAIT_S = 20.0
 """How long one request waits for keys; who wants to wait longer asks again."""
 
@@ -73,6 +76,7 @@ class Keys:
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
+        self._done: OrderedDict[str, bytes | None] = OrderedDict()
 
     def put(self, values: Mapping[str, bytes]) -> None:
         """Sets keys."""
@@ -80,10 +84,19 @@ class Keys:
             self._values |= values
             self._changed.notify_all()
 
-    def change(self, key: str, update: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Replaces a key's value by what `update` makes of it (None: no such key), and returns that."""
+    def change(self, key: str, update: Callable[[bytes | None], bytes | None], *, request: str = "") -> bytes | None:
+        """Replaces a key's value by what `update` makes of it (None: no such key), and returns that.
+
+        `request` is a name that no other change has: asked for again, it is answered again and done once.
+        """
         with self._changed:
+            if request and request in self._done:
+                return self._done[request]
             new = update(self._values.get(key))
+            if request:
+                self._done[request] = new
+                while len(self._done) > _REMEMBERED:
+                    self._done.popitem(last=False)
             if new is None:
                 self._values.pop(key, None)
             else:
@@ -204,13 +217,13 @@ def operate(keys: Keys, order: Mapping[str, Any]) -> Any:
         return None if found is None else [base64.b64encode(value).decode() for value in found]
     if name == "names":
         return keys.names()
-    key = str(order["key"])
+    key, request = str(order["key"]), str(order.get("request", ""))
     if name == "add":
         amount = int(order["amount"])
-        return int(keys.change(key, lambda old: str(int(old or b"0") + amount).encode()) or b"0")
+        return int(keys.change(key, lambda old: str(int(old or b"0") + amount).encode(), request=request) or b"0")
     if name == "append":
         more = base64.b64decode(order["value"])
-        keys.change(key, lambda old: (old or b"") + more)
+        keys.change(key, lambda old: (old or b"") + more, request=request)
         return None
     if name == "delete":
         was_there = keys.get([key], 0) is not None
@@ -219,6 +232,6 @@ def operate(keys: Keys, order: Mapping[str, Any]) -> Any:
     if name == "compare_set":
         expected, desired = base64.b64decode(order["expected"]), base64.b64decode(order["desired"])
         # As torch's stores: a key that is not there counts as an empty one, and is then told as what was expected.
-        new = keys.change(key, lambda old: desired if (old or b"") == expected else old)
+        new = keys.change(key, lambda old: desired if (old or b"") == expected else old, request=request)
         return base64.b64encode(expected if new is None else new).decode()
     raise ValueError(f"no operation {name!r}")

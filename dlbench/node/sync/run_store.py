@@ -7,6 +7,7 @@ import datetime
 import http.client
 import json
 import os
+import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from dlbench.node.sync.key_server import LONGEST_WAIT_S, KeyServer
 
 _ARRIVED, _COMPLETE = "dlbench/arrived", "dlbench/complete"
 
+_PAUSES_S = (0.05, 0.5, 2.0)
+"""Before a question is asked once more."""
 _SLACK_S = 60.0
 """How long rank 0 may take to answer, beside the time it was asked to wait."""
 
@@ -154,14 +157,25 @@ class RunStore(Store):
                 raise dist.DistStoreError(f"wait timeout after {wait_s:g} s, keys: {', '.join(keys)}")
 
     def _ask(self, **order: Any) -> Any:
+        """Asks rank 0, again where the connection is lost: a machine that stood still for a while breaks some."""
+        order["request"] = secrets.token_hex(8)
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                return self._ask_once(order)
+            except (OSError, http.client.HTTPException) as error:
+                # Nobody listens there any more: rank 0 is gone, and its launcher sees that sooner than a retry would.
+                if pause_s is None or isinstance(error, ConnectionRefusedError):
+                    raise dist.DistNetworkError(f"rank 0 does not answer: {error or type(error).__name__}") from None
+                time.sleep(pause_s)
+        raise AssertionError
+
+    def _ask_once(self, order: dict[str, Any]) -> Any:
         meeting = self._meeting
         connection = http.client.HTTPConnection(meeting.address, meeting.port, timeout=LONGEST_WAIT_S + _SLACK_S)
         try:
             connection.request("POST", f"/{meeting.secret}/", json.dumps(order))
             answer = connection.getresponse()
             content = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise dist.DistNetworkError(f"rank 0 does not answer: {error or type(error).__name__}") from None
         finally:
             connection.close()
         if answer.status != 200:

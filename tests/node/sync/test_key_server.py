@@ -162,3 +162,27 @@ def test_a_rank_0_that_is_gone_is_said_at_once() -> None:
     server.close()
     with pytest.raises(dist.DistNetworkError, match="rank 0 does not answer"):
         store_of(server).get("x")
+
+
+def test_a_lost_answer_is_asked_for_again_and_nothing_is_done_twice(server: KeyServer, store: RunStore) -> None:
+    losses = 2
+    with socket.create_server((LOOPBACK, 0)) as relay:
+
+        def pass_on() -> None:
+            for number in range(losses + 1):
+                inward, _ = relay.accept()
+                with inward, socket.create_connection((LOOPBACK, server.port)) as outward:
+                    request = b""
+                    while b"\r\n\r\n" not in request or not request.endswith(b"}"):
+                        request += inward.recv(1 << 16)
+                    outward.sendall(request)
+                    answer = b"".join(iter(lambda: outward.recv(1 << 16), b""))
+                    if number == losses:
+                        inward.sendall(answer)
+
+        thread = threading.Thread(target=pass_on)
+        thread.start()
+        meeting = MeetingPlace(address=LOOPBACK, port=relay.getsockname()[1], secret=server.secret)
+        assert RunStore(meeting, datetime.timedelta(seconds=10)).add("count", 3) == 3
+        thread.join()
+    assert store.add("count", 0) == 3
