@@ -15,8 +15,6 @@ from dlbench.units import format_bytes
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where the C library has it, and torch with it)
 
-PREFETCH_BATCHES = 2
-"""Batches that each loader process reads ahead."""
 
 _PAGE_BYTES = 4096
 _MAX_TENSORS = 7
@@ -67,10 +65,10 @@ def require_shared_memory(plan: RunPlan, place: RankPlace, folder: Path = SHARED
 def loader_bytes(plan: RunPlan) -> int:
     """Bytes that the loader processes of one rank put into shared memory at most; 0 where none run."""
     workload = plan.workload
-    if workload.data.is_synthetic or not workload.data.loader_workers:
+    if workload.data.is_synthetic or not plan.most_loader_workers:
         return 0
     # Those that are read ahead, and the one that is being trained with.
-    batches = workload.data.loader_workers * PREFETCH_BATCHES + 1
+    batches = plan.most_loader_workers * plan.most_prefetch_batches + 1
     train = batches * _batch_bytes(workload, workload.train.batch_per_rank)
     if plan.measure.until != "quality":
         return train

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from dlbench.records.data_path import ReadingResult, ShuffleResult, StagingResult
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.watch import WatchResult
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RunName, Spec
@@ -159,6 +160,9 @@ class Record(Spec):
     settings: tuple[Setting, ...] = Field((), description="Settings of the engine, as asked for and as in force.")
     warnings: tuple[str, ...] = Field((), description="Reasons for doubt, each a sentence.")
     data: dict[str, Any] = Field(description="What the data source says of itself.")
+    staging: StagingResult | None = Field(None, description="How samples were staged; null: they were not.")
+    reading: ReadingResult | None = Field(None, description="How samples were read; null for synthetic data.")
+    shuffle: ShuffleResult | None = Field(None, description="How they were shuffled; null for synthetic data.")
     steps: Count = Field(description="Steps of this run, warm-up included.")
     first_step: CountOrZero = Field(0, description="Optimiser steps done before this run, by what it resumes.")
     resumed_from: str | None = Field(None, description="The checkpoint it went on from.")

@@ -97,6 +97,29 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         "only sync.fusion mgwfbp, and hybrid without a threshold, read it",
     ),
     ("data.loader_workers", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
+    *(
+        (f"data.{key}", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader")
+        for key in ("prefetch_batches", "staging", "keep_staged", "shuffle", "partition", "cache")
+    ),
+    (
+        "data.prefetch_batches",
+        lambda plan: plan.workload.data.loader_workers != 0,
+        "data.loader_workers is 0: the training process reads each batch when it is asked for",
+    ),
+    *(
+        (f"data.{key}", lambda plan: plan.workload.data.staging != "none", "data.staging is none")
+        for key in ("staging_", "keep_staged")
+    ),
+    (
+        "data.partition",
+        lambda plan: plan.workload.data.shuffle != "global",
+        "under data.shuffle global no rank holds samples of its own",
+    ),
+    (
+        "system.storage.",
+        lambda plan: plan.workload.data.staging != "none" and not plan.workload.data.is_synthetic,
+        "data.staging is none",
+    ),
     ("data.on_bad_sample", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
     ("data.vocabulary", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no text"),
     ("data.validation", lambda plan: plan.measure.until == "quality", "only measure.until quality evaluates"),

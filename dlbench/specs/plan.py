@@ -27,6 +27,10 @@ Side = Literal["a", "b"]
 """Of a paired comparison."""
 
 
+MOST_PREFETCH_BATCHES = 8
+"""Of one reader process, that the automatic choice tries."""
+
+
 class LayoutSpec(Spec):
     """Ranks, nodes, cores."""
 
@@ -162,6 +166,18 @@ class RunPlan(LaunchPlan):
         if self.engine.name == "horovod" and self.engine.horovod.compression == "fp16":
             return "fp16"
         return self.sync.wire
+
+    @property
+    def most_loader_workers(self) -> int:
+        """Reader processes per rank, or the most that their automatic choice tries: one per core of the rank."""
+        asked = self.workload.data.loader_workers
+        return self.layout.cores_per_rank if asked == "auto" else asked
+
+    @property
+    def most_prefetch_batches(self) -> int:
+        """Batches that each reader process reads ahead, or the most that the automatic choice tries."""
+        asked = self.workload.data.prefetch_batches
+        return MOST_PREFETCH_BATCHES if asked == "auto" else asked
 
     @property
     def group_size(self) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Fraction, Name, Spec
+from dlbench.specs.system import StagingTier
 from dlbench.specs.training import QualitySpec, TrainSpec
 
 MemoryFormat = Literal["contiguous", "channels-last"]
+Staging = Literal["none", "replicate", "shard", "lazy"]
 
 
 class ResNetModel(Spec):
@@ -76,13 +79,67 @@ class _Data(Spec):
     validation: str | None = Field(
         None, min_length=1, description="Data of evaluations, a path; none: `validation` or `val` beside `train`."
     )
-    loader_workers: CountOrZero = Field(0, description="Reader processes per rank; 0 reads in the training process.")
+    loader_workers: CountOrZero | Literal["auto"] = Field(
+        0, description="Reader processes per rank; 0 reads in the training process; auto: measured before training."
+    )
+    prefetch_batches: Count | Literal["auto"] = Field(
+        2, description="Batches that each reader process reads ahead; auto: measured before training."
+    )
+    staging: Staging = Field(
+        "none",
+        description="Before training, samples are copied to the node: none; replicate (the whole set to each node); "
+        "shard (each rank's samples to its node); lazy (kept when first read, never evicted).",
+    )
+    staging_tier: StagingTier = Field("local", description="Where to: a tier of the system file's `storage`.")
+    staging_streams: Count = Field(4, description="Files or samples that a node copies at the same time.")
+    keep_staged: Flag = Field(False, description="Leave what was staged for the next run.")
+    shuffle: Annotated[str, Field(pattern=r"^(global|local|partial:.+)$")] = Field(
+        "global",
+        description="global: a new permutation of the whole data set each epoch, over all ranks. local: each rank "
+        "permutes the samples that it holds. partial:Q: each epoch each rank exchanges the share Q of them.",
+    )
+    partition: Literal["shuffled", "contiguous"] = Field(
+        "shuffled",
+        description="Which samples a rank holds first, under local and partial shuffling: drawn from all, or its part "
+        "of the data set in the order of storage.",
+    )
+    cache: Literal["any", "cold", "warm"] = Field(
+        "any",
+        description="Page cache when training begins: as it is, emptied of the data set, or filled with it.",
+    )
     on_bad_sample: Literal["stop", "skip"] = Field("stop", description="What an unreadable sample does to the run.")
 
     @property
     def is_synthetic(self) -> bool:
         """Whether no file is read."""
         return self.source == "synthetic"
+
+    @property
+    def exchanged_share(self) -> float:
+        """Q of partial shuffling: the share of its samples that a rank exchanges per epoch; 0 under local, 1 global."""
+        if self.shuffle.startswith("partial:"):
+            return float(self.shuffle.removeprefix("partial:"))
+        return 1.0 if self.shuffle == "global" else 0.0
+
+    @model_validator(mode="after")
+    def _shuffling_fits_staging(self) -> Self:
+        if self.shuffle.startswith("partial:"):
+            try:
+                share = self.exchanged_share
+            except ValueError:
+                share = math.nan
+            if not 0 <= share <= 1:
+                raise ValueError(f"shuffle {self.shuffle!r}: Q is a share from 0 to 1, e.g. partial:0.1")
+            if self.staging != "shard" and not self.is_synthetic:
+                raise ValueError(
+                    f"shuffle {self.shuffle}: ranks exchange samples that they hold themselves; set staging to shard"
+                )
+        if self.shuffle == "global" and self.staging == "shard":
+            raise ValueError(
+                "staging shard keeps on a node the samples of its own ranks, and shuffle global gives them others each "
+                "epoch; set shuffle to local or partial:Q, or staging to replicate or lazy"
+            )
+        return self
 
 
 class ImageData(_Data):

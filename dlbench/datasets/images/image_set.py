@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dlbench.datasets.splits import Split
 from dlbench.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 IMAGENET: dict[Split, int] = {"train": 1_281_167, "validation": 50_000}
 """Images of ImageNet-2012 (Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", 2015, table 2)."""
@@ -40,8 +44,19 @@ class ImageSet(Protocol):
     def remarks(self) -> tuple[str, ...]:
         """What a person should know about how the set was understood, one line each: what was passed over, ..."""
 
+    @property
+    def labels(self) -> NDArray[np.int32]:
+        """(num_samples,) the label of each sample."""
+
     def label(self, index: int) -> int:
         """The label of one sample."""
+
+    def num_bytes(self, index: int) -> int:
+        """Length of what `read` gives.
+
+        Raises:
+            OSError: its file is missing.
+        """
 
     def read(self, index: int) -> bytes:
         """The encoded bytes of one sample.

@@ -66,6 +66,10 @@ class JpegTree:
         """The label of one sample."""
         return int(self.labels[index])
 
+    def num_bytes(self, index: int) -> int:
+        """Length of one file; OSError if it is missing."""
+        return self.path(index).stat().st_size
+
     def read(self, index: int) -> bytes:
         """The bytes of one file.
 

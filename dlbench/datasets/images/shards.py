@@ -15,12 +15,16 @@ import zipfile
 from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.containers.tfrecord import read_record_at
 from dlbench.datasets.images.shard_scan import RECORD_HEAD, ShardIndex, index_text, scan_shards, shard_names
 from dlbench.errors import UserError
 from dlbench.opening import descriptor, open_file
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 INDEX = "index.npz"
 _FORMAT = {"format": "dlbench.image-index", "version": 1}
@@ -84,6 +88,15 @@ class ImageShards:
     def label(self, index: int) -> int:
         """The label of one sample."""
         return int(self.index.labels[index])
+
+    @property
+    def labels(self) -> NDArray[np.int32]:
+        """(num_samples,) the label of each sample."""
+        return self.index.labels
+
+    def num_bytes(self, index: int) -> int:
+        """Length of one encoded image."""
+        return int(self.index.lengths[index])
 
     def read(self, index: int) -> bytes:
         """The encoded bytes of one sample; of a TFRecord the checksum is compared.

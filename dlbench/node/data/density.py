@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dlbench.datasets.containers.tfrecord import decompressor
 from dlbench.datasets.volumes.density import DensityIndex, DensityReader, index_density
 from dlbench.errors import UserError
-from dlbench.node.data.reader import BadSampleError, Sample, SampleReader, path_text
+from dlbench.node.data.reader import BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.specs.workload import CosmoFlowModel
 
@@ -38,7 +38,7 @@ def network_input(counts: NDArray[np.int16]) -> NDArray[np.float32]:
     return out
 
 
-class VolumeReader:
+class VolumeReader(InHalves):
     """Samples of a folder of volumes: volume (C, S, S, S) float32 and target (T,) float32."""
 
     def __init__(self, index: DensityIndex) -> None:
@@ -49,23 +49,48 @@ class VolumeReader:
         """Volumes in all files."""
         return self._index.num_samples
 
-    def read(self, key: Key) -> Sample:
+    def fetch(self, index: int) -> Raw:
+        """Counts (S, S, S, C) and then parameters (T,), little-endian int16 and float32; unpacked, whatever the file.
+
+        Raises:
+            BadSampleError: it cannot be read.
+        """
+        try:
+            counts, target = self._files.read(index)
+        except (OSError, KeyError, ValueError, IndexError) as error:
+            raise self._bad(index, (str(error) or type(error).__name__).splitlines()[0]) from None
+        return Raw(counts.astype("<i2", copy=False).tobytes() + target.astype("<f4", copy=False).tobytes())
+
+    def prepare(self, key: Key, data: bytes) -> Sample:
         """One volume; the epoch makes no difference.
 
         Raises:
-            BadSampleError: it cannot be read, has a negative count or a target that is no number.
+            BadSampleError: it has a negative count or a target that is no number, or is cut off.
         """
-        path, place = self._index.locate(key[1])
-        where = f"{str(path)!r}, sample {place}"
-        try:
-            counts, target = self._files.read(key[1])
-        except (OSError, KeyError, ValueError, IndexError) as error:
-            raise BadSampleError(f"{where}: {(str(error) or type(error).__name__).splitlines()[0]}") from None
+        index = self._index
+        shape = (index.size, index.size, index.size, index.channels)
+        if len(data) != self.num_bytes(key[1]):
+            raise self._bad(key[1], f"{len(data)} of {self.num_bytes(key[1])} bytes are there")
+        end = len(data) - 4 * index.num_targets
+        counts = np.frombuffer(data, "<i2", count=end // 2).reshape(shape)
+        target = np.frombuffer(data, "<f4", offset=end)
         if counts.min() < 0:
-            raise BadSampleError(f"{where}: x has a negative count")
+            raise self._bad(key[1], "x has a negative count")
         if not np.isfinite(target).all():
-            raise BadSampleError(f"{where}: y is not finite")
+            raise self._bad(key[1], "y is not finite")
         return Sample({"volume": network_input(counts), "target": target})
+
+    def num_bytes(self, index: int) -> int:
+        """Of unpacked counts and parameters, the same for all samples."""
+        del index
+        return 2 * self._index.size**3 * self._index.channels + 4 * self._index.num_targets
+
+    def labels(self) -> None:
+        """Volumes have no classes."""
+
+    def _bad(self, index: int, reason: str) -> BadSampleError:
+        path, place = self._index.locate(index)
+        return BadSampleError(f"{str(path)!r}, sample {place}: {reason}")
 
     def describe(self) -> dict[str, object]:
         """Kind, path, shape, digest of file names and counts; for TFRecord also what takes gzip apart."""

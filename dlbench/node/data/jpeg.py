@@ -19,7 +19,7 @@ import torch
 
 from dlbench.datasets.images.image_set import ImageSet
 from dlbench.datasets.images.jpeg_decode import FACTORS, decode, decoder, inspect
-from dlbench.node.data.reader import BadSampleError, Sample, path_text
+from dlbench.node.data.reader import BadSampleError, InHalves, Raw, Sample, path_text
 from dlbench.node.data.sharding import Key
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def evaluation_image(data: bytes, size: int) -> tuple[NDArray[np.uint8], str | N
     return np.ascontiguousarray(resized[top : top + size, left : left + size]), remark
 
 
-class JpegReader:
+class JpegReader(InHalves):
     """Samples of an image set: image (S, S, 3) uint8, RGB, and label () int64.
 
     Args:
@@ -144,28 +144,49 @@ class JpegReader:
         """Images in the set."""
         return self._images.num_samples
 
-    def read(self, key: Key) -> Sample:
+    def fetch(self, index: int) -> Raw:
+        """The encoded image.
+
+        Raises:
+            BadSampleError: the file is missing, unreadable or cut off.
+        """
+        try:
+            return Raw(self._images.read(index))
+        except OSError as error:
+            raise BadSampleError(f"{self._images.name(index)}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise BadSampleError(f"{self._images.name(index)}: {error}") from None
+
+    def prepare(self, key: Key, data: bytes) -> Sample:
         """One image; in training augmented by a generator of the seed and the key.
 
         Raises:
-            BadSampleError: the file is missing, unreadable, empty or damaged.
+            BadSampleError: the image is empty or damaged.
         """
         epoch, index = key
         try:
-            data = self._images.read(index)
             if self._training:
                 generator = np.random.default_rng([self._seed, epoch, index])
                 image, remark = training_image(data, self._size, generator)
             else:
                 image, remark = evaluation_image(data, self._size)
-        except OSError as error:
-            raise BadSampleError(f"{self._images.name(index)}: {error.strerror or error}") from None
         except ValueError as error:
             raise BadSampleError(f"{self._images.name(index)}: {error}") from None
         label = self._images.label(index)
         label = label if self._labels is None else self._labels[label]
         converted = None if remark is None else f"{self._images.name(index)}: {remark}"
         return Sample({"image": image, "label": np.asarray(label, dtype=np.int64)}, converted)
+
+    def num_bytes(self, index: int) -> int:
+        """Bytes of the encoded image."""
+        try:
+            return self._images.num_bytes(index)
+        except OSError as error:
+            raise BadSampleError(f"{self._images.name(index)}: {error.strerror or error}") from None
+
+    def labels(self) -> NDArray[np.int32]:
+        """The class of each image, as the set counts them."""
+        return self._images.labels
 
     def describe(self) -> dict[str, object]:
         """Kind, path, classes, digest of the index, remarks on how the set was understood, and the decoder."""

@@ -21,7 +21,7 @@ from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.node.data.loader_queue import LoaderContext
 from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
 from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
-from dlbench.node.preflight import PREFETCH_BATCHES, SHARED_MEMORY
+from dlbench.node.preflight import SHARED_MEMORY
 from dlbench.specs.watch import MAX_WINDOW_STEPS
 
 Batch = dict[str, torch.Tensor]
@@ -77,6 +77,7 @@ def _fetch_batches(
     keys: Callable[[], Iterator[list[Key]]],
     *,
     loader_workers: int,
+    prefetch_batches: int,
     pin_memory: bool,
     persistent: bool,
 ) -> Iterable[Fetched]:
@@ -100,7 +101,7 @@ def _fetch_batches(
         pin_memory=pin_memory,
         worker_init_fn=_PinWorker(sorted(os.sched_getaffinity(0))),
         multiprocessing_context=context,
-        prefetch_factor=PREFETCH_BATCHES,
+        prefetch_factor=prefetch_batches,
         persistent_workers=persistent,
         # torch draws a seed when loader processes start; from its global generator, it would shift dropout.
         generator=torch.Generator(),
@@ -200,6 +201,7 @@ class LoadedSource:
         reader: the data set.
         order: what this rank reads when.
         loader_workers: loader processes; 0 reads in the calling process when a batch is asked for.
+        prefetch_batches: batches that each of them reads ahead.
         on_bad_sample: stop the run, or take the next sample of the data set instead.
         pin_memory: hand out page-locked tensors (needs a GPU).
     """
@@ -210,6 +212,7 @@ class LoadedSource:
         order: ShardedOrder,
         *,
         loader_workers: int,
+        prefetch_batches: int = 2,
         on_bad_sample: Literal["stop", "skip"],
         pin_memory: bool = False,
     ) -> None:
@@ -218,7 +221,12 @@ class LoadedSource:
         self._ledger = _Ledger(loader_workers)
         batches = BatchReader(reader, on_bad_sample)
         fetched = _fetch_batches(
-            batches, order.batches, loader_workers=loader_workers, pin_memory=pin_memory, persistent=False
+            batches,
+            order.batches,
+            loader_workers=loader_workers,
+            prefetch_batches=prefetch_batches,
+            pin_memory=pin_memory,
+            persistent=False,
         )
         self._fetched: Iterator[Fetched] | None = _begun(fetched)
 
@@ -281,7 +289,7 @@ class EvaluationSource:
         num_samples: how many of its samples, from the first on, are evaluated over all ranks.
         batch_size: samples of one batch; the last of a pass may be smaller.
         rank, world_size: this rank's number, and how many there are.
-        loader_workers: as in `LoadedSource`.
+        loader_workers, prefetch_batches: as in `LoadedSource`.
         on_bad_sample: stop the run, or leave the sample out.
         pin_memory: hand out page-locked tensors (needs a GPU).
     """
@@ -295,6 +303,7 @@ class EvaluationSource:
         rank: int,
         world_size: int,
         loader_workers: int,
+        prefetch_batches: int = 2,
         on_bad_sample: Literal["stop", "skip"],
         pin_memory: bool = False,
     ) -> None:
@@ -307,6 +316,7 @@ class EvaluationSource:
             BatchReader(reader, on_bad_sample, replace=False),
             keys,
             loader_workers=loader_workers,
+            prefetch_batches=prefetch_batches,
             pin_memory=pin_memory,
             persistent=True,
         )

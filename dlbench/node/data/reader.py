@@ -1,8 +1,13 @@
-"""Reading one sample, and what happens when it cannot be read. Formats implement `SampleReader`."""
+"""Reading one sample, and what happens when it cannot be read. Formats implement `SampleReader`.
+
+Reading has two halves. `fetch` brings the stored bytes of a sample from where they lie: what a file system costs, and
+what staging and shuffling move about. `prepare` makes tensors of them: what decoding and augmentation cost.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, Self
@@ -12,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from dlbench.node.data.sharding import Key
+from dlbench.specs.system import Tier
 from dlbench.units import utf8_text
 
 _SKIP_AT_MOST = 100
@@ -32,6 +38,14 @@ class Sample:
     """File and reason if it was used, but not as it was stored."""
 
 
+@dataclass(frozen=True)
+class Raw:
+    """The stored bytes of one sample, and from where they came."""
+
+    data: bytes
+    tier: Tier = "shared"
+
+
 class SampleReader(Protocol):
     """A data set, sample by sample. It must survive pickling: loader processes get a copy."""
 
@@ -39,18 +53,50 @@ class SampleReader(Protocol):
     def num_samples(self) -> int:
         """Samples in the data set."""
 
-    def read(self, key: Key) -> Sample:
-        """One sample, prepared for training; a function of the data set, the seed and the key.
+    def fetch(self, index: int) -> Raw:
+        """The stored bytes of one sample, in a form of the reader's own that `prepare` takes.
 
         Raises:
-            BadSampleError: it cannot be read.
+            BadSampleError: it cannot be read, or a checksum differs.
         """
+
+    def prepare(self, key: Key, data: bytes) -> Sample:
+        """A sample ready for training, of its bytes; a function of them, the seed and the key.
+
+        Raises:
+            BadSampleError: the bytes are damaged.
+        """
+
+    def num_bytes(self, index: int) -> int:
+        """Bytes that `fetch` gives of a sample, known without reading it (0: the sample needs none).
+
+        Raises:
+            BadSampleError: its file is not there.
+        """
+
+    def labels(self) -> NDArray[np.int32] | None:
+        """(num_samples,) the class of each sample; None where samples have none."""
 
     def describe(self) -> dict[str, object]:
         """What the data set is, ready for JSON: kind, path, index_sha256, ..."""
 
     def close(self) -> None:
         """Lets go of open files."""
+
+
+class InHalves:
+    """What a `SampleReader` that fetches and prepares has for nothing."""
+
+    fetch: Callable[[int], Raw]
+    prepare: Callable[[Key, bytes], Sample]
+
+    def read(self, key: Key) -> Sample:
+        """One sample, fetched and prepared.
+
+        Raises:
+            BadSampleError: it cannot be read.
+        """
+        return self.prepare(key, self.fetch(key[1]).data)
 
 
 @dataclass
@@ -69,6 +115,14 @@ class Fetched:
     start_ns: int = 0
     """CLOCK_MONOTONIC, which is one clock for all processes of a machine."""
     end_ns: int = 0
+    visited: list[Key] = field(default_factory=list)
+    """The samples in it, in order; a replaced one under its own number."""
+    tier_bytes: dict[Tier, int] = field(default_factory=dict)
+    """Bytes fetched from each tier."""
+    fetch_ns: int = 0
+    """Of the time between start and end, spent in `SampleReader.fetch`."""
+    prepare_ns: int = 0
+    """The same in `SampleReader.prepare`."""
 
     def pin_memory(self) -> Self:
         """Moves the batch to page-locked memory; torch calls it where that is asked for."""
@@ -121,20 +175,36 @@ class BatchReader:
     def _read(self, key: Key, fetched: Fetched) -> Sample | None:
         epoch, index = key
         for attempt in range(self._attempts):
+            taken = (epoch, (index + attempt) % self.reader.num_samples)
             try:
-                sample = self.reader.read((epoch, (index + attempt) % self.reader.num_samples))
+                sample = self._read_one(taken, fetched)
             except BadSampleError as error:
                 fetched.failures.append(str(error))
                 if self._on_bad_sample == "stop":
                     fetched.error = f"{error}; repair it, or set data.on_bad_sample to skip"
                     return None
                 continue
+            fetched.visited.append(taken)
             if sample.converted is not None:
                 fetched.converted.append(sample.converted)
             return sample
         if self._replace:
             fetched.error = f"{_SKIP_AT_MOST} samples in a row are unreadable, the last: {fetched.failures[-1]}"
         return None
+
+    def _read_one(self, key: Key, fetched: Fetched) -> Sample:
+        begun = time.monotonic_ns()
+        between = begun
+        try:
+            raw = self.reader.fetch(key[1])
+            between = time.monotonic_ns()
+            fetched.tier_bytes[raw.tier] = fetched.tier_bytes.get(raw.tier, 0) + len(raw.data)
+            return self.reader.prepare(key, raw.data)
+        finally:
+            end = time.monotonic_ns()
+            between = between if between > begun else end
+            fetched.fetch_ns += between - begun
+            fetched.prepare_ns += end - between
 
 
 def _stacked(samples: list[dict[str, NDArray[np.generic]]]) -> dict[str, torch.Tensor]:

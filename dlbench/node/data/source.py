@@ -121,7 +121,8 @@ def build_source(
     return LoadedSource(
         reader,
         order,
-        loader_workers=data_spec.loader_workers,
+        loader_workers=_workers(data_spec),
+        prefetch_batches=_prefetch(data_spec),
         on_bad_sample=data_spec.on_bad_sample,
         pin_memory=pin_memory,
     )
@@ -179,10 +180,19 @@ def build_evaluation(
         batch_size=batch_size,
         rank=rank,
         world_size=world_size,
-        loader_workers=data_spec.loader_workers,
+        loader_workers=_workers(data_spec),
+        prefetch_batches=_prefetch(data_spec),
         on_bad_sample=data_spec.on_bad_sample,
         pin_memory=pin_memory,
     )
+
+
+def _workers(data_spec: DataSpec) -> int:
+    return 0 if data_spec.loader_workers == "auto" else data_spec.loader_workers
+
+
+def _prefetch(data_spec: DataSpec) -> int:
+    return 2 if data_spec.prefetch_batches == "auto" else data_spec.prefetch_batches
 
 
 def _open(folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool) -> SampleReader:

@@ -15,6 +15,8 @@ import numpy as np
 from dlbench.datasets.text.corpus import TextCorpus, read_corpus
 from dlbench.datasets.text.pretraining_hdf5 import (
     LABEL,
+    PER_PREDICTION,
+    PER_TOKEN,
     SampleRows,
     SamplesIndex,
     index_samples,
@@ -24,7 +26,7 @@ from dlbench.datasets.text.pretraining_hdf5 import (
 from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
 from dlbench.datasets.text.vocabulary import load_vocabulary
 from dlbench.errors import UserError
-from dlbench.node.data.reader import BadSampleError, Sample, SampleReader, path_text
+from dlbench.node.data.reader import BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.specs.workload import BertModel, TextData
 
@@ -54,7 +56,7 @@ def open_text(source: Path, model: BertModel, spec: TextData, seed: int, *, trai
     return TextReader(read_corpus(source, vocabulary), spec, seed, training=training)
 
 
-class TextReader:
+class TextReader(InHalves):
     """Samples of a corpus: its full-length runs of sentences (`SampleMaker.runs`), one sample each and epoch.
 
     Raises:
@@ -77,14 +79,28 @@ class TextReader:
         """Runs of sentences."""
         return len(self._runs)
 
-    def read(self, key: Key) -> Sample:
+    def fetch(self, index: int) -> Raw:
+        """Nothing: every rank holds the whole corpus in memory, because pairs are drawn from all of it."""
+        del index
+        return Raw(b"", "memory")
+
+    def prepare(self, key: Key, data: bytes) -> Sample:
         """One sample; cannot fail, the corpus has been checked when it was tokenised."""
+        del data
         epoch, index = key
         generator = np.random.default_rng([self._seed, epoch if self._training else 0, index])
         start, end = self._runs[index]
         document = int(self._documents[index])
         pair, _ = self._maker.draw_pair(document, int(start), int(end), self._maker.room, generator)
         return Sample(self._maker.sample(pair, generator))
+
+    def num_bytes(self, index: int) -> int:
+        """None is fetched."""
+        del index
+        return 0
+
+    def labels(self) -> None:
+        """Text has no classes."""
 
     def describe(self) -> dict[str, object]:
         """Kind, path, sizes and digest of text and vocabulary."""
@@ -103,7 +119,7 @@ class TextReader:
         """Nothing is open."""
 
 
-class PretrainingHdf5Reader:
+class PretrainingHdf5Reader(InHalves):
     """Samples prepared in HDF5 (layouts in `dlbench.datasets.text.pretraining_hdf5`), the same in every epoch.
 
     Args:
@@ -124,38 +140,65 @@ class PretrainingHdf5Reader:
             )
         self._index, self._vocab_size = index, vocab_size
         self._rows = SampleRows(index, spec.sequence_length, spec.max_predictions)
+        self._layout = (
+            *((name, spec.sequence_length) for name in PER_TOKEN),
+            *((name, spec.max_predictions) for name in PER_PREDICTION),
+            (LABEL, 1),
+        )
 
     @property
     def num_samples(self) -> int:
         """Rows in all files."""
         return self._index.num_samples
 
-    def read(self, key: Key) -> Sample:
-        """One sample; the epoch makes no difference.
+    def fetch(self, index: int) -> Raw:
+        """The arrays of a row in the order of `_layout`, as little-endian int32.
 
         Raises:
             BadSampleError: the row cannot be read, or a value in it is out of range.
         """
         try:
-            rows = self._rows.read(key[1])
+            rows = self._rows.read(index)
         except (OSError, KeyError, ValueError, IndexError) as error:
-            raise self._bad(key[1], (str(error) or type(error).__name__).splitlines()[0]) from None
+            raise self._bad(index, (str(error) or type(error).__name__).splitlines()[0]) from None
         for _, fault in row_faults(rows, self._vocab_size):
-            raise self._bad(key[1], fault)
-        positions = rows["masked_lm_positions"][0]
+            raise self._bad(index, fault)
+        return Raw(b"".join(rows[name].astype("<i4").tobytes() for name, _ in self._layout))
+
+    def prepare(self, key: Key, data: bytes) -> Sample:
+        """One sample; the epoch makes no difference.
+
+        Raises:
+            BadSampleError: the bytes are cut off.
+        """
+        if len(data) != self.num_bytes(key[1]):
+            raise self._bad(key[1], f"{len(data)} of {self.num_bytes(key[1])} bytes are there")
+        values, row, start = np.frombuffer(data, "<i4").astype(np.int64), {}, 0
+        for name, length in self._layout:
+            row[name] = values[start : start + length]
+            start += length
+        positions = row["masked_lm_positions"]
         used = positions > 0
         return Sample(
             {
-                "input_ids": rows["input_ids"][0],
-                "token_type_ids": rows["segment_ids"][0],
-                "attention_mask": rows["input_mask"][0],
+                "input_ids": row["input_ids"],
+                "token_type_ids": row["segment_ids"],
+                "attention_mask": row["input_mask"],
                 "masked_positions": positions,
                 # NVIDIA's files hold 0 at unused places, but others need not.
-                "masked_ids": np.where(used, rows["masked_lm_ids"][0], 0),
+                "masked_ids": np.where(used, row["masked_lm_ids"], 0),
                 "masked_weights": used.astype(np.float32),
-                "next_sentence": rows[LABEL][0],
+                "next_sentence": row[LABEL][0],
             }
         )
+
+    def num_bytes(self, index: int) -> int:
+        """The same for all samples."""
+        del index
+        return 4 * sum(length for _, length in self._layout)
+
+    def labels(self) -> None:
+        """Samples of text have no classes."""
 
     def _bad(self, index: int, fault: str) -> BadSampleError:
         path, row = self._index.locate(index)

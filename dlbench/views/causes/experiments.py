@@ -161,7 +161,7 @@ def _is_waited_host_slow(case: Case) -> bool:
 
 
 def _few_workers(case: Case) -> bool:
-    return not case.is_synthetic and case.run.plan.workload.data.loader_workers < case.run.plan.layout.cores_per_rank
+    return not case.is_synthetic and case.run.plan.most_loader_workers < case.run.plan.layout.cores_per_rank
 
 
 def _workers_text(case: Case) -> str:

@@ -1,0 +1,116 @@
+"""What a run says of its samples: how they were staged, read and shuffled. Parts of `record.json`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Spec
+from dlbench.specs.system import StagingTier, Tier
+from dlbench.specs.workload import Staging
+
+
+class StagedNode(Spec):
+    """Staging on one node."""
+
+    node_rank: CountOrZero = Field(description="The node, from 0.")
+    host: str = Field(description="Host name.")
+    path: str = Field(description="The folder that samples were staged to.")
+    needed_bytes: CountOrZero = Field(description="Bytes that had to be there.")
+    free_bytes: CountOrZero = Field(description="Bytes that were free there before the first was copied.")
+    copied_bytes: CountOrZero = Field(description="Bytes copied by this run before training.")
+    reused_bytes: CountOrZero = Field(description="Bytes found there, whole, of an earlier run.")
+    items: CountOrZero = Field(description="Files (replicate) or samples (shard) staged.")
+    seconds: NonNegative = Field(description="What staging took on this node, seconds.")
+
+
+class StagingResult(Spec):
+    """How samples were brought to the nodes."""
+
+    strategy: Staging = Field(description="data.staging.")
+    tier: StagingTier = Field(description="Where to.")
+    method: str = Field(description="Who copied: copy, sbcast, or on first read.")
+    streams: Count = Field(description="Copies at a time on each node.")
+    seconds: NonNegative = Field(description="Until all nodes were ready, seconds; none under lazy.")
+    nodes: tuple[StagedNode, ...] = Field(description="Node by node.")
+    verified: str = Field(description="How the copies were compared with their source, in words.")
+    kept: Flag = Field(description="Whether the staged samples were left for the next run.")
+
+
+class ReadEpoch(Spec):
+    """What all ranks read in one epoch."""
+
+    epoch: CountOrZero = Field(description="The epoch, from 0.")
+    is_whole: Flag = Field(description="Whether all of it was read in this run.")
+    samples: CountOrZero = Field(description="Samples read.")
+    tier_bytes: dict[Tier, CountOrZero] = Field(description="Bytes of samples fetched, by the tier they came from.")
+    storage_bytes: CountOrZero | None = Field(
+        description="Bytes that the kernel fetched from devices or the network for the readers (read_bytes of "
+        "/proc/PID/io, read-ahead included); the rest came from the page cache. Null where the kernel does not count."
+    )
+    fetch_s: NonNegative = Field(description="Time in fetching samples, all readers together, seconds.")
+    prepare_s: NonNegative = Field(description="Time in decoding and augmenting, all readers together, seconds.")
+    wait_s: NonNegative = Field(description="Time that ranks waited for batches, mean over ranks, seconds.")
+    seconds: NonNegative = Field(description="Length of the epoch's steps on rank 0, seconds.")
+
+
+class ReaderTrial(Spec):
+    """One attempt of the automatic choice of readers."""
+
+    loader_workers: CountOrZero = Field(description="Reader processes of a rank.")
+    prefetch_batches: Count = Field(description="Batches each reads ahead.")
+    samples_per_s: NonNegative = Field(description="Samples of one rank a second, all ranks reading; median of trials.")
+
+
+class ReadingResult(Spec):
+    """How samples were read."""
+
+    loader_workers: CountOrZero = Field(description="Reader processes per rank that were in force.")
+    prefetch_batches: Count = Field(description="Batches each read ahead.")
+    trials: tuple[ReaderTrial, ...] = Field(
+        (), description="What the automatic choice measured; empty: none was asked."
+    )
+    cache: str = Field(description="What became of data.cache, in words, with the evidence.")
+    cache_in_force: Flag = Field(description="Whether the page cache was as data.cache asks.")
+    cached_share: NonNegative | None = Field(
+        description="Share of the data set's pages in the page cache when training began, by a sample of pages; null "
+        "where the kernel does not tell."
+    )
+    epochs: tuple[ReadEpoch, ...] = Field((), description="Epoch by epoch.")
+
+
+class ShuffleEpoch(Spec):
+    """The audit of one epoch: who read what."""
+
+    epoch: CountOrZero = Field(description="The epoch, from 0.")
+    is_whole: Flag = Field(description="Whether all of it was read in this run; only then must every sample be seen.")
+    visits: CountOrZero = Field(description="Samples read, over all ranks.")
+    left_out: CountOrZero = Field(description="Samples left out by rule, because they fill no batch on every rank.")
+    twice: CountOrZero = Field(description="Samples read more than once.")
+    never: CountOrZero = Field(description="Samples that should have been read and were not.")
+    sent: CountOrZero = Field(description="Samples sent from a rank to another during the epoch.")
+    received: CountOrZero = Field(description="Samples received; the same, if none was lost.")
+    sent_bytes: CountOrZero = Field(description="Bytes of these.")
+    novelty: NonNegative | None = Field(
+        description="Share of a rank's samples that it did not read in the epoch before, over what global shuffling "
+        "gives, 1 - 1/ranks; mean over ranks: 0 under local, about 1 under global shuffling. Null in the first epoch "
+        "and at one rank."
+    )
+    label_distance: NonNegative | None = Field(
+        description="Total variation distance between the classes of a rank's samples and those of all, mean over "
+        "ranks; null where samples have no classes."
+    )
+
+
+class ShuffleResult(Spec):
+    """How samples were shuffled, and whether each was read once an epoch."""
+
+    shuffle: str = Field(description="data.shuffle.")
+    partition: str | None = Field(description="data.partition; null under global shuffling.")
+    exchanged_share: NonNegative = Field(description="Q that was in force, after rounding to whole samples.")
+    errors: tuple[str, ...] = Field((), description="Samples read twice or never, by name, and lost exchanges.")
+    held_samples_peak: CountOrZero | None = Field(
+        None, description="Most samples that a rank held at one time; null where ranks hold none of their own."
+    )
+    exchange_wait_s: NonNegative = Field(0.0, description="Longest time that a rank waited for samples on their way.")
+    audit_s: NonNegative = Field(description="What the audit cost, mean over ranks, seconds.")
+    epochs: tuple[ShuffleEpoch, ...] = Field((), description="Epoch by epoch.")
