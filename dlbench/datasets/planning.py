@@ -44,7 +44,7 @@ _KINDS = {"resnet": ("images", "image-shards"), "bert": ("text", "samples"), "co
 _WANTED = {
     "resnet": f"images: {jpeg_tree.LAYOUT}, or shards of them (.tar, .tfrecord)",
     "bert": f"text: {corpus.LAYOUT}, or HDF5 files of samples ({', '.join(pretraining_hdf5.SUFFIXES)})",
-    "cosmoflow": "density volumes: files of x and y that end in .h5, .hdf5, .tfrecord, .tfrecord.gz, or _x.npy and _y.npy",
+    "cosmoflow": "density volumes: files of x and y (.h5, .hdf5, .tfrecord, .tfrecord.gz, or _x.npy with _y.npy)",
 }
 
 

@@ -30,6 +30,8 @@ INDEX = "index.npz"
 _FORMAT = {"format": "dlbench.image-index", "version": 1}
 _ARRAYS = {"shard": "int32", "records": "int64", "offsets": "int64", "lengths": "int32", "labels": "int32"}
 _LISTS = ("shards", "sizes", "classes", "remarks")
+_MEMBER = "{}.npy"
+"""What numpy calls an array in an archive."""
 _MAX_ABOUT = 1 << 28
 """Bytes of the lists of an index at most: names of shards and classes."""
 
@@ -237,9 +239,9 @@ def index_size(folder: Path) -> tuple[int, int]:
     path = folder / INDEX
     try:
         with open_file(path) as raw, np.load(raw, allow_pickle=False) as file:
-            with file.zip.open("labels.npy") as member:
+            with file.zip.open(_MEMBER.format("labels")) as member:
                 shape = _array_header(member)
-            with file.zip.open("about.npy") as member:
+            with file.zip.open(_MEMBER.format("about")) as member:
                 _array_header(member)
                 about = json.loads(member.read(_MAX_ABOUT))
         return int(shape[0]), len(about["classes"])
