@@ -241,11 +241,12 @@ def require_fitting_data(plans: Sequence[RunPlan]) -> None:
 
     seen = set()
     for plan in plans:
-        wanted = plan.workload.model_dump_json(exclude={"quality"}), plan.layout.ranks
+        evaluated = plan.measure.until == "quality"
+        wanted = plan.workload.model_dump_json(), plan.layout.ranks, evaluated
         if plan.workload.data.is_synthetic or wanted in seen:
             continue
         seen.add(wanted)
-        if not require_fitting(plan.workload, ranks=plan.layout.ranks):
+        if not require_fitting(plan.workload, ranks=plan.layout.ranks, evaluated=evaluated):
             click.echo(f"note: {plan.workload.data.source} does not answer: not looked at before the run", err=True)
             return
 

@@ -52,13 +52,13 @@ class _NoneThereError(UserError):
     """Nothing of the wanted kind lies in a folder; the message begins with `holds`."""
 
 
-def require_fitting(workload: Workload, *, ranks: int, limit_s: float = LIMIT_S) -> bool:
+def require_fitting(workload: Workload, *, ranks: int, evaluated: bool = False) -> bool:
     """Proves, as far as that is cheap, that a workload's data is of its kind and form, and large enough.
 
     Args:
         workload: of the plan; synthetic data, and paths that are not there, are passed over.
         ranks: in all.
-        limit_s: seconds after which it is left to the ranks.
+        evaluated: whether the validation data is read, too.
 
     Returns:
         False if the file system did not answer in time.
@@ -70,7 +70,7 @@ def require_fitting(workload: Workload, *, ranks: int, limit_s: float = LIMIT_S)
 
     def look() -> None:
         try:
-            _judge(workload, ranks)
+            _judge(workload, ranks, evaluated=evaluated)
         except (OSError, ImportError, EnvironmentLacksError):
             return  # what cannot be read here, or lacks a library here, may be well on the nodes
         except Exception as error:  # raised where it is asked for
@@ -79,13 +79,13 @@ def require_fitting(workload: Workload, *, ranks: int, limit_s: float = LIMIT_S)
     # A thread, because nothing ends a system call that a file server does not answer.
     thread = threading.Thread(target=look, daemon=True, name="look at data")
     thread.start()
-    thread.join(limit_s)
+    thread.join(LIMIT_S)
     if raised:
         raise raised[0]
     return not thread.is_alive()
 
 
-def _judge(workload: Workload, ranks: int) -> None:
+def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
     data, train = workload.data, workload.train
     source = Path(data.source)
     if data.is_synthetic or not source.exists():
@@ -97,6 +97,8 @@ def _judge(workload: Workload, ranks: int) -> None:
             f"data.source {data.source!r} has {found} samples, one step needs {needed} (train.batch_per_rank "
             f"{train.batch_per_rank} x {ranks} ranks); use more data, fewer ranks or a smaller batch"
         )
+    if not evaluated:
+        return
     if data.validation is None:
         folder = validation_folder(source)
         if folder is not None:
