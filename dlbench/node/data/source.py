@@ -11,6 +11,7 @@ import torch
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource
+from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import ReadSpan, SampleReader
 from dlbench.node.data.sharding import Position, ShardedOrder
 from dlbench.node.data.synthetic import SyntheticSource
@@ -77,6 +78,7 @@ def build_source(
     start: Position | None = None,
     start_batch: int = 0,
     pin_memory: bool = False,
+    lister: Lister = ALONE,
 ) -> BatchSource:
     """The training data of one rank.
 
@@ -94,6 +96,7 @@ def build_source(
         start: where to begin in the data set, for a run that continues another.
         start_batch: the same for synthetic data, batches of this rank.
         pin_memory: hand out page-locked tensors, whose copy to a GPU does not hold up the host (needs a GPU).
+        lister: through which the ranks of a node list the data set once; all of them must open the same.
 
     Raises:
         UserError: the data set is missing, empty, damaged, too small, or does not fit the model.
@@ -108,7 +111,7 @@ def build_source(
             start_batch=start_batch,
             pin_memory=pin_memory,
         )
-    reader = _open(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True)
+    reader = _open(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=lister)
     order = ShardedOrder(
         reader.num_samples,
         batch_size=batch_size,
@@ -156,6 +159,7 @@ def build_evaluation(
     world_size: int,
     seed: int,
     pin_memory: bool = False,
+    lister: Lister = ALONE,
 ) -> EvaluationSource:
     """The validation data of one rank, without augmentation.
 
@@ -168,12 +172,13 @@ def build_evaluation(
         world_size: ranks in all.
         seed: of masks that are drawn once.
         pin_memory: hand out page-locked tensors (needs a GPU).
+        lister: as of `build_source`, another one.
 
     Raises:
         UserError: there is no validation data, or it is damaged or does not fit the model.
     """
     folder = validation_path(data_spec)
-    reader = _open(folder, model_spec, data_spec, seed, training=False)
+    reader = _open(folder, model_spec, data_spec, seed, training=False, lister=lister)
     return EvaluationSource(
         reader,
         num_samples=min(reader.num_samples, max_samples or reader.num_samples),
@@ -195,20 +200,22 @@ def _prefetch(data_spec: DataSpec) -> int:
     return 2 if data_spec.prefetch_batches == "auto" else data_spec.prefetch_batches
 
 
-def _open(folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool) -> SampleReader:
+def _open(
+    folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool, lister: Lister
+) -> SampleReader:
     # Each format's libraries are imported only where it is read.
     if isinstance(data_spec, ImageData) and isinstance(model_spec, ResNetModel):
         from dlbench.node.data.images import image_classes, open_images
 
         # A validation tree may lack a class; its labels are still those of the training data.
-        classes = None if training else image_classes(train_folder(Path(data_spec.source)))
-        return open_images(folder, model_spec, seed, training=training, classes=classes)
+        classes = None if training else image_classes(train_folder(Path(data_spec.source)), lister)
+        return open_images(folder, model_spec, seed, training=training, classes=classes, lister=lister)
     if isinstance(data_spec, TextData) and isinstance(model_spec, BertModel):
         from dlbench.node.data.text import open_text
 
-        return open_text(folder, model_spec, data_spec, seed, training=training)
+        return open_text(folder, model_spec, data_spec, seed, training=training, lister=lister)
     if isinstance(data_spec, DensityData) and isinstance(model_spec, CosmoFlowModel):
         from dlbench.node.data.density import open_density
 
-        return open_density(folder, model_spec, seed, training=training)
+        return open_density(folder, model_spec, seed, training=training, lister=lister)
     raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")

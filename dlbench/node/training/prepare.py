@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError
+from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.source import BatchSource, build_source
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
@@ -184,6 +185,17 @@ def _resumed(
     return checkpoint
 
 
+def lister_for(plan: RunPlan, place: RankPlace, purpose: str) -> Lister:
+    """Through which the ranks of this rank's node list the data for one purpose, e.g. training, once."""
+    return Lister(
+        name=f"{place.token} {place.node_rank} {purpose}",
+        first_rank=place.rank - place.local_rank,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        timeout_s=plan.measure.stall_timeout_s,
+    )
+
+
 def _source(plan: RunPlan, place: RankPlace, progress: Progress | None, *, pin_memory: bool) -> tuple[BatchSource, int]:
     """The training data from where it goes on, and the steps done before, in steps of this plan's global batch."""
     train = plan.workload.train
@@ -200,6 +212,7 @@ def _source(plan: RunPlan, place: RankPlace, progress: Progress | None, *, pin_m
         start_batch=first,
         # Without page-locked memory a copy to the GPU cannot run beside computation.
         pin_memory=pin_memory,
+        lister=lister_for(plan, place, "training"),
     )
     return source, first
 

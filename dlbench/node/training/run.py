@@ -23,7 +23,7 @@ from dlbench.node.training.events import Events
 from dlbench.node.training.gathering import make_record
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.loop import LoopResult, TrainingLoop
-from dlbench.node.training.prepare import Prepared, prepare
+from dlbench.node.training.prepare import Prepared, lister_for, prepare
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult, Record
@@ -141,6 +141,7 @@ class RankRun:
             world_size=self._place.size,
             seed=workload.train.seed,
             pin_memory=self._device.type == "cuda",
+            lister=lister_for(self._plan, self._place, "evaluation"),
         )
 
     def _require_steps(self, ready: Prepared) -> None:
