@@ -24,6 +24,7 @@ from dlbench.node.training.gathering import make_record
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.prepare import Prepared, prepare
+from dlbench.node.training.shuffling import shuffled, told_of_samples
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult, Record
@@ -110,6 +111,10 @@ class RankRun:
                 beat=self._beat,
             )
             seen = self._train(ready, timer, pauses)
+        except BaseException:
+            if ready.source.exchange is not None:
+                ready.source.exchange.close()
+            raise
         finally:
             ready.source.close()
             if validation is not None:
@@ -204,8 +209,12 @@ class RankRun:
         self, own: dict[str, Any], ready: Prepared, pauses: Pauses, seen: LoopResult, clock: str
     ) -> Record | None:
         exchange = self._engine.exchange_result()
-        everyone = self._engine.gather({**own, "watch": self._watch.told()})
-        settings = self._engine.settings()
+        told = {**own, "watch": self._watch.told(), "samples": told_of_samples(ready.source)}
+        everyone = self._engine.gather(told)
+        if ready.source.exchange is not None:  # all ranks have trained: nobody waits for samples any more
+            ready.source.exchange.close()
+        shuffle = shuffled(self._plan, ready.source, [each["samples"] for each in everyone], self._engine.gather)
+        settings = [*self._engine.settings(), *shuffle.settings]
         if self._place.rank != 0:
             return None
         record = make_record(
@@ -216,6 +225,7 @@ class RankRun:
             pauses=pauses,
             exchange=exchange,
             settings=settings,
+            shuffle=shuffle,
             started=self._started_utc,
             clock=clock,
             device=self._device,
