@@ -13,6 +13,7 @@ from dlbench.errors import UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource
 from dlbench.node.data.reader import ReadSpan, SampleReader
 from dlbench.node.data.sharding import Position, ShardedOrder
+from dlbench.node.data.staging import StagedData
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.specs.workload import (
     BertModel,
@@ -77,6 +78,7 @@ def build_source(
     start: Position | None = None,
     start_batch: int = 0,
     pin_memory: bool = False,
+    staged: StagedData | None = None,
 ) -> BatchSource:
     """The training data of one rank.
 
@@ -94,6 +96,7 @@ def build_source(
         start: where to begin in the data set, for a run that continues another.
         start_batch: the same for synthetic data, batches of this rank.
         pin_memory: hand out page-locked tensors, whose copy to a GPU does not hold up the host (needs a GPU).
+        staged: what of the data set is on this node; None: nothing.
 
     Raises:
         UserError: the data set is missing, empty, damaged, too small, or does not fit the model.
@@ -108,7 +111,11 @@ def build_source(
             start_batch=start_batch,
             pin_memory=pin_memory,
         )
-    reader = _open(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True)
+    if staged is None:
+        reader = open_training(model_spec, data_spec, seed)
+    else:
+        copied = _open(staged.train_source(), model_spec, data_spec, seed, training=True)
+        reader = staged.reader(copied, rank)
     order = ShardedOrder(
         reader.num_samples,
         batch_size=batch_size,
@@ -126,6 +133,11 @@ def build_source(
         on_bad_sample=data_spec.on_bad_sample,
         pin_memory=pin_memory,
     )
+
+
+def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> SampleReader:
+    """A reader of the training data where it lies; errors as of `build_source`."""
+    return _open(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True)
 
 
 def validation_path(data_spec: DataSpec) -> Path:
@@ -156,6 +168,7 @@ def build_evaluation(
     world_size: int,
     seed: int,
     pin_memory: bool = False,
+    staged: StagedData | None = None,
 ) -> EvaluationSource:
     """The validation data of one rank, without augmentation.
 
@@ -168,11 +181,12 @@ def build_evaluation(
         world_size: ranks in all.
         seed: of masks that are drawn once.
         pin_memory: hand out page-locked tensors (needs a GPU).
+        staged: what of the data set is on this node; None: nothing.
 
     Raises:
         UserError: there is no validation data, or it is damaged or does not fit the model.
     """
-    folder = validation_path(data_spec)
+    folder = (staged.validation_source() if staged is not None else None) or validation_path(data_spec)
     reader = _open(folder, model_spec, data_spec, seed, training=False)
     return EvaluationSource(
         reader,

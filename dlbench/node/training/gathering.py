@@ -16,6 +16,7 @@ from dlbench.node.training.events import Events
 from dlbench.node.training.instruments import watch_result
 from dlbench.node.training.loop import LoopResult
 from dlbench.node.training.prepare import Prepared
+from dlbench.node.training.staging import staging_result
 from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
 from dlbench.node.watching.byte_budget import window_ranks
 from dlbench.records.exchange import ExchangeResult
@@ -25,7 +26,7 @@ from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.units import utc_now
 
 Told = Sequence[dict[str, Any]]
-"""Of every rank: `result`, `environment`, `warnings`, `norms`, `watch`."""
+"""Of every rank: `result`, `environment`, `warnings`, `norms`, `watch`, `staging`."""
 
 
 def make_record(
@@ -67,6 +68,7 @@ def make_record(
     exchange = with_layers_told(plan, ready.course, exchange)
     doubts = [
         *dict.fromkeys(text for item in everyone for text in item["warnings"]),
+        *dict.fromkeys(text for item in everyone if item["staging"] for text in item["staging"]["warnings"]),
         *_doubts_of_compute(plan, ranks, device),
         *sanity.exchange_doubts(exchange, is_scaled=precision.is_scaled),
         *watch_doubts(plan, ready.course, watched, exchange),
@@ -90,6 +92,7 @@ def make_record(
             "inert": sanity.inert(settings, ranks=plan.layout.ranks),
             "warnings": tuple(doubts),
             "data": ready.source.describe(),
+            "staging": staging_result(plan, ready.staging, everyone),
             "steps": seen.steps,
             "first_step": ready.course.first,
             "resumed_from": str(ready.resumed.path) if ready.resumed else None,

@@ -24,6 +24,7 @@ from dlbench.node.training.loop import Trainee
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.phases import PhaseTimer
 from dlbench.node.training.precision import Precision
+from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
@@ -66,6 +67,8 @@ class Prepared:
     source: BatchSource
     course: Course
     resumed: Checkpoint | None
+    staging: Staging | None
+    """What was brought to the nodes; None where nothing was."""
     warnings: tuple[str, ...]
 
     def position(self, done: int) -> Position:
@@ -81,6 +84,7 @@ def prepare(
     device: torch.device,
     timer: PhaseTimer,
     before_data: Callable[[], None] = lambda: None,
+    bring: Callable[[Progress | None], Staging | None] = lambda _: None,
 ) -> Prepared:
     """Builds network, optimiser and data as planned; the engine makes all ranks' parameters equal.
 
@@ -91,6 +95,7 @@ def prepare(
         device: where this rank computes.
         timer: told of the end of the backward pass, where the engine knows it.
         before_data: called when everything is built but nothing of the data set has been touched.
+        bring: called then with the progress of the checkpoint that is gone on from; stages the data.
 
     Raises:
         UserError: the data set is not what the plan needs, or what it resumes from does not fit.
@@ -111,7 +116,9 @@ def prepare(
     )
     resumed = _resumed(plan, model, optimizer, precision)
     before_data()
-    source, first = _source(plan, place, resumed.progress if resumed else None, pin_memory=device.type == "cuda")
+    progress = resumed.progress if resumed else None
+    staging = bring(progress)
+    source, first = _source(plan, place, progress, staging, pin_memory=device.type == "cuda")
     try:
         if resumed is not None:
             resumed.require(data_identity(source))
@@ -138,8 +145,17 @@ def prepare(
         noise=noise,
         fault=fault,
     )
-    warnings = (*precision.warnings, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
-    return Prepared(trainee=trainee, model=model, source=source, course=course, resumed=resumed, warnings=warnings)
+    staged = staging.warnings if staging is not None else ()
+    warnings = (*precision.warnings, *staged, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
+    return Prepared(
+        trainee=trainee,
+        model=model,
+        source=source,
+        course=course,
+        resumed=resumed,
+        staging=staging,
+        warnings=warnings,
+    )
 
 
 def _planted(
@@ -184,7 +200,9 @@ def _resumed(
     return checkpoint
 
 
-def _source(plan: RunPlan, place: RankPlace, progress: Progress | None, *, pin_memory: bool) -> tuple[BatchSource, int]:
+def _source(
+    plan: RunPlan, place: RankPlace, progress: Progress | None, staging: Staging | None, *, pin_memory: bool
+) -> tuple[BatchSource, int]:
     """The training data from where it goes on, and the steps done before, in steps of this plan's global batch."""
     train = plan.workload.train
     # With another global batch, steps before are counted as if they had been taken with this one.
@@ -200,6 +218,7 @@ def _source(plan: RunPlan, place: RankPlace, progress: Progress | None, *, pin_m
         start_batch=first,
         # Without page-locked memory a copy to the GPU cannot run beside computation.
         pin_memory=pin_memory,
+        staged=staging.data if staging is not None else None,
     )
     return source, first
 
