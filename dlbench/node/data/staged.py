@@ -40,6 +40,10 @@ class _Around(InHalves):
         """As the reader says."""
         return self._reader.labels()
 
+    def name(self, index: int) -> str:
+        """As the reader says: of the source."""
+        return self._reader.name(index)
+
     def describe(self) -> dict[str, object]:
         """As the reader does: of the source."""
         return self._reader.describe()
@@ -52,9 +56,12 @@ class _Around(InHalves):
         try:
             return store.get(index)
         except DamagedSampleError as error:
-            raise BadSampleError(f"staged sample {index}: {error}") from None
+            raise BadSampleError(f"{self.name(index)}, staged to {error}") from None
         except OSError as error:
-            raise BadSampleError(f"staged sample {index}: {str(store.path(index))!r}: {error.strerror}") from None
+            raise self._lost(store, index, error.strerror or str(error)) from None
+
+    def _lost(self, store: SampleStore, index: int, why: str) -> BadSampleError:
+        return BadSampleError(f"{self.name(index)}, staged to {str(store.path(index))!r}: {why}")
 
 
 class HeldReader(_Around):
@@ -78,7 +85,7 @@ class HeldReader(_Around):
         """
         data = self._from(self._store, index)
         if data is None:
-            raise BadSampleError(f"staged sample {index}: {str(self._store.path(index))!r}: is missing")
+            raise self._lost(self._store, index, "missing")
         return Raw(data, self._tier)
 
 

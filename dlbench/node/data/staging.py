@@ -319,7 +319,9 @@ class NodeStaging:
             tally.needed = sum(sizes[i] for indices in parts.values() for i in indices)
             written = [sizes[i] for indices in missing.values() for i in indices]
             to_write = stored_bytes(written, folder.path)
-            self._require(to_write, len(written))
+            # Partial shuffling: what arrives before what is sent has gone (Nguyen et al.: (1 + Q) N / M).
+            more = int(self._data.exchanged_share * stored_bytes(list(sizes.values()), folder.path))
+            self._require(to_write + more, len(written))
             copy = pickle.dumps(reader)
             readers: list[SampleReader] = []
 

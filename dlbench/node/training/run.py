@@ -26,6 +26,7 @@ from dlbench.node.training.gathering import make_record
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.prepare import Prepared, prepare
+from dlbench.node.training.shuffling import shuffled, told_of_samples
 from dlbench.node.training.staging import Staging, stage
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
@@ -116,6 +117,10 @@ class RankRun:
                 beat=self._beat,
             )
             seen = self._train(ready, timer, pauses)
+        except BaseException:
+            if ready.source.exchange is not None:
+                ready.source.exchange.close()
+            raise
         finally:
             ready.source.close()
             if validation is not None:
@@ -224,12 +229,20 @@ class RankRun:
         self, own: dict[str, Any], ready: Prepared, pauses: Pauses, seen: LoopResult, clock: str
     ) -> Record | None:
         exchange = self._engine.exchange_result()
-        # Every rank has closed its readers when it gets here, but only together are they all through.
-        staged = ready.staging.told() if ready.staging is not None else None
-        everyone = self._engine.gather({**own, "watch": self._watch.told(), "staging": staged})
+        told = {
+            **own,
+            "watch": self._watch.told(),
+            "samples": told_of_samples(ready.source),
+            "staging": ready.staging.told() if ready.staging is not None else None,
+        }
+        everyone = self._engine.gather(told)
+        if ready.source.exchange is not None:  # all ranks have trained: nobody waits for samples any more
+            ready.source.exchange.close()
         if ready.staging is not None:
+            self._engine.barrier()  # nobody reads or receives what is staged any more
             ready.staging.close()
-        settings = self._engine.settings()
+        shuffle = shuffled(self._plan, ready.source, [each["samples"] for each in everyone], self._engine.gather)
+        settings = [*self._engine.settings(), *shuffle.settings]
         if self._place.rank != 0:
             return None
         record = make_record(
@@ -240,6 +253,7 @@ class RankRun:
             pauses=pauses,
             exchange=exchange,
             settings=settings,
+            shuffle=shuffle,
             started=self._started_utc,
             clock=clock,
             device=self._device,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlbench.datasets.shuffling.partition import first_parts
+from dlbench.datasets.shuffling.ownership import ownership_for
 from dlbench.errors import PeerLostError
 from dlbench.node.data.source import open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
@@ -138,11 +138,11 @@ def _require_none_failed(work: NodeStaging | None, everyone: Sequence[Any], plac
 
 def held_first(plan: RunPlan, place: RankPlace, num_samples: int, progress: Progress | None) -> Parts:
     """The samples that each rank of this node holds when this run begins."""
-    del progress
-    train, data = plan.workload.train, plan.workload.data
-    parts = first_parts(num_samples, place.size, seed=train.seed, partition=data.partition)
+    ownership = ownership_for(plan.workload.data, num_samples, place.size, seed=plan.workload.train.seed)
+    assert ownership is not None  # a plan with staging shard does not shuffle globally
+    epoch = progress.position.epoch if progress is not None else 0
     first = place.rank - place.local_rank
-    return {rank: parts[rank].tolist() for rank in range(first, first + place.local_size)}
+    return {rank: ownership.part(epoch, rank).tolist() for rank in range(first, first + place.local_size)}
 
 
 def staging_result(plan: RunPlan, staging: Staging | None, told: Sequence[Mapping[str, Any]]) -> StagingResult | None:
