@@ -18,6 +18,7 @@ from dlbench.node.data.shuffling.audit import ReadAudit
 from dlbench.node.data.shuffling.awaiting import AwaitingReader
 from dlbench.node.data.shuffling.exchange import Meeting, SampleExchange
 from dlbench.node.data.shuffling.order import HeldOrder
+from dlbench.node.data.staging import StagedData
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.specs.workload import (
     BertModel,
@@ -93,6 +94,7 @@ def build_source(
     start: Position | None = None,
     start_batch: int = 0,
     pin_memory: bool = False,
+    staged: StagedData | None = None,
     meeting: Meeting | None = None,
 ) -> BatchSource:
     """The training data of one rank.
@@ -111,6 +113,7 @@ def build_source(
         start: where to begin in the data set, for a run that continues another.
         start_batch: the same for synthetic data, batches of this rank.
         pin_memory: hand out page-locked tensors, whose copy to a GPU does not hold up the host (needs a GPU).
+        staged: what of the data set is on this node; None: nothing.
         meeting: how samples are exchanged; needed for partial shuffling over several ranks, where all of them call this
             at the same time.
 
@@ -127,7 +130,11 @@ def build_source(
             start_batch=start_batch,
             pin_memory=pin_memory,
         )
-    reader = _open(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True)
+    if staged is None:
+        reader = open_training(model_spec, data_spec, seed)
+    else:
+        copied = _open(staged.train_source(), model_spec, data_spec, seed, training=True)
+        reader = staged.reader(copied, rank)
     order = _order(
         data_spec,
         reader.num_samples,
@@ -142,11 +149,6 @@ def build_source(
         order, num_samples=reader.num_samples, ranks=world_size, labels=reader.labels(), start=start or Position()
     )
     exchange = None
-    if data_spec.staging == "shard" and isinstance(order, HeldOrder) and meeting is not None:  # TEMPORARY
-        from dlbench.node.data.shuffling.holding import StoredReader, fill
-
-        fill(meeting.store, reader, order.ownership.part((start or Position()).epoch, rank))
-        reader = StoredReader(reader, meeting.store)
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(order, reader, data_spec, rank, meeting, start or Position())
     try:
@@ -219,6 +221,11 @@ def _exchange(
     return exchange, AwaitingReader(reader, meeting.store, patience_s=meeting.patience_s)
 
 
+def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> SampleReader:
+    """A reader of the training data where it lies; errors as of `build_source`."""
+    return _open(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True)
+
+
 def validation_path(data_spec: DataSpec) -> Path:
     """Where the validation data of a plan is.
 
@@ -247,6 +254,7 @@ def build_evaluation(
     world_size: int,
     seed: int,
     pin_memory: bool = False,
+    staged: StagedData | None = None,
 ) -> EvaluationSource:
     """The validation data of one rank, without augmentation.
 
@@ -259,11 +267,12 @@ def build_evaluation(
         world_size: ranks in all.
         seed: of masks that are drawn once.
         pin_memory: hand out page-locked tensors (needs a GPU).
+        staged: what of the data set is on this node; None: nothing.
 
     Raises:
         UserError: there is no validation data, or it is damaged or does not fit the model.
     """
-    folder = validation_path(data_spec)
+    folder = (staged.validation_source() if staged is not None else None) or validation_path(data_spec)
     reader = _open(folder, model_spec, data_spec, seed, training=False)
     return EvaluationSource(
         reader,

@@ -17,6 +17,7 @@ from dlbench.node.training.instruments import watch_result
 from dlbench.node.training.loop import LoopResult
 from dlbench.node.training.prepare import Prepared
 from dlbench.node.training.shuffling import Shuffled
+from dlbench.node.training.staging import staging_result
 from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
 from dlbench.node.watching.byte_budget import window_ranks
 from dlbench.records.exchange import ExchangeResult
@@ -26,7 +27,7 @@ from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.units import utc_now
 
 Told = Sequence[dict[str, Any]]
-"""Of every rank: `result`, `environment`, `warnings`, `norms`, `watch`, `samples`."""
+"""Of every rank: `result`, `environment`, `warnings`, `norms`, `watch`, `staging`, `samples`."""
 
 
 def make_record(
@@ -71,6 +72,7 @@ def make_record(
     exchange = with_layers_told(plan, ready.course, exchange)
     doubts = [
         *dict.fromkeys(text for item in everyone for text in item["warnings"]),
+        *dict.fromkeys(text for item in everyone if item["staging"] for text in item["staging"]["warnings"]),
         *_doubts_of_compute(plan, ranks, device),
         *sanity.exchange_doubts(exchange, is_scaled=precision.is_scaled),
         *watch_doubts(plan, ready.course, watched, exchange),
@@ -94,6 +96,7 @@ def make_record(
             "inert": sanity.inert(settings, ranks=plan.layout.ranks),
             "warnings": tuple(doubts),
             "data": ready.source.describe(),
+            "staging": staging_result(plan, ready.staging, everyone),
             "shuffle": shuffle.result,
             "steps": seen.steps,
             "first_step": ready.course.first,

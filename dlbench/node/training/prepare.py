@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch
 
-from dlbench.datasets.staging.store import SampleStore
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.shuffling.exchange import Meeting
@@ -28,6 +26,7 @@ from dlbench.node.training.loop import Trainee
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.phases import PhaseTimer
 from dlbench.node.training.precision import Precision
+from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
@@ -70,6 +69,8 @@ class Prepared:
     source: BatchSource
     course: Course
     resumed: Checkpoint | None
+    staging: Staging | None
+    """What was brought to the nodes; None where nothing was."""
     warnings: tuple[str, ...]
 
     def position(self, done: int) -> Position:
@@ -85,6 +86,7 @@ def prepare(
     device: torch.device,
     timer: PhaseTimer,
     before_data: Callable[[], None] = lambda: None,
+    bring: Callable[[Progress | None], Staging | None] = lambda _: None,
 ) -> Prepared:
     """Builds network, optimiser and data as planned; the engine makes all ranks' parameters equal.
 
@@ -95,6 +97,7 @@ def prepare(
         device: where this rank computes.
         timer: told of the end of the backward pass, where the engine knows it.
         before_data: called when everything is built but nothing of the data set has been touched.
+        bring: called then with the progress of the checkpoint that is gone on from; stages the data.
 
     Raises:
         UserError: the data set is not what the plan needs, or what it resumes from does not fit.
@@ -115,9 +118,9 @@ def prepare(
     )
     resumed = _resumed(plan, model, optimizer, precision)
     before_data()
-    source, first = _source(
-        plan, place, engine, resumed.progress if resumed else None, pin_memory=device.type == "cuda"
-    )
+    progress = resumed.progress if resumed else None
+    staging = bring(progress)
+    source, first = _source(plan, place, engine, progress, staging, pin_memory=device.type == "cuda")
     try:
         if resumed is not None:
             resumed.require(data_identity(source))
@@ -146,8 +149,17 @@ def prepare(
         noise=noise,
         fault=fault,
     )
-    warnings = (*precision.warnings, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
-    return Prepared(trainee=trainee, model=model, source=source, course=course, resumed=resumed, warnings=warnings)
+    staged = staging.warnings if staging is not None else ()
+    warnings = (*precision.warnings, *staged, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
+    return Prepared(
+        trainee=trainee,
+        model=model,
+        source=source,
+        course=course,
+        resumed=resumed,
+        staging=staging,
+        warnings=warnings,
+    )
 
 
 def _planted(
@@ -231,7 +243,13 @@ def _require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
 
 
 def _source(
-    plan: RunPlan, place: RankPlace, engine: Engine, progress: Progress | None, *, pin_memory: bool
+    plan: RunPlan,
+    place: RankPlace,
+    engine: Engine,
+    progress: Progress | None,
+    staging: Staging | None,
+    *,
+    pin_memory: bool,
 ) -> tuple[BatchSource, int]:
     """The training data from where it goes on, and the steps done before, in steps of this plan's global batch."""
     train = plan.workload.train
@@ -248,18 +266,18 @@ def _source(
         start_batch=first,
         # Without page-locked memory a copy to the GPU cannot run beside computation.
         pin_memory=pin_memory,
-        meeting=_meeting(plan, place, engine),
+        staged=staging.data if staging is not None else None,
+        meeting=_meeting(plan, place, engine, staging),
     )
     return source, first
 
 
-def _meeting(plan: RunPlan, place: RankPlace, engine: Engine) -> Meeting | None:
+def _meeting(plan: RunPlan, place: RankPlace, engine: Engine, staging: Staging | None) -> Meeting | None:
     """How this rank exchanges samples; None where it does not."""
-    data = plan.workload.data
-    if data.is_synthetic or data.staging != "shard" or place.size == 1:
+    if staging is None or plan.workload.data.staging != "shard" or place.size == 1:
         return None
     return Meeting(
-        store=SampleStore(Path(os.environ["DLBENCH_TEST_STORE"]) / f"rank-{place.rank:04d}"),
+        store=staging.data.store(place.rank),
         address=own_address(place.num_nodes == 1, plan.system.launch.interface),
         gather=engine.gather,
         patience_s=plan.measure.stall_timeout_s * PATIENCE,
