@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.data": NODE_FLOOR | {"node.models", "node.preflight", "node.local_sockets"},
     "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.local_sockets"},
     "node.training": NODE_FLOOR
-    | {"node.models", "node.data", "node.sync", "node.watching", "node.ranks", "node.cores"},
+    | {"node.models", "node.data", "node.sync", "node.watching", "node.ranks", "node.cores", "node.rendezvous"},
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
     "node.collectives": NODE_FLOOR | {"node.sync", "node.ranks", "node.rendezvous", "node.failures"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.

@@ -188,6 +188,10 @@ class JpegReader(InHalves):
         """The class of each image, as the set counts them."""
         return self._images.labels
 
+    def name(self, index: int) -> str:
+        """File, and place in it."""
+        return self._images.name(index)
+
     def describe(self) -> dict[str, object]:
         """Kind, path, classes, digest of the index, remarks on how the set was understood, and the decoder."""
         return {
