@@ -1,1 +1,1 @@
-"""How samples are read: readers chosen by measurement, the state of the page cache, what each epoch read, pure rates."""
+"""How samples are read: readers chosen by measurement, the page cache, what each epoch read, rates without training."""

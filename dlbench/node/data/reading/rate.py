@@ -1,4 +1,4 @@
-"""``python -P -m dlbench.node.data.reading.rate``: reads a data set as training would, without training. Order in, rates out.
+"""``python -P -m dlbench.node.data.reading.rate``: reads a data set as training does, and does not train.
 
 One JSON object on stdin::
 
