@@ -97,6 +97,10 @@ class VolumeReader(InHalves):
     def _bad(self, index: int, reason: str) -> BadSampleError:
         return BadSampleError(f"{self.name(index)}: {reason}")
 
+    def files(self) -> list[Path]:
+        """The volumes' files."""
+        return self._index.paths()
+
     def describe(self) -> dict[str, object]:
         """Kind, path, shape, digest of file names and counts; for TFRecord also what takes gzip apart."""
         index = self._index

@@ -121,6 +121,10 @@ class TextReader(InHalves):
         """Text, and number of the run of sentences in it."""
         return f"{str(self._maker.corpus.source)!r}, run of sentences {index}"
 
+    def files(self) -> list[Path]:
+        """The mapped arrays of a saved corpus; none of raw text, which was read whole when it was opened."""
+        return self._maker.corpus.files()
+
     def describe(self) -> dict[str, object]:
         """Kind, path, sizes and digest of text and vocabulary."""
         corpus = self._maker.corpus
@@ -226,6 +230,10 @@ class PretrainingHdf5Reader(InHalves):
 
     def _bad(self, index: int, fault: str) -> BadSampleError:
         return BadSampleError(f"{self.name(index)}: {fault}")
+
+    def files(self) -> list[Path]:
+        """The HDF5 files."""
+        return list(self._index.files)
 
     def describe(self) -> dict[str, object]:
         """Kind, path, shape and digest of file names and sizes."""

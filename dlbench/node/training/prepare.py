@@ -11,6 +11,7 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.one_lister import Lister
+from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.shuffling.exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_source
@@ -73,6 +74,8 @@ class Prepared:
     staging: Staging | None
     """What was brought to the nodes; None where nothing was."""
     warnings: tuple[str, ...]
+    reading: RankReading | None
+    """How samples are read; None for synthetic data."""
 
     def position(self, done: int) -> Position:
         """Where the sample order stands after `done` steps of the whole training."""
@@ -88,6 +91,7 @@ def prepare(
     timer: PhaseTimer,
     before_data: Callable[[], None] = lambda: None,
     bring: Callable[[Progress | None], Staging | None] = lambda _: None,
+    beat: Callable[[str], None] = lambda _what: None,
 ) -> Prepared:
     """Builds network, optimiser and data as planned; the engine makes all ranks' parameters equal.
 
@@ -99,6 +103,7 @@ def prepare(
         timer: told of the end of the backward pass, where the engine knows it.
         before_data: called when everything is built but nothing of the data set has been touched.
         bring: called then with the progress of the checkpoint that is gone on from; stages the data.
+        beat: told what moved while readers and page cache are settled.
 
     Raises:
         UserError: the data set is not what the plan needs, or what it resumes from does not fit.
@@ -121,7 +126,8 @@ def prepare(
     before_data()
     progress = resumed.progress if resumed else None
     staging = bring(progress)
-    source, first = _source(plan, place, engine, progress, staging, pin_memory=device.type == "cuda")
+    reading = None if workload.data.is_synthetic else rank_reading(plan, place, engine, device, beat)
+    source, first = _source(plan, place, engine, progress, staging, reading, device)
     try:
         if resumed is not None:
             resumed.require(data_identity(source))
@@ -149,6 +155,7 @@ def prepare(
         rank=place.rank,
         noise=noise,
         fault=fault,
+        rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
     )
     staged = staging.warnings if staging is not None else ()
     warnings = (*precision.warnings, *staged, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
@@ -160,6 +167,21 @@ def prepare(
         resumed=resumed,
         staging=staging,
         warnings=warnings,
+        reading=reading,
+    )
+
+
+def rank_reading(
+    plan: RunPlan, place: RankPlace, engine: Engine, device: torch.device, beat: Callable[[str], None]
+) -> RankReading:
+    """How this rank will read; settled with the other ranks when the data set is opened."""
+    return RankReading(
+        plan.workload.data,
+        cores=plan.layout.cores_per_rank,
+        is_node_first=place.local_rank == 0,
+        ranks=engine,
+        device=device,
+        beat=beat,
     )
 
 
@@ -260,8 +282,8 @@ def _source(
     engine: Engine,
     progress: Progress | None,
     staging: Staging | None,
-    *,
-    pin_memory: bool,
+    reading: RankReading | None,
+    device: torch.device,
 ) -> tuple[BatchSource, int]:
     """The training data from where it goes on, and the steps done before, in steps of this plan's global batch."""
     train = plan.workload.train
@@ -277,10 +299,11 @@ def _source(
         start=progress.position if progress else None,
         start_batch=first,
         # Without page-locked memory a copy to the GPU cannot run beside computation.
-        pin_memory=pin_memory,
         staged=staging.data if staging is not None else None,
         meeting=_meeting(plan, place, engine, staging),
         lister=lister_for(plan, place, "training"),
+        pin_memory=device.type == "cuda",
+        reading=reading,
     )
     return source, first
 

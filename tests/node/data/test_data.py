@@ -239,19 +239,26 @@ class Probe:
     num_samples = 8
 
     def fetch(self, index: int) -> Raw:
-        return Raw(b"")
-
-    def num_bytes(self, index: int) -> int:
-        return 0
-
-    def labels(self) -> None:
-        pass
+        return Raw(b"x" * (index + 1))
 
     def prepare(self, key: Key, data: bytes) -> Sample:
+        assert len(data) == self.num_bytes(key[1])
         if key == (1, 0):
             raise MemoryError("a defect")
         about = [os.getpid(), torch.get_num_threads(), len(os.sched_getaffinity(0))]
         return Sample({"about": np.array(about)})
+
+    def num_bytes(self, index: int) -> int:
+        return index + 1
+
+    def labels(self) -> None:
+        pass
+
+    def name(self, index: int) -> str:
+        return f"sample {index}"
+
+    def files(self) -> list[Path]:
+        return []
 
     def describe(self) -> dict[str, object]:
         return {"kind": "probe"}
