@@ -139,6 +139,13 @@ def fetch_share(known: Sequence[ReadingResult]) -> Estimate | None:
     return mean_estimate(shares, "fraction") if shares else None
 
 
+def complement(share: Estimate) -> Estimate:
+    """1 - share; its ends change places."""
+    low = None if share.high is None else 1 - share.high
+    high = None if share.low is None else 1 - share.low
+    return Estimate(1 - share.value, low, high, share.n, share.kind, "fraction")
+
+
 def storage_share(epochs: Sequence[ReadEpoch]) -> float | None:
     """Bytes that the kernel fetched over bytes of samples; above 1 where it read ahead. None: not counted."""
     known = [(one.storage_bytes, sum(one.tier_bytes.values())) for one in epochs if one.storage_bytes is not None]

@@ -16,6 +16,7 @@ from dlbench.views.reading.numbers import (
     ReaderChoice,
     Reading,
     ReadingPoint,
+    complement,
     reading,
 )
 from dlbench.views.view import GroupSource, GroupView, place_columns
@@ -109,8 +110,8 @@ def _readers_sheet(points: Sequence[ReadingPoint]) -> Sheet[ReadingPoint]:
         Column(
             "prepare_share",
             "Preparing",
-            lambda point: None if point.fetch_share is None else 1 - point.fetch_share.value,
-            unit="fraction",
+            lambda point: None if point.fetch_share is None else complement(point.fetch_share),
+            has_interval=True,
             is_brief=True,
         ),
         Column(

@@ -23,6 +23,7 @@ from dlbench.records.data_path import ReadingResult
 from dlbench.records.scan import Run
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
+from dlbench.views.reading.numbers import storage_share
 
 Tier = Literal["synthetic", "cached", "cold"]
 VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}
@@ -221,11 +222,7 @@ def _tier(tier: Tier, runs: Sequence[_One], unit: str) -> TierRuns:
 
 
 def _storage_share(reading: ReadingResult | None) -> float | None:
-    """Bytes from storage over all bytes of samples; above 1 where the kernel read ahead."""
-    epochs = () if reading is None else reading.epochs
-    known = [(one.storage_bytes, sum(one.tier_bytes.values())) for one in epochs if one.storage_bytes is not None]
-    total = sum(samples for _, samples in known)
-    return sum(storage for storage, _ in known) / total if total else None
+    return None if reading is None else storage_share(reading.epochs)
 
 
 def _epochs(reading: ReadingResult | None) -> float | None:
