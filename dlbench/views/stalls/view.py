@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import dlbench
 from dlbench.report.document import Document, Section
@@ -49,6 +50,15 @@ def stalls_section(found: Sequence[Stalls]) -> Section | None:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """What the JSON of `dlbench io --tiers` holds."""
+
+    format: str = "dlbench.io-tiers"
+    version: int = 1
+    points: tuple[Stalls, ...]
+
+
 def stalls_document(found: Sequence[Stalls]) -> Document:
     """What `dlbench io --tiers` prints."""
     section = stalls_section(found)
@@ -56,7 +66,7 @@ def stalls_document(found: Sequence[Stalls]) -> Document:
         title="dlbench io: input stalls",
         dlbench_version=dlbench.__version__,
         sections=() if section is None else (section,),
-        data=tuple(found),
+        data=_Told(points=tuple(found)),
     )
 
 
