@@ -169,6 +169,8 @@ OPENED_OTHERWISE = {
     "machine/host": "/proc",
     "machine/environment": "/proc and /sys",
     "machine/readings": "/sys",
+    "machine/page_cache": "/proc",
+    "machine/storage_reads": "/proc",
     "node/cores": "/sys",
     "jobs/box/host": "/proc",
     "setup/probes": "/sys/fs/cgroup",

@@ -92,6 +92,10 @@ class VolumeReader(InHalves):
         path, place = self._index.locate(index)
         return BadSampleError(f"{str(path)!r}, sample {place}: {reason}")
 
+    def files(self) -> list[Path]:
+        """The volumes' files."""
+        return self._index.paths()
+
     def describe(self) -> dict[str, object]:
         """Kind, path, shape, digest of file names and counts; for TFRecord also what takes gzip apart."""
         index = self._index

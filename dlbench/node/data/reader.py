@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dlbench.machine.storage_reads import storage_reads
 from dlbench.node.data.sharding import Key
 from dlbench.specs.system import Tier
 from dlbench.units import utf8_text
@@ -77,6 +78,9 @@ class SampleReader(Protocol):
     def labels(self) -> NDArray[np.int32] | None:
         """(num_samples,) the class of each sample; None where samples have none."""
 
+    def files(self) -> list[Path]:
+        """The files that `fetch` reads, from the index; none where it reads none. Those of a store, if it reads one."""
+
     def describe(self) -> dict[str, object]:
         """What the data set is, ready for JSON: kind, path, index_sha256, ..."""
 
@@ -123,6 +127,8 @@ class Fetched:
     """Of the time between start and end, spent in `SampleReader.fetch`."""
     prepare_ns: int = 0
     """The same in `SampleReader.prepare`."""
+    storage_bytes: int | None = None
+    """Bytes that the kernel fetched from storage for it, read-ahead included; None where it does not count."""
 
     def pin_memory(self) -> Self:
         """Moves the batch to page-locked memory; torch calls it where that is asked for."""
@@ -159,6 +165,7 @@ class BatchReader:
         self._replace = replace
 
     def __getitem__(self, keys: list[Key]) -> Fetched:
+        before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
         samples = []
         for key in keys:
@@ -170,6 +177,9 @@ class BatchReader:
         if samples:
             fetched.batch = _stacked(samples)
         fetched.end_ns = time.monotonic_ns()
+        after = storage_reads()
+        if before is not None and after is not None:
+            fetched.storage_bytes = after - before
         return fetched
 
     def _read(self, key: Key, fetched: Fetched) -> Sample | None:

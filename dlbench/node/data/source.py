@@ -12,6 +12,9 @@ from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource
 from dlbench.node.data.reader import ReadSpan, SampleReader
+from dlbench.node.data.reading.epochs import EpochReads
+from dlbench.node.data.reading.rank_reading import RankReading, planned_readers
+from dlbench.node.data.reading.throughput import Readers
 from dlbench.node.data.sharding import Position, ShardedOrder
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.specs.workload import (
@@ -47,6 +50,16 @@ class BatchSource(Protocol):
     def recent_reads(self) -> list[ReadSpan]:
         """When the last batches were read, as many as a window of watched steps needs; none where nothing is read."""
 
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether it rests: epochs are read one by one, and the last batch of one has been handed out."""
+
+    def begin_epoch(self) -> None:
+        """Begins to read the next epoch where it rests; asking for a batch does it, too."""
+
+    def epoch_reads(self) -> list[EpochReads]:
+        """What was read for the batches handed out so far, epoch by epoch; nothing where nothing is read."""
+
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Itself."""
 
@@ -77,6 +90,7 @@ def build_source(
     start: Position | None = None,
     start_batch: int = 0,
     pin_memory: bool = False,
+    reading: RankReading | None = None,
 ) -> BatchSource:
     """The training data of one rank.
 
@@ -94,6 +108,8 @@ def build_source(
         start: where to begin in the data set, for a run that continues another.
         start_batch: the same for synthetic data, batches of this rank.
         pin_memory: hand out page-locked tensors, whose copy to a GPU does not hold up the host (needs a GPU).
+        reading: settles readers and page cache with the other ranks; None: as the specification says, which then must
+            give the readers in numbers.
 
     Raises:
         UserError: the data set is missing, empty, damaged, too small, or does not fit the model.
@@ -108,7 +124,7 @@ def build_source(
             start_batch=start_batch,
             pin_memory=pin_memory,
         )
-    reader = _open(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True)
+    reader = open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True)
     order = ShardedOrder(
         reader.num_samples,
         batch_size=batch_size,
@@ -118,13 +134,15 @@ def build_source(
         drop_last=drop_last,
         start=start,
     )
+    readers = planned_readers(data_spec) if reading is None else reading.settle(reader, order, batch_size)
     return LoadedSource(
         reader,
         order,
-        loader_workers=_workers(data_spec),
-        prefetch_batches=_prefetch(data_spec),
+        loader_workers=readers.loader_workers,
+        prefetch_batches=max(1, readers.prefetch_batches),
         on_bad_sample=data_spec.on_bad_sample,
         pin_memory=pin_memory,
+        epoch_by_epoch=reading is not None and reading.is_epoch_by_epoch,
     )
 
 
@@ -156,6 +174,7 @@ def build_evaluation(
     world_size: int,
     seed: int,
     pin_memory: bool = False,
+    readers: Readers | None = None,
 ) -> EvaluationSource:
     """The validation data of one rank, without augmentation.
 
@@ -168,34 +187,41 @@ def build_evaluation(
         world_size: ranks in all.
         seed: of masks that are drawn once.
         pin_memory: hand out page-locked tensors (needs a GPU).
+        readers: those of training; None: as the specification says, in numbers.
 
     Raises:
         UserError: there is no validation data, or it is damaged or does not fit the model.
     """
     folder = validation_path(data_spec)
-    reader = _open(folder, model_spec, data_spec, seed, training=False)
+    reader = open_reader(folder, model_spec, data_spec, seed, training=False)
+    readers = planned_readers(data_spec) if readers is None else readers
     return EvaluationSource(
         reader,
         num_samples=min(reader.num_samples, max_samples or reader.num_samples),
         batch_size=batch_size,
         rank=rank,
         world_size=world_size,
-        loader_workers=_workers(data_spec),
-        prefetch_batches=_prefetch(data_spec),
+        loader_workers=readers.loader_workers,
+        prefetch_batches=max(1, readers.prefetch_batches),
         on_bad_sample=data_spec.on_bad_sample,
         pin_memory=pin_memory,
     )
 
 
-def _workers(data_spec: DataSpec) -> int:
-    return 0 if data_spec.loader_workers == "auto" else data_spec.loader_workers
+def open_reader(folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool) -> SampleReader:
+    """The reader of one split.
 
+    Args:
+        folder: of the split.
+        model_spec: of the workload.
+        data_spec: of the workload.
+        seed: of order and augmentation.
+        training: augment as for training.
 
-def _prefetch(data_spec: DataSpec) -> int:
-    return 2 if data_spec.prefetch_batches == "auto" else data_spec.prefetch_batches
-
-
-def _open(folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool) -> SampleReader:
+    Raises:
+        UserError: the data set is missing, empty, damaged, or does not fit the model.
+        EnvironmentLacksError: a library that its form needs is not installed.
+    """
     # Each format's libraries are imported only where it is read.
     if isinstance(data_spec, ImageData) and isinstance(model_spec, ResNetModel):
         from dlbench.node.data.images import image_classes, open_images

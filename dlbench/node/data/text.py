@@ -102,6 +102,10 @@ class TextReader(InHalves):
     def labels(self) -> None:
         """Text has no classes."""
 
+    def files(self) -> list[Path]:
+        """The mapped arrays of a saved corpus; none of raw text, which was read whole when it was opened."""
+        return self._maker.corpus.files()
+
     def describe(self) -> dict[str, object]:
         """Kind, path, sizes and digest of text and vocabulary."""
         corpus = self._maker.corpus
@@ -203,6 +207,10 @@ class PretrainingHdf5Reader(InHalves):
     def _bad(self, index: int, fault: str) -> BadSampleError:
         path, row = self._index.locate(index)
         return BadSampleError(f"{str(path)!r}, row {row}: {fault}")
+
+    def files(self) -> list[Path]:
+        """The HDF5 files."""
+        return list(self._index.files)
 
     def describe(self) -> dict[str, object]:
         """Kind, path, shape and digest of file names and sizes."""

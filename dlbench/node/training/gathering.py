@@ -25,7 +25,7 @@ from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.units import utc_now
 
 Told = Sequence[dict[str, Any]]
-"""Of every rank: `result`, `environment`, `warnings`, `norms`, `watch`."""
+"""Of every rank: `result`, `environment`, `warnings`, `reads`, `norms`, `watch`."""
 
 
 def make_record(
@@ -58,7 +58,7 @@ def make_record(
         events: moments of the run.
     """
     ranks = [RankResult.model_validate(item["result"]) for item in everyone]
-    precision = ready.trainee.precision
+    precision, reading = ready.trainee.precision, ready.reading
     steps = seen.steps - ready.course.warmup
     checks = sanity.check(plan, ranks, measured_steps=steps, exchange=exchange, is_scaled=precision.is_scaled)
     layers = forward_macs(plan.workload.model, plan.workload.data)
@@ -70,6 +70,7 @@ def make_record(
         *_doubts_of_compute(plan, ranks, device),
         *sanity.exchange_doubts(exchange, is_scaled=precision.is_scaled),
         *watch_doubts(plan, ready.course, watched, exchange),
+        *(reading.warnings() if reading is not None else []),
     ]
     return Record.model_validate(
         {
@@ -90,6 +91,7 @@ def make_record(
             "inert": sanity.inert(settings, ranks=plan.layout.ranks),
             "warnings": tuple(doubts),
             "data": ready.source.describe(),
+            "reading": reading.result([item["reads"] for item in everyone], seen.step_s) if reading else None,
             "steps": seen.steps,
             "first_step": ready.course.first,
             "resumed_from": str(ready.resumed.path) if ready.resumed else None,

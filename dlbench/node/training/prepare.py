@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError
+from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.source import BatchSource, build_source
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
@@ -67,6 +68,8 @@ class Prepared:
     course: Course
     resumed: Checkpoint | None
     warnings: tuple[str, ...]
+    reading: RankReading | None
+    """How samples are read; None for synthetic data."""
 
     def position(self, done: int) -> Position:
         """Where the sample order stands after `done` steps of the whole training."""
@@ -81,6 +84,7 @@ def prepare(
     device: torch.device,
     timer: PhaseTimer,
     before_data: Callable[[], None] = lambda: None,
+    beat: Callable[[str], None] = lambda _what: None,
 ) -> Prepared:
     """Builds network, optimiser and data as planned; the engine makes all ranks' parameters equal.
 
@@ -91,6 +95,7 @@ def prepare(
         device: where this rank computes.
         timer: told of the end of the backward pass, where the engine knows it.
         before_data: called when everything is built but nothing of the data set has been touched.
+        beat: told what moved while readers and page cache are settled.
 
     Raises:
         UserError: the data set is not what the plan needs, or what it resumes from does not fit.
@@ -111,7 +116,8 @@ def prepare(
     )
     resumed = _resumed(plan, model, optimizer, precision)
     before_data()
-    source, first = _source(plan, place, resumed.progress if resumed else None, pin_memory=device.type == "cuda")
+    reading = None if workload.data.is_synthetic else rank_reading(plan, place, engine, device, beat)
+    source, first = _source(plan, place, resumed.progress if resumed else None, reading, device)
     try:
         if resumed is not None:
             resumed.require(data_identity(source))
@@ -137,9 +143,32 @@ def prepare(
         rank=place.rank,
         noise=noise,
         fault=fault,
+        rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
     )
     warnings = (*precision.warnings, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
-    return Prepared(trainee=trainee, model=model, source=source, course=course, resumed=resumed, warnings=warnings)
+    return Prepared(
+        trainee=trainee,
+        model=model,
+        source=source,
+        course=course,
+        resumed=resumed,
+        warnings=warnings,
+        reading=reading,
+    )
+
+
+def rank_reading(
+    plan: RunPlan, place: RankPlace, engine: Engine, device: torch.device, beat: Callable[[str], None]
+) -> RankReading:
+    """How this rank will read; settled with the other ranks when the data set is opened."""
+    return RankReading(
+        plan.workload.data,
+        cores=plan.layout.cores_per_rank,
+        is_node_first=place.local_rank == 0,
+        ranks=engine,
+        device=device,
+        beat=beat,
+    )
 
 
 def _planted(
@@ -184,7 +213,9 @@ def _resumed(
     return checkpoint
 
 
-def _source(plan: RunPlan, place: RankPlace, progress: Progress | None, *, pin_memory: bool) -> tuple[BatchSource, int]:
+def _source(
+    plan: RunPlan, place: RankPlace, progress: Progress | None, reading: RankReading | None, device: torch.device
+) -> tuple[BatchSource, int]:
     """The training data from where it goes on, and the steps done before, in steps of this plan's global batch."""
     train = plan.workload.train
     # With another global batch, steps before are counted as if they had been taken with this one.
@@ -199,7 +230,8 @@ def _source(plan: RunPlan, place: RankPlace, progress: Progress | None, *, pin_m
         start=progress.position if progress else None,
         start_batch=first,
         # Without page-locked memory a copy to the GPU cannot run beside computation.
-        pin_memory=pin_memory,
+        pin_memory=device.type == "cuda",
+        reading=reading,
     )
     return source, first
 

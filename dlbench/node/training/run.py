@@ -86,11 +86,11 @@ class RankRun:
         self._watch.stage("building")
         torch.set_num_threads(self._binding.threads)
         timer = phases.timer_for(self._device, synchronise=plan.measure.phases == "synchronised")
-        ready = prepare(plan, place, self._engine, self._device, timer, self._start_run)
+        ready = prepare(plan, place, self._engine, self._device, timer, self._start_run, self._beat)
         validation: EvaluationSource | None = None
         try:
             if ready.course.evaluate_every is not None:
-                validation = self._validation()
+                validation = self._validation(ready)
             self._require_steps(ready)
             self._beat("opening the data")
             self._warnings += ready.warnings
@@ -128,7 +128,7 @@ class RankRun:
         self._engine.barrier()
         self._events.start_run()
 
-    def _validation(self) -> EvaluationSource:
+    def _validation(self, ready: Prepared) -> EvaluationSource:
         workload, quality = self._plan.workload, self._plan.workload.quality
         parts = workload.train.gradient_accumulation
         return build_evaluation(
@@ -141,6 +141,7 @@ class RankRun:
             world_size=self._place.size,
             seed=workload.train.seed,
             pin_memory=self._device.type == "cuda",
+            readers=ready.reading.readers if ready.reading is not None else None,
         )
 
     def _require_steps(self, ready: Prepared) -> None:
@@ -197,6 +198,7 @@ class RankRun:
             "result": result.model_dump(mode="json"),
             "environment": found,
             "warnings": self._warnings,
+            "reads": [epoch.told() for epoch in ready.source.epoch_reads()],
             "norms": ready.trainee.noise.told() if ready.trainee.noise is not None else [],
         }
 
@@ -205,7 +207,7 @@ class RankRun:
     ) -> Record | None:
         exchange = self._engine.exchange_result()
         everyone = self._engine.gather({**own, "watch": self._watch.told()})
-        settings = self._engine.settings()
+        settings = [*self._engine.settings(), *(ready.reading.settings() if ready.reading is not None else [])]
         if self._place.rank != 0:
             return None
         record = make_record(
