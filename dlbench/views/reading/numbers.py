@@ -17,9 +17,10 @@ from dlbench.records.data_path import ReadEpoch, ReadingResult
 from dlbench.stats.estimates import Estimate, mean_estimate
 
 COLD_SHARE = 0.9
-"""An epoch is cold if at least this share of its bytes came from storage."""
+"""An epoch is cold if at least this share of the data set was not in the page cache when it began, or where nobody
+looked, if at least this share of its bytes came from storage."""
 WARM_SHARE = 0.1
-"""And warm if at most this share did."""
+"""And warm if at most this share."""
 
 MAX_EPOCHS = 50
 """Epochs of a table."""
@@ -70,8 +71,10 @@ class ReaderChoice:
     nodes: int
     loader_workers: int
     prefetch_batches: int
+    computing: bool
+    """Whether the training process computed between batches."""
     samples_per_s: float
-    """Of one rank while all read."""
+    """Of the slowest rank while all read."""
     is_chosen: bool
 
 
@@ -189,7 +192,7 @@ def _epoch(point: Point, number: int, reads: Sequence[ReadEpoch]) -> EpochReads:
         epoch=number,
         is_whole=all(one.is_whole for one in reads),
         num_runs=len(reads),
-        temperature=_temperature(storage_share(reads) if storage is not None else None),
+        temperature=_temperature(reads),
         samples=fmean(one.samples for one in reads),
         shared_bytes=tiers["shared"],
         local_bytes=tiers["local"],
@@ -204,7 +207,12 @@ def _epoch(point: Point, number: int, reads: Sequence[ReadEpoch]) -> EpochReads:
     )
 
 
-def _temperature(share: float | None) -> Temperature:
+def _temperature(reads: Sequence[ReadEpoch]) -> Temperature:
+    """By the pages that were cached when the epoch began; where nobody looked, by what came from storage."""
+    cached = [one.cached_share for one in reads if one.cached_share is not None]
+    share = 1 - fmean(cached) if len(cached) == len(reads) else None
+    if share is None and all(one.storage_bytes is not None for one in reads):
+        share = storage_share(reads)
     if share is None:
         return "not known"
     if share >= COLD_SHARE:
@@ -223,6 +231,7 @@ def _choices(point: Point, known: Sequence[ReadingResult]) -> list[ReaderChoice]
             nodes=point.nodes,
             loader_workers=trial.loader_workers,
             prefetch_batches=trial.prefetch_batches,
+            computing=trial.computing,
             samples_per_s=trial.samples_per_s,
             is_chosen=(trial.loader_workers, trial.prefetch_batches) == (tried.loader_workers, tried.prefetch_batches),
         )

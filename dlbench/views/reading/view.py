@@ -30,8 +30,9 @@ READERS_CAPTION = (
 )
 EPOCHS_CAPTION = (
     "Means over the runs that read the epoch, all ranks together; fetching and preparing are sums over all readers, "
-    f"wait is that of a rank. Cold: at least {COLD_SHARE:.0%} of the bytes came from storage; warm: at most "
-    f"{WARM_SHARE:.0%}. Only the first epochs are listed where there are many."
+    f"wait is that of a rank. Cold: at least {COLD_SHARE:.0%} of the data set was not in the page cache when the "
+    f"epoch began (where nobody looked: came from storage); warm: at most {WARM_SHARE:.0%}. Bytes from storage hold "
+    "read-ahead and the programs' own files."
 )
 CHOICES_CAPTION = (
     "What the automatic choice measured before training (data.loader_workers or data.prefetch_batches auto): samples "
@@ -142,7 +143,8 @@ def _workers(point: ReadingPoint) -> str:
 
 
 def _share_cell(share: float) -> Cell:
-    return Cell(percent(share), number=share)
+    # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
+    return Cell(percent(min(1.0, share)), number=share)
 
 
 def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
@@ -200,6 +202,7 @@ def _choices_sheet(choices: Sequence[ReaderChoice]) -> Sheet[ReaderChoice]:
         *place_columns(),
         Column("loader_workers", "Readers per rank", lambda one: one.loader_workers),
         Column("prefetch_batches", "Batches read ahead, each", lambda one: one.prefetch_batches),
+        Column("computing", "Beside computing", lambda one: one.computing),
         Column("samples_per_s", "Samples/s of a rank", lambda one: one.samples_per_s, unit="samples/s"),
         Column("is_chosen", "Chosen", lambda one: one.is_chosen),
     )

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.reading.measures import measured_or_why
-from dlbench.records.data_path import ReadingResult
+from dlbench.records.data_path import ReadEpoch, ReadingResult
 from dlbench.records.scan import Run
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
-from dlbench.views.reading.numbers import storage_share
+from dlbench.views.reading.numbers import WARM_SHARE, storage_share
 
 Tier = Literal["synthetic", "cached", "cold"]
 VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}
@@ -231,16 +231,28 @@ def _epochs(reading: ReadingResult | None) -> float | None:
     return float(len(reading.epochs))
 
 
+def _is_cached(epoch: ReadEpoch) -> bool:
+    """Whether samples of an epoch may have come from the page cache, as nobody saw that they were not in it."""
+    return epoch.cached_share is None or epoch.cached_share > WARM_SHARE
+
+
+def _unexpected_share(reading: ReadingResult | None) -> float | None:
+    """Share of the bytes from storage, unless all was cached: then the kernel fetched something else, e.g. programs."""
+    if reading is None or (reading.cached_share is not None and reading.cached_share > 1 - WARM_ENOUGH):
+        return None
+    return storage_share(reading.epochs)
+
+
 def _notes(found: Mapping[Tier, Mapping[int, _One]]) -> list[str]:
     notes = []
     cold = [one.reading for one in found["cold"].values() if one.reading is not None and one.reading.cache_in_force]
-    if any(len(reading.epochs) > 1 for reading in cold):
+    if any(_is_cached(epoch) for reading in cold for epoch in reading.epochs[1:]):
         notes.append(
             "The runs with a cold page cache read more than one epoch: from the second on samples may come from the "
             "page cache, so that the fetch stall is smaller than in the first epoch. Fewer steps, or more data, stay "
             "within one"
         )
-    warm = [share for one in found["cached"].values() if (share := _storage_share(one.reading)) is not None]
+    warm = [share for one in found["cached"].values() if (share := _unexpected_share(one.reading)) is not None]
     if warm and max(warm) > WARM_ENOUGH:
         notes.append(
             f"Of the bytes read in runs with a warm page cache up to {max(warm):.0%} came from storage all the same: "

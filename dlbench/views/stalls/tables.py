@@ -28,7 +28,8 @@ CAPTION = (
 )
 RUNS_CAPTION = (
     "Samples per second: medians over runs, all ranks together; with synthetic data that is the ingestion ceiling. "
-    "From storage: bytes that the kernel fetched for the readers over bytes of samples read, read-ahead included."
+    "From storage: bytes that the kernel fetched for the readers over bytes of samples read, read-ahead included, at "
+    "most 100 %."
 )
 
 PartRow = tuple[Stalls, StallPart]
@@ -107,4 +108,5 @@ def _share(tier: TierRuns) -> Cell:
         return Cell("nothing is read")
     if tier.storage_share is None:
         return Cell("not known")
-    return Cell(percent(tier.storage_share), number=tier.storage_share)
+    # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
+    return Cell(percent(min(1.0, tier.storage_share)), number=tier.storage_share)

@@ -110,5 +110,6 @@ def _remarks(point: Stalls) -> Iterator[str]:
         yield f"Left out: {text}."
     cold = next((one for one in point.tiers if one.tier == "cold"), None)
     if cold is not None and cold.cache:
-        share = "" if cold.storage_share is None else f"; {percent(cold.storage_share)} of the bytes came from storage"
+        known = cold.storage_share
+        share = "" if known is None else f"; {percent(min(1.0, known))} of the bytes came from storage"
         yield f"Cold at {place(point)}: {cold.cache}{share}."

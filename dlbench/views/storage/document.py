@@ -96,7 +96,7 @@ def _storage(one: Supply) -> Cell | None:
         return None
     if one.storage_share is None:
         return Cell("not counted")
-    return Cell(percent(one.storage_share, 0), number=one.storage_share)
+    return Cell(percent(min(1.0, one.storage_share), 0), number=one.storage_share)
 
 
 def _gives(found: Io) -> Iterator[str]:
