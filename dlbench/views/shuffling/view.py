@@ -113,9 +113,6 @@ def _findings(found: ShuffleComparison) -> Iterator[str]:
     for row in rows:
         if row.factor is not None and not row.is_reference:
             value = "" if row.final is None else f", last value {figure_text(row.final)}"
-            told.append(f"{way_text(row)} {times_text(row.factor)}{value}")
+            told.append(f"{times_text(row.factor)} the time of one with {way_text(row)}{value}")
     if told:
-        yield (
-            f"{found.label}, {place_text(*last)}: epochs of global shuffling take, against "
-            f"{'; '.join(told)} (above 1: epochs are faster than with global shuffling)."
-        )
+        yield (f"{found.label}, {place_text(*last)}: an epoch with global shuffling takes {'; '.join(told)}.")

@@ -179,7 +179,7 @@ def _pairs_sheet(rows: Sequence[BreakEven]) -> Sheet[BreakEven]:
         Column("break_even_epochs", "Break-even epochs", lambda row: row.epochs, _epochs_cell, is_brief=True),
         Column("break_even_epochs_low", "", lambda row: row.epochs_low),
         Column("break_even_epochs_high", "", lambda row: row.epochs_high),
-        Column("is_paired", "In pairs", lambda row: row.is_paired),
+        Column("is_paired", "", lambda row: row.is_paired),
         Column("", "Interval", lambda row: basis_text(row.gain)),
     )
     return Sheet(name="break-even", title="Break-even epochs", columns=columns, rows=rows, caption=BREAK_EVEN_CAPTION)
