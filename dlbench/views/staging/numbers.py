@@ -188,7 +188,7 @@ def _row(
     plan = groups[0].sample.plan
     gain = difference(reference, own)
     is_lazy = plan.workload.data.staging == "lazy"
-    low, value, high = (None, None, None) if is_lazy else _epochs(staging, gain)
+    low, value, high = (None, None, None) if is_lazy else break_even_epochs(staging, gain)
     return BreakEven(
         ranks=point.ranks,
         nodes=point.nodes,
@@ -225,8 +225,13 @@ def difference(one: Mapping[RunKey, float], other: Mapping[RunKey, float]) -> Es
     return interval(a.value - b.value, a.low - b.high, a.high - b.low, n, kind, "s")
 
 
-def _epochs(staging: Estimate, gain: Estimate) -> tuple[float | None, float | None, float | None]:
-    """Low end, value and high end of the break-even; None where there is none."""
+def break_even_epochs(staging: Estimate, gain: Estimate) -> tuple[float | None, float | None, float | None]:
+    """Low end, value and high end of the epochs after which staging has paid; None where there is none.
+
+    Args:
+        staging: seconds of staging.
+        gain: seconds that an epoch gains.
+    """
     value = staging.value / gain.value if gain.value > 0 else None
     low = high = None
     if gain.high is not None and gain.high > 0:

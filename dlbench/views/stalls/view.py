@@ -10,8 +10,8 @@ from dlbench.report.document import Document, Section
 from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.views.model import Report
-from dlbench.views.stalls.numbers import StallPart, Stalls, stalls
-from dlbench.views.stalls.tables import NOT_MEASURED, parts_sheet, place, runs_sheet
+from dlbench.views.stalls.numbers import StallPart, Stalls, Tier, stalls
+from dlbench.views.stalls.tables import NOT_MEASURED, TIER_TITLES, parts_sheet, place, runs_sheet
 from dlbench.views.view import ReportSource, ReportView
 
 TITLE = "Input stalls"
@@ -78,10 +78,10 @@ def _finding(point: Stalls) -> str:
         start += "the ingestion ceiling is not measured"
     else:
         start += f"ranks take {figure_text(point.ceiling)} {point.ceiling.unit} where nothing waits for input"
-    return "; ".join([start, *(_part(part) for part in point.parts if part.name != "ingestion")]) + "."
+    return "; ".join([start, *(_part(part, point.whole_is) for part in point.parts if part.name != "ingestion")]) + "."
 
 
-def _part(part: StallPart) -> str:
+def _part(part: StallPart, whole_is: Tier) -> str:
     name = _NAMES[part.name]
     name = name[:1].lower() + name[1:]
     if part.seconds is None or part.share is None:
@@ -90,7 +90,8 @@ def _part(part: StallPart) -> str:
         return f"{name} costs nothing that stands out ({figure_text(part.seconds)} per step)"
     if part.seconds.value < 0:
         return f"{name} costs nothing ({figure_text(part.seconds)} per step)"
-    return f"{name} costs {figure_text(part.seconds)} per step, {figure_text(part.share)} of it{_basis(part.seconds)}"
+    share = f"{figure_text(part.share)} of the step with a {TIER_TITLES[whole_is]}"
+    return f"{name} costs {figure_text(part.seconds)} per step, {share}{_basis(part.seconds)}"
 
 
 def _basis(seconds: Estimate) -> str:
