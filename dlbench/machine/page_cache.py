@@ -31,10 +31,10 @@ DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 COLD_AT_MOST = 0.01
 """Share of cached pages up to which a data set counts as cold: some stay in lists of single cores, or are mapped."""
 WARM_AT_LEAST = 0.99
-_LOOKED_AT = 512
+_LOOKED_AT = 256
 """Files of a data set whose pages are counted, at most."""
-_SPOTS = 16
-"""Pages of a file that are looked at one by one where the kernel does not count them."""
+_SPOTS = 512
+"""Pages that are looked at one by one where the kernel does not count them, over all files; of each file 4 at least."""
 _PIECE = 1 << 20
 _STREAMS = 8
 """Files that are evicted or read at the same time."""
@@ -90,7 +90,8 @@ def cached_pages(files: Sequence[Path], seed: int = 0) -> CachedPages:
             continue
         try:
             size = os.fstat(opened).st_size
-            found = _look(library, opened, size, generator) if size else ("", 0, 0)
+            spots = max(4, _SPOTS // len(chosen))
+            found = _look(library, opened, size, spots, generator) if size else ("", 0, 0)
         finally:
             os.close(opened)
         if found is None:
@@ -105,14 +106,16 @@ def cached_pages(files: Sequence[Path], seed: int = 0) -> CachedPages:
     return CachedPages(share=cached / looked, evidence=f"{looked:,} pages of {of} asked for by {' and '.join(ways)}")
 
 
-def _look(library: ctypes.CDLL, opened: int, size: int, generator: random.Random) -> tuple[str, int, int] | None:
+def _look(
+    library: ctypes.CDLL, opened: int, size: int, num_spots: int, generator: random.Random
+) -> tuple[str, int, int] | None:
     """The way of asking, pages found cached, and pages asked for; None where the kernel does not tell."""
     pages = -(-size // mmap.PAGESIZE)
     counts = _Counts()
     arguments = ctypes.c_uint(opened), ctypes.byref(_Range(0, 0)), ctypes.byref(counts), ctypes.c_uint(0)
     if library.syscall(ctypes.c_long(_CACHESTAT), *arguments) == 0:
         return "cachestat", min(int(counts.cached), pages), pages
-    spots = sorted(generator.sample(range(pages), min(pages, _SPOTS)))
+    spots = sorted(generator.sample(range(pages), min(pages, num_spots)))
     if os.fstat(opened).st_uid == os.geteuid():
         known = [_is_mapped_in(library, opened, page) for page in spots]
         if None not in known:
@@ -141,6 +144,8 @@ def _tried(opened: int, spots: Sequence[int]) -> tuple[str, int, int] | None:
             os.preadv(opened, [bytearray(1)], start, os.RWF_NOWAIT)
             cached += 1
         except BlockingIOError:
+            # A page that is on its way cannot be evicted: it is waited for.
+            os.pread(opened, 1, start)
             os.posix_fadvise(opened, start, mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
         except OSError:
             return None
@@ -158,18 +163,26 @@ def evict(files: Sequence[Path], told: list[str], drop_caches: Path = DROP_CACHE
         told: gets one line: how it was done, or why not.
         drop_caches: the kernel's file for it.
     """
-    for path in {path.parent.stat().st_dev: path for path in files if path.parent.is_dir()}.values():
-        _sync_file_system(path)
-        yield
     try:
-        # Written, not opened to be read: the kernel's own file.
-        with drop_caches.open("w") as file:
-            file.write("3\n")
+        kernel = os.open(drop_caches, os.O_WRONLY | os.O_CLOEXEC)  # the kernel's own file: never made
     except OSError:
-        pass
-    else:
-        told.append(f"emptied by {drop_caches}")
+        yield from _advise(files, told)
         return
+    try:
+        # What is dirty is not dropped, and to sync a million files one by one takes long.
+        for path in {path.parent.stat().st_dev: path for path in files if path.parent.is_dir()}.values():
+            _sync_file_system(path)
+            yield
+        os.write(kernel, b"3\n")
+        told.append(f"emptied by {drop_caches}")
+    except OSError as error:
+        told.append(f"{drop_caches}: {why_unreadable(error)}")
+    finally:
+        os.close(kernel)
+
+
+def _advise(files: Sequence[Path], told: list[str]) -> Iterator[None]:
+    """Each file is synced and advised as not needed."""
     refused: list[str] = []
 
     def advise(path: Path, stopped: threading.Event) -> None:
@@ -177,6 +190,7 @@ def evict(files: Sequence[Path], told: list[str], drop_caches: Path = DROP_CACHE
         try:
             opened = descriptor(path)
             try:
+                os.fdatasync(opened)
                 os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(opened)
@@ -271,7 +285,7 @@ def files_bytes(files: Sequence[Path]) -> int:
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     """Memory that can be had without swapping, bytes: MemAvailable, or the limit of this cgroup where less."""
     try:
-        lines = meminfo.read_text(encoding="ascii").splitlines()
+        lines = meminfo.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     found = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

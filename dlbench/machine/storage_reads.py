@@ -23,6 +23,8 @@ def storage_reads(counter: Path = COUNTER) -> int | None:
     """Bytes fetched from storage for the calling thread so far; None where the kernel does not count."""
     # Opened once: the file belongs to the thread, and a forked process has another.
     if getattr(_opened, "owner", None) != (os.getpid(), counter):
+        if getattr(_opened, "file", None) is not None:
+            os.close(_opened.file)
         _opened.owner = os.getpid(), counter
         try:
             _opened.file = os.open(counter, os.O_RDONLY | os.O_CLOEXEC)

@@ -44,8 +44,9 @@ class ReadEpoch(Spec):
     samples: CountOrZero = Field(description="Samples read.")
     tier_bytes: dict[Tier, CountOrZero] = Field(description="Bytes of samples fetched, by the tier they came from.")
     storage_bytes: CountOrZero | None = Field(
-        description="Bytes that the kernel fetched from devices or the network for the readers (read_bytes of "
-        "/proc/PID/io, read-ahead included); the rest came from the page cache. Null where the kernel does not count."
+        description="Bytes that the kernel fetched from storage for the reading threads (read_bytes of "
+        "/proc/thread-self/io): read-ahead counts, and pages of libraries that a reader first uses; the rest came from "
+        "the page cache. Null where the kernel does not count, as on some network file systems."
     )
     fetch_s: NonNegative = Field(description="Time in fetching samples, all readers together, seconds.")
     prepare_s: NonNegative = Field(description="Time in decoding and augmenting, all readers together, seconds.")

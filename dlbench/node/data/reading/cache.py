@@ -30,6 +30,8 @@ class CacheState:
     """Of the data set's pages in the page cache: of the node that is farthest from what is wanted; None: unknown."""
     told: str
     in_force: bool
+    known: bool = True
+    """Whether that can be told; otherwise `in_force` is false."""
 
 
 class NodeCache:
@@ -41,7 +43,7 @@ class NodeCache:
         acts: whether this rank acts for its node.
         ranks: all of them.
         beat: told that something moves.
-        drop_caches: the kernel's file for dropping caches.
+        drop_caches: the kernel's file for dropping caches; None: where it has it.
     """
 
     def __init__(
@@ -52,10 +54,10 @@ class NodeCache:
         acts: bool,
         ranks: Ranks,
         beat: Callable[[str], None],
-        drop_caches: Path = DROP_CACHES,
+        drop_caches: Path | None = None,
     ) -> None:
         self._files, self._wanted, self._acts, self._ranks, self._beat = files, wanted, acts, ranks, beat
-        self._drop_caches = drop_caches
+        self._drop_caches = drop_caches or DROP_CACHES
 
     def settle(self) -> CacheState:
         """Empties or fills the cache as wanted, and looks; called by all ranks, with the same result on all."""
@@ -100,4 +102,10 @@ def _state(wanted: Wanted, nodes: Sequence[tuple[float | None, str, str]]) -> Ca
     seen = at[1] if share is None else f"{100 * share:.1f} % of its pages were cached ({at[1]})"
     deed = at[2] or "left as it was"
     where = f", the farthest of {len(nodes)} nodes" if len(nodes) > 1 else ""
-    return CacheState(wanted=wanted, share=share, told=f"{deed}; {seen}{where}", in_force=in_force)
+    return CacheState(
+        wanted=wanted,
+        share=share,
+        told=f"{deed}; {seen}{where}",
+        in_force=in_force,
+        known=known or wanted == "any",
+    )

@@ -12,7 +12,7 @@ from dlbench.node.data.reader import SampleReader
 from dlbench.node.data.reading.cache import CacheState, NodeCache
 from dlbench.node.data.reading.epochs import read_epochs
 from dlbench.node.data.reading.throughput import Readers
-from dlbench.node.data.reading.trials import Choice, Ranks, Surroundings, choose
+from dlbench.node.data.reading.trials import Choice, Ranks, Search, Surroundings, choose
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.record import Setting
@@ -140,28 +140,21 @@ class RankReading:
         """What was asked of reading and what was in force."""
         data = self._data
         found = []
-        if self._choice is not None:
-            for key, effective in (
-                ("loader_workers", self.readers.loader_workers),
-                ("prefetch_batches", self.readers.prefetch_batches),
-            ):
-                if getattr(data, key) == "auto":
-                    found.append(
-                        Setting(
-                            key=f"data.{key}", requested="auto", effective=effective, evidence=_why(self._choice, key)
-                        )
-                    )
+        if self._choice is not None and data.loader_workers == "auto":
+            found.append(_measured("data.loader_workers", self._choice.of_workers, self._choice.again))
+        if self._choice is not None and data.prefetch_batches == "auto":
+            found.append(_measured("data.prefetch_batches", self._choice.of_prefetch, self._choice.again))
         if data.cache != "any":
             states = list(self._states.values())
             bad = next((state for state in states if not state.in_force), None)
             told = bad or states[0]
-            effective_cache = data.cache if bad is None else None if bad.share is None else "any"
+            effective_cache = data.cache if bad is None else "any" if bad.known else None
             found.append(Setting(key="data.cache", requested=data.cache, effective=effective_cache, evidence=told.told))
         return found
 
     def warnings(self) -> list[str]:
         """Where it is not known whether what was asked for was in force."""
-        unknown = next((s for s in self._states.values() if not s.in_force and s.share is None), None)
+        unknown = next((state for state in self._states.values() if not state.known), None)
         if unknown is None:
             return []
         return [f"data.cache {self._data.cache}: whether it was in force cannot be told: {unknown.told}"]
@@ -210,14 +203,20 @@ class EpochRest:
         self._source.begin_epoch()
 
 
-def _why(choice: Choice, key: str) -> str:
-    tried = [
-        f"{getattr(trial, key)}: {trial.samples_per_s:.4g}{' beside computing' if trial.computing else ''}"
-        for trial in choice.trials
-        if key == "loader_workers" or trial.loader_workers == choice.readers.loader_workers
-    ]
-    again = "; samples were read more than once for it" if choice.again else ""
-    return (
-        f"measured before training on all ranks at the same time, samples/s of the slowest: {', '.join(tried)}; the "
-        f"smallest that is not clearly slower than the best{again}"
+def _measured(key: str, search: Search | None, again: bool) -> Setting:
+    """A setting that was found by measurement, with what was measured."""
+    if search is None:
+        return Setting(key=key, requested="auto", effective=None, evidence="no process reads ahead of the training one")
+    name = key.partition(".")[2]
+    tried = ", ".join(
+        f"{getattr(trial, name)}: {trial.samples_per_s:.4g}{' beside computing' if trial.computing else ''}"
+        for trial in search.trials
+    )
+    return Setting(
+        key=key,
+        requested="auto",
+        effective=search.found,
+        evidence="measured before training on all ranks at the same time, samples/s of the slowest rank with "
+        f"{tried}; the smallest that is not clearly slower than the best"
+        + ("; samples were read more than once for it" if again else ""),
     )

@@ -90,6 +90,7 @@ def throughput(
     beat: Callable[[], None],
     compute: Callable[[], object] | None = None,
     ready: Callable[[], None] = lambda: None,
+    longest: float | None = _LONGEST,
 ) -> Throughput:
     """Takes batches for so many seconds.
 
@@ -102,6 +103,7 @@ def throughput(
         beat: called at each batch.
         compute: what the taker does between two batches; None: nothing.
         ready: called when the queues are empty and the clock is about to start.
+        longest: times the seconds after which it ends with what it has; None: it does not.
     """
     found = Throughput()
     for _ in range(max(1, readers.loader_workers * readers.prefetch_batches)):
@@ -114,7 +116,8 @@ def throughput(
     start = time.monotonic()
     while not found.ended:
         found.seconds = time.monotonic() - start
-        if (found.seconds >= seconds and found.batches >= least) or found.seconds >= _LONGEST * seconds:
+        is_late = longest is not None and found.seconds >= longest * seconds
+        if is_late or (found.seconds >= seconds and found.batches >= least):
             break
         beat()
         if compute is not None:

@@ -62,14 +62,30 @@ class Surroundings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Search:
+    """What was tried of one setting, and what was found."""
+
+    found: int
+    trials: tuple[ReaderTrial, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """What was chosen and why."""
 
     readers: Readers
-    trials: tuple[ReaderTrial, ...]
+    of_workers: Search | None
+    """None: the number of reader processes was given."""
+    of_prefetch: Search | None
+    """None: what they read ahead was given, or there are none."""
     seconds: float
     again: bool
     """Whether samples had to be read more than once."""
+
+    @property
+    def trials(self) -> tuple[ReaderTrial, ...]:
+        """All, in order."""
+        return tuple(trial for search in (self.of_workers, self.of_prefetch) if search for trial in search.trials)
 
 
 def choose(around: Surroundings, workers: int | Literal["auto"], prefetch: int | Literal["auto"]) -> Choice:
@@ -85,20 +101,25 @@ def choose(around: Surroundings, workers: int | Literal["auto"], prefetch: int |
     """
     start = time.monotonic()
     trials = _Trials(around)
+    of_workers = of_prefetch = None
     ahead = USUAL_PREFETCH if prefetch == "auto" else prefetch
     if workers == "auto":
-        counts = [0, *_doubled(around.cores)]
-        found = trials.best([Readers(n, ahead if n else 0) for n in counts])
+        found = trials.best([Readers(n, ahead if n else 0) for n in (0, *_doubled(around.cores))])
         if found.loader_workers == 0:
             found = trials.best([found, Readers(1, ahead)], computing=True)
         workers = found.loader_workers
-    if workers == 0:
-        readers = Readers(0, 0)
-    elif prefetch == "auto":
-        readers = trials.best([Readers(workers, n) for n in _doubled(MOST_PREFETCH_BATCHES)])
-    else:
-        readers = Readers(workers, prefetch)
-    return Choice(readers=readers, trials=tuple(trials.told), seconds=time.monotonic() - start, again=trials.again)
+        of_workers = Search(found=workers, trials=tuple(trials.told))
+    if workers and prefetch == "auto":
+        before = len(trials.told)
+        ahead = trials.best([Readers(workers, n) for n in _doubled(MOST_PREFETCH_BATCHES)]).prefetch_batches
+        of_prefetch = Search(found=ahead, trials=tuple(trials.told[before:]))
+    return Choice(
+        readers=Readers(workers, ahead if workers else 0),
+        of_workers=of_workers,
+        of_prefetch=of_prefetch,
+        seconds=time.monotonic() - start,
+        again=trials.again,
+    )
 
 
 def _doubled(most: int) -> list[int]:
