@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-from tests.bench import communication, faults, gate, history, reading, spine, watching, workloads
+from tests.bench import communication, faults, gate, history, reader_rate, reading, spine, watching, workloads
 from tests.bench.figures import Figure, save
 
 AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -15,6 +15,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "communication": communication.figures,
     "watching": watching.figures,
     "reading": reading.figures,
+    "reader_rate": reader_rate.figures,
     "gate": gate.figures,
     "history": history.figures,
     "faults": faults.figures,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.machine import page_cache
-from dlbench.machine.page_cache import CachedPages, available_bytes, cached_pages, evict, fill
+from dlbench.machine.page_cache import COLD_AT_MOST, CachedPages, available_bytes, cached_pages, evict, fill
 from dlbench.machine.storage_reads import counts_reads, storage_reads
 
 NOBODY = 65534
@@ -101,10 +101,14 @@ def test_another_user_can_do_the_same_with_files_of_root(files: list[Path]) -> N
         # mincore would call all of them cached.
         for _ in range(2):
             seen = cached_pages(files)
-            assert seen == CachedPages(share=0, evidence="512 pages of 8 files asked for by reads that may not wait")
+            assert seen.evidence == "512 pages of 8 files asked for by reads that may not wait"
+            assert seen.share is not None
+            assert seen.share <= COLD_AT_MOST
 
     as_nobody(there)
-    assert evicted(files).share == 0
+    seen = cached_pages(files)
+    assert seen.share is not None
+    assert seen.share <= COLD_AT_MOST
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/shm").is_dir(), reason="needs root and a tmpfs")

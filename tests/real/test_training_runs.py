@@ -197,8 +197,10 @@ def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(tmp_pat
         "met",
         *("cosmoflow", "--data", density, "--engine", "ddp", "--ranks", "2", "--to-quality"),
         *("--set", "quality.target=0.9", "--set", "quality.evaluate_every_epochs=0.5", "--set", "model.dropout=0.0"),
+        *("--set", "data.loader_workers=auto", "--set", "data.cache=warm"),
     )
     record = record_of(run)
+    tells_its_reading(record, density)
     quality = record.quality
     assert quality is not None
     assert quality.reached
@@ -227,6 +229,26 @@ def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(tmp_pat
     assert keys.count("eval_start") == keys.count("eval_stop") == keys.count("eval_error") == len(quality.evaluations)
     times = [event.time_ms for event in record.events]
     assert all(a <= b for a, b in itertools.pairwise(times))
+
+
+def tells_its_reading(record: Record, density: Path) -> None:
+    """Of 48 volumes, in batches of 4 on two ranks."""
+    reading = record.reading
+    assert reading is not None
+    (readers,) = [setting for setting in record.settings if setting.key == "data.loader_workers"]
+    assert (readers.requested, readers.effective) == ("auto", reading.loader_workers)
+    assert [trial.loader_workers for trial in reading.trials][:2] == [0, 1]
+    assert all(trial.samples_per_s > 0 for trial in reading.trials)
+    assert record.inert == ()
+    assert f"filled by reading {(density / 'train/density-0.h5').stat().st_size:,} bytes" in reading.cache
+    assert reading.cached_share is None or (reading.cached_share > 0.99 and reading.cache_in_force)
+    assert sum(epoch.samples for epoch in reading.epochs) == record.steps * 8
+    assert [epoch.epoch for epoch in reading.epochs] == list(range(len(reading.epochs)))
+    assert [epoch.is_whole for epoch in reading.epochs][:-1] == [True] * (len(reading.epochs) - 1)
+    for epoch in reading.epochs:
+        assert epoch.tier_bytes == {"shared": epoch.samples * (32**3 * 4 * 2 + 4 * 4)}
+        assert 0 < epoch.wait_s < epoch.seconds
+        assert epoch.fetch_s > 0
 
 
 OUT_OF_REACH = (
