@@ -37,7 +37,7 @@ def io_document(found: Io) -> Document:
     sections = [
         Section(
             id="gives",
-            title=f"What the readers give: {found.source}",
+            title="What the readers give",
             words=tuple(_gives(found)),
             brief=tuple(_gives(found)),
             sheets=(_gives_sheet(found.supplies),),
@@ -102,6 +102,7 @@ def _storage(one: Supply) -> Cell | None:
 
 
 def _gives(found: Io) -> Iterator[str]:
+    yield f"Read from {found.source}."
     for one in found.supplies:
         if not one.in_force:
             yield f"{one.cache.capitalize()} at {ranks_text(one.ranks)}: {_NOT_MEASURED}: {one.told}."
@@ -109,13 +110,20 @@ def _gives(found: Io) -> Iterator[str]:
     if known:
         last = known[-1]
         assert last.samples_per_s is not None
-        workers = f"{last.loader_workers} reader processes" if last.loader_workers else "the rank itself reading"
+        workers = _readers(last.loader_workers)
         few = "" if last.samples_per_s.n >= MIN_RUNS else f"; --repeats {MIN_RUNS} gives an interval of 95 %"
         yield (
-            f"Per rank {workers}, on {found.host}; in brackets: {basis_text(last.samples_per_s, 'repeat')}{few}. "
+            f"{workers}, on {found.host}; in brackets: {basis_text(last.samples_per_s, 'repeat')}{few}. "
             f"Samples of {last.sample_bytes or 0:,.0f} bytes on average."
         )
     yield from (f"{text}." for text in dict.fromkeys(text.rstrip(".") for one in known for text in one.warnings))
+
+
+def _readers(workers: int) -> str:
+    """What reads in each rank."""
+    if not workers:
+        return "Each rank reads by itself (data.loader_workers 0)"
+    return f"Each rank has {workers} reader process{'es' * (workers > 1)} (data.loader_workers)"
 
 
 def _needs_sheet(needs: Sequence[Need]) -> Sheet[Need]:
@@ -223,7 +231,7 @@ def _sizes(found: Io) -> Iterator[str]:
 def _feeds(need: Need, fed: Fed) -> str:
     count = math.floor(fed.accelerators.value)
     name = need.demand.accelerator
-    state = f"{fed.cache} at {ranks_text(fed.ranks)}"
+    state = f"{fed.cache.capitalize()} at {ranks_text(fed.ranks)}"
     what = f"{count:,} x {name}" if count else f"less than one {name} ({percent(fed.accelerators.value, 0)} of it)"
     alone = ""
     if fed.by_fetching is not None and (fed.cache == "cold" or fed.limit == "prepare"):
