@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,13 +224,13 @@ def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand
     from dlbench.views.storage.document import io_document
     from dlbench.views.storage.numbers import Io, need_of, supply_of
 
-    _end_by_signals()
     answers = []
-    for number, order in enumerate(orders, 1):
-        cache = order["data"]["cache"]
-        size = f"{order['processes']} rank{'s' * (order['processes'] > 1)}"
-        click.echo(f"[{number}/{len(orders)}] reading, {size}, page cache {cache}", err=True)
-        answers.append(reading_rate(order, plan.system.python or sys.executable))
+    with _interrupted_by_signals():
+        for number, order in enumerate(orders, 1):
+            cache = order["data"]["cache"]
+            size = f"{order['processes']} rank{'s' * (order['processes'] > 1)}"
+            click.echo(f"[{number}/{len(orders)}] reading, {size}, page cache {cache}", err=True)
+            answers.append(reading_rate(order, plan.system.python or sys.executable))
     supplies = tuple(map(supply_of, answers))
     return io_document(
         Io(
@@ -245,15 +247,22 @@ def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand
     )
 
 
-def _end_by_signals() -> None:
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
     """A cancelled job or a closed terminal ends the readers as Ctrl-C does; nohup asks for the contrary."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, interrupt)
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:

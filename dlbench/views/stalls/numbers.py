@@ -90,6 +90,15 @@ class Stalls:
     """What the figures must not be mistaken for."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class IoTiers:
+    """What the JSON of `dlbench io --tiers` holds."""
+
+    format: str = "dlbench.io-tiers"
+    version: int = 1
+    points: tuple[Stalls, ...]
+
+
 def stalls(runs: Sequence[Run]) -> tuple[Stalls, ...]:
     """Every scaling point whose series has the variants of `dlbench io --tiers`, in order of series, ranks, nodes.
 

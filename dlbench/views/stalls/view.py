@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import dlbench
 from dlbench.report.document import Document, Section
 from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.views.model import Report
-from dlbench.views.stalls.numbers import StallPart, Stalls, Tier, stalls
+from dlbench.views.stalls.numbers import IoTiers, StallPart, Stalls, Tier, stalls
 from dlbench.views.stalls.tables import NOT_MEASURED, TIER_TITLES, parts_sheet, place, runs_sheet
 from dlbench.views.view import ReportSource, ReportView
 
@@ -50,15 +49,6 @@ def stalls_section(found: Sequence[Stalls]) -> Section | None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Told:
-    """What the JSON of `dlbench io --tiers` holds."""
-
-    format: str = "dlbench.io-tiers"
-    version: int = 1
-    points: tuple[Stalls, ...]
-
-
 def stalls_document(found: Sequence[Stalls]) -> Document:
     """What `dlbench io --tiers` prints."""
     section = stalls_section(found)
@@ -66,7 +56,7 @@ def stalls_document(found: Sequence[Stalls]) -> Document:
         title="dlbench io: input stalls",
         dlbench_version=dlbench.__version__,
         sections=() if section is None else (section,),
-        data=_Told(points=tuple(found)),
+        data=IoTiers(points=tuple(found)),
     )
 
 

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 import dlbench
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, number_text, percent, ranks_text
+from dlbench.report.wording import basis_text, percent, ranks_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import format_number
 from dlbench.views.storage.numbers import Fed, Io, Limit, Need, Supply
 
 LIMIT_TITLES: dict[Limit, str] = {"fetch": "fetching", "prepare": "preparing"}
 _MB = 1e6
+MAX_SIZE_FACTOR = 1.5
+"""By so much samples may be larger or smaller than the published ones without a word."""
 _NOT_MEASURED = "not measured"
 
 GIVES_CAPTION = (
@@ -22,8 +24,8 @@ GIVES_CAPTION = (
     "getting the stored bytes (storage); preparing: decoding and augmenting (CPU); shares of the readers' time."
 )
 FED_CAPTION = (
-    "Rate of these readers over what one accelerator needs. By storage alone: the rate that fetching would give to "
-    "as many readers if preparing took no time."
+    "Rate of these readers over what one accelerator needs, in samples per second. By fetching alone: the rate that "
+    "the file system (cold) or the page cache (warm) would give to as many readers if preparing took no time."
 )
 
 FedRow = tuple[Need, Fed]
@@ -35,7 +37,7 @@ def io_document(found: Io) -> Document:
     sections = [
         Section(
             id="gives",
-            title=f"What the readers give: {found.source}",
+            title="What the readers give",
             words=tuple(_gives(found)),
             brief=tuple(_gives(found)),
             sheets=(_gives_sheet(found.supplies),),
@@ -100,6 +102,7 @@ def _storage(one: Supply) -> Cell | None:
 
 
 def _gives(found: Io) -> Iterator[str]:
+    yield f"Read from {found.source}."
     for one in found.supplies:
         if not one.in_force:
             yield f"{one.cache.capitalize()} at {ranks_text(one.ranks)}: {_NOT_MEASURED}: {one.told}."
@@ -107,13 +110,20 @@ def _gives(found: Io) -> Iterator[str]:
     if known:
         last = known[-1]
         assert last.samples_per_s is not None
-        workers = f"{last.loader_workers} reader processes" if last.loader_workers else "the rank itself reading"
+        workers = _readers(last.loader_workers)
         few = "" if last.samples_per_s.n >= MIN_RUNS else f"; --repeats {MIN_RUNS} gives an interval of 95 %"
         yield (
-            f"Per rank {workers}, on {found.host}; in brackets: {basis_text(last.samples_per_s, 'repeat')}{few}. "
+            f"{workers}, on {found.host}; in brackets: {basis_text(last.samples_per_s, 'repeat')}{few}. "
             f"Samples of {last.sample_bytes or 0:,.0f} bytes on average."
         )
     yield from (f"{text}." for text in dict.fromkeys(text.rstrip(".") for one in known for text in one.warnings))
+
+
+def _readers(workers: int) -> str:
+    """What reads in each rank."""
+    if not workers:
+        return "Each rank reads by itself (data.loader_workers 0)"
+    return f"Each rank has {workers} reader process{'es' * (workers > 1)} (data.loader_workers)"
 
 
 def _needs_sheet(needs: Sequence[Need]) -> Sheet[Need]:
@@ -158,7 +168,7 @@ def _fed_sheet(needs: Sequence[Need]) -> Sheet[FedRow]:
         Column("limit", "Limited by", lambda row: row[1].limit, lambda row: LIMIT_TITLES[row[1].limit], is_brief=True),
         Column(
             "by_fetching",
-            "By storage alone",
+            "By fetching alone",
             lambda row: row[1].by_fetching,
             lambda row: None if row[1].by_fetching is None else _count(row[1].by_fetching),
             has_interval=True,
@@ -185,7 +195,10 @@ def _count(figure: Estimate) -> Cell:
     ends = ""
     if figure.low is not None and figure.high is not None:
         ends = f"[{format_number(figure.low, 2)}, {format_number(figure.high, 2)}]"
-    text = f"{math.floor(value)} ({format_number(value, 2)})" if value < 100 else format_number(math.floor(value), 3)
+    if value < 1:
+        text = f"{format_number(value, 2)} of one"
+    else:
+        text = f"{math.floor(value)} ({format_number(value, 2)})" if value < 100 else f"{math.floor(value):,}"
     return Cell(text, ends, number=value)
 
 
@@ -196,6 +209,7 @@ def _needs(found: Io) -> Iterator[str]:
             yield _feeds(need, fed)
     for need in found.needs:
         yield f"{need.demand.accelerator}: {need.demand.source}."
+    yield from _sizes(found)
     if found.preset != "full" and any(need.demand.sample_bytes is not None for need in found.needs):
         yield (
             f"The published figures are of the full workload; preset {found.preset} trains something smaller: its own "
@@ -203,12 +217,24 @@ def _needs(found: Io) -> Iterator[str]:
         )
 
 
+def _sizes(found: Io) -> Iterator[str]:
+    """That samples here are of another size than those of the published figures."""
+    here = next((one.sample_bytes for one in found.supplies if one.sample_bytes is not None), None)
+    there = next((need.demand.sample_bytes for need in found.needs if need.demand.sample_bytes is not None), None)
+    if here is not None and there is not None and not 1 / MAX_SIZE_FACTOR <= here / there <= MAX_SIZE_FACTOR:
+        yield (
+            f"Samples here are {format_number(here / there, 2)} times as large as those of the published figures: the "
+            "counts hold for this data set alone."
+        )
+
+
 def _feeds(need: Need, fed: Fed) -> str:
     count = math.floor(fed.accelerators.value)
     name = need.demand.accelerator
-    state = f"{fed.cache} at {ranks_text(fed.ranks)}"
+    state = f"{fed.cache.capitalize()} at {ranks_text(fed.ranks)}"
     what = f"{count:,} x {name}" if count else f"less than one {name} ({percent(fed.accelerators.value, 0)} of it)"
     alone = ""
-    if fed.limit == "prepare" and fed.by_fetching is not None:
-        alone = f"; storage alone would feed {number_text(math.floor(fed.by_fetching.value), 'count')}"
+    if fed.by_fetching is not None and (fed.cache == "cold" or fed.limit == "prepare"):
+        source = "the file system alone" if fed.cache == "cold" else "the page cache alone"
+        alone = f"; {source} would feed {_count(fed.by_fetching).text}"
     return f"{state}: these readers feed {what}; {LIMIT_TITLES[fed.limit]} limits them{alone}."
