@@ -275,8 +275,18 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path, demo_data: dict[str, Path]) -> None:
-    with Running(tmp_path, demo_data["cosmoflow"]) as running:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param((), id="plain", marks=pytest.mark.nightly),
+        # While samples travel between the ranks, too.
+        pytest.param(("--set", "data.staging=shard", "--set", "data.shuffle=partial:0.5"), id="partial shuffling"),
+    ],
+)
+def test_a_killed_rank_ends_the_run_and_is_named(
+    tmp_path: Path, demo_data: dict[str, Path], settings: tuple[str, ...]
+) -> None:
+    with Running(tmp_path, demo_data["cosmoflow"], *settings) as running:
         running.wait_until_measuring()
         assert set(running.listening()) == {"127.0.0.1"}
         assert sum("multiprocessing" in words for words in running.leftovers.processes().values()) >= 4
