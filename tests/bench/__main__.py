@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-from tests.bench import communication, faults, gate, history, reading, spine, watching, workloads
+from tests.bench import communication, faults, gate, history, reading, spine, staging, watching, workloads
 from tests.bench.figures import Figure, save
 
 AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -18,6 +18,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "gate": gate.figures,
     "history": history.figures,
     "faults": faults.figures,
+    "staging": staging.figures,
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
