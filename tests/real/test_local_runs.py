@@ -276,9 +276,11 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path, demo_data: dict[str, Path]) -> None:
-    with Running(tmp_path, demo_data["cosmoflow"]) as running:
+    with Running(tmp_path, demo_data["cosmoflow"], "--set", "data.staging=lazy") as running:
         running.wait_until_measuring()
         assert set(running.listening()) == {"127.0.0.1"}
+        # Kept by both ranks' loader processes; gone with the run, as `end` asserts.
+        assert list(running.leftovers.folder.glob("dlb-staged-*/samples/0/*"))
         assert sum("multiprocessing" in words for words in running.leftovers.processes().values()) >= 4
         os.kill(running.pid(1), signal.SIGKILL)
         code, errors = running.end()
