@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-from tests.bench import communication, faults, gate, history, reading, shuffling, spine, watching, workloads
+from tests.bench import communication, faults, gate, history, reading, shuffling, spine, staging, watching, workloads
 from tests.bench.figures import Figure, save
 
 AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -19,6 +19,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "history": history.figures,
     "faults": faults.figures,
     "shuffling": shuffling.figures,
+    "staging": staging.figures,
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {

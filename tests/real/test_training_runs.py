@@ -205,14 +205,24 @@ def test_a_run_goes_on_with_another_number_of_ranks(cli: Cli, tmp_path: Path, de
 def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(
     cli: Cli, tmp_path: Path, density: Path
 ) -> None:
+    node = tmp_path / "node"
+    node.mkdir()
     run = run_of(
         cli,
         tmp_path,
         "met",
         *("cosmoflow", "--data", density, "--engine", "ddp", "--ranks", "2", "--to-quality"),
         *("--set", "quality.target=0.9", "--set", "quality.evaluate_every_epochs=0.5", "--set", "model.dropout=0.0"),
+        *("--set", "data.staging=replicate", "--set", f"system.storage.local.path={node}"),
     )
     record = record_of(run)
+    staging = record.staging
+    assert staging is not None
+    assert (staging.strategy, staging.nodes[0].items) == ("replicate", 2)  # a file of each split
+    assert staging.nodes[0].copied_bytes == sum(path.stat().st_size for path in density.rglob("*.h5"))
+    assert 0 < staging.nodes[0].seconds <= staging.seconds
+    assert list(node.iterdir()) == []
+    assert record.data["path"] == str(density / "train")
     quality = record.quality
     assert quality is not None
     assert quality.reached
@@ -235,7 +245,12 @@ def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(
     targets = h5py.File(density / "validation" / "density-0.h5")["y"][:].astype(float)
     assert quality.predictor_value == pytest.approx(np.abs(targets - targets.mean(0)).mean(), rel=1e-5)
     keys = [event.key for event in record.events]
-    assert keys[:4] == ["init_start", "init_stop", "run_start", "epoch_start"]
+    assert keys[:6] == ["init_start", "init_stop", "run_start", "staging_start", "staging_stop", "epoch_start"]
+    moments = {event.key: event.time_ms for event in record.events}
+    assert staging.seconds == pytest.approx((moments["staging_stop"] - moments["staging_start"]) / 1e3, abs=0.05)
+    spent_s = quality.time_to_quality_s
+    assert spent_s is not None
+    assert spent_s > staging.seconds  # inside of the timed window
     assert keys[-1] == "run_stop"
     assert record.events[-1].status == "success"
     assert keys.count("eval_start") == keys.count("eval_stop") == keys.count("eval_error") == len(quality.evaluations)

@@ -274,9 +274,10 @@ def test_a_changed_source_is_staged_anew(data: Path, place: Path, strategy: str)
 def test_a_kill_in_the_middle_is_taken_up_where_it_was(data: Path, place: Path) -> None:
     plan = plan_of(data, place, "replicate", data__keep_staged=True, data__staging_streams=1)
     code = (
-        "import os, sys\nfrom tests.node.data import test_staging as t\nfrom dlbench.datasets.staging import replicate\n"
-        "from pathlib import Path\ncopy, done = replicate.copy_file, []\n"
-        "def dies(*a, **k):\n    done.append(1)\n    len(done) > 6 and os.kill(os.getpid(), 9)\n    return copy(*a, **k)\n"
+        "import os, sys\nfrom pathlib import Path\nfrom dlbench.datasets.staging import replicate\n"
+        "from tests.node.data import test_staging as t\ncopy, done = replicate.copy_file, []\n"
+        "def dies(*a, **k):\n    done.append(1)\n    len(done) > 6 and os.kill(os.getpid(), 9)\n"
+        "    return copy(*a, **k)\n"
         "replicate.copy_file = dies\n"
         "t.staged(t.plan_of(Path(sys.argv[1]), Path(sys.argv[2]), 'replicate', data__keep_staged=True, "
         "data__staging_streams=1))\n"
