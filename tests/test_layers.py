@@ -187,6 +187,7 @@ OPENED_OTHERWISE = {
     "perfetto/parquet": "a file that it has just written, to sync it",
     "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
     "datasets/making/production": "what it has just made, to sync it",
+    "datasets/staging/place": "locks of folders of this user alone, following no link",
     "datasets/making/journal": "opened to be written and locked; refused unless it is a regular file",
     # Libraries that open by name, behind a look of their own.
     "history/index": "SQLite, after `_instead_of_file`",

@@ -50,11 +50,11 @@ class Journal:
         self._path = folder / JOURNAL
         self.known = _load(self._path)
         self._lock = threading.Lock()
-        self._file = self._path.open("ab" if self.known else "wb", buffering=0)
-        if self.known:
-            self._file.write(b"\n")  # ends a torn line
-        else:
-            self._file.write(json.dumps(_HEAD).encode() + b"\n")
+        if not self.known:
+            self._path.unlink(missing_ok=True)
+        self._file = self._path.open("ab", 0)
+        # A line that was torn ends here.
+        self._file.write(b"\n" if self.known else json.dumps(_HEAD).encode() + b"\n")
 
     def add(self, copied: CopiedFile) -> None:
         """A file is there; OSError if the disk refuses."""

@@ -241,7 +241,7 @@ def _resumed(
         return None
     checkpoint = Checkpoint(find_checkpoint(Path(plan.checkpoint.resume_from)))
     checkpoint.require(trained_identity(plan))
-    _require_same_holders(plan, checkpoint)
+    require_same_holders(plan, checkpoint)
     checkpoint.restore(model, optimizer)
     precision.restore(checkpoint.progress.loss_scaling)
     return checkpoint
@@ -266,7 +266,12 @@ def _ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
     return int(checkpoint.trained.get(SHARED_BY, plan.layout.ranks))
 
 
-def _require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
+def require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
+    """Proves that the samples which each rank holds are those that it went on with, or that an epoch begins.
+
+    Raises:
+        UserError: within an epoch, with another number of ranks, and each reads what it holds.
+    """
     before, progress = _ranks_before(plan, checkpoint), checkpoint.progress
     if before != plan.layout.ranks and progress.position.place:
         raise UserError(
