@@ -192,13 +192,25 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, density: Pat
 
 @pytest.mark.slow
 def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(tmp_path: Path, density: Path) -> None:
+    node = tmp_path / "node"
+    node.mkdir()
     run = run_of(
         tmp_path,
         "met",
         *("cosmoflow", "--data", density, "--engine", "ddp", "--ranks", "2", "--to-quality"),
         *("--set", "quality.target=0.9", "--set", "quality.evaluate_every_epochs=0.5", "--set", "model.dropout=0.0"),
+        *("--set", "data.loader_workers=auto", "--set", "data.cache=warm"),
+        *("--set", "data.staging=replicate", "--set", f"system.storage.local.path={node}"),
     )
     record = record_of(run)
+    tells_its_reading(record, density)
+    staging = record.staging
+    assert staging is not None
+    assert (staging.strategy, staging.nodes[0].items) == ("replicate", 2)  # a file of each split
+    assert staging.nodes[0].copied_bytes == sum(path.stat().st_size for path in density.rglob("*.h5"))
+    assert 0 < staging.nodes[0].seconds <= staging.seconds
+    assert list(node.iterdir()) == []
+    assert record.data["path"] == str(density / "train")
     quality = record.quality
     assert quality is not None
     assert quality.reached
@@ -221,12 +233,37 @@ def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(tmp_pat
     targets = h5py.File(density / "validation" / "density-0.h5")["y"][:].astype(float)
     assert quality.predictor_value == pytest.approx(np.abs(targets - targets.mean(0)).mean(), rel=1e-5)
     keys = [event.key for event in record.events]
-    assert keys[:4] == ["init_start", "init_stop", "run_start", "epoch_start"]
+    assert keys[:6] == ["init_start", "init_stop", "run_start", "staging_start", "staging_stop", "epoch_start"]
+    moments = {event.key: event.time_ms for event in record.events}
+    assert staging.seconds == pytest.approx((moments["staging_stop"] - moments["staging_start"]) / 1e3, abs=1.0)
+    spent_s = quality.time_to_quality_s
+    assert spent_s is not None
+    assert spent_s > staging.seconds  # inside of the timed window
     assert keys[-1] == "run_stop"
     assert record.events[-1].status == "success"
     assert keys.count("eval_start") == keys.count("eval_stop") == keys.count("eval_error") == len(quality.evaluations)
     times = [event.time_ms for event in record.events]
     assert all(a <= b for a, b in itertools.pairwise(times))
+
+
+def tells_its_reading(record: Record, density: Path) -> None:
+    """Of 48 volumes, in batches of 4 on two ranks."""
+    reading = record.reading
+    assert reading is not None
+    (readers,) = [setting for setting in record.settings if setting.key == "data.loader_workers"]
+    assert (readers.requested, readers.effective) == ("auto", reading.loader_workers)
+    assert [trial.loader_workers for trial in reading.trials][:2] == [0, 1]
+    assert all(trial.samples_per_s > 0 for trial in reading.trials)
+    assert record.inert == ()
+    assert f"filled by reading {(density / 'train/density-0.h5').stat().st_size:,} bytes" in reading.cache
+    assert reading.cached_share is None or (reading.cached_share > 0.99 and reading.cache_in_force)
+    assert sum(epoch.samples for epoch in reading.epochs) == record.steps * 8
+    assert [epoch.epoch for epoch in reading.epochs] == list(range(len(reading.epochs)))
+    assert [epoch.is_whole for epoch in reading.epochs][:-1] == [True] * (len(reading.epochs) - 1)
+    for epoch in reading.epochs:
+        assert epoch.tier_bytes == {"local": epoch.samples * (32**3 * 4 * 2 + 4 * 4)}
+        assert 0 < epoch.wait_s < epoch.seconds
+        assert epoch.fetch_s > 0
 
 
 OUT_OF_REACH = (

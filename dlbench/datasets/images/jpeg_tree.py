@@ -87,6 +87,10 @@ class JpegTree:
         """`<class>/<file>`."""
         return self.path(index).relative_to(self.root).as_posix()
 
+    def files(self) -> list[Path]:
+        """All images."""
+        return [self.path(index) for index in range(self.num_samples)]
+
     def close(self) -> None:
         """Files are open only while they are read."""
 

@@ -142,6 +142,10 @@ class ImageShards:
         member = start.partition(b"\0")[0].decode("utf-8", "backslashreplace")
         return f"member {member!r}" if member else f"member at byte {record}"
 
+    def files(self) -> list[Path]:
+        """The shards."""
+        return [self.root / name for name in self.index.shards]
+
     def close(self) -> None:
         """Closes all shards; reading again opens them again."""
         while self._descriptors:

@@ -60,6 +60,13 @@ class DensityIndex:
         """Volumes in all files."""
         return int(self.offsets[-1])
 
+    def paths(self) -> list[Path]:
+        """The files that samples are read from; of .npy also those of targets."""
+        names = [self.root / name for name in self.files]
+        if self.container != "npy":
+            return names
+        return [*names, *map(density_npy.targets_path, names)]
+
     def locate(self, index: int) -> tuple[Path, int]:
         """The file of a sample and its place in it."""
         file, place, _num = self.place(index)

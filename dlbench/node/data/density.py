@@ -89,9 +89,17 @@ class VolumeReader(InHalves):
     def labels(self) -> None:
         """Volumes have no classes."""
 
-    def _bad(self, index: int, reason: str) -> BadSampleError:
+    def name(self, index: int) -> str:
+        """File, and number in it."""
         path, place = self._index.locate(index)
-        return BadSampleError(f"{str(path)!r}, sample {place}: {reason}")
+        return f"{str(path)!r}, sample {place}"
+
+    def _bad(self, index: int, reason: str) -> BadSampleError:
+        return BadSampleError(f"{self.name(index)}: {reason}")
+
+    def files(self) -> list[Path]:
+        """The volumes' files."""
+        return self._index.paths()
 
     def describe(self) -> dict[str, object]:
         """Kind, path, shape, digest of file names and counts; for TFRecord also what takes gzip apart."""

@@ -8,12 +8,21 @@ from typing import Protocol
 
 import torch
 
+from dlbench.datasets.shuffling.ownership import ownership_for
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import ReadSpan, SampleReader
+from dlbench.node.data.reading.epochs import EpochReads
+from dlbench.node.data.reading.rank_reading import RankReading, planned_readers
+from dlbench.node.data.reading.throughput import Readers
 from dlbench.node.data.sharding import Position, ShardedOrder
+from dlbench.node.data.shuffling.audit import ReadAudit
+from dlbench.node.data.shuffling.awaiting import AwaitingReader
+from dlbench.node.data.shuffling.exchange import Meeting, SampleExchange
+from dlbench.node.data.shuffling.order import HeldOrder
+from dlbench.node.data.staging import StagedData
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.specs.workload import (
     BertModel,
@@ -45,8 +54,29 @@ class BatchSource(Protocol):
     def num_samples(self) -> int:
         """Samples in the data set, or in a synthetic pool."""
 
+    @property
+    def audit(self) -> ReadAudit | None:
+        """Who read what; None where nothing is read."""
+
+    @property
+    def exchange(self) -> SampleExchange | None:
+        """Brings samples of other ranks; None where nothing is exchanged. Stays open when the source is closed."""
+
+    def sample_name(self, index: int) -> str:
+        """File, and place in it, of one sample."""
+
     def recent_reads(self) -> list[ReadSpan]:
         """When the last batches were read, as many as a window of watched steps needs; none where nothing is read."""
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether it rests: epochs are read one by one, and the last batch of one has been handed out."""
+
+    def begin_epoch(self) -> None:
+        """Begins to read the next epoch where it rests; asking for a batch does it, too."""
+
+    def epoch_reads(self) -> list[EpochReads]:
+        """What was read for the batches handed out so far, epoch by epoch; nothing where nothing is read."""
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Itself."""
@@ -78,7 +108,10 @@ def build_source(
     start: Position | None = None,
     start_batch: int = 0,
     pin_memory: bool = False,
+    staged: StagedData | None = None,
+    meeting: Meeting | None = None,
     lister: Lister = ALONE,
+    reading: RankReading | None = None,
 ) -> BatchSource:
     """The training data of one rank.
 
@@ -96,10 +129,15 @@ def build_source(
         start: where to begin in the data set, for a run that continues another.
         start_batch: the same for synthetic data, batches of this rank.
         pin_memory: hand out page-locked tensors, whose copy to a GPU does not hold up the host (needs a GPU).
+        staged: what of the data set is on this node; None: nothing.
+        meeting: how samples are exchanged; needed for partial shuffling over several ranks, where all of them call this
+            at the same time.
         lister: through which the ranks of a node list the data set once; all of them must open the same.
+        reading: settles readers and page cache with the other ranks; None: as the specification says, which then must
+            give the readers in numbers.
 
     Raises:
-        UserError: the data set is missing, empty, damaged, too small, or does not fit the model.
+        UserError: the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
     """
     if data_spec.is_synthetic:
         return SyntheticSource(
@@ -111,8 +149,13 @@ def build_source(
             start_batch=start_batch,
             pin_memory=pin_memory,
         )
-    reader = _open(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=lister)
-    order = ShardedOrder(
+    if staged is None:
+        reader = open_training(model_spec, data_spec, seed, lister)
+    else:
+        copied = open_reader(staged.train_source(), model_spec, data_spec, seed, training=True, lister=lister)
+        reader = staged.reader(copied, rank)
+    order = _order(
+        data_spec,
         reader.num_samples,
         batch_size=batch_size,
         rank=rank,
@@ -121,14 +164,87 @@ def build_source(
         drop_last=drop_last,
         start=start,
     )
-    return LoadedSource(
-        reader,
-        order,
-        loader_workers=_workers(data_spec),
-        prefetch_batches=_prefetch(data_spec),
-        on_bad_sample=data_spec.on_bad_sample,
-        pin_memory=pin_memory,
+    audit = ReadAudit(
+        order, num_samples=reader.num_samples, ranks=world_size, labels=reader.labels(), start=start or Position()
     )
+    readers = planned_readers(data_spec) if reading is None else reading.settle(reader, order, batch_size)
+    exchange = None
+    if isinstance(order, HeldOrder) and order.ownership.slots:
+        exchange, reader = _exchange(order, reader, data_spec, rank, meeting, start or Position())
+    try:
+        return LoadedSource(
+            reader,
+            order,
+            loader_workers=readers.loader_workers,
+            prefetch_batches=max(1, readers.prefetch_batches),
+            on_bad_sample=data_spec.on_bad_sample,
+            pin_memory=pin_memory,
+            is_held=data_spec.staging == "shard",
+            audit=audit,
+            exchange=exchange,
+            epoch_by_epoch=reading is not None and reading.is_epoch_by_epoch,
+        )
+    except BaseException:
+        if exchange is not None:
+            exchange.close()
+        raise
+
+
+def _order(
+    data_spec: DataSpec,
+    num_samples: int,
+    *,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    seed: int,
+    drop_last: bool,
+    start: Position | None,
+) -> ShardedOrder:
+    ownership = ownership_for(data_spec, num_samples, world_size, seed=seed)
+    if ownership is not None:
+        return HeldOrder(ownership, batch_size=batch_size, rank=rank, drop_last=drop_last, start=start)
+    return ShardedOrder(
+        num_samples,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        seed=seed,
+        drop_last=drop_last,
+        start=start,
+    )
+
+
+def _exchange(
+    order: HeldOrder, reader: SampleReader, data_spec: DataSpec, rank: int, meeting: Meeting | None, start: Position
+) -> tuple[SampleExchange, SampleReader]:
+    """The exchange, begun, and a reader that waits for what it brings."""
+    if reader.num_bytes(0) == 0:
+        raise UserError(
+            f"data.shuffle {data_spec.shuffle}: of this data every rank holds all in memory, so there is nothing to "
+            "exchange; set data.shuffle to global or local"
+        )
+    assert meeting is not None  # a plan with partial shuffling has staging shard
+    exchange = SampleExchange(
+        order.ownership,
+        rank,
+        meeting.store,
+        batches_per_epoch=order.batches_per_epoch,
+        address=meeting.address,
+        first_epoch=start.epoch,
+    )
+    try:
+        exchange.meet(meeting.gather)
+    except BaseException:
+        exchange.close()
+        raise
+    order.on_batch = exchange.dealt
+    return exchange, AwaitingReader(reader, meeting.store, patience_s=meeting.patience_s)
+
+
+def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int, lister: Lister = ALONE) -> SampleReader:
+    """A reader of the training data where it lies; errors as of `build_source`."""
+    return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=lister)
 
 
 def validation_path(data_spec: DataSpec) -> Path:
@@ -159,7 +275,9 @@ def build_evaluation(
     world_size: int,
     seed: int,
     pin_memory: bool = False,
+    staged: StagedData | None = None,
     lister: Lister = ALONE,
+    readers: Readers | None = None,
 ) -> EvaluationSource:
     """The validation data of one rank, without augmentation.
 
@@ -172,37 +290,46 @@ def build_evaluation(
         world_size: ranks in all.
         seed: of masks that are drawn once.
         pin_memory: hand out page-locked tensors (needs a GPU).
+        staged: what of the data set is on this node; None: nothing.
         lister: as of `build_source`, another one.
+        readers: those of training; None: as the specification says, in numbers.
 
     Raises:
         UserError: there is no validation data, or it is damaged or does not fit the model.
     """
-    folder = validation_path(data_spec)
-    reader = _open(folder, model_spec, data_spec, seed, training=False, lister=lister)
+    folder = (staged.validation_source() if staged is not None else None) or validation_path(data_spec)
+    reader = open_reader(folder, model_spec, data_spec, seed, training=False, lister=lister)
+    readers = planned_readers(data_spec) if readers is None else readers
     return EvaluationSource(
         reader,
         num_samples=min(reader.num_samples, max_samples or reader.num_samples),
         batch_size=batch_size,
         rank=rank,
         world_size=world_size,
-        loader_workers=_workers(data_spec),
-        prefetch_batches=_prefetch(data_spec),
+        loader_workers=readers.loader_workers,
+        prefetch_batches=max(1, readers.prefetch_batches),
         on_bad_sample=data_spec.on_bad_sample,
         pin_memory=pin_memory,
     )
 
 
-def _workers(data_spec: DataSpec) -> int:
-    return 0 if data_spec.loader_workers == "auto" else data_spec.loader_workers
-
-
-def _prefetch(data_spec: DataSpec) -> int:
-    return 2 if data_spec.prefetch_batches == "auto" else data_spec.prefetch_batches
-
-
-def _open(
-    folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool, lister: Lister
+def open_reader(
+    folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool, lister: Lister = ALONE
 ) -> SampleReader:
+    """The reader of one split.
+
+    Args:
+        folder: of the split.
+        model_spec: of the workload.
+        data_spec: of the workload.
+        seed: of order and augmentation.
+        training: augment as for training.
+        lister: through which the ranks of a node list the split once.
+
+    Raises:
+        UserError: the data set is missing, empty, damaged, or does not fit the model.
+        EnvironmentLacksError: a library that its form needs is not installed.
+    """
     # Each format's libraries are imported only where it is read.
     if isinstance(data_spec, ImageData) and isinstance(model_spec, ResNetModel):
         from dlbench.node.data.images import image_classes, open_images

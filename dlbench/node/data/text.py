@@ -117,6 +117,14 @@ class TextReader(InHalves):
     def labels(self) -> None:
         """Text has no classes."""
 
+    def name(self, index: int) -> str:
+        """Text, and number of the run of sentences in it."""
+        return f"{str(self._maker.corpus.source)!r}, run of sentences {index}"
+
+    def files(self) -> list[Path]:
+        """The mapped arrays of a saved corpus; none of raw text, which was read whole when it was opened."""
+        return self._maker.corpus.files()
+
     def describe(self) -> dict[str, object]:
         """Kind, path, sizes and digest of text and vocabulary."""
         corpus = self._maker.corpus
@@ -215,9 +223,17 @@ class PretrainingHdf5Reader(InHalves):
     def labels(self) -> None:
         """Samples of text have no classes."""
 
-    def _bad(self, index: int, fault: str) -> BadSampleError:
+    def name(self, index: int) -> str:
+        """File, and row in it."""
         path, row = self._index.locate(index)
-        return BadSampleError(f"{str(path)!r}, row {row}: {fault}")
+        return f"{str(path)!r}, row {row}"
+
+    def _bad(self, index: int, fault: str) -> BadSampleError:
+        return BadSampleError(f"{self.name(index)}: {fault}")
+
+    def files(self) -> list[Path]:
+        """The HDF5 files."""
+        return list(self._index.files)
 
     def describe(self) -> dict[str, object]:
         """Kind, path, shape and digest of file names and sizes."""
