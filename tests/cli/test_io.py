@@ -20,6 +20,7 @@ from dlbench.jobs import reader_rate
 from tests.support.data_path_factory import data_story, reading_result
 from tests.support.paths import GOLDEN
 from tests.support.run_factory import constant, plans, write_run
+from tests.support.volumes import write_volumes
 
 ANSWER = """
 import json, sys
@@ -59,9 +60,11 @@ def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answering:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder; the program that answers does not look at it."""
+    """Names of images, which planning looks at; the program that answers does not."""
     folder = tmp_path / "pictures"
-    folder.mkdir()
+    (folder / "cats").mkdir(parents=True)
+    for number in range(300):
+        (folder / "cats" / f"{number}.jpg").touch()
     return folder
 
 
@@ -191,7 +194,6 @@ def test_readers_that_die_or_talk_nonsense_are_one_line(
         (["resnet50", "--data", "/", "--seconds", "1e9"], "--seconds 1e+09: must be at most"),
         (["resnet50", "--data", "/", "--repeats", "0"], "--repeats 0: must be from 1"),
         (["resnet50", "--data", "/", "--ranks", "0"], "--ranks '0': must be 1 or more"),
-        (["resnet50", "--data", "/", "--like", "/nope"], "--like /nope: no such folder"),
         (["resnet50", "--data", "/", "--like", "/", "--rate", "5"], "--like and --rate exclude each other"),
         (["resnet50", "--data", "/", "--series", "a"], "--series: trains, and needs --tiers"),
         (["resnet50", "--data", "/", "--out", "a"], "--out: trains, and needs --tiers"),
@@ -208,9 +210,12 @@ def test_wrong_requests_are_one_line(words: list[str], answer: str) -> None:
 def test_a_run_of_another_workload_or_without_figures_is_no_measure(data: Path, tmp_path: Path) -> None:
     (plan,) = plans(workload="cosmoflow", preset="ci", points=(1,), repeats=1)
     folder = write_run(tmp_path / "runs", plan, constant([0.0, 0.0, 30.0, 60.0, 0.0, 10.0]), data_story())
+    assert "--like /nope: no such folder" in refused("resnet50", "--data", data, "--like", "/nope")
     assert "is a run of cosmoflow, not of resnet50" in refused("resnet50", "--data", data, "--like", folder.path)
     folder.record.unlink()
-    assert "has no figures" in refused("cosmoflow", "--data", data, "--like", folder.path)
+    write_volumes(tmp_path / "volumes", 8, seed=0)
+    words = ("cosmoflow", "--preset", "ci", "--data", tmp_path / "volumes")
+    assert "has no figures" in refused(*words, "--like", folder.path)
 
 
 def test_what_would_be_read_is_shown_and_nothing_is_made(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +227,7 @@ def test_what_would_be_read_is_shown_and_nothing_is_made(data: Path, monkeypatch
     assert {order["data"]["source"] for order in orders} == {str(data)}
     result = io("resnet50", "--preset", "ci", "--data", data, "--tiers", "--repeats", 1, "--dry-run")
     assert [word in result.stdout for word in ("cached-input", "synthetic-input")] == [True, True]
-    assert list(data.iterdir()) == []
+    assert [path.name for path in data.iterdir()] == ["cats"]
 
 
 def test_the_series_of_tiers_is_told_at_its_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
