@@ -192,7 +192,7 @@ class BatchReader:
     def __getitem__(self, keys: list[Key]) -> Fetched:
         before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
-        samples = []
+        stack = _Stack(len(keys))
         for place in range(len(keys)):
             try:
                 sample = self._read(place, keys, fetched)
@@ -202,9 +202,8 @@ class BatchReader:
             if fetched.error is not None:
                 return fetched
             if sample is not None:
-                samples.append(sample.arrays)
-        if samples:
-            fetched.batch = _stacked(samples)
+                stack.add(sample.arrays)
+        fetched.batch = stack.batch()
         fetched.end_ns = time.monotonic_ns()
         after = storage_reads()
         if before is not None and after is not None:
@@ -256,8 +255,31 @@ class BatchReader:
             fetched.prepare_ns += end - between
 
 
-def _stacked(samples: list[dict[str, NDArray[np.generic]]]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(np.stack([s[name] for s in samples])) for name in samples[0]}
+class _Stack:
+    """A batch that is filled sample by sample, so that only one sample's arrays are held beside it."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._num = most, 0
+        self._arrays: dict[str, NDArray[np.generic]] = {}
+
+    def add(self, sample: dict[str, NDArray[np.generic]]) -> None:
+        """Copies a sample into the next place.
+
+        Raises:
+            ValueError: it has another shape than the first.
+        """
+        if not self._arrays:
+            values = {name: np.asarray(value) for name, value in sample.items()}
+            self._arrays = {name: np.empty((self._most, *one.shape), one.dtype) for name, one in values.items()}
+        for name, array in self._arrays.items():
+            if np.shape(sample[name]) != array.shape[1:]:
+                raise ValueError(f"{name}: a sample of shape {np.shape(sample[name])}, the first has {array.shape[1:]}")
+            array[self._num] = sample[name]
+        self._num += 1
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        """What has been added, as tensors; empty if nothing was."""
+        return {name: torch.from_numpy(array[: self._num]) for name, array in self._arrays.items()}
 
 
 def path_text(path: Path) -> str:
