@@ -557,3 +557,14 @@ def test_what_a_killed_node_left_is_removed_by_the_next(data: Path, place: Path)
     work, held = staged(plan_of(data, place, "replicate"))
     assert list(place.iterdir()) == [held.folder]
     work.close()
+
+
+def test_who_still_keeps_samples_makes_nothing_anew(data: Path, place: Path) -> None:
+    """Another rank of the node may read on for a moment when the one that staged is killed."""
+    plan = plan_of(data, place, "lazy")
+    work, held = staged(plan)
+    reader = own_reader(plan, held)
+    reader.fetch(1)
+    work.close()
+    assert reader.fetch(2).tier == "shared"
+    assert list(place.iterdir()) == []
