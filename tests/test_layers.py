@@ -50,14 +50,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"specs", "records", "datasets", "costs", "setup", "jobs", "stats", "reading", "report"}
     | {"views", "gate", "history", "collectives", "perfetto", "exports"},
     "node.models": NODE_FLOOR,
-    "node.data": NODE_FLOOR | {"node.models", "node.preflight"},
-    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures"},
+    "node.data": NODE_FLOOR | {"node.models", "node.preflight", "node.local_sockets"},
+    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.local_sockets"},
     "node.training": NODE_FLOOR
     | {"node.models", "node.data", "node.sync", "node.watching", "node.ranks", "node.cores", "node.rendezvous"},
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
     "node.collectives": NODE_FLOOR | {"node.sync", "node.ranks", "node.rendezvous", "node.failures"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
+    "node.local_sockets": set(),
     "node.cores": NODE_FLOOR | {"node.ranks"},
     "node.failures": NODE_FLOOR,
     "node.preflight": NODE_FLOOR | {"node.ranks"},
@@ -169,6 +170,8 @@ OPENED_OTHERWISE = {
     "machine/host": "/proc",
     "machine/environment": "/proc and /sys",
     "machine/readings": "/sys",
+    "machine/page_cache": "/proc",
+    "machine/storage_reads": "/proc",
     "node/cores": "/sys",
     "jobs/box/host": "/proc",
     "setup/probes": "/sys/fs/cgroup",

@@ -44,31 +44,45 @@ class ReadEpoch(Spec):
     samples: CountOrZero = Field(description="Samples read.")
     tier_bytes: dict[Tier, CountOrZero] = Field(description="Bytes of samples fetched, by the tier they came from.")
     storage_bytes: CountOrZero | None = Field(
-        description="Bytes that the kernel fetched from devices or the network for the readers (read_bytes of "
-        "/proc/PID/io, read-ahead included); the rest came from the page cache. Null where the kernel does not count."
+        description="Bytes that the kernel fetched from storage for the reading threads (read_bytes of "
+        "/proc/thread-self/io): read-ahead counts, and pages of libraries that a reader first uses; the rest came from "
+        "the page cache. Null where the kernel does not count, as on some network file systems."
     )
     fetch_s: NonNegative = Field(description="Time in fetching samples, all readers together, seconds.")
     prepare_s: NonNegative = Field(description="Time in decoding and augmenting, all readers together, seconds.")
     wait_s: NonNegative = Field(description="Time that ranks waited for batches, mean over ranks, seconds.")
     seconds: NonNegative = Field(description="Length of the epoch's steps on rank 0, seconds.")
+    cached_share: NonNegative | None = Field(
+        None,
+        description="Share of the data set's pages in the page cache when the epoch began; null where nobody looked or "
+        "the kernel does not tell. It is looked at before training and, with data.cache cold, before each epoch.",
+    )
 
 
 class ReaderTrial(Spec):
     """One attempt of the automatic choice of readers."""
 
     loader_workers: CountOrZero = Field(description="Reader processes of a rank.")
-    prefetch_batches: Count = Field(description="Batches each reads ahead.")
-    samples_per_s: NonNegative = Field(description="Samples of one rank a second, all ranks reading; median of trials.")
+    prefetch_batches: CountOrZero = Field(description="Batches each reads ahead; 0 where the training process reads.")
+    computing: Flag = Field(
+        False,
+        description="Whether the training process computed between batches, as long as reading one takes it; otherwise "
+        "it took batches as fast as they came.",
+    )
+    samples_per_s: NonNegative = Field(
+        description="Samples of the slowest rank a second, all ranks reading at the same time; median of trials."
+    )
 
 
 class ReadingResult(Spec):
     """How samples were read."""
 
     loader_workers: CountOrZero = Field(description="Reader processes per rank that were in force.")
-    prefetch_batches: Count = Field(description="Batches each read ahead.")
+    prefetch_batches: CountOrZero = Field(description="Batches each read ahead; 0 where the training process read.")
     trials: tuple[ReaderTrial, ...] = Field(
         (), description="What the automatic choice measured; empty: none was asked."
     )
+    trials_s: NonNegative = Field(0.0, description="What the automatic choice took before training, seconds.")
     cache: str = Field(description="What became of data.cache, in words, with the evidence.")
     cache_in_force: Flag = Field(description="Whether the page cache was as data.cache asks.")
     cached_share: NonNegative | None = Field(

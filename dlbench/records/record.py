@@ -34,6 +34,11 @@ class Setting(Spec):
     effective: str | int | float | bool | None = Field(description="What was in force; null where it cannot be told.")
     evidence: str = Field(description="How the effective value is known.")
 
+    @property
+    def is_without_effect(self) -> bool:
+        """Whether it was asked for and demonstrably not in force; `auto` asks for whatever is measured to be good."""
+        return self.requested not in (None, "auto", self.effective) and self.effective is not None
+
 
 class RankResult(Spec):
     """What one rank says of itself at the end."""

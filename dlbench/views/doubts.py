@@ -51,9 +51,8 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
         yield "not-pinned", "serious", f"ranks not bound to cores of their own{why}"
     for setting in record.settings:
         told = any(text.startswith(f"{setting.key}:") for text in (*record.warnings, *record.inert))
-        known = setting.requested is not None and setting.effective is not None
         # At one rank nothing is exchanged: no setting of the exchange can act.
-        if len(record.ranks) > 1 and known and not told and setting.requested != setting.effective:
+        if len(record.ranks) > 1 and not told and setting.is_without_effect:
             yield (
                 "inert",
                 "serious",

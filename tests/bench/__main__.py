@@ -6,7 +6,19 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-from tests.bench import communication, faults, gate, history, reading, spine, staging, watching, workloads
+from tests.bench import (
+    communication,
+    faults,
+    gate,
+    history,
+    reader_rate,
+    reading,
+    shuffling,
+    spine,
+    staging,
+    watching,
+    workloads,
+)
 from tests.bench.figures import Figure, save
 
 AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -15,9 +27,11 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "communication": communication.figures,
     "watching": watching.figures,
     "reading": reading.figures,
+    "reader_rate": reader_rate.figures,
     "gate": gate.figures,
     "history": history.figures,
     "faults": faults.figures,
+    "shuffling": shuffling.figures,
     "staging": staging.figures,
 }
 
@@ -25,6 +39,8 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "reading.few": reading.few,
     "reading.many": reading.many,
     "reading.large": reading.large,
+    "shuffling.times": shuffling.times,
+    "shuffling.accuracies": shuffling.accuracies,
     **faults.PARTS,
 }
 """Of areas; measured only when named."""

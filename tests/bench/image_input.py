@@ -38,7 +38,7 @@ Loop = Callable[[int], None]
 def figures() -> Iterator[Figure]:
     """All figures of the area."""
     model = ResNetModel(family="resnet", image_size=SIZE)
-    with tempfile.TemporaryDirectory() as temporary, _one_core():
+    with tempfile.TemporaryDirectory() as temporary, one_core():
         folder = Path(temporary)
         produce(PhotoRecipe(train_images=IMAGES, validation_images=0), folder / "tree")
         encoded = _encoded(folder / "tree" / "train")
@@ -66,7 +66,8 @@ def _figure(name: str, values: list[float], unit: str, told: str, goal: float | 
 
 
 @contextmanager
-def _one_core() -> Iterator[None]:
+def one_core() -> Iterator[None]:
+    """This process on one core, with one thread."""
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     os.sched_setaffinity(0, {max(cores)})
     torch.set_num_threads(1)
@@ -137,7 +138,7 @@ def _reader(folder: Path, model: ResNetModel) -> Loop:
     return loop
 
 
-class _Pillow(Dataset[Any]):
+class Pillow(Dataset[Any]):
     """What a script without further libraries does: Pillow decodes, crops, resizes and mirrors; torch collates."""
 
     def __init__(self, folder: Path) -> None:
@@ -161,7 +162,7 @@ class _Pillow(Dataset[Any]):
 
 def _data_loader(folder: Path) -> Loop:
     """torch's DataLoader without worker processes, on the same core."""
-    dataset = _Pillow(folder)
+    dataset = Pillow(folder)
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=BATCH, num_workers=0)
 
     def loop(number: int) -> None:

@@ -72,6 +72,9 @@ class ImageSet(Protocol):
     def filename(self, index: int) -> str:
         """The place of one sample relative to the folder; equal wherever the folder lies."""
 
+    def files(self) -> list[Path]:
+        """The files that samples are read from."""
+
     def close(self) -> None:
         """Closes files; reading again opens them again."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.containers.npy import map_array
+from dlbench.datasets.splits import require_no_splits
 from dlbench.datasets.text.vocabulary import Vocabulary
 from dlbench.errors import UserError
 from dlbench.opening import open_file, read_json, why_unreadable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 LAYOUT = "a UTF-8 text file or a folder of .txt files, a blank line between documents"
 SAVED = "corpus.json"
 SAVED_FORMAT = {"format": "dlbench.token-corpus", "version": 1}
+_SAVED_ARRAYS = ("tokens", "sentence_offsets", "document_offsets")
 MAX_ABOUT = 1 << 20
 """Bytes of `corpus.json` at most: it holds some numbers."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
@@ -61,6 +63,10 @@ class TextCorpus:
     def num_sentences(self) -> int:
         """Sentences in the corpus."""
         return len(self.sentence_offsets) - 1
+
+    def files(self) -> list[Path]:
+        """The files that tokens are read from while training; none where all of the text is in memory."""
+        return [] if self.saved is None else [self.saved / f"{name}.npy" for name in _SAVED_ARRAYS]
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.saved is not None:  # another process maps the file again instead of copying it
@@ -165,7 +171,7 @@ def text_files(source: Path) -> list[Path]:
     """The text files at a path: the file itself, or the `.txt` files of a folder, sorted.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or folders of splits instead.
     """
     if source.is_file():
         return [source]
@@ -173,6 +179,7 @@ def text_files(source: Path) -> list[Path]:
         raise UserError(f"{str(source)!r}: no such file or folder; expected {LAYOUT}")
     files = sorted(p for p in source.glob("*.txt") if p.is_file())
     if not files:
+        require_no_splits(source, (p.name for p in source.iterdir() if p.is_dir() and not p.name.startswith(".")))
         raise UserError(f"{str(source)!r} holds no .txt file; expected {LAYOUT}")
     return files
 
@@ -241,12 +248,11 @@ def open_corpus(folder: Path, vocabulary: Vocabulary) -> TextCorpus:
     Raises:
         UserError: the folder is damaged, or was tokenised with another vocabulary.
     """
-    names = ("tokens", "sentence_offsets", "document_offsets")
     try:
         about = read_json(folder / SAVED, MAX_ABOUT)
         form = {key: about[key] for key in SAVED_FORMAT}
         sizes = [about["num_tokens"], about["num_sentences"] + 1, about["num_documents"] + 1]
-        arrays = {name: map_array(folder / f"{name}.npy") for name in names}
+        arrays = {name: map_array(folder / f"{name}.npy") for name in _SAVED_ARRAYS}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{str(folder)!r}: not a whole token corpus: {why_unreadable(error)}") from None
     if form != SAVED_FORMAT or [len(array) for array in arrays.values()] != sizes:

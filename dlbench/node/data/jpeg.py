@@ -12,6 +12,7 @@ jpeg_decode). At 224 pixels that needs crops of 448 pixels or more, so it acts o
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -191,6 +192,10 @@ class JpegReader(InHalves):
     def name(self, index: int) -> str:
         """File, and place in it."""
         return self._images.name(index)
+
+    def files(self) -> list[Path]:
+        """Images or shards."""
+        return self._images.files()
 
     def describe(self) -> dict[str, object]:
         """Kind, path, classes, digest of the index, remarks on how the set was understood, and the decoder."""

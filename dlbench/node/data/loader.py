@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.node.data.loader_queue import LoaderContext
 from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
+from dlbench.node.data.reading.epochs import EpochLedger, EpochReads
 from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
 from dlbench.node.data.shuffling.audit import ReadAudit
 from dlbench.node.data.shuffling.exchange import SampleExchange
@@ -74,7 +76,7 @@ class _PinWorker:
         os.sched_setaffinity(0, {self._cores[-1 - worker % len(self._cores)]})
 
 
-def _fetch_batches(
+def fetch_batches(
     batches: BatchReader,
     keys: Callable[[], Iterator[list[Key]]],
     *,
@@ -110,7 +112,7 @@ def _fetch_batches(
     )
 
 
-def _begun(batches: Iterable[Fetched]) -> Iterator[Fetched]:
+def begun(batches: Iterable[Fetched]) -> Iterator[Fetched]:
     """A pass over batches, its loader processes started.
 
     Raises:
@@ -138,7 +140,7 @@ class _Passes:
         return self._begin()
 
 
-class _Ledger:
+class Ledger:
     """What went wrong while reading, what was read in another form than it was stored in, and when.
 
     Args:
@@ -154,15 +156,22 @@ class _Ledger:
         self._loader_workers = loader_workers
         self._recent: deque[tuple[int, int, int, int]] = deque(maxlen=RECENT_READS)
         self._taken = 0
+        self.epochs = EpochLedger()
 
     def take(self, fetched: Iterator[Fetched]) -> Batch | None:
-        """The next batch; None at the end of the pass.
+        """The next batch; None at the end of the pass. Errors as of `next`."""
+        item = self.next(fetched)
+        return None if item is None else item.batch
+
+    def next(self, fetched: Iterator[Fetched]) -> Fetched | None:
+        """The next batch with what is known of its reading; None at the end of the pass.
 
         Raises:
             UserError: a sample is unreadable and on_bad_sample is stop.
             EnvironmentLacksError: a batch does not fit into shared memory.
             RunError: a loader process died.
         """
+        begun_ns = time.monotonic_ns()
         try:
             item = next(fetched, None)
         except (RuntimeError, OSError, EOFError) as error:
@@ -176,6 +185,7 @@ class _Ledger:
             return None
         self._recent.append((self._taken, item.worker, item.start_ns, item.end_ns))
         self._taken += 1
+        self.epochs.add(item, time.monotonic_ns() - begun_ns)
         self.failures += item.failures
         self.num_converted += len(item.converted)
         for text in item.converted[: _NAMED_CONVERSIONS - len(self.converted)]:
@@ -185,7 +195,12 @@ class _Ledger:
         if item.error is not None:
             raise UserError(item.error)
         self._on_taken(item)
-        return item.batch
+        return item
+
+    @property
+    def num_taken(self) -> int:
+        """Batches handed out so far."""
+        return self._taken
 
     def recent_reads(self) -> list[ReadSpan]:
         """When the last batches were read, in the order of handing out."""
@@ -195,7 +210,33 @@ class _Ledger:
         ]
 
 
-def _end_workers(iterator: object) -> None:
+class _OneEpochEach:
+    """The keys of an endless order in passes of one epoch each; called anew for each pass."""
+
+    def __init__(self, batches: Iterator[list[Key]]) -> None:
+        self._batches = batches
+        self._next: list[Key] | None = None
+        self._given = 0
+        self.ends_after: int | None = None
+        """Batches, of all passes, after which the present pass ends; None until that is known."""
+
+    def __call__(self) -> Iterator[list[Key]]:
+        self.ends_after = None
+        keys = self._next or next(self._batches)
+        while True:
+            self._next = next(self._batches)
+            self._given += 1
+            is_last = self._next[0][0] != keys[0][0]
+            if is_last:
+                self.ends_after = self._given
+            yield keys
+            if is_last:
+                return
+            keys = self._next
+
+
+def end_workers(iterator: object) -> None:
+    """Ends the loader processes of a pass over batches, if it has any."""
     # torch ends the processes when the last reference to its iterator goes, which the traceback of an error may hold;
     # it has no public call for doing so now.
     end = getattr(iterator, "_shutdown_workers", None)
@@ -216,6 +257,8 @@ class LoadedSource:
         is_held: whether the reader has this rank's samples alone: then one of the same batch is taken instead.
         audit: told of everything that is handed out.
         exchange: brings samples of other ranks, and is told how far training is; its owner closes it.
+        epoch_by_epoch: read nothing ahead across the border of epochs; what comes before the next epoch is read can be
+            done where `is_between_epochs` says so.
     """
 
     def __init__(
@@ -230,21 +273,22 @@ class LoadedSource:
         is_held: bool = False,
         audit: ReadAudit | None = None,
         exchange: SampleExchange | None = None,
+        epoch_by_epoch: bool = False,
     ) -> None:
         self.order, self.audit, self.exchange = order, audit, exchange
         self._reader, self._loader_workers = reader, loader_workers
+        self._ledger = Ledger(loader_workers, self._taken)
         self._num_taken = 0
-        self._ledger = _Ledger(loader_workers, self._taken)
-        batches = BatchReader(reader, on_bad_sample, within_batch=is_held)
-        fetched = _fetch_batches(
-            batches,
-            order.batches,
+        self._epochs = _OneEpochEach(order.batches()) if epoch_by_epoch else None
+        self._loader = fetch_batches(
+            BatchReader(reader, on_bad_sample, within_batch=is_held),
+            self._epochs or order.batches,
             loader_workers=loader_workers,
             prefetch_batches=prefetch_batches,
             pin_memory=pin_memory,
-            persistent=False,
+            persistent=epoch_by_epoch,
         )
-        self._fetched: Iterator[Fetched] | None = _begun(fetched)
+        self._fetched: Iterator[Fetched] | None = begun(self._loader)
 
     @property
     def failures(self) -> list[str]:
@@ -255,6 +299,20 @@ class LoadedSource:
     def num_samples(self) -> int:
         """Samples in the data set, over all ranks."""
         return self._reader.num_samples
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether, read epoch by epoch, the last batch of one has been handed out and none of the next is read."""
+        return self._epochs is not None and self._epochs.ends_after == self._ledger.num_taken
+
+    def begin_epoch(self) -> None:
+        """Begins to read the next epoch, where `is_between_epochs`; asking for a batch does it, too."""
+        if self.is_between_epochs:
+            self._fetched = begun(self._loader)
+
+    def epoch_reads(self) -> list[EpochReads]:
+        """What was read for the batches handed out so far, epoch by epoch."""
+        return self._ledger.epochs.reads
 
     def recent_reads(self) -> list[ReadSpan]:
         """When the last `RECENT_READS` batches were read."""
@@ -275,6 +333,7 @@ class LoadedSource:
             raise RunError("a batch was asked for from a closed data source")
         if self.exchange is not None:
             self.exchange.require_well()
+        self.begin_epoch()
         batch = self._ledger.take(self._fetched)
         assert batch is not None  # the order has no end
         return batch
@@ -309,7 +368,7 @@ class LoadedSource:
     def close(self) -> None:
         """Ends the loader processes and closes files; twice does no harm."""
         iterator, self._fetched = self._fetched, None
-        _end_workers(iterator)
+        end_workers(iterator)
         self._reader.close()
 
 
@@ -341,10 +400,10 @@ class EvaluationSource:
     ) -> None:
         self.num_samples = num_samples
         self._reader, self._loader_workers = reader, loader_workers
-        self._ledger = _Ledger(loader_workers)
+        self._ledger = Ledger(loader_workers)
         self._iterator: Iterator[Fetched] | None = None
         keys = partial(evaluation_batches, num_samples, batch_size=batch_size, rank=rank, world_size=world_size)
-        self._loader = _fetch_batches(
+        self._loader = fetch_batches(
             BatchReader(reader, on_bad_sample, replace=False),
             keys,
             loader_workers=loader_workers,
@@ -364,7 +423,7 @@ class EvaluationSource:
         Raises:
             UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
         """
-        self._iterator = _begun(self._loader)
+        self._iterator = begun(self._loader)
         while (batch := self._ledger.take(self._iterator)) is not None:
             if batch:
                 yield batch
@@ -372,5 +431,5 @@ class EvaluationSource:
     def close(self) -> None:
         """Ends the loader processes and closes files; twice does no harm."""
         iterator, self._iterator = self._iterator, None
-        _end_workers(iterator)
+        end_workers(iterator)
         self._reader.close()

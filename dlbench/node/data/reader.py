@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dlbench.machine.storage_reads import storage_reads
 from dlbench.node.data.sharding import Key
 from dlbench.specs.system import Tier
 from dlbench.units import utf8_text
@@ -90,6 +91,9 @@ class SampleReader(Protocol):
     def name(self, index: int) -> str:
         """File, and place in it, of one sample, for messages; never fails."""
 
+    def files(self) -> list[Path]:
+        """The files that `fetch` reads, from the index; none where it reads none. Those of a store, if it reads one."""
+
     def describe(self) -> dict[str, object]:
         """What the data set is, ready for JSON: kind, path, index_sha256, ..."""
 
@@ -140,6 +144,8 @@ class Fetched:
     """Of `fetch_ns`, spent in waiting for samples on their way from other ranks."""
     not_arrived: tuple[Key, float] | None = None
     """A sample that did not come from another rank, and how long it was waited for, seconds: the run must stop."""
+    storage_bytes: int | None = None
+    """Bytes that the kernel fetched from storage for it, read-ahead included; None where it does not count."""
 
     def pin_memory(self) -> Self:
         """Moves the batch to page-locked memory; torch calls it where that is asked for."""
@@ -184,6 +190,7 @@ class BatchReader:
         self._replace, self._within_batch = replace, within_batch
 
     def __getitem__(self, keys: list[Key]) -> Fetched:
+        before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
         samples = []
         for place in range(len(keys)):
@@ -199,6 +206,9 @@ class BatchReader:
         if samples:
             fetched.batch = _stacked(samples)
         fetched.end_ns = time.monotonic_ns()
+        after = storage_reads()
+        if before is not None and after is not None:
+            fetched.storage_bytes = after - before
         return fetched
 
     def _read(self, place: int, keys: list[Key], fetched: Fetched) -> Sample | None:

@@ -12,7 +12,11 @@ from dlbench.datasets.shuffling.ownership import ownership_for
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource
+from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import ReadSpan, SampleReader
+from dlbench.node.data.reading.epochs import EpochReads
+from dlbench.node.data.reading.rank_reading import RankReading, planned_readers
+from dlbench.node.data.reading.throughput import Readers
 from dlbench.node.data.sharding import Position, ShardedOrder
 from dlbench.node.data.shuffling.audit import ReadAudit
 from dlbench.node.data.shuffling.awaiting import AwaitingReader
@@ -64,6 +68,16 @@ class BatchSource(Protocol):
     def recent_reads(self) -> list[ReadSpan]:
         """When the last batches were read, as many as a window of watched steps needs; none where nothing is read."""
 
+    @property
+    def is_between_epochs(self) -> bool:
+        """Whether it rests: epochs are read one by one, and the last batch of one has been handed out."""
+
+    def begin_epoch(self) -> None:
+        """Begins to read the next epoch where it rests; asking for a batch does it, too."""
+
+    def epoch_reads(self) -> list[EpochReads]:
+        """What was read for the batches handed out so far, epoch by epoch; nothing where nothing is read."""
+
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """Itself."""
 
@@ -96,6 +110,8 @@ def build_source(
     pin_memory: bool = False,
     staged: StagedData | None = None,
     meeting: Meeting | None = None,
+    lister: Lister = ALONE,
+    reading: RankReading | None = None,
 ) -> BatchSource:
     """The training data of one rank.
 
@@ -116,6 +132,9 @@ def build_source(
         staged: what of the data set is on this node; None: nothing.
         meeting: how samples are exchanged; needed for partial shuffling over several ranks, where all of them call this
             at the same time.
+        lister: through which the ranks of a node list the data set once; all of them must open the same.
+        reading: settles readers and page cache with the other ranks; None: as the specification says, which then must
+            give the readers in numbers.
 
     Raises:
         UserError: the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
@@ -131,9 +150,9 @@ def build_source(
             pin_memory=pin_memory,
         )
     if staged is None:
-        reader = open_training(model_spec, data_spec, seed)
+        reader = open_training(model_spec, data_spec, seed, lister)
     else:
-        copied = _open(staged.train_source(), model_spec, data_spec, seed, training=True)
+        copied = open_reader(staged.train_source(), model_spec, data_spec, seed, training=True, lister=lister)
         reader = staged.reader(copied, rank)
     order = _order(
         data_spec,
@@ -148,6 +167,7 @@ def build_source(
     audit = ReadAudit(
         order, num_samples=reader.num_samples, ranks=world_size, labels=reader.labels(), start=start or Position()
     )
+    readers = planned_readers(data_spec) if reading is None else reading.settle(reader, order, batch_size)
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(order, reader, data_spec, rank, meeting, start or Position())
@@ -155,13 +175,14 @@ def build_source(
         return LoadedSource(
             reader,
             order,
-            loader_workers=_workers(data_spec),
-            prefetch_batches=_prefetch(data_spec),
+            loader_workers=readers.loader_workers,
+            prefetch_batches=max(1, readers.prefetch_batches),
             on_bad_sample=data_spec.on_bad_sample,
             pin_memory=pin_memory,
             is_held=data_spec.staging == "shard",
             audit=audit,
             exchange=exchange,
+            epoch_by_epoch=reading is not None and reading.is_epoch_by_epoch,
         )
     except BaseException:
         if exchange is not None:
@@ -221,9 +242,9 @@ def _exchange(
     return exchange, AwaitingReader(reader, meeting.store, patience_s=meeting.patience_s)
 
 
-def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> SampleReader:
+def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int, lister: Lister = ALONE) -> SampleReader:
     """A reader of the training data where it lies; errors as of `build_source`."""
-    return _open(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True)
+    return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=lister)
 
 
 def validation_path(data_spec: DataSpec) -> Path:
@@ -255,6 +276,8 @@ def build_evaluation(
     seed: int,
     pin_memory: bool = False,
     staged: StagedData | None = None,
+    lister: Lister = ALONE,
+    readers: Readers | None = None,
 ) -> EvaluationSource:
     """The validation data of one rank, without augmentation.
 
@@ -268,47 +291,58 @@ def build_evaluation(
         seed: of masks that are drawn once.
         pin_memory: hand out page-locked tensors (needs a GPU).
         staged: what of the data set is on this node; None: nothing.
+        lister: as of `build_source`, another one.
+        readers: those of training; None: as the specification says, in numbers.
 
     Raises:
         UserError: there is no validation data, or it is damaged or does not fit the model.
     """
     folder = (staged.validation_source() if staged is not None else None) or validation_path(data_spec)
-    reader = _open(folder, model_spec, data_spec, seed, training=False)
+    reader = open_reader(folder, model_spec, data_spec, seed, training=False, lister=lister)
+    readers = planned_readers(data_spec) if readers is None else readers
     return EvaluationSource(
         reader,
         num_samples=min(reader.num_samples, max_samples or reader.num_samples),
         batch_size=batch_size,
         rank=rank,
         world_size=world_size,
-        loader_workers=_workers(data_spec),
-        prefetch_batches=_prefetch(data_spec),
+        loader_workers=readers.loader_workers,
+        prefetch_batches=max(1, readers.prefetch_batches),
         on_bad_sample=data_spec.on_bad_sample,
         pin_memory=pin_memory,
     )
 
 
-def _workers(data_spec: DataSpec) -> int:
-    return 0 if data_spec.loader_workers == "auto" else data_spec.loader_workers
+def open_reader(
+    folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool, lister: Lister = ALONE
+) -> SampleReader:
+    """The reader of one split.
 
+    Args:
+        folder: of the split.
+        model_spec: of the workload.
+        data_spec: of the workload.
+        seed: of order and augmentation.
+        training: augment as for training.
+        lister: through which the ranks of a node list the split once.
 
-def _prefetch(data_spec: DataSpec) -> int:
-    return 2 if data_spec.prefetch_batches == "auto" else data_spec.prefetch_batches
-
-
-def _open(folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool) -> SampleReader:
+    Raises:
+        UserError: the data set is missing, empty, damaged, or does not fit the model.
+        EnvironmentLacksError: a library that its form needs is not installed.
+    """
     # Each format's libraries are imported only where it is read.
     if isinstance(data_spec, ImageData) and isinstance(model_spec, ResNetModel):
         from dlbench.node.data.images import image_classes, open_images
 
         # A validation tree may lack a class; its labels are still those of the training data.
-        classes = None if training else image_classes(train_folder(Path(data_spec.source)))
-        return open_images(folder, model_spec, seed, training=training, classes=classes)
+        classes = None if training else image_classes(train_folder(Path(data_spec.source)), lister)
+        return open_images(folder, model_spec, seed, training=training, classes=classes, lister=lister)
     if isinstance(data_spec, TextData) and isinstance(model_spec, BertModel):
         from dlbench.node.data.text import open_text
 
-        return open_text(folder, model_spec, data_spec, seed, training=training)
+        return open_text(folder, model_spec, data_spec, seed, training=training, lister=lister)
     if isinstance(data_spec, DensityData) and isinstance(model_spec, CosmoFlowModel):
         from dlbench.node.data.density import open_density
 
-        return open_density(folder, model_spec, seed, training=training)
+        return open_density(folder, model_spec, seed, training=training, lister=lister)
     raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")

@@ -44,6 +44,10 @@ class _Around(InHalves):
         """As the reader says: of the source."""
         return self._reader.name(index)
 
+    def files(self) -> list[Path]:
+        """As the reader says."""
+        return self._reader.files()
+
     def describe(self) -> dict[str, object]:
         """As the reader does: of the source."""
         return self._reader.describe()
@@ -88,6 +92,10 @@ class HeldReader(_Around):
             raise self._lost(self._store, index, "missing")
         return Raw(data, self._tier)
 
+    def files(self) -> list[Path]:
+        """Those of the store."""
+        return [self._store.path(index) for index in self._store.indices()]
+
 
 class KeepingReader(_Around):
     """Samples kept on the node when they are first read (lazy), and never removed.
@@ -123,6 +131,10 @@ class KeepingReader(_Around):
         if may_be_kept and self._is_on and raw.data:
             self._keep(index, raw.data)
         return raw
+
+    def files(self) -> list[Path]:
+        """Those of the source, and what is kept by now."""
+        return [*self._reader.files(), *(self._store.path(index) for index in self._store.indices())]
 
     def _keep(self, index: int, data: bytes) -> None:
         try:

@@ -69,7 +69,9 @@ class StagedData:
 
     def validation_source(self) -> Path | None:
         """The folder of the copied validation data; None where the source serves."""
-        if not self.evaluates or len(parts := replicated_parts(self.plan)) < 2:
+        if self.plan.workload.data.staging != "replicate" or not self.evaluates:
+            return None
+        if len(parts := replicated_parts(self.plan)) < 2:
             return None
         return self.folder / "data" / list(parts)[1]
 

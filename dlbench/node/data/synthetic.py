@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from dlbench.node.data.reader import ReadSpan
+from dlbench.node.data.reading.epochs import EpochReads
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.node.data.shuffling.audit import ReadAudit
 from dlbench.node.data.shuffling.exchange import SampleExchange
@@ -71,6 +72,18 @@ class SyntheticSource:
         return f"sample {index}"
 
     def recent_reads(self) -> list[ReadSpan]:
+        """Nothing is read."""
+        return []
+
+    @property
+    def is_between_epochs(self) -> bool:
+        """Never: it has no epochs."""
+        return False
+
+    def begin_epoch(self) -> None:
+        """Nothing is read."""
+
+    def epoch_reads(self) -> list[EpochReads]:
         """Nothing is read."""
         return []
 

@@ -27,7 +27,7 @@ from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.units import utc_now
 
 Told = Sequence[dict[str, Any]]
-"""Of every rank: `result`, `environment`, `warnings`, `norms`, `watch`, `staging`, `samples`."""
+"""Of every rank: `result`, `environment`, `warnings`, `reads`, `norms`, `watch`, `staging`, `samples`."""
 
 
 def make_record(
@@ -62,7 +62,7 @@ def make_record(
         events: moments of the run.
     """
     ranks = [RankResult.model_validate(item["result"]) for item in everyone]
-    precision = ready.trainee.precision
+    precision, reading = ready.trainee.precision, ready.reading
     steps = seen.steps - ready.course.warmup
     checks = sanity.check(plan, ranks, measured_steps=steps, exchange=exchange, is_scaled=precision.is_scaled)
     checks += shuffle.checks
@@ -76,6 +76,7 @@ def make_record(
         *_doubts_of_compute(plan, ranks, device),
         *sanity.exchange_doubts(exchange, is_scaled=precision.is_scaled),
         *watch_doubts(plan, ready.course, watched, exchange),
+        *(reading.warnings() if reading is not None else []),
     ]
     return Record.model_validate(
         {
@@ -98,6 +99,7 @@ def make_record(
             "data": ready.source.describe(),
             "staging": staging_result(plan, ready.staging, everyone),
             "shuffle": shuffle.result,
+            "reading": reading.result([item["reads"] for item in everyone], seen.step_s) if reading else None,
             "steps": seen.steps,
             "first_step": ready.course.first,
             "resumed_from": str(ready.resumed.path) if ready.resumed else None,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from dlbench.node.data.reading.rank_reading import EpochRest
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
@@ -48,6 +49,8 @@ class Trainee:
     rank: int = 0
     noise: NoiseProbe | None = None
     fault: PlantedFault | None = None
+    rest: EpochRest | None = None
+    """What happens between two epochs, where something does."""
 
 
 @dataclass(kw_only=True)
@@ -155,15 +158,19 @@ class TrainingLoop:
         self._writer.flush()
 
     def _ends_after(self, done: int) -> bool:
-        """Evaluations and checkpoints, between steps and outside of their times."""
-        stops = self._course.stops(done)
-        if self._pause is None or not (stops or self._course.ends_epoch(done)):
-            return False
+        """Evaluations, checkpoints and the emptying of caches, between steps and outside of their times."""
+        rest, course = self._trainee.rest, self._course
+        rests = rest is not None and done < course.end and rest.is_due
+        pauses = self._pause is not None and (course.stops(done) or course.ends_epoch(done))
+        stops = rests or (pauses and course.stops(done))
         if stops:  # the end of an epoch is only noted; the device need not be waited for
             self._drain()
             if self._watch is not None:
                 self._watch.leave_step()
-        ends = self._pause(done, self._result.spent_ns / 1e9)
+        ends = pauses and self._pause is not None and self._pause(done, self._result.spent_ns / 1e9)
+        if rest is not None and rests and not ends:
+            with self._watch.pause("cold cache") if self._watch is not None else nullcontext():
+                rest.take()
         if stops:
             self._trainee.engine.barrier()
         return ends

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.node.data.one_lister import Lister
+from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.shuffling.exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_source
@@ -72,6 +74,8 @@ class Prepared:
     staging: Staging | None
     """What was brought to the nodes; None where nothing was."""
     warnings: tuple[str, ...]
+    reading: RankReading | None
+    """How samples are read; None for synthetic data."""
 
     def position(self, done: int) -> Position:
         """Where the sample order stands after `done` steps of the whole training."""
@@ -87,6 +91,7 @@ def prepare(
     timer: PhaseTimer,
     before_data: Callable[[], None] = lambda: None,
     bring: Callable[[Progress | None], Staging | None] = lambda _: None,
+    beat: Callable[[str], None] = lambda _what: None,
 ) -> Prepared:
     """Builds network, optimiser and data as planned; the engine makes all ranks' parameters equal.
 
@@ -98,6 +103,7 @@ def prepare(
         timer: told of the end of the backward pass, where the engine knows it.
         before_data: called when everything is built but nothing of the data set has been touched.
         bring: called then with the progress of the checkpoint that is gone on from; stages the data.
+        beat: told what moved while readers and page cache are settled.
 
     Raises:
         UserError: the data set is not what the plan needs, or what it resumes from does not fit.
@@ -120,7 +126,8 @@ def prepare(
     before_data()
     progress = resumed.progress if resumed else None
     staging = bring(progress)
-    source, first = _source(plan, place, engine, progress, staging, pin_memory=device.type == "cuda")
+    reading = None if workload.data.is_synthetic else rank_reading(plan, place, engine, device, beat)
+    source, first = _source(plan, place, engine, progress, staging, reading, device)
     try:
         if resumed is not None:
             resumed.require(data_identity(source))
@@ -148,6 +155,7 @@ def prepare(
         rank=place.rank,
         noise=noise,
         fault=fault,
+        rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
     )
     staged = staging.warnings if staging is not None else ()
     warnings = (*precision.warnings, *staged, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
@@ -159,6 +167,21 @@ def prepare(
         resumed=resumed,
         staging=staging,
         warnings=warnings,
+        reading=reading,
+    )
+
+
+def rank_reading(
+    plan: RunPlan, place: RankPlace, engine: Engine, device: torch.device, beat: Callable[[str], None]
+) -> RankReading:
+    """How this rank will read; settled with the other ranks when the data set is opened."""
+    return RankReading(
+        plan.workload.data,
+        cores=plan.layout.cores_per_rank,
+        is_node_first=place.local_rank == 0,
+        ranks=engine,
+        device=device,
+        beat=beat,
     )
 
 
@@ -218,10 +241,21 @@ def _resumed(
         return None
     checkpoint = Checkpoint(find_checkpoint(Path(plan.checkpoint.resume_from)))
     checkpoint.require(trained_identity(plan))
-    _require_same_holders(plan, checkpoint)
+    require_same_holders(plan, checkpoint)
     checkpoint.restore(model, optimizer)
     precision.restore(checkpoint.progress.loss_scaling)
     return checkpoint
+
+
+def lister_for(plan: RunPlan, place: RankPlace, purpose: str) -> Lister:
+    """Through which the ranks of this rank's node list the data for one purpose, e.g. training, once."""
+    return Lister(
+        name=f"{place.token} {place.node_rank} {purpose}",
+        first_rank=place.rank - place.local_rank,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        timeout_s=plan.measure.stall_timeout_s,
+    )
 
 
 def _ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
@@ -232,7 +266,12 @@ def _ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
     return int(checkpoint.trained.get(SHARED_BY, plan.layout.ranks))
 
 
-def _require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
+def require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
+    """Proves that the samples which each rank holds are those that it went on with, or that an epoch begins.
+
+    Raises:
+        UserError: within an epoch, with another number of ranks, and each reads what it holds.
+    """
     before, progress = _ranks_before(plan, checkpoint), checkpoint.progress
     if before != plan.layout.ranks and progress.position.place:
         raise UserError(
@@ -248,8 +287,8 @@ def _source(
     engine: Engine,
     progress: Progress | None,
     staging: Staging | None,
-    *,
-    pin_memory: bool,
+    reading: RankReading | None,
+    device: torch.device,
 ) -> tuple[BatchSource, int]:
     """The training data from where it goes on, and the steps done before, in steps of this plan's global batch."""
     train = plan.workload.train
@@ -265,9 +304,11 @@ def _source(
         start=progress.position if progress else None,
         start_batch=first,
         # Without page-locked memory a copy to the GPU cannot run beside computation.
-        pin_memory=pin_memory,
         staged=staging.data if staging is not None else None,
         meeting=_meeting(plan, place, engine, staging),
+        lister=lister_for(plan, place, "training"),
+        pin_memory=device.type == "cuda",
+        reading=reading,
     )
     return source, first
 

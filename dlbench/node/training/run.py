@@ -15,7 +15,6 @@ from dlbench.machine import environment
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
-from dlbench.node.data.staging import StagedData
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases, sanity
@@ -25,7 +24,7 @@ from dlbench.node.training.events import Events
 from dlbench.node.training.gathering import make_record
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.loop import LoopResult, TrainingLoop
-from dlbench.node.training.prepare import Prepared, prepare
+from dlbench.node.training.prepare import Prepared, lister_for, prepare
 from dlbench.node.training.shuffling import shuffled, told_of_samples
 from dlbench.node.training.staging import Staging, stage
 from dlbench.records.files import write_json
@@ -93,11 +92,11 @@ class RankRun:
         self._watch.stage("building")
         torch.set_num_threads(self._binding.threads)
         timer = phases.timer_for(self._device, synchronise=plan.measure.phases == "synchronised")
-        ready = prepare(plan, place, self._engine, self._device, timer, self._start_run, self._stage)
+        ready = prepare(plan, place, self._engine, self._device, timer, self._start_run, self._stage, self._beat)
         validation: EvaluationSource | None = None
         try:
             if ready.course.evaluate_every is not None:
-                validation = self._validation(ready.staging.data if ready.staging is not None else None)
+                validation = self._validation(ready)
             self._require_steps(ready)
             self._beat("opening the data")
             self._warnings += ready.warnings
@@ -152,7 +151,7 @@ class RankRun:
         self._watch.stage("building")
         return staging
 
-    def _validation(self, staged: StagedData | None) -> EvaluationSource:
+    def _validation(self, ready: Prepared) -> EvaluationSource:
         workload, quality = self._plan.workload, self._plan.workload.quality
         parts = workload.train.gradient_accumulation
         return build_evaluation(
@@ -165,7 +164,9 @@ class RankRun:
             world_size=self._place.size,
             seed=workload.train.seed,
             pin_memory=self._device.type == "cuda",
-            staged=staged,
+            staged=ready.staging.data if ready.staging is not None else None,
+            lister=lister_for(self._plan, self._place, "evaluation"),
+            readers=ready.reading.readers if ready.reading is not None else None,
         )
 
     def _require_steps(self, ready: Prepared) -> None:
@@ -222,6 +223,7 @@ class RankRun:
             "result": result.model_dump(mode="json"),
             "environment": found,
             "warnings": self._warnings,
+            "reads": [epoch.told() for epoch in ready.source.epoch_reads()],
             "norms": ready.trainee.noise.told() if ready.trainee.noise is not None else [],
         }
 
@@ -242,7 +244,8 @@ class RankRun:
             self._engine.barrier()  # nobody reads or receives what is staged any more
             ready.staging.close()
         shuffle = shuffled(self._plan, ready.source, [each["samples"] for each in everyone], self._engine.gather)
-        settings = [*self._engine.settings(), *shuffle.settings]
+        reading = ready.reading.settings() if ready.reading is not None else []
+        settings = [*self._engine.settings(), *shuffle.settings, *reading]
         if self._place.rank != 0:
             return None
         record = make_record(

@@ -73,13 +73,14 @@ def planned_doubts(plan: RunPlan) -> list[str]:
 
 
 def inert(settings: list[Setting], *, ranks: int) -> tuple[str, ...]:
-    """Settings that were asked for and demonstrably not in force, a sentence each; at one rank nothing acts."""
-    if ranks == 1:
-        return ()
+    """Settings that were asked for and demonstrably not in force, a sentence each.
+
+    At one rank nothing is exchanged: of settings only those of data can act.
+    """
     return tuple(
         f"{s.key}: {s.requested} was asked for, {s.effective} was in force ({s.evidence})"
         for s in settings
-        if s.requested is not None and s.effective is not None and s.effective != s.requested
+        if s.is_without_effect and (ranks > 1 or s.key.startswith("data."))
     )
 
 

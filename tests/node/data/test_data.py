@@ -22,7 +22,7 @@ from dlbench.errors import RunError, UserError
 from dlbench.node.data import jpeg, reader
 from dlbench.node.data.density import VolumeReader
 from dlbench.node.data.loader import RECENT_READS, LoadedSource
-from dlbench.node.data.reader import BadSampleError, BatchReader, Sample
+from dlbench.node.data.reader import BadSampleError, BatchReader, Raw, Sample
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.node.data.source import BatchSource, build_source
 from dlbench.node.data.synthetic import POOL_BATCHES
@@ -238,11 +238,27 @@ class Probe:
 
     num_samples = 8
 
-    def read(self, key: Key) -> Sample:
+    def fetch(self, index: int) -> Raw:
+        return Raw(b"x" * (index + 1))
+
+    def prepare(self, key: Key, data: bytes) -> Sample:
+        assert len(data) == self.num_bytes(key[1])
         if key == (1, 0):
             raise MemoryError("a defect")
         about = [os.getpid(), torch.get_num_threads(), len(os.sched_getaffinity(0))]
         return Sample({"about": np.array(about)})
+
+    def num_bytes(self, index: int) -> int:
+        return index + 1
+
+    def labels(self) -> None:
+        pass
+
+    def name(self, index: int) -> str:
+        return f"sample {index}"
+
+    def files(self) -> list[Path]:
+        return []
 
     def describe(self) -> dict[str, object]:
         return {"kind": "probe"}
@@ -467,8 +483,8 @@ def test_synthetic_text_is_like_prepared_text() -> None:
 
 def test_a_whole_batch_reader_stops_at_the_first_bad_sample() -> None:
     class Bad(Probe):
-        def read(self, key: Key) -> Sample:
-            raise BadSampleError(f"file {key[1]}: broken")
+        def fetch(self, index: int) -> Raw:
+            raise BadSampleError(f"file {index}: broken")
 
     fetched = BatchReader(Bad(), "stop")[[(0, 3), (0, 4)]]
     assert fetched.failures == ["file 3: broken"]

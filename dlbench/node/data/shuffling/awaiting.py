@@ -78,6 +78,10 @@ class AwaitingReader(InHalves):
         """As of the reader of the store."""
         return self._reader.name(index)
 
+    def files(self) -> list[Path]:
+        """As of the reader of the store."""
+        return self._reader.files()
+
     def describe(self) -> dict[str, object]:
         """As of the reader of the store."""
         return self._reader.describe()

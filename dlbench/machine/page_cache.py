@@ -1,0 +1,310 @@
+"""Which pages of files are in the page cache; how they get out of it and into it.
+
+What the kernel answers was tried on ext4, tmpfs and a loop device under Linux 6.18:
+
+- `cachestat(2)` (6.5 and later) counts the cached pages of a file exactly, of one's own files only.
+- `mincore(2)` answers for one's own files as well; of others it calls every page cached.
+- A read with `RWF_NOWAIT` fails with EAGAIN where it would have to wait, for anybody; it begins to read ahead as it
+  does so, one page where the file is advised as random. What such a look brought in is evicted again. Not on tmpfs.
+
+Files on tmpfs are in the page cache and nowhere else. Caches of file servers are out of reach.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlbench.machine.cgroup import memory_limit, own_group
+from dlbench.machine.readings import ReadingFailedError
+from dlbench.machine.storage_reads import storage_reads
+from dlbench.opening import descriptor, why_unreadable
+
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+COLD_AT_MOST = 0.01
+"""Share of cached pages up to which a data set counts as cold: some stay in lists of single cores, or are mapped."""
+WARM_AT_LEAST = 0.99
+_LOOKED_AT = 256
+"""Files of a data set whose pages are counted, at most."""
+_SPOTS = 512
+"""Pages that are looked at one by one where the kernel does not count them, over all files; of each file 4 at least."""
+_PIECE = 1 << 20
+_STREAMS = 8
+"""Files that are evicted or read at the same time."""
+_CACHESTAT = 451
+"""The system call's number, the same on all architectures but Alpha."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedPages:
+    """What the kernel says of some files' pages."""
+
+    share: float | None
+    """Of the pages that were looked at, those in the page cache; None: it does not tell."""
+    evidence: str
+    """How that is known, or why not."""
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("start", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+class _Counts(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recent"))
+
+
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    return library
+
+
+def cached_pages(files: Sequence[Path], seed: int = 0) -> CachedPages:
+    """The share of the pages of files that is in the page cache, nothing being read for it.
+
+    Args:
+        files: all of a data set; some hundred of them, drawn at random, are looked at.
+        seed: of the draw.
+    """
+    generator = random.Random(seed)
+    library = _library()
+    chosen = list(files) if len(files) <= _LOOKED_AT else generator.sample(list(files), _LOOKED_AT)
+    cached = looked = 0
+    ways: dict[str, None] = {}
+    refused = ""
+    for path in chosen:
+        try:
+            opened = descriptor(path)
+        except OSError as error:
+            refused = error.strerror or ""
+            continue
+        try:
+            size = os.fstat(opened).st_size
+            spots = max(4, _SPOTS // len(chosen))
+            found = _look(library, opened, size, spots, generator) if size else ("", 0, 0)
+        finally:
+            os.close(opened)
+        if found is None:
+            refused = "the kernel does not say which pages of these files are cached"
+            continue
+        way, here, pages = found
+        ways |= {way: None} if way else {}
+        cached, looked = cached + here, looked + pages
+    if not looked:
+        return CachedPages(share=None, evidence=refused or "there is no page to look at")
+    of = f"{len(chosen):,} of {len(files):,} files" if len(chosen) < len(files) else f"{len(files):,} files"
+    return CachedPages(share=cached / looked, evidence=f"{looked:,} pages of {of} asked for by {' and '.join(ways)}")
+
+
+def _look(
+    library: ctypes.CDLL, opened: int, size: int, num_spots: int, generator: random.Random
+) -> tuple[str, int, int] | None:
+    """The way of asking, pages found cached, and pages asked for; None where the kernel does not tell."""
+    pages = -(-size // mmap.PAGESIZE)
+    counts = _Counts()
+    arguments = ctypes.c_uint(opened), ctypes.byref(_Range(0, 0)), ctypes.byref(counts), ctypes.c_uint(0)
+    if library.syscall(ctypes.c_long(_CACHESTAT), *arguments) == 0:
+        return "cachestat", min(int(counts.cached), pages), pages
+    spots = sorted(generator.sample(range(pages), min(pages, num_spots)))
+    if os.fstat(opened).st_uid == os.geteuid():
+        known = [_is_mapped_in(library, opened, page) for page in spots]
+        if None not in known:
+            return "mincore", sum(map(bool, known)), len(spots)
+    return _tried(opened, spots)
+
+
+def _is_mapped_in(library: ctypes.CDLL, opened: int, page: int) -> bool | None:
+    address = library.mmap(None, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_SHARED, opened, page * mmap.PAGESIZE)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        return None
+    answer = ctypes.create_string_buffer(1)
+    try:
+        return bool(answer.raw[0] & 1) if library.mincore(address, mmap.PAGESIZE, answer) == 0 else None
+    finally:
+        library.munmap(address, mmap.PAGESIZE)
+
+
+def _tried(opened: int, spots: Sequence[int]) -> tuple[str, int, int] | None:
+    """The same by reads that may not wait."""
+    cached = 0
+    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_RANDOM)
+    for page in spots:
+        start, before = page * mmap.PAGESIZE, storage_reads()
+        try:
+            os.preadv(opened, [bytearray(1)], start, os.RWF_NOWAIT)
+        except BlockingIOError:
+            # A page that is on its way cannot be evicted: it is waited for.
+            os.pread(opened, 1, start)
+        except OSError:
+            return None
+        else:
+            # A fast disk may bring the page within the call.
+            if storage_reads() == before:
+                cached += 1
+                continue
+        os.posix_fadvise(opened, start, mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
+    return "reads that may not wait", cached, len(spots)
+
+
+def evict(files: Sequence[Path], told: list[str], drop_caches: Path = DROP_CACHES) -> Iterator[None]:
+    """Takes files out of the page cache; whoever iterates hears of the progress, and stops it by not going on.
+
+    What is dirty is written first. Where this process may, the kernel drops all that it can (of the whole machine);
+    otherwise each file is advised as not needed. Pages that a process has mapped stay.
+
+    Args:
+        files: of the data set.
+        told: gets one line: how it was done, or why not.
+        drop_caches: the kernel's file for it.
+    """
+    try:
+        kernel = os.open(drop_caches, os.O_WRONLY | os.O_CLOEXEC)  # the kernel's own file: never made
+    except OSError:
+        yield from _advise(files, told)
+        return
+    try:
+        # What is dirty is not dropped, and to sync a million files one by one takes long.
+        for path in {path.parent.stat().st_dev: path for path in files if path.parent.is_dir()}.values():
+            _sync_file_system(path)
+            yield
+        os.write(kernel, b"3\n")
+        told.append(f"emptied by {drop_caches}")
+    except OSError as error:
+        told.append(f"{drop_caches}: {why_unreadable(error)}")
+    finally:
+        os.close(kernel)
+
+
+def _advise(files: Sequence[Path], told: list[str]) -> Iterator[None]:
+    """Each file is synced and advised as not needed."""
+    refused: list[str] = []
+
+    def advise(path: Path, stopped: threading.Event) -> None:
+        del stopped
+        try:
+            opened = descriptor(path)
+            try:
+                os.fdatasync(opened)
+                os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(opened)
+        except OSError as error:
+            refused.append(why_unreadable(error))
+
+    yield from _side_by_side(advise, files)
+    if refused:
+        told.append(f"posix_fadvise was refused for {len(refused):,} of {len(files):,} files: {refused[0]}")
+    else:
+        told.append("emptied of these files by posix_fadvise")
+
+
+def _sync_file_system(path: Path) -> None:
+    try:
+        opened = descriptor(path)
+    except OSError:
+        return
+    try:
+        ctypes.CDLL(None, use_errno=True).syncfs(opened)
+    finally:
+        os.close(opened)
+
+
+def fill(files: Sequence[Path], told: list[str], room_bytes: int | None = None) -> Iterator[None]:
+    """Reads files, several at a time, so that they are in the page cache; iterated as `evict`.
+
+    Args:
+        files: of the data set.
+        told: gets one line: what was read, or that not all of it fits.
+        room_bytes: memory for it; None: as much as the kernel says is available. What does not fit is not read.
+    """
+    room = available_bytes() if room_bytes is None else room_bytes
+    sizes = [_size(path) for path in files]
+    total = sum(sizes)
+    fitting, taken = 0, 0
+    while fitting < len(files) and (room is None or taken + sizes[fitting] <= room):
+        taken += sizes[fitting]
+        fitting += 1
+
+    def read(path: Path, stopped: threading.Event) -> None:
+        buffer = bytearray(_PIECE)
+        # What cannot be read is found by the look at the pages, and named by the readers.
+        with suppress(OSError):
+            opened = descriptor(path)
+            try:
+                while not stopped.is_set() and os.readv(opened, [buffer]):
+                    pass
+            finally:
+                os.close(opened)
+
+    yield from _side_by_side(read, files[:fitting])
+    if fitting < len(files):
+        told.append(f"{taken:,} of {total:,} bytes were read: memory has room for {room:,}, the rest does not fit")
+    else:
+        told.append(f"filled by reading {total:,} bytes")
+
+
+def _side_by_side(work: Callable[[Path, threading.Event], None], files: Sequence[Path]) -> Iterator[None]:
+    """Does something with each file, several at the same time; yields about once a second."""
+    waiting, stopped = iter(files), threading.Event()
+
+    def stream() -> None:
+        for path in waiting:
+            if stopped.is_set():
+                return
+            work(path, stopped)
+
+    with ThreadPoolExecutor(_STREAMS) as threads:
+        running = [threads.submit(stream) for _ in range(_STREAMS)]
+        try:
+            while wait(running, timeout=1.0).not_done:
+                yield
+        finally:
+            stopped.set()
+    for one in running:
+        one.result()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def files_bytes(files: Sequence[Path]) -> int:
+    """Bytes of files together; one that is not there has none."""
+    return sum(map(_size, files))
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Memory that can be had without swapping, bytes: MemAvailable, or the limit of this cgroup where less."""
+    try:
+        lines = meminfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    if found is None:
+        return None
+    limit = _cgroup_limit()
+    return found if limit is None else min(found, limit)
+
+
+def _cgroup_limit() -> int | None:
+    limits = []
+    with suppress(ReadingFailedError):
+        group = own_group(Path("/"), "memory")
+        for folder in group.upwards():
+            with suppress(ReadingFailedError):  # the root of a hierarchy has none
+                limits.append(memory_limit(group, folder))
+    return min((int(limit) for limit in limits if limit is not None), default=None)

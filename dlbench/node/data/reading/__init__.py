@@ -1,0 +1,1 @@
+"""How samples are read: readers chosen by measurement, the page cache, what each epoch read, rates without training."""

@@ -1,0 +1,197 @@
+"""The page cache, of a real file system: evicted, filled, and looked at without being changed by the look."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dlbench.machine import page_cache
+from dlbench.machine.page_cache import COLD_AT_MOST, CachedPages, available_bytes, cached_pages, evict, fill
+from dlbench.machine.storage_reads import counts_reads, storage_reads
+
+NOBODY = 65534
+NONE = Path("/there is no such file")
+
+
+@pytest.fixture
+def files() -> Iterator[list[Path]]:
+    """Eight files of 300 kB, open to everybody, on a file system with a page cache behind it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        folder.chmod(0o755)
+        paths = [folder / str(number) for number in range(8)]
+        for path in paths:
+            path.write_bytes(os.urandom(300_000))
+        done(evict(paths, [], NONE))
+        if cached_pages(paths).share == 1:
+            pytest.skip(f"{temporary} lies in memory: set TMPDIR to a folder on a disk")
+        yield paths
+
+
+def done(work: Iterator[None]) -> None:
+    for _ in work:
+        pass
+
+
+def as_nobody(call: Callable[[], object]) -> None:
+    """In a process of another user; AssertionErrors there fail the test."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            call()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def evicted(files: list[Path]) -> CachedPages:
+    told: list[str] = []
+    done(evict(files, told, NONE))
+    assert told == ["emptied of these files by posix_fadvise"]
+    return cached_pages(files)
+
+
+def filled(files: list[Path]) -> CachedPages:
+    told: list[str] = []
+    done(fill(files, told))
+    assert told == ["filled by reading 2,400,000 bytes"]
+    return cached_pages(files)
+
+
+def test_files_leave_the_cache_and_come_back(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert evicted(files).share == 0
+    assert filled(files).share == 1
+    files[0].write_bytes(os.urandom(300_000))  # what is dirty is written first
+    before = evicted(files)
+    assert before.share == 0
+    assert cached_pages(files) == before  # looking brings nothing in
+    files[1].read_bytes()
+    seen = cached_pages(files)
+    assert seen.share == pytest.approx(1 / 8)
+    # A kernel before 6.5; of 64 pages of each file.
+    monkeypatch.setattr(page_cache, "_CACHESTAT", 9999)
+    older = cached_pages(files)
+    assert older.share == pytest.approx(1 / 8)
+    assert older.evidence == "512 pages of 8 files asked for by mincore"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_another_user_can_do_the_same_with_files_of_root(files: list[Path]) -> None:
+    def there() -> None:
+        told: list[str] = []
+        done(fill(files, told))
+        assert cached_pages(files).share == 1
+        told.clear()
+        done(evict(files, told))  # the kernel's file is not for everybody
+        assert told == ["emptied of these files by posix_fadvise"]
+        # mincore would call all of them cached.
+        for _ in range(2):
+            seen = cached_pages(files)
+            assert seen.evidence == "512 pages of 8 files asked for by reads that may not wait"
+            assert seen.share is not None
+            assert seen.share <= COLD_AT_MOST
+
+    as_nobody(there)
+    seen = cached_pages(files)
+    assert seen.share is not None
+    assert seen.share <= COLD_AT_MOST
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/shm").is_dir(), reason="needs root and a tmpfs")
+def test_where_the_kernel_does_not_tell_nothing_is_said() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as temporary:
+        Path(temporary).chmod(0o755)
+        path = Path(temporary) / "file"
+        path.write_bytes(b"x" * 10_000)
+
+        def there() -> None:
+            seen = cached_pages([path])
+            assert seen.share is None
+            assert seen.evidence == "the kernel does not say which pages of these files are cached"
+
+        as_nobody(there)
+        # Its owner is told; and memory cannot be emptied of it.
+        done(evict([path], [], NONE))
+        assert cached_pages([path]).share in (1, None)
+    assert cached_pages([path]).share is None
+
+
+def test_the_whole_cache_is_dropped_where_that_is_allowed(files: list[Path], tmp_path: Path) -> None:
+    told: list[str] = []
+    (tmp_path / "drop_caches").touch()
+    done(evict(files, told, tmp_path / "drop_caches"))
+    assert told == [f"emptied by {tmp_path / 'drop_caches'}"]
+    assert (tmp_path / "drop_caches").read_text() == "3\n"
+
+
+def test_what_does_not_fit_into_memory_is_not_read(files: list[Path], tmp_path: Path) -> None:
+    evicted(files)
+    told: list[str] = []
+    done(fill(files, told, room_bytes=1_000_000))
+    assert told == ["900,000 of 2,400,000 bytes were read: memory has room for 1,000,000, the rest does not fit"]
+    assert cached_pages(files).share == pytest.approx(3 / 8)
+    assert available_bytes(tmp_path / "meminfo") is None
+    assert (available_bytes() or 0) > 0
+
+
+def test_only_what_storage_gave_to_this_thread_is_counted(files: list[Path]) -> None:
+    if storage_reads() is None:
+        pytest.skip("this kernel does not count (CONFIG_TASK_IO_ACCOUNTING)")
+    evicted(files)
+
+    def read(path: Path) -> int:
+        before = storage_reads()
+        path.read_bytes()
+        return (storage_reads() or 0) - (before or 0)
+
+    assert read(files[0]) >= 300_000
+    assert read(files[0]) == 0  # from the page cache
+    before = storage_reads()
+    thread = threading.Thread(target=read, args=(files[1],))
+    thread.start()
+    thread.join()
+    assert storage_reads() == before
+
+
+def test_a_kernel_that_does_not_count_gives_no_number(tmp_path: Path) -> None:
+    assert storage_reads(tmp_path / "io") is None
+    (tmp_path / "other").write_text("rchar: 5\nwchar: 7\n")
+    assert storage_reads(tmp_path / "other") is None
+    (tmp_path / "io").write_text("rchar: 5\nread_bytes: 4096\nwrite_bytes: 1\n")
+    assert storage_reads(tmp_path / "io") == 4096
+
+
+@pytest.mark.parametrize(("kind", "counts"), [("nfs4", False), ("lustre", False), ("overlay", True), ("tmpfs", True)])
+def test_a_network_file_system_may_not_count(tmp_path: Path, kind: str, counts: bool) -> None:
+    device = tmp_path.stat().st_dev
+    (tmp_path / "proc/self").mkdir(parents=True)
+    line = f"36 35 {os.major(device)}:{os.minor(device)} / /data rw,noatime shared:1 - {kind} server:/data rw\n"
+    (tmp_path / "proc/self/mountinfo").write_text("not a line\n" + line)
+    assert counts_reads(tmp_path, tmp_path) is counts
+    assert counts_reads(tmp_path / "not there", tmp_path) is False
+    (tmp_path / f"sys/dev/block/{os.major(device)}:{os.minor(device)}").mkdir(parents=True)
+    assert counts_reads(tmp_path, tmp_path) is True
+
+
+def test_a_refusal_is_told(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    told: list[str] = []
+    done(evict([*files, files[0].parent / "gone"], told, NONE))
+    assert told[0].startswith("posix_fadvise was refused for 9 of 9 files: ")

@@ -1,0 +1,364 @@
+"""How samples are read: readers chosen by measurement, epochs that begin cold, sums per epoch, pure rates."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.errors import UserError
+from dlbench.machine.page_cache import cached_pages
+from dlbench.node.data.loader import LoadedSource
+from dlbench.node.data.reader import InHalves, Raw, Sample
+from dlbench.node.data.reading import cache, rate, trials
+from dlbench.node.data.reading.cache import NodeCache
+from dlbench.node.data.reading.epochs import EpochReads, read_epochs
+from dlbench.node.data.reading.rank_reading import EpochRest, RankReading, planned_readers
+from dlbench.node.data.reading.throughput import Readers
+from dlbench.node.data.reading.trials import Surroundings, choose, chosen
+from dlbench.node.data.sharding import Key, Position, ShardedOrder
+from dlbench.specs.workload import ImageData
+from tests.support.volumes import write_volumes
+
+CPU = torch.device("cpu")
+SAMPLES, BYTES = 20, 4096
+
+
+class Alone:
+    """All ranks, of which this is the only one."""
+
+    def __init__(self, answer: Callable[[Any], list[Any]] = lambda value: [value]) -> None:
+        self._answer = answer
+
+    def barrier(self) -> None:
+        pass
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._answer(value)
+
+
+class Files(InHalves):
+    """Samples of 4 KiB, a file each; each takes `delay_s` to fetch."""
+
+    def __init__(self, folder: Path, delay_s: float = 0.0, num: int = SAMPLES) -> None:
+        self.num_samples, self._folder, self._delay_s = num, folder, delay_s
+        folder.mkdir(exist_ok=True)
+        for path in self.files():
+            path.write_bytes(os.urandom(BYTES))
+
+    def files(self) -> list[Path]:
+        return [self._folder / str(index) for index in range(self.num_samples)]
+
+    def fetch(self, index: int) -> Raw:
+        time.sleep(self._delay_s)
+        return Raw((self._folder / str(index)).read_bytes(), "shared" if index % 2 else "local")
+
+    def prepare(self, key: Key, data: bytes) -> Sample:
+        return Sample({"key": np.array(key), "data": np.frombuffer(data, np.uint8)})
+
+    def num_bytes(self, index: int) -> int:
+        return BYTES
+
+    def labels(self) -> None:
+        pass
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "files"}
+
+    def close(self) -> None:
+        pass
+
+
+def order_of(start: Position | None = None) -> ShardedOrder:
+    """Two batches of 4 an epoch for each of two ranks; 4 samples are left out."""
+    return ShardedOrder(SAMPLES, batch_size=4, rank=0, world_size=2, seed=0, start=start)
+
+
+def keys_of(batches: Sequence[dict[str, torch.Tensor]]) -> list[list[list[int]]]:
+    return [batch["key"].tolist() for batch in batches]
+
+
+# Sums
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sums_of_epochs_are_what_was_read(tmp_path: Path, workers: int) -> None:
+    begun = time.monotonic_ns()
+    order = order_of(start=Position(epoch=3, place=8))
+    source = LoadedSource(Files(tmp_path, 0.002), order, loader_workers=workers, on_bad_sample="stop")
+    batches = [next(source) for _ in range(4)]
+    told = [epoch.told() for epoch in source.epoch_reads()]
+    source.close()
+    spent = time.monotonic_ns() - begun
+    assert [(one["epoch"], one["batches"], one["samples"]) for one in told] == [(3, 1, 4), (4, 2, 8), (5, 1, 4)]
+    for one in told:
+        seen = [index for batch in batches for epoch, index in batch["key"].tolist() if epoch == one["epoch"]]
+        odd = sum(index % 2 for index in seen)
+        expected = {"shared": odd * BYTES, "local": (len(seen) - odd) * BYTES}
+        assert one["tier_bytes"] == {tier: num for tier, num in expected.items() if num}
+        assert one["fetch_ns"] >= 0.002e9 * len(seen)
+        assert one["prepare_ns"] > 0
+    assert 0 < sum(one["wait_ns"] for one in told) < spent
+    other = [{**one, "storage_bytes": 8192} for one in told]
+    steps = [0.5, 0.25, 0.25, 1.0]
+    result = read_epochs([told, other], steps, batches_per_epoch=2, counts_storage=True, cached_shares={3: 0.25})
+    assert [epoch.is_whole for epoch in result] == [False, True, False]
+    assert [epoch.samples for epoch in result] == [8, 16, 8]
+    assert [epoch.seconds for epoch in result] == [0.5, 0.5, 1.0]
+    assert [epoch.cached_share for epoch in result] == [0.25, None, None]
+    assert sum(result[1].tier_bytes.values()) == 16 * BYTES
+    assert result[0].wait_s == pytest.approx(told[0]["wait_ns"] / 1e9)  # the mean, not the sum
+    assert result[0].fetch_s == pytest.approx(2 * told[0]["fetch_ns"] / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "counts", "expected"),
+    [(0, 0, True, 0), (0, 0, False, None), (4096, 0, False, 4096), (None, 4096, True, None), (None, None, True, None)],
+)
+def test_what_the_kernel_does_not_count_is_null(
+    one: int | None, other: int | None, counts: bool, expected: int | None
+) -> None:
+    told = [[asdict(EpochReads(0, batches=1, samples=1, storage_bytes=num))] for num in (one, other)]
+    (epoch,) = read_epochs(told, [1.0], batches_per_epoch=1, counts_storage=counts, cached_shares={})
+    assert epoch.storage_bytes == expected
+
+
+# Readers
+
+
+@given(st.lists(st.lists(st.floats(0.5, 2), min_size=3, max_size=3), min_size=1, max_size=6))
+def test_the_first_is_taken_that_is_not_clearly_slower(rates: list[list[float]]) -> None:
+    place = chosen(rates)
+    medians = [sorted(values)[1] for values in rates]
+    best = medians.index(max(medians))
+    assert place <= best
+    # What was passed over was slower than the best in every round, and by more than a twentieth in the middle.
+    for values in rates[:place]:
+        assert all(value < most for value, most in zip(values, rates[best], strict=True))
+
+
+def test_noise_does_not_buy_readers() -> None:
+    assert chosen([[100, 101, 99], [103, 104, 99], [102, 100, 105]]) == 0
+    assert chosen([[100, 101, 99], [150, 149, 151], [152, 155, 150]]) == 1
+    assert chosen([[100, 101, 99], [60, 60, 60]]) == 0
+
+
+def test_a_slow_reader_gets_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "SECONDS", 0.1)
+    beats: list[str] = []
+    slower = Alone(lambda value: [value, value / 2] if isinstance(value, float) else [value])
+    around = Surroundings(
+        reader=Files(tmp_path, 0.02, num=400),
+        keys=[[(0, 4 * batch + place) for place in range(4)] for batch in range(100)],
+        cores=2,
+        ranks=slower,
+        device=CPU,
+        on_bad_sample="stop",
+        beat=beats.append,
+    )
+    choice = choose(around, "auto", 1)
+    # 4 samples of 20 ms a batch: 50 a second and reader, half of it on the other rank.
+    assert choice.readers == Readers(2, 1)
+    assert [(trial.loader_workers, trial.prefetch_batches) for trial in choice.trials] == [(0, 0), (1, 1), (2, 1)]
+    assert 15 < choice.trials[0].samples_per_s < 26
+    assert choice.trials[2].samples_per_s > 1.5 * choice.trials[1].samples_per_s
+    assert len(beats) > 20
+    assert choice.of_prefetch is None
+
+
+def test_a_fast_reader_is_tried_beside_computing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "SECONDS", 0.05)
+    monkeypatch.setattr(trials, "ROUNDS", 1)
+    emptied: list[int] = []
+    around = Surroundings(
+        reader=Files(tmp_path),
+        keys=[[(0, 4 * batch + place) for place in range(4)] for batch in range(5)],
+        cores=1,
+        ranks=Alone(),
+        device=CPU,
+        on_bad_sample="stop",
+        beat=lambda _what: None,
+        empty_cache=lambda: emptied.append(1),
+    )
+    choice = choose(around, "auto", "auto")
+    assert [trial.computing for trial in choice.trials][:4] == [False, False, True, True]
+    assert choice.of_workers is not None
+    assert (choice.of_prefetch is None) == (choice.readers.loader_workers == 0)
+    assert choice.again
+    assert emptied
+
+
+def test_readers_that_are_given_need_no_trial(tmp_path: Path) -> None:
+    assert planned_readers(ImageData(format="images", loader_workers=3, prefetch_batches=4)) == Readers(3, 4)
+    assert planned_readers(ImageData(format="images", loader_workers=0, prefetch_batches="auto")) == Readers(0, 0)
+    with pytest.raises(ValueError, match="auto"):
+        planned_readers(ImageData(format="images", loader_workers="auto"))
+
+
+# The page cache
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never the whole machine's."""
+    monkeypatch.setattr(cache, "DROP_CACHES", tmp_path / "not there" / "drop_caches")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.usefixtures("own_cache")
+def test_each_epoch_begins_cold_and_the_samples_are_the_same(tmp_path: Path, workers: int) -> None:
+    data = Files(tmp_path / "set")
+    order = order_of()
+    reference = keys_of([batch for batch, _ in zip(order_batches(data), range(7), strict=False)])
+    spec = ImageData(format="images", source=str(tmp_path), cache="cold", loader_workers=workers)
+    reading = RankReading(spec, cores=1, is_node_first=True, ranks=Alone(), device=CPU)
+    readers = reading.settle(data, order, 4)
+    assert cached_pages(data.files()).share == 0
+    source = LoadedSource(data, order, loader_workers=readers.loader_workers, on_bad_sample="stop", epoch_by_epoch=True)
+    rest, taken, shares = EpochRest(reading, source), [], []
+    for number in range(7):
+        assert rest.is_due == (number > 0 and number % 2 == 0)
+        if rest.is_due and number < 6:  # the last time nobody rests, and it goes on all the same
+            rest.take()
+        if number in (2, 4) and not workers:
+            shares.append(cached_pages(data.files()).share)
+        taken.append(next(source))
+    told = [epoch.told() for epoch in source.epoch_reads()]
+    source.close()
+    assert keys_of(taken) == reference
+    if cached_pages(data.files()[:1]).share is None:
+        pytest.skip("the kernel does not tell")
+    assert set(shares) <= {0}
+    result = reading.result([told], [0.1] * 7)
+    assert [(epoch.epoch, epoch.cached_share, epoch.is_whole) for epoch in result.epochs] == [
+        *((number, 0, True) for number in range(3)),
+        (3, None, False),
+    ]
+    assert result.cache_in_force
+    assert result.cached_share == 0
+    assert "emptied of these files by posix_fadvise; 0.0 % of its pages were cached" in result.cache
+    (setting,) = reading.settings()
+    assert (setting.key, setting.requested, setting.effective) == ("data.cache", "cold", "cold")
+    assert all(
+        (epoch.storage_bytes or BYTES) >= 8 * BYTES for epoch in result.epochs[:3] if epoch.storage_bytes is not None
+    )
+
+
+def order_batches(data: Files) -> Iterator[dict[str, torch.Tensor]]:
+    source = LoadedSource(data, order_of(), loader_workers=0, on_bad_sample="stop")
+    assert not source.is_between_epochs
+    return iter(source)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_cache_that_cannot_be_had_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, order = Files(tmp_path / "set"), order_of()
+
+    def told(wanted: str) -> RankReading:
+        spec = ImageData.model_validate({"format": "images", "source": "x", "cache": wanted})
+        reading = RankReading(spec, cores=1, is_node_first=True, ranks=Alone(), device=CPU)
+        reading.settle(data, order, 4)
+        return reading
+
+    monkeypatch.setattr(os, "posix_fadvise", lambda *_arguments: None)
+    for path in data.files():
+        path.read_bytes()
+    reading = told("cold")
+    (setting,) = reading.settings()
+    assert (setting.requested, setting.effective, setting.is_without_effect) == ("cold", "any", True)
+    assert "100.0 % of its pages were cached" in setting.evidence
+    assert reading.warnings() == []
+    assert not reading.result([[]], []).cache_in_force
+    assert told("any").settings() == []
+    # A kernel that does not tell: neither yes nor no.
+    monkeypatch.setattr(cache, "cached_pages", lambda _files: cached_pages([]))
+    reading = told("warm")
+    (setting,) = reading.settings()
+    assert (setting.effective, setting.is_without_effect) == (None, False)
+    assert len(reading.warnings()) == 1
+    assert reading.result([[]], []).cached_share is None
+
+
+def test_the_node_that_is_farthest_decides(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(BYTES))
+
+    def answer(value: Any) -> list[Any]:
+        return [value, None, [0.75, "there", "filled"]] if isinstance(value, list) else [value]
+
+    node = NodeCache([path], "warm", acts=True, ranks=Alone(answer), beat=lambda _what: None)
+    state = node.settle()
+    assert (state.share, state.in_force) == (0.75, False)
+    assert state.told == "filled; 75.0 % of its pages were cached (there), the farthest of 2 nodes"
+
+
+# Rates
+
+
+def rate_order(source: Path, **changes: Any) -> str:
+    data = {"format": "density", "source": str(source), "loader_workers": 0, "cache": "warm"}
+    model = {"family": "cosmoflow", "input_size": 32, "conv_channels": [4, 4]}
+    order = {"model": model, "data": data, "batch": 2, "processes": 1, "seconds": 0.1, "repeats": 2}
+    return json.dumps({**order, **changes})
+
+
+def test_rates_of_two_processes_add_up(tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    write_volumes(tmp_path / "train", 16, seed=0)
+    command = [sys.executable, "-P", "-m", "dlbench.node.data.reading.rate"]
+    done = subprocess.run(
+        command,
+        input=rate_order(tmp_path / "train", processes=2),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = done.stdout.splitlines()
+    answer = json.loads(line)
+    assert (answer["kind"], answer["num_samples"], answer["loader_workers"]) == ("hdf5-density", 16, 0)
+    assert answer["cache_in_force"] or answer["repeats"][0]["cached_share"] is None
+    assert len(answer["repeats"]) == 2
+    for repeat in answer["repeats"]:
+        together, one, two = repeat["together"], *repeat["processes"]
+        for key in ("samples", "raw_bytes", "samples_per_s", "bytes_per_s", "fetch_s"):
+            assert together[key] == pytest.approx(one[key] + two[key])
+        for each in (one, two):
+            assert each["samples"] >= 2
+            assert each["raw_bytes"] == each["tier_bytes"]["shared"] == each["samples"] * (32**3 * 8 + 16)
+            assert each["samples_per_s"] == pytest.approx(each["samples"] / each["seconds"])
+            assert each["fetch_s"] + each["prepare_s"] <= each["seconds"] * 1.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"batch": 0}, "order on stdin: batch: "),
+        ({"seconds": "long"}, "order on stdin: seconds: "),
+        ({"more": 1}, "order on stdin: more: "),
+        ({"data": {"format": "density"}}, "data.source: synthetic data is not read"),
+        ({}, "no such folder"),
+    ],
+)
+def test_a_bad_order_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], told: str
+) -> None:
+    assert rate.main(rate_order(tmp_path / "not there", **changes)) == UserError.exit_code
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err.startswith("dlbench: error: ")
+    assert told in seen.err
+    assert seen.err.count("\n") == 1
