@@ -116,6 +116,46 @@ class InHalves:
         return self.prepare(key, self.fetch(key[1]).data)
 
 
+class Around(InHalves):
+    """Another reader, to change a part of it."""
+
+    def __init__(self, reader: SampleReader) -> None:
+        self._reader = reader
+
+    @property
+    def num_samples(self) -> int:
+        """Of the reader."""
+        return self._reader.num_samples
+
+    def prepare(self, key: Key, data: bytes) -> Sample:
+        """As the reader does."""
+        return self._reader.prepare(key, data)
+
+    def num_bytes(self, index: int) -> int:
+        """As the reader says."""
+        return self._reader.num_bytes(index)
+
+    def labels(self) -> NDArray[np.int32] | None:
+        """As the reader says."""
+        return self._reader.labels()
+
+    def name(self, index: int) -> str:
+        """As the reader says."""
+        return self._reader.name(index)
+
+    def files(self) -> list[Path]:
+        """As the reader says."""
+        return self._reader.files()
+
+    def describe(self) -> dict[str, object]:
+        """As the reader does."""
+        return self._reader.describe()
+
+    def close(self) -> None:
+        """As the reader does."""
+        self._reader.close()
+
+
 @dataclass
 class Fetched:
     """A batch on its way from a loader process, with what went wrong on the way."""
