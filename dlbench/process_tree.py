@@ -34,6 +34,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FOLDER = "dlb-"
 _LOCK = ".held"
+_ALSO = ".also"
+"""In a supervisor's folder: names of folders that its program made elsewhere, to be removed with it."""
 _TRACKER = b"multiprocessing.resource_tracker"
 _TRACKER_S = 0.7
 _LOOK_S = 0.02
@@ -178,16 +180,17 @@ class HeldFolder:
 
     Args:
         places: where it may be made, the first that serves is taken.
+        label: comes into its name; letters, digits and dashes.
 
     Raises:
         OSError: it can be made nowhere.
     """
 
-    def __init__(self, places: Iterable[str]) -> None:
+    def __init__(self, places: Iterable[str], label: str = "") -> None:
         problem: OSError | None = None
         for place in places:
             try:
-                self.path, self._lock = _make(place)
+                self.path, self._lock = _make(place, label)
             except OSError as error:
                 problem = error
             else:
@@ -195,19 +198,56 @@ class HeldFolder:
         raise problem or FileNotFoundError("no place for a temporary folder")
 
     def remove(self) -> None:
-        """Removes it and all that is in it; what cannot be removed stays."""
+        """Removes it and all that is in it, and what `also_remove` named; what cannot be removed stays."""
+        _remove_also(self.path)
         _remove_tree(self.path)
         os.close(self._lock)
 
 
-def _make(place: str) -> tuple[str, int]:
+def supervised_folder(environment: Mapping[str, str]) -> str | None:
+    """The temporary folder that a supervisor made for this process; None without a supervisor."""
+    folder = environment.get("TMPDIR", "")
+    is_one = folder.rpartition("/")[2].startswith(_FOLDER) and os.path.exists(f"{folder}/{_LOCK}")
+    return folder if is_one else None
+
+
+def also_remove(path: str, environment: Mapping[str, str]) -> None:
+    """Has the supervisor of this process remove a `HeldFolder` of it, too, however the process ends.
+
+    Without a supervisor nothing happens; `remove_abandoned` finds such a folder later.
+    """
+    folder = supervised_folder(environment)
+    if folder is not None:
+        with open(f"{folder}/{_ALSO}", "ab") as file:
+            file.write(os.fsencode(path) + b"\0")
+
+
+def _remove_also(path: str) -> None:
+    """Removes the folders that were named in a folder, if they are folders of a run that nobody holds any more."""
+    try:
+        with open(f"{path}/{_ALSO}", "rb") as file:
+            names = file.read().split(b"\0")
+    except OSError:
+        return
+    for name in names:
+        other = os.fsdecode(name)
+        if other.rpartition("/")[2].startswith(_FOLDER):
+            with suppress(OSError):
+                _remove_if_abandoned(other)
+
+
+def _make(place: str, label: str) -> tuple[str, int]:
     for _ in range(100):
-        path = f"{place.rstrip('/')}/{_FOLDER}{os.urandom(4).hex()}"
+        path = f"{place.rstrip('/')}/{_FOLDER}{label}{os.urandom(4).hex()}"
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
             continue
-        lock = os.open(f"{path}/{_LOCK}", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            lock = os.open(f"{path}/{_LOCK}", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:  # a full disk
+            os.rmdir(path)
+            raise
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:  # another process is removing it as abandoned
@@ -221,11 +261,11 @@ def _make(place: str) -> tuple[str, int]:
     raise FileExistsError(f"{place}: no new folder can be made")
 
 
-def remove_abandoned(places: Iterable[str]) -> None:
-    """Removes all folders of this user whose holder has ended."""
-    for place in dict.fromkeys([*places, SHARED_MEMORY]):
+def remove_abandoned(places: Iterable[str], label: str = "") -> None:
+    """Removes all folders of this user whose holder has ended; with `label` only those that have it in their names."""
+    for place in dict.fromkeys(places if label else [*places, SHARED_MEMORY]):
         try:
-            names = [name for name in os.listdir(place) if name.startswith(_FOLDER)]
+            names = [name for name in os.listdir(place) if name.startswith(_FOLDER + label)]
         except OSError:
             continue
         for name in names:
@@ -240,6 +280,7 @@ def _remove_if_abandoned(path: str) -> None:
     lock = os.open(f"{path}/{_LOCK}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove_also(path)
         _remove_tree(path)
     finally:
         os.close(lock)

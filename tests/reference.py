@@ -47,6 +47,8 @@ from dlbench.specs.system import SystemSpec
 from dlbench.views import model as report_model
 from dlbench.views.diagnosis.document import views_of as diagnosis_views
 from dlbench.views.registry import SCALING
+from dlbench.views.stalls.numbers import IoTiers
+from dlbench.views.storage.numbers import Io
 from tests.support.paths import ROOT
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -463,6 +465,8 @@ def schemas() -> dict[Path, str]:
         "comparison": schema_of(ComparisonReport),
         "trends": schema_of(TrendsReport),
         "collectives": schema_of(CollectivesReport),
+        "io": schema_of(Io),
+        "io-tiers": schema_of(IoTiers),
     }
     folder = ROOT / "docs" / "schemas"
     return {folder / f"{name}.schema.json": json.dumps(schema, indent=1) + "\n" for name, schema in found.items()}

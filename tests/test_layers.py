@@ -50,14 +50,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"specs", "records", "datasets", "costs", "setup", "jobs", "stats", "reading", "report"}
     | {"views", "gate", "history", "collectives", "perfetto", "exports"},
     "node.models": NODE_FLOOR,
-    "node.data": NODE_FLOOR | {"node.models", "node.preflight"},
-    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures"},
+    "node.data": NODE_FLOOR | {"node.models", "node.preflight", "node.local_sockets"},
+    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.local_sockets"},
     "node.training": NODE_FLOOR
-    | {"node.models", "node.data", "node.sync", "node.watching", "node.ranks", "node.cores"},
+    | {"node.models", "node.data", "node.sync", "node.watching", "node.ranks", "node.cores", "node.rendezvous"},
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
     "node.collectives": NODE_FLOOR | {"node.sync", "node.ranks", "node.rendezvous", "node.failures"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
+    "node.local_sockets": set(),
     "node.cores": NODE_FLOOR | {"node.ranks"},
     "node.failures": NODE_FLOOR,
     "node.preflight": NODE_FLOOR | {"node.ranks"},
@@ -186,6 +187,7 @@ OPENED_OTHERWISE = {
     "perfetto/parquet": "a file that it has just written, to sync it",
     "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
     "datasets/making/production": "what it has just made, to sync it",
+    "datasets/staging/place": "locks of folders of this user alone, following no link",
     "datasets/making/journal": "opened to be written and locked; refused unless it is a regular file",
     # Libraries that open by name, behind a look of their own.
     "history/index": "SQLite, after `_instead_of_file`",

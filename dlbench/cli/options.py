@@ -206,10 +206,10 @@ def expand_request(request: Request) -> list[RunPlan]:
 
 
 def require_data(plans: list[RunPlan]) -> None:
-    """Proves that the data set is there before anything is made.
+    """Proves that the data set is there, and may be what is to be trained on, before anything is made.
 
     Raises:
-        UserError: the path does not exist or cannot be read.
+        UserError: the path does not exist or cannot be read, or the ranks would refuse what is there.
     """
     from dlbench.datasets.splits import validation_folder
 
@@ -228,6 +228,27 @@ def require_data(plans: list[RunPlan]) -> None:
                 f"--to-quality: {data.source} holds no validation data: put `train` and `validation` into one folder, "
                 "or give data.validation"
             )
+    require_fitting_data(plans)
+
+
+def require_fitting_data(plans: Sequence[RunPlan]) -> None:
+    """Proves of the data sets that are visible from here, as far as that is cheap, that the plans can train on them.
+
+    Raises:
+        UserError: a data set is of another kind than its workload's, does not fit the model, or is too small.
+    """
+    from dlbench.datasets.planning import require_fitting
+
+    seen = set()
+    for plan in plans:
+        evaluated = plan.measure.until == "quality"
+        wanted = plan.workload.model_dump_json(), plan.layout.ranks, evaluated
+        if plan.workload.data.is_synthetic or wanted in seen:
+            continue
+        seen.add(wanted)
+        if not require_fitting(plan.workload, ranks=plan.layout.ranks, evaluated=evaluated):
+            click.echo(f"note: {plan.workload.data.source} does not answer: not looked at before the run", err=True)
+            return
 
 
 def _require_path(path: str, who: str, remedy: str) -> None:

@@ -98,11 +98,18 @@ def _compare(plans: Sequence[RunPlan], out: Path, lines_of: Callable[[Scan], lis
     """
     import importlib.util
 
-    from dlbench.records.scan import Scan, read_run
-
     if importlib.util.find_spec("numpy") is None:
         click.echo(f"the runs are not compared: numpy is not installed; remedy: {INSTALL_ANALYSIS}", err=True)
         return
+    from dlbench.report.wording import clean
+
+    for line in lines_of(runs_found(plans, out)):
+        click.echo(clean(line))
+
+
+def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
+    """The runs of a series that are there, whatever became of them; what is damaged is said on standard error."""
+    from dlbench.records.scan import Scan, read_run
     from dlbench.report.wording import clean
 
     found = Scan(root=out)
@@ -113,8 +120,7 @@ def _compare(plans: Sequence[RunPlan], out: Path, lines_of: Callable[[Scan], lis
             found.runs.append(read_run(folder))
         except IncompleteDataError as error:
             click.echo(clean(str(error)), err=True)
-    for line in lines_of(found):
-        click.echo(clean(line))
+    return found
 
 
 def _sides(found: Scan) -> list[str]:

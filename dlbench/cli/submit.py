@@ -47,6 +47,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **opt
     for one in shared.systems_of(plans):
         require_scheduler(one, options["out"], "dlbench run")
     jobs_of(plans)  # what it refuses is told alone
+    shared.require_fitting_data(plans)
     shared.note_few_pairs(request)
     if options["dry_run"]:
         print_scripts(plans, options["out"])

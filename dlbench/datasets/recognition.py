@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from dlbench.datasets.making.manifest import read_manifest
@@ -11,7 +12,7 @@ from dlbench.errors import UserError
 from dlbench.opening import require_file, why_unreadable
 
 KINDS = ("images", "image-shards", "text", "samples", "density")
-_MANIFEST_KINDS = {
+MANIFEST_KINDS = {
     "images": "images",
     "image-shards": "image-shards",
     "text": "text",
@@ -27,8 +28,8 @@ def detect(source: Path) -> str:
         UserError: none is recognised.
     """
     manifest = read_manifest(source) if source.is_dir() else None
-    if manifest is not None and manifest.kind in _MANIFEST_KINDS:
-        return _MANIFEST_KINDS[manifest.kind]
+    if manifest is not None and manifest.kind in MANIFEST_KINDS:
+        return MANIFEST_KINDS[manifest.kind]
     folder = train_folder(source)
     if not folder.is_dir():
         try:
@@ -36,6 +37,16 @@ def detect(source: Path) -> str:
         except OSError as error:
             raise UserError(f"{str(source)!r}: cannot be read: {why_unreadable(error)}") from None
     paths = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    if (found := kind_of_files(paths)) is not None:
+        return found
+    raise UserError(
+        f"{str(source)!r}: no data set that dlbench knows; expected one of {', '.join(KINDS)}, "
+        "with its files in the folder or in train/ and validation/"
+    )
+
+
+def kind_of_files(paths: Sequence[Path]) -> str | None:
+    """Which of KINDS files and folders are that lie side by side in one folder; None if they are none."""
     # A damaged file says nothing of its kind but by its name, so others are asked first.
     for sure in (True, False):
         for path in paths:
@@ -45,10 +56,7 @@ def detect(source: Path) -> str:
     for path in paths:
         if path.is_dir():
             return _kind_of_folder(path)
-    raise UserError(
-        f"{str(source)!r}: no data set that dlbench knows; expected one of {', '.join(KINDS)}, "
-        "with its files in the folder or in train/ and validation/"
-    )
+    return None
 
 
 def _kind_of_file(path: Path, sure: bool) -> str | None:

@@ -156,6 +156,7 @@ def _train(
             watch,
             on_step=on_step,
             on_course=progress.expect,
+            on_staging=progress.on_staging,
             beat=watchdog.beat,
             started=STARTED,
         )

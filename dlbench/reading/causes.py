@@ -5,7 +5,8 @@ From the phases to the causes seconds are only moved, never estimated anew, and 
 * `exchange` is the exposed exchange without waiting, the least over ranks in each step;
 * `straggler` is waiting for ranks that come late, as `dlbench.reading.stragglers` defines it, with what those ranks
   took longer;
-* `input` is waiting for data and the copy to the device; `host` what lies between the phases;
+* `input` is waiting for data and the copy to the device; `host` what lies between the phases. Where the run says what
+  its readers did, the wait is shared out as their time was: fetching (storage) against preparing (CPU);
 * `throttling` is the share of the computing time that lowered clocks, or a used-up quota of CPU time, cost; from the
   samples of the run;
 * `memory` is recomputing and swapping; `compute` the rest of forward, backward and optimiser;
@@ -25,11 +26,15 @@ from dlbench.reading.measures import RunSteps, load_steps
 from dlbench.reading.samples.node_samples import Interval, node_ranks
 from dlbench.reading.samples.throttling import throttled_share
 from dlbench.reading.stragglers import Waiting, waiting
+from dlbench.records.data_path import ReadingResult
 from dlbench.records.scan import Run
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+INPUT_PARTS = ("fetch", "prepare", "copy")
+"""What `input` consists of: fetching samples, preparing them, copying batches to the device."""
 
 CAUSES = ("exchange", "straggler", "input", "host", "throttling", "memory", "compute", "rest")
 """In the order in which they are printed; together they are the whole step."""
@@ -48,11 +53,18 @@ class Causes:
     """Causes that this run did not measure, and why; they are 0 here, and their time is part of `compute`."""
     throttling_evidence: str
     """How the share of lowered clocks is known; empty where it is not."""
+    input_ns: dict[str, int]
+    """`input` by `INPUT_PARTS`, nanoseconds; empty where the run does not say what its readers did."""
     waiting: Waiting
     work_ns: tuple[int, ...]
     """Each rank's own work, by rank: all its measured steps without the exchange."""
     hosts: tuple[str, ...]
     """Host of each rank."""
+
+    @property
+    def input_seconds(self) -> dict[str, float]:
+        """Mean seconds per step of `INPUT_PARTS`; they sum to those of `input`."""
+        return {name: value / (self.ranks * self.steps) / 1e9 for name, value in self.input_ns.items()}
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -85,16 +97,30 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     found = waiting(loaded)
     ranks, count = loaded.step_ns.shape
     work = loaded.step_ns.sum(axis=1) - loaded.phase_ns["exchange"].sum(axis=1)
+    sums = _sums(loaded.step_ns, loaded.phase_ns, found, share or 0.0)
     return Causes(
         ranks=ranks,
         steps=count,
-        sums_ns=_sums(loaded.step_ns, loaded.phase_ns, found, share or 0.0),
+        sums_ns=sums,
+        input_ns=_input_parts(sums["input"], int(loaded.phase_ns["h2d"].sum()), run.record.reading),
         not_measured={"throttling": why} if share is None else {},
         throttling_evidence="" if share is None else why,
         waiting=found,
         work_ns=tuple(int(value) for value in work),
         hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)),
     )
+
+
+def _input_parts(input_ns: int, copy_ns: int, reading: ReadingResult | None) -> dict[str, int]:
+    """The copy is measured; the wait for batches is shared out as readers shared their time, in whole nanoseconds."""
+    epochs = () if reading is None else reading.epochs
+    fetch = sum(epoch.fetch_s for epoch in epochs)
+    readers = fetch + sum(epoch.prepare_s for epoch in epochs)
+    if not readers:
+        return {}
+    copy = min(copy_ns, input_ns)
+    fetched = round((input_ns - copy) * fetch / readers)
+    return {"fetch": fetched, "prepare": input_ns - copy - fetched, "copy": copy}
 
 
 def _throttled(run: Run, steps: RunSteps) -> tuple[float | None, str]:

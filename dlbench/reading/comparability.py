@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -111,6 +111,16 @@ def comparable_content(run: Run) -> dict[str, Any]:
 
 def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def group_id_without(run: Run, keys: Collection[str]) -> str:
+    """A digest equal for runs that differ in nothing but some keys of `data`, such as `staging`."""
+    content = comparable_content(run)
+    data = content["workload"]["data"]
+    content["workload"]["data"] = {key: value for key, value in data.items() if key not in keys}
+    # In words; all of it is in the keys, too.
+    del content["registered"]["data_path"]
+    return _digest(content)
 
 
 def chosen_settings(run: Run) -> dict[str, str]:

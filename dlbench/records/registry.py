@@ -47,6 +47,18 @@ def _sync(run: Run) -> str:
     return ", ".join(f"{key}={value}" for key, value in chosen.items())
 
 
+def data_path(run: Run) -> str:
+    """Staging, shuffling and page cache, where they are not the defaults."""
+    data = run.plan.workload.data
+    if data.is_synthetic:
+        return ""
+    staging = f"staging={data.staging} to {data.staging_tier}" if data.staging != "none" else ""
+    partition = f"partition={data.partition}" if data.shuffle != "global" and data.partition != "shuffled" else ""
+    shuffle = f"shuffle={data.shuffle}" if data.shuffle != "global" else ""
+    cache = f"cache={data.cache}" if data.cache != "any" else ""
+    return ", ".join(filter(None, (staging, shuffle, partition, cache)))
+
+
 def goal(run: Run) -> str:
     """`speed`, or `quality` with the wanted value: the two are never put into one ratio."""
     wanted = run.plan.workload.quality
@@ -115,6 +127,7 @@ KEYS: tuple[Key, ...] = (
     Key(name="exchange", title="Gradient exchange", value=_sync, comparable=True),
     Key(name="precision", title="Precision", value=lambda r: r.plan.workload.train.precision, comparable=True),
     Key(name="data", title="Data source", value=data_source, comparable=True),
+    Key(name="data_path", title="Staging, shuffling, cache", value=data_path, comparable=True),
     Key(
         name="batch_per_rank",
         title="Batch per rank",

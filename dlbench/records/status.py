@@ -35,7 +35,7 @@ PEER_MARK = "dlbench: another rank ended first"
 STATUS_PERIOD_S = 5.0
 """How old the step of a status may be while a rank runs, seconds: it is written anew about that often."""
 
-Stage = Literal["starting", "warm-up", "measuring", "finishing", "done", "failed"]
+Stage = Literal["starting", "staging", "warm-up", "measuring", "finishing", "done", "failed"]
 
 FailureKind = Literal["own", "stalled", "peer"]
 """own: the rank itself failed. stalled: nothing moved. peer: it lost another rank, and is no cause."""

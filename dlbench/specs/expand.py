@@ -151,6 +151,8 @@ def _split_overrides(
         merged["checkpoint.resume_from"] = (request.resume, "--resume")
     if request.launcher is not None:
         merged["system.launch.launcher"] = (request.launcher, "--launcher")
+    if request.tiers:
+        merged["data.cache"] = ("cold", "--tiers")
     layers = [("--set", request.overrides), ("--sweep", place.axes)]
     if place.side:
         layers.append((f"--ab (side {place.side})", request.sides[place.side]))

@@ -19,7 +19,7 @@ from dlbench.specs.workload import Workload
 
 AxisValue = str | int | float | bool | None
 
-Variant = Literal["plain", "synthetic-input", "no-exchange", "unwatched"]
+Variant = Literal["plain", "synthetic-input", "cached-input", "no-exchange", "unwatched"]
 """What of a series' request a run leaves away, to show by the difference what that costs."""
 
 
@@ -84,7 +84,8 @@ class SeriesSpec(Spec):
     variant: Variant = Field(
         "plain",
         description="plain: as asked for. synthetic-input, no-exchange: the same with one thing taken away (run "
-        "--decompose). unwatched: the same without watching (run --watch-cost).",
+        "--decompose). cached-input: the same with the data set in the page cache (io --tiers). unwatched: the same "
+        "without watching (run --watch-cost).",
     )
     side: Literal["", "a", "b"] = Field(
         "", description="Side of a paired comparison (run --ab A B), whose runs are interleaved; empty: none."

@@ -51,6 +51,8 @@ class Request:
     """Each run also with synthetic input, and without exchange."""
     watch_cost: bool = False
     """Each run also unwatched."""
+    tiers: bool = False
+    """Each run with a cold page cache, also with a warm one, and with synthetic input."""
     sides: dict[Side, dict[str, AxisValue]] = field(default_factory=dict)
     """What each side of a paired comparison sets; empty: no comparison."""
     tags: dict[str, str] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from dlbench.specs.requests import Request
 SUFFIXES: dict[Variant, str] = {
     "plain": "",
     "synthetic-input": "-synthetic",
+    "cached-input": "-cached",
     "no-exchange": "-apart",
     "unwatched": "-unwatched",
 }
@@ -32,10 +33,13 @@ def option_of(request: Request) -> str:
     if request.decompose and request.watch_cost:
         raise UserError("--decompose and --watch-cost exclude each other: run one after the other")
     option = "--decompose" if request.decompose else "--watch-cost" if request.watch_cost else ""
+    option = "--tiers" if request.tiers else option
     if option and request.to_quality:
         raise UserError(f"{option}: measures speed; leave out --to-quality")
     if option and request.sweep:
         raise UserError(f"{option}: does not go with --sweep; give one value at a time with --set")
+    if request.tiers and "data.cache" in request.overrides:
+        raise UserError("--set data.cache: --tiers runs everything with a cold and with a warm cache")
     return option
 
 
@@ -101,6 +105,12 @@ def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
         if any(plan.watch is None or not plan.watch.is_on for plan in plans):
             raise UserError("--watch-cost: nothing is watched: watch.sampler is off and watch.window_steps is 0")
         return
+    if request.tiers:
+        if any(plan.workload.data.is_synthetic for plan in plans):
+            raise UserError("--tiers: synthetic data is read from nowhere; give --data")
+        if any(plan.checkpoint.is_on or plan.checkpoint.resume_from for plan in plans):
+            raise UserError("--tiers: does not go with checkpoints: synthetic data trains something else")
+        return
     if any(plan.sync.exchange == "none" for plan in plans):
         raise UserError("--decompose: sync.exchange none leaves no exchange to take away")
     if any(plan.checkpoint.is_on or plan.checkpoint.resume_from for plan in plans):
@@ -113,7 +123,7 @@ def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
 
 
 def _variants_of(request: Request, plan: RunPlan) -> list[Variant]:
-    found: list[Variant] = []
+    found: list[Variant] = ["cached-input", "synthetic-input"] if request.tiers else []
     if request.decompose and not plan.workload.data.is_synthetic:
         found.append("synthetic-input")
     if request.decompose and plan.layout.ranks > 1:
@@ -133,8 +143,10 @@ def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
     content["run_id"] += SUFFIXES[which]
     content["series"]["variant"] = which
     if which == "synthetic-input":
-        content["workload"]["data"]["source"] = "synthetic"
+        content["workload"]["data"] |= {"source": "synthetic", "cache": "any", "staging": "none"}
         content["fault"] = _without_input_delay(content["fault"])
+    elif which == "cached-input":
+        content["workload"]["data"]["cache"] = "warm"
     elif which == "no-exchange":
         content["sync"] = {"exchange": "none"}
         # Its search would never end, as there is no message to time.

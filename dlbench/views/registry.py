@@ -16,9 +16,13 @@ from dlbench.views.noise.view import NoiseView
 from dlbench.views.parts.view import PartsView
 from dlbench.views.precision.view import PrecisionView
 from dlbench.views.quality.view import QualityView
+from dlbench.views.reading.view import ReadingView
 from dlbench.views.runs.view import EnvironmentView, RunsView, WithoutFiguresView
 from dlbench.views.scaling.view import ScalingView
+from dlbench.views.shuffling.view import ShuffleAuditView, ShufflingView
 from dlbench.views.slow_nodes.view import SlowNodesView
+from dlbench.views.staging.view import BreakEvenView, StagingView
+from dlbench.views.stalls.view import StallsView
 from dlbench.views.steps.view import RanksView, StepsView
 from dlbench.views.stragglers.view import StragglersView
 from dlbench.views.summary.view import SummaryView
@@ -43,6 +47,9 @@ SCALING = Views(
         RanksView(),
         ExchangeView(),
         DataPathView(),
+        StagingView(),
+        ReadingView(),
+        ShuffleAuditView(),
         MemoryView(),
         TelemetryView(),
         EnergyView(),
@@ -52,6 +59,9 @@ SCALING = Views(
     ),
     closing=(
         SlowNodesView(),
+        StallsView(),
+        BreakEvenView(),
+        ShufflingView(),
         PrecisionView(),
         DifferencesView(),
         SystemsView(),

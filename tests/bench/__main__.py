@@ -6,7 +6,19 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
-from tests.bench import communication, faults, gate, history, reader_rate, reading, spine, watching, workloads
+from tests.bench import (
+    communication,
+    faults,
+    gate,
+    history,
+    reader_rate,
+    reading,
+    shuffling,
+    spine,
+    staging,
+    watching,
+    workloads,
+)
 from tests.bench.figures import Figure, save
 
 AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -19,12 +31,16 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "gate": gate.figures,
     "history": history.figures,
     "faults": faults.figures,
+    "shuffling": shuffling.figures,
+    "staging": staging.figures,
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "reading.few": reading.few,
     "reading.many": reading.many,
     "reading.large": reading.large,
+    "shuffling.times": shuffling.times,
+    "shuffling.accuracies": shuffling.accuracies,
     **faults.PARTS,
 }
 """Of areas; measured only when named."""

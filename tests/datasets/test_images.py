@@ -7,6 +7,8 @@ import itertools
 import json
 import pickle
 import tarfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -238,6 +240,109 @@ def test_splits_instead_of_classes_are_told(tree: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"holds splits, not classes; give '.*train' or the other one"):
             open_image_set(folder)
     assert open_image_set(tmp_path / "shards" / "validation").num_samples == 15
+
+
+# Hostile archives
+
+
+def archive(path: Path, *members: tuple[str, bytes, dict[str, Any]], form: int = tarfile.GNU_FORMAT) -> None:
+    """A tar of the members in order: name, content, and what else its header says."""
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, content, about in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            for key, value in about.items():
+                setattr(member, key, value)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def pair(name: str) -> list[tuple[str, bytes, dict[str, Any]]]:
+    return [(f"{name}.jpg", encode((8, 8, 3)), {}), (f"{name}.cls", b"1", {})]
+
+
+HOSTILE = {
+    "symbolic link": ("a.jpg", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "is a symbolic link"),
+    "hard link": ("a.jpg", {"type": tarfile.LNKTYPE, "linkname": "../../etc/passwd"}, "is a hard link"),
+    "device": ("a.cls", {"type": tarfile.CHRTYPE, "devmajor": 1, "devminor": 5}, "is a device or a pipe"),
+    "pipe": ("a.jpg", {"type": tarfile.FIFOTYPE}, "is a device or a pipe"),
+    "absolute": ("/etc/a.jpg", {}, "leads out of the archive"),
+    "climbing": ("x/../../a.jpg", {}, "leads out of the archive"),
+    "climbing, other": ("../notes.txt", {}, "leads out of the archive"),
+    "terminal": ("\x1b]0;pwned\x07\n/../a.jpg", {}, "leads out of the archive"),
+    "sparse": ("a.jpg", {"type": tarfile.GNUTYPE_SPARSE}, "is sparse"),
+    "long name": ("../" + "n" * 5000 + ".jpg", {}, "leads out of the archive"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(HOSTILE))
+def test_archives_that_lead_elsewhere_are_refused_and_never_followed(what: str, tmp_path: Path) -> None:
+    name, about, reason = HOSTILE[what]
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    archive(folder / "a.tar", *pair("0"), (name, b"", about), ("a.cls", b"1", {}), *pair("1"))
+    before = sorted(tmp_path.rglob("*"))
+    opening: tuple[Callable[[], object], ...] = (lambda: open_image_set(folder), lambda: index_foreign(folder))
+    packing = PackRecipe(train=folder)
+    for call in (*opening, lambda: produce(packing, tmp_path / "packed")):
+        with pytest.raises(UserError, match=reason) as raised:
+            call()
+        said = str(raised.value)
+        assert said.isprintable(), "no name of a member reaches a terminal as it is"
+        assert len(said) < 1000
+    assert reason in str(verify_images(folder, lambda _done, _of: None, 1, lambda _remark: None))
+    assert [path for path in sorted(tmp_path.rglob("*")) if "packed" not in path.parts] == before
+
+
+def test_other_members_that_are_links_are_passed_over_and_told(tmp_path: Path) -> None:
+    link = ("README", b"", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"})
+    folder = ("images/", b"", {"type": tarfile.DIRTYPE})
+    archive(tmp_path / "a.tar", folder, link, *pair("./images/0"), *pair("images/1"))
+    images = open_image_set(tmp_path)
+    assert images.num_samples == 2
+    assert images.remarks == ("members of the tar files that are neither image nor label, passed over: 1",)
+
+
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 511), st.integers(0, 255)), max_size=4),
+    size=st.sampled_from([None, b"\xff" * 12, b"\x80" + b"\xff" * 11, b"77777777777\0", b"-0000000001\0"]),
+    kind=st.sampled_from([None, b"L", b"K", b"x", b"g", b"S", b"1"]),
+    form=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+)
+def test_headers_that_lie_end_in_one_line(
+    tmp_path_factory: pytest.TempPathFactory,
+    changes: list[tuple[int, int, int]],
+    size: bytes | None,
+    kind: bytes | None,
+    form: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("lying")
+    archive(folder / "a.tar", *pair("0" * 120), *pair("1"), form=form)
+    content = bytearray((folder / "a.tar").read_bytes())
+    for block, place, value in [*changes, (changes[0][0] if changes else 0, 0, content[0])]:
+        start = block * 512 % len(content)
+        content[start + place] = value
+        content[start + 124 : start + 136] = size or content[start + 124 : start + 136]
+        content[start + 156 : start + 157] = kind or content[start + 156 : start + 157]
+        content[start + 148 : start + 156] = b" " * 8
+        content[start + 148 : start + 156] = b"%06o\0 " % sum(content[start : start + 512])
+    (folder / "a.tar").write_bytes(content)
+    with suppress(UserError):
+        open_image_set(folder)
+
+
+def test_links_in_a_tree_are_read_but_no_device_is(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree")
+    store = tmp_path / "store.jpg"
+    store.write_bytes(encode((8, 8, 3)))
+    (tree / "class 0" / "a-linked.jpg").symlink_to(store)
+    (tree / "class 0" / "b-device.jpg").symlink_to("/dev/zero")
+    (tree / "class 0" / "c-loop.jpg").symlink_to("c-loop.jpg")
+    images = open_image_set(tree)
+    named = {images.filename(i): i for i in range(images.num_samples)}
+    assert images.read(named["class 0/a-linked.jpg"]) == store.read_bytes()
+    for name, reason in (("b-device", "is a device, not a regular file"), ("c-loop", "symbolic links")):
+        with pytest.raises(OSError, match=reason):
+            images.read(named[f"class 0/{name}.jpg"])
 
 
 def test_files_passed_over_are_told(tree: Path) -> None:

@@ -43,6 +43,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return contents(folder)
 
 
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "train/../../secret", "", "train//a", "a\0b"])
+def test_a_manifest_that_names_files_outside_of_the_set_is_none(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    produce(Noise(), folder)
+    (tmp_path / "secret").write_bytes(b"secret")
+    lines = (folder / FILES_NAME).read_text().splitlines()
+    lines[0] = json.dumps({**json.loads(lines[0]), "path": name})
+    (folder / FILES_NAME).write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match="is no path of a file in the set") as raised:
+        verify_manifest(folder)
+    assert str(raised.value).isprintable()
+
+
 def test_a_set_has_its_files_a_manifest_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     manifest = produce(Noise(), folder)

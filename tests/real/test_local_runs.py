@@ -275,10 +275,22 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path, demo_data: dict[str, Path]) -> None:
-    with Running(tmp_path, demo_data["cosmoflow"]) as running:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(("--set", "data.staging=lazy"), id="lazy", marks=pytest.mark.nightly),
+        # While samples travel between the ranks, too.
+        pytest.param(("--set", "data.staging=shard", "--set", "data.shuffle=partial:0.5"), id="partial shuffling"),
+    ],
+)
+def test_a_killed_rank_ends_the_run_and_is_named(
+    tmp_path: Path, demo_data: dict[str, Path], settings: tuple[str, ...]
+) -> None:
+    with Running(tmp_path, demo_data["cosmoflow"], *settings) as running:
         running.wait_until_measuring()
         assert set(running.listening()) == {"127.0.0.1"}
+        # Kept by both ranks' loader processes, or staged; gone with the run, as `end` asserts.
+        assert list(running.leftovers.folder.glob("dlb-staged-*/*/0/*"))
         assert sum("multiprocessing" in words for words in running.leftovers.processes().values()) >= 4
         os.kill(running.pid(1), signal.SIGKILL)
         code, errors = running.end()

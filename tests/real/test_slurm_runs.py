@@ -65,6 +65,11 @@ def test_resnet_on_one_and_two_nodes(
 ) -> None:
     command = ("submit", "resnet50", "--preset", "ci", "--system", "box", "--nodes", "1,2", "--launcher", launcher)
     command += ("--data", str(images), "--series", "nightly", *SHORT)
+    nodes = [tmp_path / name for name in ("n1", "n2")]
+    for node in nodes:
+        node.mkdir()
+    command += ("--set", "data.staging=shard", "--set", "data.shuffle=partial:0.5")
+    command += ("--set", f"system.storage.local.path={tmp_path}/{{host}}")
     promised = cli(*command, "--dry-run")
     assert promised.returncode == 0, promised.stderr
     assert not (tmp_path / "runs").exists()
@@ -78,6 +83,18 @@ def test_resnet_on_one_and_two_nodes(
     assert two.record is not None
     assert [r.host for r in one.record.ranks] == ["n1"]
     assert [r.host for r in two.record.ranks] == ["n1", "n2"]
+    assert one.record.staging is not None
+    assert two.record.staging is not None
+    assert [(n.host, n.items) for n in one.record.staging.nodes] == [("n1", 64)]
+    assert [(n.host, n.items) for n in two.record.staging.nodes] == [("n1", 32), ("n2", 32)]
+    assert [Path(n.path).parent for n in two.record.staging.nodes] == nodes
+    assert [list(node.iterdir()) for node in nodes] == [[], []]
+    # Samples went from node to node.
+    shuffle = two.record.shuffle
+    assert shuffle is not None
+    assert shuffle.errors == ()
+    assert shuffle.epochs[0].is_whole
+    assert 0 < shuffle.epochs[0].sent == shuffle.epochs[0].received <= 32
     carrier = {s.key: s.effective for s in two.record.settings}["engine.horovod.operations"]
     assert carrier == ("mpi" if launcher == "srun-mpi" else "gloo")
     assert two.record.environment["variable.SLURM_JOB_ID"] == jobs[1]

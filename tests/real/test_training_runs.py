@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,9 @@ import pytest
 from dlbench.datasets.text.vocabulary import load_vocabulary
 from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import Run, scan
+from dlbench.records.scan import Run
 from tests.conftest import Cli
-from tests.support.forks import call_dlbench
+from tests.support.forked_runs import run_forked
 from tests.support.volumes import write_volumes
 
 h5py = pytest.importorskip("h5py")
@@ -49,12 +48,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run_of(cli: Cli, out: Path, series: str, *arguments: str | Path) -> Run:
-    done = cli("run", *arguments, "--series", series, "--out", out, "--preset", "ci")
-    assert done.returncode == 0, done.stderr
-    found = [run for run in scan(out).runs if run.plan.series.id == series]
-    assert len(found) == 1
-    return found[0]
+def run_of(out: Path, series: str, *arguments: str | Path) -> Run:
+    (found,) = run_forked(*arguments, "--series", series, "--out", out, "--preset", "ci")
+    return found
 
 
 def record_of(run: Run) -> Record:
@@ -85,8 +81,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, density: Path, text: Path) -
         if workload not in kept:
             words = parity(workload, density if workload == "cosmoflow" else text)
             out = tmp_path_factory.mktemp("alone")
-            cli = partial(call_dlbench, cwd=out)
-            kept[workload] = run_of(cli, out, "one", *words, *ALONE, "--set", "train.batch_per_rank=8")
+            kept[workload] = run_of(out, "one", *words, *ALONE, "--set", "train.batch_per_rank=8")
         return kept[workload]
 
     return run
@@ -101,7 +96,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory, density: Path, text: Path) -
 )
 @pytest.mark.parametrize("workload", ["cosmoflow", pytest.param("bert", marks=pytest.mark.nightly)])
 def test_ranks_and_batch_trade_places(
-    cli: Cli,
     tmp_path: Path,
     alone: Callable[[str], Run],
     density: Path,
@@ -120,7 +114,6 @@ def test_ranks_and_batch_trade_places(
     assert len(reference) == 6
     assert np.ptp(reference) > 0.01
     two = run_of(
-        cli,
         tmp_path,
         "two",
         *parity(workload, density if workload == "cosmoflow" else text),
@@ -145,14 +138,13 @@ def test_ranks_and_batch_trade_places(
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
-    cli: Cli, tmp_path: Path, density: Path, text: Path, workload: str, engine: str, ranks: int, horovod_installed: None
+    tmp_path: Path, density: Path, text: Path, workload: str, engine: str, ranks: int, horovod_installed: None
 ) -> None:
     """Dropout, momentum, batch norm, sample order and augmentation go on as if nothing had happened."""
     source = {"cosmoflow": density, "bert": text, "resnet50": "synthetic"}[workload]
     dropout = ("--set", "model.dropout=0.2") if workload != "resnet50" else ()
     common = (workload, "--data", source, "--engine", engine, "--ranks", str(ranks), *dropout)
     whole = run_of(
-        cli,
         tmp_path,
         "whole",
         *common,
@@ -161,7 +153,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     names = record_of(whole).checkpoints
     assert names == ("step-00000010.safetensors", "step-00000012.safetensors")
     resumed = run_of(
-        cli,
         tmp_path,
         "resumed",
         *common,
@@ -179,10 +170,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_ranks(cli: Cli, tmp_path: Path, density: Path) -> None:
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, density: Path) -> None:
     common = ("cosmoflow", "--data", density, "--engine", "ddp", "--set", "train.optimizer.learning_rate=0.001")
     two = run_of(
-        cli,
         tmp_path,
         "two",
         *common,
@@ -190,7 +180,6 @@ def test_a_run_goes_on_with_another_number_of_ranks(cli: Cli, tmp_path: Path, de
         *("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=7"),
     )
     one = run_of(
-        cli,
         tmp_path,
         "one",
         *common,
@@ -202,19 +191,26 @@ def test_a_run_goes_on_with_another_number_of_ranks(cli: Cli, tmp_path: Path, de
 
 
 @pytest.mark.slow
-def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(
-    cli: Cli, tmp_path: Path, density: Path
-) -> None:
+def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(tmp_path: Path, density: Path) -> None:
+    node = tmp_path / "node"
+    node.mkdir()
     run = run_of(
-        cli,
         tmp_path,
         "met",
         *("cosmoflow", "--data", density, "--engine", "ddp", "--ranks", "2", "--to-quality"),
         *("--set", "quality.target=0.9", "--set", "quality.evaluate_every_epochs=0.5", "--set", "model.dropout=0.0"),
         *("--set", "data.loader_workers=auto", "--set", "data.cache=warm"),
+        *("--set", "data.staging=replicate", "--set", f"system.storage.local.path={node}"),
     )
     record = record_of(run)
     tells_its_reading(record, density)
+    staging = record.staging
+    assert staging is not None
+    assert (staging.strategy, staging.nodes[0].items) == ("replicate", 2)  # a file of each split
+    assert staging.nodes[0].copied_bytes == sum(path.stat().st_size for path in density.rglob("*.h5"))
+    assert 0 < staging.nodes[0].seconds <= staging.seconds
+    assert list(node.iterdir()) == []
+    assert record.data["path"] == str(density / "train")
     quality = record.quality
     assert quality is not None
     assert quality.reached
@@ -237,7 +233,12 @@ def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(
     targets = h5py.File(density / "validation" / "density-0.h5")["y"][:].astype(float)
     assert quality.predictor_value == pytest.approx(np.abs(targets - targets.mean(0)).mean(), rel=1e-5)
     keys = [event.key for event in record.events]
-    assert keys[:4] == ["init_start", "init_stop", "run_start", "epoch_start"]
+    assert keys[:6] == ["init_start", "init_stop", "run_start", "staging_start", "staging_stop", "epoch_start"]
+    moments = {event.key: event.time_ms for event in record.events}
+    assert staging.seconds == pytest.approx((moments["staging_stop"] - moments["staging_start"]) / 1e3, abs=1.0)
+    spent_s = quality.time_to_quality_s
+    assert spent_s is not None
+    assert spent_s > staging.seconds  # inside of the timed window
     assert keys[-1] == "run_stop"
     assert record.events[-1].status == "success"
     assert keys.count("eval_start") == keys.count("eval_stop") == keys.count("eval_error") == len(quality.evaluations)
@@ -260,7 +261,7 @@ def tells_its_reading(record: Record, density: Path) -> None:
     assert [epoch.epoch for epoch in reading.epochs] == list(range(len(reading.epochs)))
     assert [epoch.is_whole for epoch in reading.epochs][:-1] == [True] * (len(reading.epochs) - 1)
     for epoch in reading.epochs:
-        assert epoch.tier_bytes == {"shared": epoch.samples * (32**3 * 4 * 2 + 4 * 4)}
+        assert epoch.tier_bytes == {"local": epoch.samples * (32**3 * 4 * 2 + 4 * 4)}
         assert 0 < epoch.wait_s < epoch.seconds
         assert epoch.fetch_s > 0
 
@@ -285,16 +286,14 @@ def two_epochs(tmp_path_factory: pytest.TempPathFactory, few: Path) -> Run:
     """A run that ended without its quality, with a checkpoint for each epoch."""
     out = tmp_path_factory.mktemp("runs")
     words = (*OUT_OF_REACH, "--data", few, "--set", "quality.max_epochs=2.0")
-    return run_of(partial(call_dlbench, cwd=out), out, "first", *words)
+    return run_of(out, "first", *words)
 
 
 @pytest.mark.slow
-def test_a_target_out_of_reach_ends_with_the_epochs_and_resumes(
-    cli: Cli, tmp_path: Path, few: Path, two_epochs: Run
-) -> None:
+def test_a_target_out_of_reach_ends_with_the_epochs_and_resumes(tmp_path: Path, few: Path, two_epochs: Run) -> None:
     three = (*OUT_OF_REACH, "--data", few, "--set", "quality.max_epochs=3.0")
-    whole = run_of(cli, tmp_path, "whole", *three)
-    rest = run_of(cli, tmp_path, "rest", *three, "--resume", two_epochs.folder.path)
+    whole = run_of(tmp_path, "whole", *three)
+    rest = run_of(tmp_path, "rest", *three, "--resume", two_epochs.folder.path)
     records = [record_of(run) for run in (whole, rest)]
     values = []
     for record in records:
@@ -341,15 +340,12 @@ def test_a_checkpoint_of_another_data_set_is_refused(cli: Cli, tmp_path: Path, t
 
 @pytest.mark.slow
 @pytest.mark.horovod
-def test_fp16_learns_like_fp32_and_counts_its_overflows(
-    cli: Cli, tmp_path: Path, text: Path, horovod_installed: None
-) -> None:
+def test_fp16_learns_like_fp32_and_counts_its_overflows(tmp_path: Path, text: Path, horovod_installed: None) -> None:
     # Small, and few of them: fp16 is emulated on most CPUs.
     small = ("--set", "train.batch_per_rank=1", "--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=6")
     common = ("bert", "--data", text, "--ranks", "2", *NO_DROPOUT, *small)
-    fp32 = run_of(cli, tmp_path, "fp32", *common)
+    fp32 = run_of(tmp_path, "fp32", *common)
     fp16 = run_of(
-        cli,
         tmp_path,
         "fp16",
         *common,
@@ -370,10 +366,10 @@ def test_fp16_learns_like_fp32_and_counts_its_overflows(
 @pytest.mark.slow
 @pytest.mark.horovod
 @pytest.mark.parametrize("workload", ["cosmoflow", pytest.param("resnet50", marks=pytest.mark.nightly)])
-def test_the_order_in_memory_changes_no_loss(cli: Cli, tmp_path: Path, workload: str, horovod_installed: None) -> None:
+def test_the_order_in_memory_changes_no_loss(tmp_path: Path, workload: str, horovod_installed: None) -> None:
     """Weights stay contiguous, which Horovod asks for; only activations are channels-last."""
     short = ("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=3", "--ranks", "2")
     common = (workload, "--data", "synthetic", "--set", "train.batch_per_rank=4", *short)
-    plain = run_of(cli, tmp_path, "plain", *common)
-    last = run_of(cli, tmp_path, "last", *common, "--set", "model.memory_format=channels-last")
+    plain = run_of(tmp_path, "plain", *common)
+    last = run_of(tmp_path, "last", *common, "--set", "model.memory_format=channels-last")
     np.testing.assert_allclose(curve(last), curve(plain), rtol=1e-3)

@@ -116,7 +116,8 @@ def _scenarios(folder: Path, place: dict[str, Any]) -> Iterator[tuple[str, dict[
         own.mkdir(exist_ok=True)
         plan = RunPlan.model_validate(scenario["plan"])
         try:
-            where = RankPlace(**place, token=f"scenario-{number}")
+            # Shared memory is found by this name on the whole machine, where other tests may run as well.
+            where = RankPlace(**place, token=f"scenario-{number}-{folder}")
             yield scenario["name"], _train(plan, own, where, scenario["steps"], scenario["parts"])
         except DlbenchError as error:
             yield scenario["name"], {"error": str(error), "kind": type(error).__name__}

@@ -26,6 +26,8 @@ _FORKS.set_forkserver_preload(
         *(
             "tests.support.collective_ranks",
             "tests.support.exchange_ranks",
+            "tests.support.forked_runs",
+            "dlbench.node.training.run",
             "torch._dynamo",
             "scipy.stats",
             "pandas",

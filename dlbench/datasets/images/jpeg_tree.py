@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlbench.datasets.splits import require_no_splits
 from dlbench.errors import UserError
 from dlbench.opening import read_bytes
 
@@ -108,6 +109,7 @@ def _class_folders(folder: Path, passed_over: list[str]) -> list[str]:
                 passed_over.append(entry.name)
     if not names:
         raise UserError(f"{str(folder)!r} holds no class folders; expected {LAYOUT}")
+    require_no_splits(folder, names)
     return sorted(names)
 
 
@@ -126,7 +128,7 @@ def index_jpeg_tree(folder: Path) -> JpegTree:
 
     Raises:
         UserError: the folder is missing, unreadable or not a folder, has no class folders, or a class folder has
-            no JPEGs (labels would shift if it were passed over).
+            no JPEGs (labels would shift if it were passed over); or its folders are splits.
     """
     import numpy as np
 

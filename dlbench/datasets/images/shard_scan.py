@@ -1,7 +1,9 @@
 """Shards of images become an index: which shard holds which sample at which byte, and what it shows.
 
 - tar (webdataset.github.io): members `<key>.jpg` and `<key>.cls`, in any order but side by side; the second holds the
-  label in decimal digits. Members with other endings are passed over and told.
+  label in decimal digits. Members with other endings are passed over and told. An image or label that is a link, a
+  device or a sparse file, and any member whose name is absolute or climbs with `..`, is refused: nothing in an archive
+  is ever followed or unpacked, and a set whose names point elsewhere is not what it says.
 - TFRecord: one `tf.train.Example` a record with `image/encoded` (bytes) and `image/class/label` (int64), and perhaps
   `image/class/synset`, the name of the class. The public ImageNet records count labels from 1 and keep 0 for a
   background class that has no images; if 1 is the smallest label of all, labels are lowered by one, and this is told.
@@ -11,6 +13,7 @@ Only headers are read, not the images: some microseconds a sample, and two or th
 
 from __future__ import annotations
 
+import io
 import json
 import mmap
 import os
@@ -23,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.containers.tf_example import example_views
 from dlbench.datasets.containers.tfrecord import FRAME, record_offsets
+from dlbench.datasets.images.jpeg_tree import MAX_IMAGE
 from dlbench.errors import UserError
-from dlbench.opening import open_file
+from dlbench.opening import descriptor, open_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +44,8 @@ _PATTERNS = {
     "tar": re.compile(r".+\.tar"),
     "tfrecord": re.compile(r".+\.tfrecords?|.+-\d+-of-\d+"),
 }
+_MAX_NAME = 200
+"""Characters of a member's name that a message holds, at most."""
 _MOST_CLASSES = 10_000_000
 """A label beyond is taken for damage; it would make as many names."""
 
@@ -83,6 +89,8 @@ class _Rows:
         """Takes one sample."""
         if not 0 <= label < _MOST_CLASSES:
             raise ValueError(f"label {label} of the image at byte {offset}: no class number")
+        if length > MAX_IMAGE:
+            raise ValueError(f"the image at byte {offset} has {length} bytes, which no image has")
         self.records.append(record)
         self.offsets.append(offset)
         self.lengths.append(length)
@@ -99,10 +107,15 @@ def shard_names(folder: Path) -> tuple[str, list[str]] | None:
         files = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.is_file())
     except OSError:  # the caller looks for a tree next, and says what is wrong
         return None
-    found = {c: names for c, p in _PATTERNS.items() if (names := [name for name in files if p.fullmatch(name)])}
+    found = shards_among(files)
     if len(found) > 1:
         raise UserError(f"{str(folder)!r} holds tar and TFRecord files; keep one of the two")
     return next(iter(found.items()), None)
+
+
+def shards_among(names: Sequence[str]) -> dict[str, list[str]]:
+    """Those of the names of files that are shards, by container."""
+    return {c: found for c, p in _PATTERNS.items() if (found := [name for name in names if p.fullmatch(name)])}
 
 
 def scan_shards(
@@ -137,7 +150,7 @@ def scan_shards(
             sizes.append(path.stat().st_size)
         except OSError as error:
             raise UserError(f"{str(path)!r}: cannot be read: {error.strerror or error}") from None
-        except (ValueError, tarfile.TarError) as error:
+        except (ValueError, OverflowError, tarfile.TarError) as error:
             raise UserError(f"{str(path)!r}: not a whole shard of images: {error}") from None
         if progress is not None:
             progress(number + 1, len(names))
@@ -177,39 +190,78 @@ def _class_names(
     return tuple(synsets.get(label + first, str(label)) for label in range(high + 1))
 
 
+class _Bounded(io.BufferedReader):
+    """A file that never gives more than it has at once: tarfile reads as much as a header says, whatever that is."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(descriptor(path)))
+        self._size = os.fstat(self.fileno()).st_size
+
+    def read(self, num_bytes: int | None = -1, /) -> bytes:
+        """At most so many bytes; ValueError if that is no number of bytes."""
+        if num_bytes is None or num_bytes < 0:
+            raise ValueError(f"a header says that something has {num_bytes} bytes")
+        return super().read(min(num_bytes, self._size))
+
+
 def _scan_tar(path: Path) -> _Rows:
     rows = _Rows()
     waiting: dict[str, Any] = {}
-    with open_file(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+    with _Bounded(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has met
-            if not member.isreg():
+            _require_inside(member)
+            if member.isdir():
                 continue
             # The key is the path up to the first dot of the file's name.
             folder, _slash, base = member.name.rpartition("/")
             key, _dot, suffix = base.partition(".")
+            if suffix.lower() in (LABEL_SUFFIX, *IMAGE_SUFFIXES):
+                _require_stored(member)
             if suffix.lower() == LABEL_SUFFIX:
                 text = os.pread(file.fileno(), min(member.size, 20), member.offset_data)
                 if not text.strip().isdigit():
-                    raise ValueError(f"member {member.name!r} holds {text!r}, not a label in digits")
+                    raise ValueError(f"member {_short(member.name)} holds {text!r}, not a label in digits")
                 waiting["label"] = (folder, key, int(text))
             elif suffix.lower() in IMAGE_SUFFIXES:
                 if "image" in waiting:
-                    raise ValueError(f"member {waiting['image'][2].name!r} has no .{LABEL_SUFFIX} beside it")
+                    raise ValueError(f"member {_short(waiting['image'][2].name)} has no .{LABEL_SUFFIX} beside it")
                 waiting["image"] = (folder, key, member)
             else:
                 rows.passed_over += 1
             if len(waiting) == 2:
                 image = waiting["image"][2]
                 if waiting["image"][:2] != waiting["label"][:2]:
-                    raise ValueError(f"member {image.name!r} has no .{LABEL_SUFFIX} beside it")
+                    raise ValueError(f"member {_short(image.name)} has no .{LABEL_SUFFIX} beside it")
                 rows.add(image.offset, image.offset_data, image.size, waiting["label"][2])
                 waiting.clear()
         if "image" in waiting:
-            raise ValueError(f"member {waiting['image'][2].name!r} has no .{LABEL_SUFFIX} beside it")
+            raise ValueError(f"member {_short(waiting['image'][2].name)} has no .{LABEL_SUFFIX} beside it")
         if tar.offset > path.stat().st_size:
             raise ValueError(f"cut off: ends before byte {tar.offset}")
     return rows
+
+
+def _require_inside(member: tarfile.TarInfo) -> None:
+    """ValueError if a member's name leads out of the archive, or its size is no size."""
+    if member.name.startswith("/") or ".." in member.name.split("/"):
+        raise ValueError(f"member {_short(member.name)} leads out of the archive")
+    if member.size < 0:
+        raise ValueError(f"member {_short(member.name)} has {member.size} bytes")
+
+
+def _require_stored(member: tarfile.TarInfo) -> None:
+    """ValueError if an image or label does not lie in the archive as it is."""
+    if member.isreg() and not member.issparse():
+        return
+    kinds = ((member.issym(), "a symbolic link"), (member.islnk(), "a hard link"), (member.issparse(), "sparse"))
+    kind = next((kind for holds, kind in kinds if holds), "a device or a pipe")
+    raise ValueError(f"member {_short(member.name)} is {kind}; write the archive anew with the files themselves")
+
+
+def _short(name: str) -> str:
+    """A name of a member for messages: it may have any length and any characters."""
+    return repr(name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}...")
 
 
 def _scan_records(path: Path, synsets: dict[int, str]) -> _Rows:

@@ -15,7 +15,7 @@ import zipfile
 from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from dlbench.datasets.containers.tfrecord import read_record_at
 from dlbench.datasets.images.shard_scan import RECORD_HEAD, ShardIndex, index_text, scan_shards, shard_names
@@ -30,6 +30,10 @@ INDEX = "index.npz"
 _FORMAT = {"format": "dlbench.image-index", "version": 1}
 _ARRAYS = {"shard": "int32", "records": "int64", "offsets": "int64", "lengths": "int32", "labels": "int32"}
 _LISTS = ("shards", "sizes", "classes", "remarks")
+_MEMBER = "{}.npy"
+"""What numpy calls an array in an archive."""
+_MAX_ABOUT = 1 << 28
+"""Bytes of the lists of an index at most: names of shards and classes."""
 
 
 class ImageShards:
@@ -226,6 +230,36 @@ def load_index(folder: Path) -> ShardIndex:
     if form != _FORMAT or len(shapes) != 1 or not kinds or len(lists["shards"]) != len(lists["sizes"]):
         raise UserError(f"{str(path)!r}: not an index of images of this form; remove it, and the shards are scanned")
     return ShardIndex(container=container, **lists, **arrays)
+
+
+def index_size(folder: Path) -> tuple[int, int]:
+    """Images and classes that `index.npz` says, without reading its arrays.
+
+    Raises:
+        UserError: it is missing, damaged, or of another form.
+    """
+    import numpy as np
+
+    path = folder / INDEX
+    try:
+        with open_file(path) as raw, np.load(raw, allow_pickle=False) as file:
+            with file.zip.open(_MEMBER.format("labels")) as member:
+                shape = _array_header(member)
+            with file.zip.open(_MEMBER.format("about")) as member:
+                _array_header(member)
+                about = json.loads(member.read(_MAX_ABOUT))
+        return int(shape[0]), len(about["classes"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{str(path)!r}: not a whole index of images: {_first_line(error)}; remove it") from None
+
+
+def _array_header(member: IO[bytes]) -> tuple[int, ...]:
+    """The shape of an array; afterwards the stream stands at its first value."""
+    import numpy as np
+
+    np.lib.format.read_magic(member)
+    shape: tuple[int, ...] = np.lib.format.read_array_header_1_0(member)[0]
+    return shape
 
 
 def _first_line(error: Exception) -> str:

@@ -46,8 +46,11 @@ class FileEntry:
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> FileEntry:
-        """The reverse; TypeError, KeyError or ValueError if it is none."""
-        return FileEntry(str(content["path"]), str(content["sha256"]), int(content["bytes"]))
+        """The reverse; TypeError, KeyError or ValueError if it is none, or names a file outside of the set."""
+        path = str(content["path"])
+        if path.startswith("/") or not path or {"", "..", "."} & set(path.split("/")) or "\0" in path:
+            raise ValueError(f"{path!r} is no path of a file in the set")
+        return FileEntry(path, str(content["sha256"]), int(content["bytes"]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.containers.npy import map_array
+from dlbench.datasets.splits import require_no_splits
 from dlbench.datasets.text.vocabulary import Vocabulary
 from dlbench.errors import UserError
 from dlbench.opening import open_file, read_json, why_unreadable
@@ -170,7 +171,7 @@ def text_files(source: Path) -> list[Path]:
     """The text files at a path: the file itself, or the `.txt` files of a folder, sorted.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or folders of splits instead.
     """
     if source.is_file():
         return [source]
@@ -178,6 +179,7 @@ def text_files(source: Path) -> list[Path]:
         raise UserError(f"{str(source)!r}: no such file or folder; expected {LAYOUT}")
     files = sorted(p for p in source.glob("*.txt") if p.is_file())
     if not files:
+        require_no_splits(source, (p.name for p in source.iterdir() if p.is_dir() and not p.name.startswith(".")))
         raise UserError(f"{str(source)!r} holds no .txt file; expected {LAYOUT}")
     return files
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from dlbench import pool
+from dlbench.datasets.splits import is_split_name
 from dlbench.datasets.volumes import hdf5 as density_hdf5
 from dlbench.datasets.volumes import npy as density_npy
 from dlbench.datasets.volumes import tfrecord as density_tfrecord
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 CONTAINERS: dict[str, ModuleType] = {"hdf5": density_hdf5, "tfrecord": density_tfrecord, "npy": density_npy}
 LAYOUT = f"{density_hdf5.LAYOUT}, or {density_tfrecord.LAYOUT}, or {density_npy.LAYOUT}"
-_SPLITS = ("train", "validation", "val", "test")
 _OPENED_ALL = ("hdf5",)
 """Containers whose files are all opened for the index; of the others three are, if they hold one sample each."""
 PUBLIC = {"train": (524_288, 262_144), "validation": (65_536,)}
@@ -120,7 +120,7 @@ def _names(folder: Path) -> Iterator[str]:
             if not entry.is_dir():
                 yield entry.name
                 continue
-            if entry.name in _SPLITS:  # they would be mixed
+            if is_split_name(entry.name):  # they would be mixed
                 raise UserError(f"{str(folder)!r} holds the folder {entry.name!r} of a split; give that one")
             with os.scandir(entry.path) as inner:
                 yield from (f"{entry.name}/{e.name}" for e in inner if not e.name.startswith(".") and e.is_file())
@@ -140,10 +140,10 @@ def index_density(folder: Path) -> DensityIndex:
 
     container, names = _listed(folder)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]
-    shapes = {name: _shape(folder, name, container) for name in probes}
+    shapes = {name: file_shape(folder, name, container) for name in probes}
     spread = container in _OPENED_ALL or any(shape.num != 1 for shape in shapes.values())
     if spread:
-        shapes |= {name: _shape(folder, name, container) for name in names if name not in shapes}
+        shapes |= {name: file_shape(folder, name, container) for name in names if name not in shapes}
     first = shapes[names[0]]
     for name, shape in shapes.items():
         if not shape.fits(first):
@@ -165,7 +165,12 @@ def index_density(folder: Path) -> DensityIndex:
     )
 
 
-def _shape(folder: Path, name: str, container: str) -> FileShape:
+def file_shape(folder: Path, name: str, container: str) -> FileShape:
+    """What one file holds; of a TFRecord all is read.
+
+    Raises:
+        UserError: it is damaged, or lacks `x` or `y`, or has them in another type or shape.
+    """
     try:
         shape: FileShape = CONTAINERS[container].inspect(folder / name)
     except (OSError, ValueError) as error:

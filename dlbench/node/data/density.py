@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dlbench.datasets.containers.tfrecord import decompressor
 from dlbench.datasets.volumes.density import DensityIndex, DensityReader, index_density
 from dlbench.errors import UserError
+from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.specs.workload import CosmoFlowModel
@@ -90,9 +91,13 @@ class VolumeReader(InHalves):
     def labels(self) -> None:
         """Volumes have no classes."""
 
-    def _bad(self, index: int, reason: str) -> BadSampleError:
+    def name(self, index: int) -> str:
+        """File, and number in it."""
         path, place = self._index.locate(index)
-        return BadSampleError(f"{str(path)!r}, sample {place}: {reason}")
+        return f"{str(path)!r}, sample {place}"
+
+    def _bad(self, index: int, reason: str) -> BadSampleError:
+        return BadSampleError(f"{self.name(index)}: {reason}")
 
     def files(self) -> list[Path]:
         """The volumes' files."""
@@ -116,7 +121,9 @@ class VolumeReader(InHalves):
         self._files.close()
 
 
-def open_density(source: Path, model: CosmoFlowModel, seed: int, *, training: bool) -> SampleReader:
+def open_density(
+    source: Path, model: CosmoFlowModel, seed: int, *, training: bool, lister: Lister = ALONE
+) -> SampleReader:
     """The volumes of one split, for a network.
 
     Args:
@@ -124,12 +131,13 @@ def open_density(source: Path, model: CosmoFlowModel, seed: int, *, training: bo
         model: whose input and targets they must fit.
         seed: without effect, for nothing is drawn.
         training: without effect, for volumes are not augmented.
+        lister: through which the ranks of a node list the folder once.
 
     Raises:
         UserError: there is no such folder, it is damaged, or does not fit the model; key and file are named.
     """
     del seed, training
-    index = index_density(source)
+    index = lister.index(lambda: index_density(source), (DensityIndex,))
     for key, stored in (
         ("input_size", index.size),
         ("input_channels", index.channels),

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dlbench.datasets.images.image_set import open_image_set
+from dlbench.datasets.images.image_set import ImageSet, open_image_set
+from dlbench.datasets.images.jpeg_tree import JpegTree
 from dlbench.datasets.images.packing import class_labels
+from dlbench.datasets.images.shard_scan import ShardIndex
+from dlbench.datasets.images.shards import ImageShards
 from dlbench.errors import UserError
 from dlbench.node.data.jpeg import JpegReader
+from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import SampleReader
 from dlbench.specs.workload import ResNetModel
 
 
 def open_images(
-    source: Path, model: ResNetModel, seed: int, *, training: bool, classes: tuple[str, ...] | None = None
+    source: Path,
+    model: ResNetModel,
+    seed: int,
+    *,
+    training: bool,
+    classes: tuple[str, ...] | None = None,
+    lister: Lister = ALONE,
 ) -> SampleReader:
     """A reader of one split: a tree of JPEGs, or tar or TFRecord shards.
 
@@ -23,6 +33,7 @@ def open_images(
         seed: of the augmentation.
         training: random-resized crops and flips, or else the centre crop.
         classes: names by label, for a set whose own classes may be fewer (validation); None: the set's own.
+        lister: through which the ranks of a node list the set once.
 
     Returns:
         Samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
@@ -31,7 +42,7 @@ def open_images(
         UserError: the set is missing or damaged, has more classes than the model, or a class that is not in `classes`.
         EnvironmentLacksError: a library that its form needs is not installed.
     """
-    images = open_image_set(source)
+    images = _listed(source, lister)
     known = images.classes if classes is None else classes
     if len(known) > model.num_classes:
         raise UserError(
@@ -41,12 +52,22 @@ def open_images(
     return JpegReader(images, model.image_size, seed, training=training, labels=labels)
 
 
-def image_classes(source: Path) -> tuple[str, ...]:
-    """The names of the classes of a set, by label.
+def _listed(source: Path, lister: Lister) -> ImageSet:
+    def listed() -> JpegTree | ShardIndex:
+        images = open_image_set(source)
+        if isinstance(images, ImageShards):
+            return images.index
+        assert isinstance(images, JpegTree)
+        return images
+
+    found = lister.index(listed, (JpegTree, ShardIndex))
+    return ImageShards(source, found) if isinstance(found, ShardIndex) else found
+
+
+def image_classes(source: Path, lister: Lister = ALONE) -> tuple[str, ...]:
+    """The names of the classes of a set, by label; see `open_images`.
 
     Raises:
         UserError: the set is missing or damaged.
     """
-    images = open_image_set(source)
-    images.close()
-    return images.classes
+    return lister.index(lambda: open_image_set(source).classes, ())

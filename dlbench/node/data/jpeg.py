@@ -189,6 +189,10 @@ class JpegReader(InHalves):
         """The class of each image, as the set counts them."""
         return self._images.labels
 
+    def name(self, index: int) -> str:
+        """File, and place in it."""
+        return self._images.name(index)
+
     def files(self) -> list[Path]:
         """Images or shards."""
         return self._images.files()

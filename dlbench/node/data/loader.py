@@ -23,6 +23,8 @@ from dlbench.node.data.loader_queue import LoaderContext
 from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
 from dlbench.node.data.reading.epochs import EpochLedger, EpochReads
 from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
+from dlbench.node.data.shuffling.audit import ReadAudit
+from dlbench.node.data.shuffling.exchange import SampleExchange
 from dlbench.node.preflight import SHARED_MEMORY
 from dlbench.specs.watch import MAX_WINDOW_STEPS
 
@@ -139,9 +141,15 @@ class _Passes:
 
 
 class Ledger:
-    """What went wrong while reading, what was read in another form than it was stored in, and when."""
+    """What went wrong while reading, what was read in another form than it was stored in, and when.
 
-    def __init__(self, loader_workers: int) -> None:
+    Args:
+        loader_workers: of the rank.
+        on_taken: told of each batch that is handed out.
+    """
+
+    def __init__(self, loader_workers: int, on_taken: Callable[[Fetched], None] = lambda fetched: None) -> None:
+        self._on_taken = on_taken
         self.failures: list[str] = []
         self.num_converted = 0
         self.converted: dict[str, None] = {}
@@ -186,6 +194,7 @@ class Ledger:
             raise EnvironmentLacksError(item.lacks)
         if item.error is not None:
             raise UserError(item.error)
+        self._on_taken(item)
         return item
 
     @property
@@ -245,6 +254,9 @@ class LoadedSource:
         prefetch_batches: batches that each of them reads ahead.
         on_bad_sample: stop the run, or take the next sample of the data set instead.
         pin_memory: hand out page-locked tensors (needs a GPU).
+        is_held: whether the reader has this rank's samples alone: then one of the same batch is taken instead.
+        audit: told of everything that is handed out.
+        exchange: brings samples of other ranks, and is told how far training is; its owner closes it.
         epoch_by_epoch: read nothing ahead across the border of epochs; what comes before the next epoch is read can be
             done where `is_between_epochs` says so.
     """
@@ -258,14 +270,18 @@ class LoadedSource:
         prefetch_batches: int = 2,
         on_bad_sample: Literal["stop", "skip"],
         pin_memory: bool = False,
+        is_held: bool = False,
+        audit: ReadAudit | None = None,
+        exchange: SampleExchange | None = None,
         epoch_by_epoch: bool = False,
     ) -> None:
-        self.order = order
+        self.order, self.audit, self.exchange = order, audit, exchange
         self._reader, self._loader_workers = reader, loader_workers
-        self._ledger = Ledger(loader_workers)
+        self._ledger = Ledger(loader_workers, self._taken)
+        self._num_taken = 0
         self._epochs = _OneEpochEach(order.batches()) if epoch_by_epoch else None
         self._loader = fetch_batches(
-            BatchReader(reader, on_bad_sample),
+            BatchReader(reader, on_bad_sample, within_batch=is_held),
             self._epochs or order.batches,
             loader_workers=loader_workers,
             prefetch_batches=prefetch_batches,
@@ -311,14 +327,30 @@ class LoadedSource:
         Raises:
             UserError: a sample is unreadable and on_bad_sample is stop.
             EnvironmentLacksError: a batch does not fit into /dev/shm.
-            RunError: a loader process died (out of memory), or the source is closed.
+            RunError: a loader process died, the source is closed, or a sample of another rank does not come.
         """
         if self._fetched is None:
             raise RunError("a batch was asked for from a closed data source")
+        if self.exchange is not None:
+            self.exchange.require_well()
         self.begin_epoch()
         batch = self._ledger.take(self._fetched)
         assert batch is not None  # the order has no end
         return batch
+
+    def _taken(self, fetched: Fetched) -> None:
+        if self.exchange is not None:
+            if fetched.not_arrived is not None:
+                (epoch, index), waited_s = fetched.not_arrived
+                raise self.exchange.missing(epoch, index, waited_s)
+            self._num_taken += 1
+            self.exchange.consumed(self.order.position(self._num_taken).epoch)
+        if self.audit is not None:
+            self.audit.take(fetched)
+
+    def sample_name(self, index: int) -> str:
+        """File, and place in it, of one sample."""
+        return self._reader.name(index)
 
     def describe(self) -> dict[str, object]:
         """The reader's description, plus how the data set is dealt out and what went wrong so far; ready for JSON."""

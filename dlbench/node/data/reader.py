@@ -7,7 +7,7 @@ what staging and shuffling move about. `prepare` makes tensors of them: what dec
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, Self
@@ -29,6 +29,14 @@ class BadSampleError(Exception):
     """One sample cannot be read; `str` names the file and the reason."""
 
 
+class NotArrivedError(Exception):
+    """A sample that another rank should have sent is not there, and was waited for."""
+
+    def __init__(self, index: int, waited_s: float) -> None:
+        super().__init__(index, waited_s)
+        self.waited_s = waited_s
+
+
 @dataclass
 class Sample:
     """One sample."""
@@ -45,6 +53,8 @@ class Raw:
 
     data: bytes
     tier: Tier = "shared"
+    waited_ns: int = 0
+    """How long it was waited for, because another rank had not sent it yet."""
 
 
 class SampleReader(Protocol):
@@ -77,6 +87,9 @@ class SampleReader(Protocol):
 
     def labels(self) -> NDArray[np.int32] | None:
         """(num_samples,) the class of each sample; None where samples have none."""
+
+    def name(self, index: int) -> str:
+        """File, and place in it, of one sample, for messages; never fails."""
 
     def files(self) -> list[Path]:
         """The files that `fetch` reads, from the index; none where it reads none. Those of a store, if it reads one."""
@@ -127,6 +140,10 @@ class Fetched:
     """Of the time between start and end, spent in `SampleReader.fetch`."""
     prepare_ns: int = 0
     """The same in `SampleReader.prepare`."""
+    waited_ns: int = 0
+    """Of `fetch_ns`, spent in waiting for samples on their way from other ranks."""
+    not_arrived: tuple[Key, float] | None = None
+    """A sample that did not come from another rank, and how long it was waited for, seconds: the run must stop."""
     storage_bytes: int | None = None
     """Bytes that the kernel fetched from storage for it, read-ahead included; None where it does not count."""
 
@@ -156,20 +173,32 @@ class BatchReader:
         on_bad_sample: what to do where a sample is unreadable.
         replace: with `skip`, take the next sample of the data set instead; otherwise leave the place out, so that the
             batch is smaller and may be empty (an evaluation must not count a sample twice).
+        within_batch: take the next of the same batch instead of the next of the data set, which this rank may not hold.
     """
 
-    def __init__(self, reader: SampleReader, on_bad_sample: Literal["stop", "skip"], *, replace: bool = True) -> None:
+    def __init__(
+        self,
+        reader: SampleReader,
+        on_bad_sample: Literal["stop", "skip"],
+        *,
+        replace: bool = True,
+        within_batch: bool = False,
+    ) -> None:
         self.reader = reader
         self._on_bad_sample = on_bad_sample
         self._attempts = _SKIP_AT_MOST if replace else 1
-        self._replace = replace
+        self._replace, self._within_batch = replace, within_batch
 
     def __getitem__(self, keys: list[Key]) -> Fetched:
         before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
         stack = _Stack(len(keys))
-        for key in keys:
-            sample = self._read(key, fetched)
+        for place in range(len(keys)):
+            try:
+                sample = self._read(place, keys, fetched)
+            except NotArrivedError as error:
+                fetched.not_arrived = (keys[place], error.waited_s)
+                return fetched
             if fetched.error is not None:
                 return fetched
             if sample is not None:
@@ -181,10 +210,10 @@ class BatchReader:
             fetched.storage_bytes = after - before
         return fetched
 
-    def _read(self, key: Key, fetched: Fetched) -> Sample | None:
-        epoch, index = key
-        for attempt in range(self._attempts):
-            taken = (epoch, (index + attempt) % self.reader.num_samples)
+    def _read(self, place: int, keys: list[Key], fetched: Fetched) -> Sample | None:
+        tried = 0
+        for taken in self._candidates(place, keys):
+            tried += 1
             try:
                 sample = self._read_one(taken, fetched)
             except BadSampleError as error:
@@ -198,8 +227,17 @@ class BatchReader:
                 fetched.converted.append(sample.converted)
             return sample
         if self._replace:
-            fetched.error = f"{_SKIP_AT_MOST} samples in a row are unreadable, the last: {fetched.failures[-1]}"
+            fetched.error = f"{tried} samples in a row are unreadable, the last: {fetched.failures[-1]}"
         return None
+
+    def _candidates(self, place: int, keys: list[Key]) -> Iterator[Key]:
+        """The sample of a place in a batch, and those that stand in for it, one after another."""
+        epoch, index = keys[place]
+        for attempt in range(min(self._attempts, len(keys)) if self._within_batch else self._attempts):
+            if self._within_batch:
+                yield keys[(place + attempt) % len(keys)]
+            else:
+                yield (epoch, (index + attempt) % self.reader.num_samples)
 
     def _read_one(self, key: Key, fetched: Fetched) -> Sample:
         begun = time.monotonic_ns()
@@ -207,6 +245,7 @@ class BatchReader:
         try:
             raw = self.reader.fetch(key[1])
             between = time.monotonic_ns()
+            fetched.waited_ns += raw.waited_ns
             fetched.tier_bytes[raw.tier] = fetched.tier_bytes.get(raw.tier, 0) + len(raw.data)
             return self.reader.prepare(key, raw.data)
         finally:

@@ -13,6 +13,8 @@ from dlbench.errors import UserError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_KNOWN_EPOCHS = 3
+
 Key = tuple[int, int]
 """Epoch and sample index. All randomness of a sample derives from the seed and its key, nothing else."""
 
@@ -70,6 +72,7 @@ class ShardedOrder:
         self._num_samples, self._batch_size, self._seed = num_samples, batch_size, seed
         self._rank, self._world_size, self._drop_last = rank, world_size, drop_last
         self._start = start or Position()
+        self._known: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self.batches_per_epoch = self._num_batches(0)
         self.dropped_per_epoch = num_samples - self._per_rank(0) * world_size
 
@@ -83,9 +86,32 @@ class ShardedOrder:
 
     def epoch(self, number: int, place: int = 0) -> NDArray[np.int64]:
         """(n,) sample indices of this rank in one epoch, from a place of the permutation on."""
-        order = np.random.default_rng([self._seed, number]).permutation(self._num_samples)[place:]
-        mine: NDArray[np.int64] = order[self._rank :: self._world_size][: self._per_rank(place)]
-        return mine
+        if place == 0:
+            return self._whole(number)[0]
+        order = self._permutation(number)[place:]
+        return order[self._rank :: self._world_size][: self._per_rank(place)]
+
+    def left_out(self, number: int) -> NDArray[np.int64]:
+        """(n,) samples that no rank reads in an epoch, by rule; each is told by one rank, perhaps another."""
+        return self._whole(number)[1]
+
+    def _permutation(self, number: int) -> NDArray[np.int64]:
+        return np.random.default_rng([self._seed, number]).permutation(self._num_samples)
+
+    def _split(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What this rank reads in a whole epoch, and what it says is left out."""
+        order = self._permutation(number)
+        dealt = self._per_rank(0) * self._world_size
+        left_out = order[dealt:] if self._rank == 0 else order[:0]
+        return order[:dealt][self._rank :: self._world_size].copy(), left_out.copy()
+
+    def _whole(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As `_split`; the last epochs asked for are remembered, because reading and its audit ask for the same."""
+        if number not in self._known:
+            if len(self._known) >= _KNOWN_EPOCHS:
+                del self._known[next(iter(self._known))]
+            self._known[number] = self._split(number)
+        return self._known[number]
 
     def batches(self) -> Iterator[list[Key]]:
         """The keys of each batch, without end."""

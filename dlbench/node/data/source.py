@@ -8,14 +8,21 @@ from typing import Protocol
 
 import torch
 
+from dlbench.datasets.shuffling.ownership import ownership_for
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.errors import UserError
 from dlbench.node.data.loader import EvaluationSource, LoadedSource
+from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import ReadSpan, SampleReader
 from dlbench.node.data.reading.epochs import EpochReads
 from dlbench.node.data.reading.rank_reading import RankReading, planned_readers
 from dlbench.node.data.reading.throughput import Readers
 from dlbench.node.data.sharding import Position, ShardedOrder
+from dlbench.node.data.shuffling.audit import ReadAudit
+from dlbench.node.data.shuffling.awaiting import AwaitingReader
+from dlbench.node.data.shuffling.exchange import Meeting, SampleExchange
+from dlbench.node.data.shuffling.order import HeldOrder
+from dlbench.node.data.staging import StagedData
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.specs.workload import (
     BertModel,
@@ -46,6 +53,17 @@ class BatchSource(Protocol):
     @property
     def num_samples(self) -> int:
         """Samples in the data set, or in a synthetic pool."""
+
+    @property
+    def audit(self) -> ReadAudit | None:
+        """Who read what; None where nothing is read."""
+
+    @property
+    def exchange(self) -> SampleExchange | None:
+        """Brings samples of other ranks; None where nothing is exchanged. Stays open when the source is closed."""
+
+    def sample_name(self, index: int) -> str:
+        """File, and place in it, of one sample."""
 
     def recent_reads(self) -> list[ReadSpan]:
         """When the last batches were read, as many as a window of watched steps needs; none where nothing is read."""
@@ -90,6 +108,9 @@ def build_source(
     start: Position | None = None,
     start_batch: int = 0,
     pin_memory: bool = False,
+    staged: StagedData | None = None,
+    meeting: Meeting | None = None,
+    lister: Lister = ALONE,
     reading: RankReading | None = None,
 ) -> BatchSource:
     """The training data of one rank.
@@ -108,11 +129,15 @@ def build_source(
         start: where to begin in the data set, for a run that continues another.
         start_batch: the same for synthetic data, batches of this rank.
         pin_memory: hand out page-locked tensors, whose copy to a GPU does not hold up the host (needs a GPU).
+        staged: what of the data set is on this node; None: nothing.
+        meeting: how samples are exchanged; needed for partial shuffling over several ranks, where all of them call this
+            at the same time.
+        lister: through which the ranks of a node list the data set once; all of them must open the same.
         reading: settles readers and page cache with the other ranks; None: as the specification says, which then must
             give the readers in numbers.
 
     Raises:
-        UserError: the data set is missing, empty, damaged, too small, or does not fit the model.
+        UserError: the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
     """
     if data_spec.is_synthetic:
         return SyntheticSource(
@@ -124,8 +149,13 @@ def build_source(
             start_batch=start_batch,
             pin_memory=pin_memory,
         )
-    reader = open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True)
-    order = ShardedOrder(
+    if staged is None:
+        reader = open_training(model_spec, data_spec, seed, lister)
+    else:
+        copied = open_reader(staged.train_source(), model_spec, data_spec, seed, training=True, lister=lister)
+        reader = staged.reader(copied, rank)
+    order = _order(
+        data_spec,
         reader.num_samples,
         batch_size=batch_size,
         rank=rank,
@@ -134,16 +164,87 @@ def build_source(
         drop_last=drop_last,
         start=start,
     )
-    readers = planned_readers(data_spec) if reading is None else reading.settle(reader, order, batch_size)
-    return LoadedSource(
-        reader,
-        order,
-        loader_workers=readers.loader_workers,
-        prefetch_batches=max(1, readers.prefetch_batches),
-        on_bad_sample=data_spec.on_bad_sample,
-        pin_memory=pin_memory,
-        epoch_by_epoch=reading is not None and reading.is_epoch_by_epoch,
+    audit = ReadAudit(
+        order, num_samples=reader.num_samples, ranks=world_size, labels=reader.labels(), start=start or Position()
     )
+    readers = planned_readers(data_spec) if reading is None else reading.settle(reader, order, batch_size)
+    exchange = None
+    if isinstance(order, HeldOrder) and order.ownership.slots:
+        exchange, reader = _exchange(order, reader, data_spec, rank, meeting, start or Position())
+    try:
+        return LoadedSource(
+            reader,
+            order,
+            loader_workers=readers.loader_workers,
+            prefetch_batches=max(1, readers.prefetch_batches),
+            on_bad_sample=data_spec.on_bad_sample,
+            pin_memory=pin_memory,
+            is_held=data_spec.staging == "shard",
+            audit=audit,
+            exchange=exchange,
+            epoch_by_epoch=reading is not None and reading.is_epoch_by_epoch,
+        )
+    except BaseException:
+        if exchange is not None:
+            exchange.close()
+        raise
+
+
+def _order(
+    data_spec: DataSpec,
+    num_samples: int,
+    *,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    seed: int,
+    drop_last: bool,
+    start: Position | None,
+) -> ShardedOrder:
+    ownership = ownership_for(data_spec, num_samples, world_size, seed=seed)
+    if ownership is not None:
+        return HeldOrder(ownership, batch_size=batch_size, rank=rank, drop_last=drop_last, start=start)
+    return ShardedOrder(
+        num_samples,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        seed=seed,
+        drop_last=drop_last,
+        start=start,
+    )
+
+
+def _exchange(
+    order: HeldOrder, reader: SampleReader, data_spec: DataSpec, rank: int, meeting: Meeting | None, start: Position
+) -> tuple[SampleExchange, SampleReader]:
+    """The exchange, begun, and a reader that waits for what it brings."""
+    if reader.num_bytes(0) == 0:
+        raise UserError(
+            f"data.shuffle {data_spec.shuffle}: of this data every rank holds all in memory, so there is nothing to "
+            "exchange; set data.shuffle to global or local"
+        )
+    assert meeting is not None  # a plan with partial shuffling has staging shard
+    exchange = SampleExchange(
+        order.ownership,
+        rank,
+        meeting.store,
+        batches_per_epoch=order.batches_per_epoch,
+        address=meeting.address,
+        first_epoch=start.epoch,
+    )
+    try:
+        exchange.meet(meeting.gather)
+    except BaseException:
+        exchange.close()
+        raise
+    order.on_batch = exchange.dealt
+    return exchange, AwaitingReader(reader, meeting.store, patience_s=meeting.patience_s)
+
+
+def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int, lister: Lister = ALONE) -> SampleReader:
+    """A reader of the training data where it lies; errors as of `build_source`."""
+    return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=lister)
 
 
 def validation_path(data_spec: DataSpec) -> Path:
@@ -174,6 +275,8 @@ def build_evaluation(
     world_size: int,
     seed: int,
     pin_memory: bool = False,
+    staged: StagedData | None = None,
+    lister: Lister = ALONE,
     readers: Readers | None = None,
 ) -> EvaluationSource:
     """The validation data of one rank, without augmentation.
@@ -187,13 +290,15 @@ def build_evaluation(
         world_size: ranks in all.
         seed: of masks that are drawn once.
         pin_memory: hand out page-locked tensors (needs a GPU).
+        staged: what of the data set is on this node; None: nothing.
+        lister: as of `build_source`, another one.
         readers: those of training; None: as the specification says, in numbers.
 
     Raises:
         UserError: there is no validation data, or it is damaged or does not fit the model.
     """
-    folder = validation_path(data_spec)
-    reader = open_reader(folder, model_spec, data_spec, seed, training=False)
+    folder = (staged.validation_source() if staged is not None else None) or validation_path(data_spec)
+    reader = open_reader(folder, model_spec, data_spec, seed, training=False, lister=lister)
     readers = planned_readers(data_spec) if readers is None else readers
     return EvaluationSource(
         reader,
@@ -208,7 +313,9 @@ def build_evaluation(
     )
 
 
-def open_reader(folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool) -> SampleReader:
+def open_reader(
+    folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: int, *, training: bool, lister: Lister = ALONE
+) -> SampleReader:
     """The reader of one split.
 
     Args:
@@ -217,6 +324,7 @@ def open_reader(folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: 
         data_spec: of the workload.
         seed: of order and augmentation.
         training: augment as for training.
+        lister: through which the ranks of a node list the split once.
 
     Raises:
         UserError: the data set is missing, empty, damaged, or does not fit the model.
@@ -227,14 +335,14 @@ def open_reader(folder: Path, model_spec: ModelSpec, data_spec: DataSpec, seed: 
         from dlbench.node.data.images import image_classes, open_images
 
         # A validation tree may lack a class; its labels are still those of the training data.
-        classes = None if training else image_classes(train_folder(Path(data_spec.source)))
-        return open_images(folder, model_spec, seed, training=training, classes=classes)
+        classes = None if training else image_classes(train_folder(Path(data_spec.source)), lister)
+        return open_images(folder, model_spec, seed, training=training, classes=classes, lister=lister)
     if isinstance(data_spec, TextData) and isinstance(model_spec, BertModel):
         from dlbench.node.data.text import open_text
 
-        return open_text(folder, model_spec, data_spec, seed, training=training)
+        return open_text(folder, model_spec, data_spec, seed, training=training, lister=lister)
     if isinstance(data_spec, DensityData) and isinstance(model_spec, CosmoFlowModel):
         from dlbench.node.data.density import open_density
 
-        return open_density(folder, model_spec, seed, training=training)
+        return open_density(folder, model_spec, seed, training=training, lister=lister)
     raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")

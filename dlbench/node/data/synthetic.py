@@ -10,6 +10,8 @@ import torch
 from dlbench.node.data.reader import ReadSpan
 from dlbench.node.data.reading.epochs import EpochReads
 from dlbench.node.data.sharding import ShardedOrder
+from dlbench.node.data.shuffling.audit import ReadAudit
+from dlbench.node.data.shuffling.exchange import SampleExchange
 from dlbench.specs.workload import BertModel, DataSpec, ModelSpec, ResNetModel, TextData
 
 Batch = dict[str, torch.Tensor]
@@ -53,6 +55,8 @@ class SyntheticSource:
             pool = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in pool]
         self.failures: list[str] = []
         self.order: ShardedOrder | None = None
+        self.audit: ReadAudit | None = None
+        self.exchange: SampleExchange | None = None
         self._batch_size = batch_size
         self._batches: Iterator[Batch] = itertools.cycle(
             pool[start_batch % POOL_BATCHES :] + pool[: start_batch % POOL_BATCHES]
@@ -62,6 +66,10 @@ class SyntheticSource:
     def num_samples(self) -> int:
         """Distinct samples of this rank."""
         return POOL_BATCHES * self._batch_size
+
+    def sample_name(self, index: int) -> str:
+        """Made samples have no name."""
+        return f"sample {index}"
 
     def recent_reads(self) -> list[ReadSpan]:
         """Nothing is read."""

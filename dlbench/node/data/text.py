@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dlbench.datasets.text.corpus import TextCorpus, read_corpus
+from dlbench.datasets.text.corpus import TextCorpus, open_corpus, read_corpus
 from dlbench.datasets.text.pretraining_hdf5 import (
     LABEL,
     PER_PREDICTION,
     PER_TOKEN,
+    FileShape,
     SampleRows,
     SamplesIndex,
     index_samples,
@@ -24,17 +25,20 @@ from dlbench.datasets.text.pretraining_hdf5 import (
     sample_files,
 )
 from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
-from dlbench.datasets.text.vocabulary import load_vocabulary
+from dlbench.datasets.text.vocabulary import Vocabulary, load_vocabulary
 from dlbench.errors import UserError
+from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.specs.workload import BertModel, TextData
 
 
-def open_text(source: Path, model: BertModel, spec: TextData, seed: int, *, training: bool) -> SampleReader:
+def open_text(
+    source: Path, model: BertModel, spec: TextData, seed: int, *, training: bool, lister: Lister = ALONE
+) -> SampleReader:
     """The reader of what is at `source`: HDF5 samples (a file or a folder), a saved corpus, or raw text.
 
-    Raw text is tokenised here, by every rank; for a large one prepare samples or save the corpus once.
+    Raw text is tokenised here, once on each node; for a large one prepare samples or save the corpus once.
 
     Args:
         source: `data.source`, or that of evaluations.
@@ -42,18 +46,29 @@ def open_text(source: Path, model: BertModel, spec: TextData, seed: int, *, trai
         spec: gives the shape of samples, and the vocabulary of raw text.
         seed: of pairs and masks of raw text; samples in HDF5 have theirs fixed.
         training: draw pairs and masks anew in every epoch; otherwise they are the same in all.
+        lister: through which the ranks of a node list the files and tokenise once.
 
     Raises:
         UserError: nothing readable is there, it is damaged, or does not fit the model or the settings.
     """
+    found = lister.index(lambda: _listed(source, model, spec), (SamplesIndex, FileShape, TextCorpus, Vocabulary))
+    if isinstance(found, SamplesIndex):
+        return PretrainingHdf5Reader(found, spec, model.vocab_size)
+    corpus = open_corpus(*found) if isinstance(found, tuple) else found
+    return TextReader(corpus, spec, seed, training=training)
+
+
+def _listed(source: Path, model: BertModel, spec: TextData) -> SamplesIndex | TextCorpus | tuple[Path, Vocabulary]:
+    """What is at `source`; of a saved corpus, which each rank maps by itself, where it is."""
     if source.exists() and sample_files(source):
-        return PretrainingHdf5Reader(index_samples(source), spec, model.vocab_size)
+        return index_samples(source)
     vocabulary = load_vocabulary(spec.vocabulary)
     if len(vocabulary) > model.vocab_size:
         raise UserError(
             f"data.vocabulary {spec.vocabulary} has {len(vocabulary)} entries, model.vocab_size is {model.vocab_size}"
         )
-    return TextReader(read_corpus(source, vocabulary), spec, seed, training=training)
+    corpus = read_corpus(source, vocabulary)
+    return corpus if corpus.saved is None else (corpus.saved, vocabulary)
 
 
 class TextReader(InHalves):
@@ -101,6 +116,10 @@ class TextReader(InHalves):
 
     def labels(self) -> None:
         """Text has no classes."""
+
+    def name(self, index: int) -> str:
+        """Text, and number of the run of sentences in it."""
+        return f"{str(self._maker.corpus.source)!r}, run of sentences {index}"
 
     def files(self) -> list[Path]:
         """The mapped arrays of a saved corpus; none of raw text, which was read whole when it was opened."""
@@ -204,9 +223,13 @@ class PretrainingHdf5Reader(InHalves):
     def labels(self) -> None:
         """Samples of text have no classes."""
 
-    def _bad(self, index: int, fault: str) -> BadSampleError:
+    def name(self, index: int) -> str:
+        """File, and row in it."""
         path, row = self._index.locate(index)
-        return BadSampleError(f"{str(path)!r}, row {row}: {fault}")
+        return f"{str(path)!r}, row {row}"
+
+    def _bad(self, index: int, fault: str) -> BadSampleError:
+        return BadSampleError(f"{self.name(index)}: {fault}")
 
     def files(self) -> list[Path]:
         """The HDF5 files."""

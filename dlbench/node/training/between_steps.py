@@ -16,7 +16,7 @@ from dlbench.node.sync.engine import Engine
 from dlbench.node.training.checkpoint import Progress, prune, write_checkpoint
 from dlbench.node.training.events import Events
 from dlbench.node.training.instruments import RankWatch
-from dlbench.node.training.prepare import Prepared, data_identity, trained_identity
+from dlbench.node.training.prepare import SHARED_BY, Prepared, data_identity, trained_identity
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import Evaluation, QualityResult, meets
 from dlbench.specs.plan import RunPlan
@@ -89,7 +89,11 @@ class Pauses:
         self.evaluations: list[Evaluation] = []
         self._trained_before_s = 0.0
         self._predictor_value = math.nan
-        self._trained: dict[str, Any] = {**trained_identity(plan), **data_identity(ready.source)}
+        self._trained: dict[str, Any] = {
+            **trained_identity(plan),
+            **data_identity(ready.source),
+            SHARED_BY: plan.layout.ranks,
+        }
         if ready.resumed is not None:
             progress = ready.resumed.progress
             self.evaluations = list(progress.evaluations)

@@ -16,6 +16,8 @@ from dlbench.node.training.events import Events
 from dlbench.node.training.instruments import watch_result
 from dlbench.node.training.loop import LoopResult
 from dlbench.node.training.prepare import Prepared
+from dlbench.node.training.shuffling import Shuffled
+from dlbench.node.training.staging import staging_result
 from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
 from dlbench.node.watching.byte_budget import window_ranks
 from dlbench.records.exchange import ExchangeResult
@@ -25,7 +27,7 @@ from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.units import utc_now
 
 Told = Sequence[dict[str, Any]]
-"""Of every rank: `result`, `environment`, `warnings`, `reads`, `norms`, `watch`."""
+"""Of every rank: `result`, `environment`, `warnings`, `reads`, `norms`, `watch`, `staging`, `samples`."""
 
 
 def make_record(
@@ -37,6 +39,7 @@ def make_record(
     pauses: Pauses,
     exchange: ExchangeResult | None,
     settings: list[Setting],
+    shuffle: Shuffled,
     started: str,
     clock: str,
     device: torch.device,
@@ -51,7 +54,8 @@ def make_record(
         seen: how its steps went.
         pauses: what happened between them.
         exchange: of gradients; None where nothing was exchanged.
-        settings: of the engine.
+        settings: of the engine and the data path.
+        shuffle: how samples were shuffled.
         started: UTC, ISO 8601, of rank 0's start.
         clock: what measured the phases.
         device: where rank 0 computed.
@@ -61,12 +65,14 @@ def make_record(
     precision, reading = ready.trainee.precision, ready.reading
     steps = seen.steps - ready.course.warmup
     checks = sanity.check(plan, ranks, measured_steps=steps, exchange=exchange, is_scaled=precision.is_scaled)
+    checks += shuffle.checks
     layers = forward_macs(plan.workload.model, plan.workload.data)
     reference = everyone[0]["environment"]
     watched = [item["watch"] for item in everyone]
     exchange = with_layers_told(plan, ready.course, exchange)
     doubts = [
         *dict.fromkeys(text for item in everyone for text in item["warnings"]),
+        *dict.fromkeys(text for item in everyone if item["staging"] for text in item["staging"]["warnings"]),
         *_doubts_of_compute(plan, ranks, device),
         *sanity.exchange_doubts(exchange, is_scaled=precision.is_scaled),
         *watch_doubts(plan, ready.course, watched, exchange),
@@ -91,6 +97,8 @@ def make_record(
             "inert": sanity.inert(settings, ranks=plan.layout.ranks),
             "warnings": tuple(doubts),
             "data": ready.source.describe(),
+            "staging": staging_result(plan, ready.staging, everyone),
+            "shuffle": shuffle.result,
             "reading": reading.result([item["reads"] for item in everyone], seen.step_s) if reading else None,
             "steps": seen.steps,
             "first_step": ready.course.first,

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from dlbench.datasets.staging.streams import Moved
 from dlbench.node.data.source import BatchSource
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.clocks import clock_for
@@ -25,7 +26,7 @@ from dlbench.node.watching.profiler import ProfileWindow
 from dlbench.node.watching.rank_spans import RankSpans
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult
-from dlbench.records.rows.spans import EXCHANGE, INPUT
+from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGING
 from dlbench.records.watch import NodeWatch, WatchOverhead, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
@@ -82,6 +83,12 @@ class RankWatch:
         """A stage of the run begins."""
         if self._spans is not None:
             self._spans.stage(name)
+
+    def staged(self, moved: Sequence[Moved]) -> None:
+        """What this node copied before training."""
+        if self._spans is not None:
+            for one in moved:
+                self._spans.add(STAGING, "copy", one.start_ns, one.end_ns, track=one.stream, num_bytes=one.num_bytes)
 
     @contextmanager
     def pause(self, name: str) -> Iterator[None]:

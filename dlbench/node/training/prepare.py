@@ -9,14 +9,17 @@ from typing import Any
 
 import torch
 
-from dlbench.errors import EnvironmentLacksError
+from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
+from dlbench.node.data.shuffling.exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_source
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.ranks import RankPlace
+from dlbench.node.rendezvous import own_address
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases, sanity
 from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint
@@ -25,6 +28,7 @@ from dlbench.node.training.loop import Trainee
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.phases import PhaseTimer
 from dlbench.node.training.precision import Precision
+from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
@@ -67,6 +71,8 @@ class Prepared:
     source: BatchSource
     course: Course
     resumed: Checkpoint | None
+    staging: Staging | None
+    """What was brought to the nodes; None where nothing was."""
     warnings: tuple[str, ...]
     reading: RankReading | None
     """How samples are read; None for synthetic data."""
@@ -84,6 +90,7 @@ def prepare(
     device: torch.device,
     timer: PhaseTimer,
     before_data: Callable[[], None] = lambda: None,
+    bring: Callable[[Progress | None], Staging | None] = lambda _: None,
     beat: Callable[[str], None] = lambda _what: None,
 ) -> Prepared:
     """Builds network, optimiser and data as planned; the engine makes all ranks' parameters equal.
@@ -95,6 +102,7 @@ def prepare(
         device: where this rank computes.
         timer: told of the end of the backward pass, where the engine knows it.
         before_data: called when everything is built but nothing of the data set has been touched.
+        bring: called then with the progress of the checkpoint that is gone on from; stages the data.
         beat: told what moved while readers and page cache are settled.
 
     Raises:
@@ -116,8 +124,10 @@ def prepare(
     )
     resumed = _resumed(plan, model, optimizer, precision)
     before_data()
+    progress = resumed.progress if resumed else None
+    staging = bring(progress)
     reading = None if workload.data.is_synthetic else rank_reading(plan, place, engine, device, beat)
-    source, first = _source(plan, place, resumed.progress if resumed else None, reading, device)
+    source, first = _source(plan, place, engine, progress, staging, reading, device)
     try:
         if resumed is not None:
             resumed.require(data_identity(source))
@@ -127,6 +137,8 @@ def prepare(
         rate = LearningRate(train, global_batch=plan.global_batch, steps_per_epoch=course.steps_per_epoch)
     except BaseException:
         source.close()
+        if source.exchange is not None:
+            source.exchange.close()
         raise
     loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
     loss, batches, fault = _planted(plan, place, loss, iter(source))
@@ -145,13 +157,15 @@ def prepare(
         fault=fault,
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
     )
-    warnings = (*precision.warnings, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
+    staged = staging.warnings if staging is not None else ()
+    warnings = (*precision.warnings, *staged, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
     return Prepared(
         trainee=trainee,
         model=model,
         source=source,
         course=course,
         resumed=resumed,
+        staging=staging,
         warnings=warnings,
         reading=reading,
     )
@@ -181,6 +195,13 @@ def _planted(
     return fault.slowed(loss), fault.delayed(batches), fault
 
 
+PATIENCE = 0.8
+"""Of the time after which a rank counts as stalled, waited for a sample of another rank: so that its name is told."""
+
+SHARED_BY = "data.ranks"
+"""Key of a checkpoint's `trained`: the ranks among which samples were shared out. It may change at an epoch's end."""
+
+
 def trained_identity(plan: RunPlan) -> dict[str, Any]:
     """What a checkpoint must have been trained with, by key; batch, ranks, rates and precision may change."""
     workload = plan.workload
@@ -190,7 +211,19 @@ def trained_identity(plan: RunPlan) -> dict[str, Any]:
         "train.optimizer.name": workload.train.optimizer.name,
         "train.seed": workload.train.seed,
         "data.is_synthetic": workload.data.is_synthetic,
+        **_shuffle_identity(plan),
     }
+
+
+def _shuffle_identity(plan: RunPlan) -> dict[str, Any]:
+    """What of a plan decides the order of samples, beside the data set; nothing for synthetic data."""
+    data = plan.workload.data
+    if data.is_synthetic:
+        return {}
+    if data.shuffle == "global":
+        return {"data.shuffle": "global"}
+    shuffle = f"partial:{data.exchanged_share:g}" if data.exchanged_share else "local"
+    return {"data.shuffle": shuffle, "data.partition": data.partition}
 
 
 def data_identity(source: BatchSource) -> dict[str, Any]:
@@ -208,13 +241,54 @@ def _resumed(
         return None
     checkpoint = Checkpoint(find_checkpoint(Path(plan.checkpoint.resume_from)))
     checkpoint.require(trained_identity(plan))
+    require_same_holders(plan, checkpoint)
     checkpoint.restore(model, optimizer)
     precision.restore(checkpoint.progress.loss_scaling)
     return checkpoint
 
 
+def lister_for(plan: RunPlan, place: RankPlace, purpose: str) -> Lister:
+    """Through which the ranks of this rank's node list the data for one purpose, e.g. training, once."""
+    return Lister(
+        name=f"{place.token} {place.node_rank} {purpose}",
+        first_rank=place.rank - place.local_rank,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        timeout_s=plan.measure.stall_timeout_s,
+    )
+
+
+def _ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
+    """How many ranks shared out the samples when the checkpoint was written; as now, where nobody holds any."""
+    data = plan.workload.data
+    if data.is_synthetic or data.shuffle == "global":
+        return plan.layout.ranks
+    return int(checkpoint.trained.get(SHARED_BY, plan.layout.ranks))
+
+
+def require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
+    """Proves that the samples which each rank holds are those that it went on with, or that an epoch begins.
+
+    Raises:
+        UserError: within an epoch, with another number of ranks, and each reads what it holds.
+    """
+    before, progress = _ranks_before(plan, checkpoint), checkpoint.progress
+    if before != plan.layout.ranks and progress.position.place:
+        raise UserError(
+            f"checkpoint.resume_from {checkpoint.path}: written within epoch {progress.position.epoch} by {before} "
+            f"ranks, each of which has read a part of its own samples (data.shuffle {plan.workload.data.shuffle}); "
+            f"{plan.layout.ranks} ranks can only go on from the end of an epoch (checkpoint.every_epochs)"
+        )
+
+
 def _source(
-    plan: RunPlan, place: RankPlace, progress: Progress | None, reading: RankReading | None, device: torch.device
+    plan: RunPlan,
+    place: RankPlace,
+    engine: Engine,
+    progress: Progress | None,
+    staging: Staging | None,
+    reading: RankReading | None,
+    device: torch.device,
 ) -> tuple[BatchSource, int]:
     """The training data from where it goes on, and the steps done before, in steps of this plan's global batch."""
     train = plan.workload.train
@@ -230,19 +304,40 @@ def _source(
         start=progress.position if progress else None,
         start_batch=first,
         # Without page-locked memory a copy to the GPU cannot run beside computation.
+        staged=staging.data if staging is not None else None,
+        meeting=_meeting(plan, place, engine, staging),
+        lister=lister_for(plan, place, "training"),
         pin_memory=device.type == "cuda",
         reading=reading,
     )
     return source, first
 
 
+def _meeting(plan: RunPlan, place: RankPlace, engine: Engine, staging: Staging | None) -> Meeting | None:
+    """How this rank exchanges samples; None where it does not."""
+    if staging is None or plan.workload.data.staging != "shard" or place.size == 1:
+        return None
+    return Meeting(
+        store=staging.data.store(place.rank),
+        address=own_address(place.num_nodes == 1, plan.system.launch.interface),
+        gather=engine.gather,
+        patience_s=plan.measure.stall_timeout_s * PATIENCE,
+    )
+
+
 def _told_of_resume(plan: RunPlan, resumed: Checkpoint | None, first: int) -> list[str]:
-    if (
-        resumed is None
-        or resumed.progress.samples == first * plan.global_batch == resumed.progress.step * plan.global_batch
-    ):
+    if resumed is None:
         return []
-    return [
-        f"resumed with another global batch ({plan.global_batch}): {resumed.progress.step} steps done before count as "
-        f"{first}"
-    ]
+    told = []
+    before = _ranks_before(plan, resumed)
+    if before != plan.layout.ranks:
+        told.append(
+            f"resumed with {plan.layout.ranks} ranks after {before}: samples were shared out anew, so that each rank "
+            "goes on with others than it held"
+        )
+    if not resumed.progress.samples == first * plan.global_batch == resumed.progress.step * plan.global_batch:
+        told.append(
+            f"resumed with another global batch ({plan.global_batch}): {resumed.progress.step} steps done before count "
+            f"as {first}"
+        )
+    return told

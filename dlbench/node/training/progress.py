@@ -23,7 +23,7 @@ from dlbench.records.status import (
 )
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
-from dlbench.units import utc_now
+from dlbench.units import format_bytes, utc_now
 
 PLAIN_PERIOD_S = 10.0
 LAUNCHER_PERIOD_S = 0.5
@@ -78,6 +78,14 @@ class Progress:
             self.enter("warm-up" if step < self._warmup else "measuring")
             return
         self._tell_now_and_then(self.stage)
+
+    def on_staging(self, there: int, needed: int) -> None:
+        """So many bytes of those that are needed are staged, over all nodes; 0 of 0 at the start."""
+        text = f"staging, {format_bytes(there)} of {format_bytes(needed)}" if needed else "staging"
+        if self.stage != "staging":
+            self.enter("staging")
+            return
+        self._tell_now_and_then(text)
 
     def on_point(self, number: int, of: int, text: str) -> None:
         """Point `number`, from 0, of so many of the collective benchmark begins; `text` says which."""

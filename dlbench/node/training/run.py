@@ -19,11 +19,14 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases, sanity
 from dlbench.node.training.between_steps import Pauses
+from dlbench.node.training.checkpoint import Progress
 from dlbench.node.training.events import Events
 from dlbench.node.training.gathering import make_record
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.loop import LoopResult, TrainingLoop
-from dlbench.node.training.prepare import Prepared, prepare
+from dlbench.node.training.prepare import Prepared, lister_for, prepare
+from dlbench.node.training.shuffling import shuffled, told_of_samples
+from dlbench.node.training.staging import Staging, stage
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult, Record
@@ -47,6 +50,7 @@ class RankRun:
         *,
         on_step: Callable[[int], None],
         on_course: Callable[[int], None],
+        on_staging: Callable[[int, int], None],
         beat: Callable[[str], None],
         started: float,
     ) -> None:
@@ -62,6 +66,7 @@ class RankRun:
             watch: what watches it; closed by the caller.
             on_step: told each step's number before it begins.
             on_course: told how many steps there will be at most.
+            on_staging: told the bytes that are staged, and those that have to be, over all nodes.
             beat: told what moved between steps.
             started: monotonic time at which the process began, seconds.
         """
@@ -74,6 +79,7 @@ class RankRun:
         self._watch = watch
         self._on_step = on_step
         self._on_course = on_course
+        self._on_staging = on_staging
         self._beat = beat
         self._started = started
         self._started_utc = utc_now()
@@ -86,7 +92,7 @@ class RankRun:
         self._watch.stage("building")
         torch.set_num_threads(self._binding.threads)
         timer = phases.timer_for(self._device, synchronise=plan.measure.phases == "synchronised")
-        ready = prepare(plan, place, self._engine, self._device, timer, self._start_run, self._beat)
+        ready = prepare(plan, place, self._engine, self._device, timer, self._start_run, self._stage, self._beat)
         validation: EvaluationSource | None = None
         try:
             if ready.course.evaluate_every is not None:
@@ -110,6 +116,10 @@ class RankRun:
                 beat=self._beat,
             )
             seen = self._train(ready, timer, pauses)
+        except BaseException:
+            if ready.source.exchange is not None:
+                ready.source.exchange.close()
+            raise
         finally:
             ready.source.close()
             if validation is not None:
@@ -128,6 +138,19 @@ class RankRun:
         self._engine.barrier()
         self._events.start_run()
 
+    def _stage(self, progress: Progress | None) -> Staging | None:
+        if self._plan.workload.data.is_synthetic or self._plan.workload.data.staging == "none":
+            return None
+        self._watch.stage("staging")
+        self._events.add("staging_start")
+        self._on_staging(0, 0)
+        staging = stage(self._plan, self._place, self._engine, progress, beat=self._beat, tell=self._on_staging)
+        self._events.add("staging_stop")
+        if staging is not None and staging.node is not None:
+            self._watch.staged(staging.node.moved)
+        self._watch.stage("building")
+        return staging
+
     def _validation(self, ready: Prepared) -> EvaluationSource:
         workload, quality = self._plan.workload, self._plan.workload.quality
         parts = workload.train.gradient_accumulation
@@ -141,6 +164,8 @@ class RankRun:
             world_size=self._place.size,
             seed=workload.train.seed,
             pin_memory=self._device.type == "cuda",
+            staged=ready.staging.data if ready.staging is not None else None,
+            lister=lister_for(self._plan, self._place, "evaluation"),
             readers=ready.reading.readers if ready.reading is not None else None,
         )
 
@@ -206,8 +231,21 @@ class RankRun:
         self, own: dict[str, Any], ready: Prepared, pauses: Pauses, seen: LoopResult, clock: str
     ) -> Record | None:
         exchange = self._engine.exchange_result()
-        everyone = self._engine.gather({**own, "watch": self._watch.told()})
-        settings = [*self._engine.settings(), *(ready.reading.settings() if ready.reading is not None else [])]
+        told = {
+            **own,
+            "watch": self._watch.told(),
+            "samples": told_of_samples(ready.source),
+            "staging": ready.staging.told() if ready.staging is not None else None,
+        }
+        everyone = self._engine.gather(told)
+        if ready.source.exchange is not None:  # all ranks have trained: nobody waits for samples any more
+            ready.source.exchange.close()
+        if ready.staging is not None:
+            self._engine.barrier()  # nobody reads or receives what is staged any more
+            ready.staging.close()
+        shuffle = shuffled(self._plan, ready.source, [each["samples"] for each in everyone], self._engine.gather)
+        reading = ready.reading.settings() if ready.reading is not None else []
+        settings = [*self._engine.settings(), *shuffle.settings, *reading]
         if self._place.rank != 0:
             return None
         record = make_record(
@@ -218,6 +256,7 @@ class RankRun:
             pauses=pauses,
             exchange=exchange,
             settings=settings,
+            shuffle=shuffle,
             started=self._started_utc,
             clock=clock,
             device=self._device,

@@ -6,6 +6,7 @@ import hashlib
 
 from torch import nn
 
+from dlbench.records.data_path import ShuffleResult
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Check, RankResult, Setting
 from dlbench.specs.plan import RunPlan
@@ -81,6 +82,27 @@ def inert(settings: list[Setting], *, ranks: int) -> tuple[str, ...]:
         for s in settings
         if s.is_without_effect and (ranks > 1 or s.key.startswith("data."))
     )
+
+
+def samples_check(shuffle: ShuffleResult, *, replaced: int) -> Check:
+    """Whether every sample was read once in each epoch that the run read whole.
+
+    Args:
+        shuffle: what was really read.
+        replaced: samples that were unreadable, for which others stood in.
+    """
+    name = "every sample once per epoch"
+    if shuffle.errors:
+        more = f" and {len(shuffle.errors) - 3} more" if len(shuffle.errors) > 3 else ""
+        return Check(name=name, passed=False, detail="; ".join(shuffle.errors[:3]) + more)
+    whole = [epoch for epoch in shuffle.epochs if epoch.is_whole]
+    if whole:
+        detail = f"{len(whole)} whole epochs, in each {whole[0].visits} samples read and {whole[0].left_out} left out"
+    else:
+        detail = "no epoch was read whole; what was read was dealt out to its rank"
+    if replaced:
+        detail += f"; {replaced} samples were unreadable and others stood in for them (data.on_bad_sample skip)"
+    return Check(name=name, passed=True, detail=detail)
 
 
 def wire_check(exchange: ExchangeResult | None, *, is_scaled: bool) -> Check | None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dlbench.reading.attribution import Part
 from dlbench.reading.causes import CAUSES
 from dlbench.reading.scaling import Point
+from dlbench.records.data_path import ReadingResult
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.scan import Run
+from dlbench.report.wording import figure_text
 from dlbench.specs.sync import MGWFBP_STEPS, layout_problem
+from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
+from dlbench.views.reading.numbers import complement, fetch_share
 from dlbench.views.stragglers.numbers import Straggler
 
 
@@ -160,13 +165,63 @@ def _is_waited_host_slow(case: Case) -> bool:
     return any(late.host in case.exclude for late in case.hosts[:1])
 
 
+def _reading(case: Case) -> list[ReadingResult]:
+    records = (run.record for run in case.runs)
+    return [record.reading for record in records if record is not None and record.reading is not None]
+
+
+def _fetching(case: Case) -> Estimate | None:
+    """Share of the readers' time that went into fetching, the rest into preparing; None: the runs do not say."""
+    return fetch_share(_reading(case))
+
+
+def _is_fetch_bound(case: Case) -> bool:
+    share = _fetching(case)
+    return share is not None and share.value >= 0.5
+
+
+def _reason(case: Case) -> str:
+    """What readers spend their time in, in brackets; empty where the runs do not say."""
+    share = _fetching(case)
+    if share is None:
+        return ""
+    if share.value >= 0.5:
+        return f"; readers spend {figure_text(share)} of their time in fetching samples from storage"
+    return f"; readers spend {figure_text(complement(share))} of their time in preparing samples (decode, augment)"
+
+
+def _can_be_staged(case: Case) -> bool:
+    """Fetching is the larger part, and samples are read in place."""
+    return not case.is_synthetic and _is_fetch_bound(case) and case.run.plan.workload.data.staging == "none"
+
+
+def _staged_text(case: Case) -> str:
+    """The strategy that goes with how the runs shuffle."""
+    is_global = case.run.plan.workload.data.shuffle == "global"
+    return f"samples near the node (--set data.staging={'replicate' if is_global else 'shard'}{_reason(case)})"
+
+
 def _few_workers(case: Case) -> bool:
-    return not case.is_synthetic and case.run.plan.most_loader_workers < case.run.plan.layout.cores_per_rank
+    """Another number of readers may help: fewer than the rank has cores, by hand or by measurement."""
+    if case.is_synthetic or case.run.plan.workload.data.loader_workers == "auto":
+        return False
+    return case.run.plan.most_loader_workers < case.run.plan.layout.cores_per_rank
 
 
 def _workers_text(case: Case) -> str:
     cores = case.run.plan.layout.cores_per_rank
-    return f"more readers (--set data.loader_workers={cores}, as many as a rank has cores)"
+    reason = "" if _is_fetch_bound(case) else _reason(case)
+    return f"more readers (--set data.loader_workers=auto measures how many, up to the {cores} cores of a rank{reason})"
+
+
+def _tiers_text(case: Case) -> str:
+    """The series that says by difference what fetching and preparing cost."""
+    plan = case.run.plan
+    command = f"dlbench io {shlex.quote(plan.workload.name)} --preset {shlex.quote(plan.workload.preset)}"
+    command += (
+        f" --data {shlex.quote(plan.workload.data.source)} --ranks {case.point.ranks} --tiers --repeats {MIN_RUNS}"
+    )
+    return f"the same with synthetic, cached and cold data, which says what storage and what preparing costs: {command}"
 
 
 def _can_be_packed(case: Case) -> bool:
@@ -240,12 +295,10 @@ RULES: Mapping[str, Rule] = {
         name="input-bound",
         lost_in="waiting for input and the copy to the device",
         experiments=(
+            Experiment(text=_staged_text, when=_can_be_staged),
             Experiment(text=_workers_text, when=_few_workers),
             Experiment(text=_packed_text, when=_can_be_packed),
-            Experiment(
-                text=lambda case: "the same with --data synthetic, to confirm it",
-                when=lambda case: not case.is_synthetic,
-            ),
+            Experiment(text=_tiers_text, when=lambda case: not case.is_synthetic),
             Experiment(
                 text=lambda case: "a look at what else uses the ranks' cores, because synthetic data is made in memory",
                 when=lambda case: case.is_synthetic,

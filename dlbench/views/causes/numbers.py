@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.reading.attribution import Part, attribute
-from dlbench.reading.causes import CAUSES, Causes
+from dlbench.reading.causes import CAUSES, INPUT_PARTS, Causes
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
 from dlbench.reading.table import RunTable
@@ -37,6 +37,8 @@ class CauseShare(Part):
     """Why some of these runs say nothing of it, each reason once."""
     notes: tuple[str, ...]
     """How runs know it, or why it is 0."""
+    parts: tuple[Part, ...] = ()
+    """Of `input` in runs that say what their readers did: `INPUT_PARTS`; seconds and lost shares sum to its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +188,11 @@ def _shares(point: Point, baseline: Point, table: RunTable) -> tuple[tuple[Cause
         names=CAUSES,
     )
 
+    input_parts = _input_parts(point, baseline, table)
+
     def share(part: Part) -> CauseShare:
         return CauseShare(
+            parts=input_parts if part.name == "input" else (),
             name=part.name,
             seconds=part.seconds,
             ideal_seconds=part.ideal_seconds,
@@ -198,6 +203,26 @@ def _shares(point: Point, baseline: Point, table: RunTable) -> tuple[tuple[Cause
         )
 
     return tuple(map(share, attribution.parts)), share(attribution.whole)
+
+
+def _input_parts(point: Point, baseline: Point, table: RunTable) -> tuple[Part, ...]:
+    """`INPUT_PARTS` at a point; empty unless all its runs and the baseline's say what their readers did."""
+    keys = table.keys
+    if not all(table.causes[run_id].input_ns for run_id in (*point.run_ids, *baseline.run_ids)):
+        return ()
+
+    def seconds(run_id: str) -> dict[str, float]:
+        found = table.causes[run_id]
+        return {**found.input_seconds, "beside": sum(found.seconds.values()) - found.seconds["input"]}
+
+    attribution = attribute(
+        {keys[run_id]: seconds(run_id) for run_id in point.run_ids},
+        {keys[run_id]: seconds(run_id) for run_id in baseline.run_ids},
+        work=point.batch_per_rank / baseline.batch_per_rank,
+        is_baseline=point.is_baseline,
+        names=(*INPUT_PARTS, "beside"),
+    )
+    return attribution.parts[:-1]
 
 
 def _reasons(runs: Sequence[Causes]) -> dict[str, tuple[str, ...]]:
@@ -213,6 +238,8 @@ def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
     """How the runs of a point know a cause, or why it is 0."""
     if name == "memory":
         return ("nothing recomputes or swaps in these runs",)
+    if name == "input" and any(one.input_ns for one in runs):
+        return ("the wait for batches is shared out as readers shared their time; the copy is measured",)
     known = (one.throttling_evidence for one in runs if one.throttling_evidence)
     return tuple(dict.fromkeys(known)) if name == "throttling" else ()
 

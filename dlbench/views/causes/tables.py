@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value
@@ -10,7 +10,7 @@ from dlbench.report.wording import basis_text, percent, place_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.diagnosis import NextExperiment, gain_text
 from dlbench.views.causes.numbers import CausePoint, CauseShare
-from dlbench.views.causes.words import CAUSE_TITLES, NOT_MEASURED
+from dlbench.views.causes.words import CAUSE_TITLES, INPUT_TITLES, NOT_MEASURED
 from dlbench.views.parts.tables import lost_cell
 
 
@@ -67,10 +67,26 @@ def seconds_sheet(points: Sequence[CausePoint], *, has_data: bool) -> Sheet[_Row
 
 def _rows(point: CausePoint, sum_title: str) -> list[_Row]:
     return [
-        *(_Row(point, share, CAUSE_TITLES[share.name]) for share in point.causes),
+        *(row for share in point.causes for row in _with_parts(point, share)),
         _Row(point, point.whole, sum_title, "sum"),
         _Row(point, point.whole, "efficiency (of means)", "sum", is_efficiency=True),
     ]
+
+
+def _with_parts(point: CausePoint, share: CauseShare) -> Iterator[_Row]:
+    """A cause, and what it consists of where that is known."""
+    yield _Row(point, share, CAUSE_TITLES[share.name])
+    for part in share.parts:
+        made = CauseShare(
+            name=f"{share.name}: {part.name}",
+            seconds=part.seconds,
+            ideal_seconds=part.ideal_seconds,
+            lost=part.lost,
+            is_measured=True,
+            not_measured=(),
+            notes=(),
+        )
+        yield _Row(point, made, INPUT_TITLES[part.name], "part")
 
 
 def _place(row: _Row) -> str:
@@ -92,6 +108,7 @@ _COLUMNS: tuple[Column[_Row], ...] = (
     Column("nodes", "", lambda row: row.point.nodes),
     Column("is_baseline", "", lambda row: row.point.is_baseline),
     Column("cause", "", lambda row: row.share.name),
+    Column("is_part", "", lambda row: row.kind == "part"),
     Column("is_measured", "", lambda row: row.share.is_measured),
     Column("why_not_measured", "", lambda row: " | ".join(row.share.not_measured)),
     Column("seconds", "", lambda row: row.share.seconds if row.share.is_measured else None, has_interval=True),

@@ -20,6 +20,13 @@ CAUSE_TITLES = {
 }
 """What the causes are called in tables, in order."""
 
+INPUT_TITLES = {
+    "fetch": "of it: fetching samples (storage)",
+    "prepare": "of it: preparing samples (decode, augment)",
+    "copy": "of it: copy to the device",
+}
+"""What the parts of input are called."""
+
 NOT_MEASURED = "not measured"
 """Instead of a figure where some run says nothing of a cause: that is not no time at all."""
 

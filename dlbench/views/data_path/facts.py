@@ -34,22 +34,38 @@ def _readers(run: Run) -> str:
     data = run.plan.workload.data
     if data.is_synthetic:
         return "none: batches are made once and used again"
-    workers = data.loader_workers
+    found = None if run.record is None else run.record.reading
+    workers = data.loader_workers if found is None else found.loader_workers
+    asked = f"data.loader_workers {data.loader_workers}"
     recorded = dict(run.record.data) if run.record is not None else {}
     decoder = f"; decoder {recorded['decoder']}" if "decoder" in recorded else ""
     if not workers:
-        return f"the training process itself reads (data.loader_workers 0){decoder}"
-    return f"{workers} reader processes per rank (data.loader_workers){decoder}"
+        return f"the training process itself reads ({asked}){decoder}"
+    ahead = "" if found is None else f", each {found.prefetch_batches} batches ahead"
+    return f"{workers} reader processes per rank{ahead} ({asked}){decoder}"
 
 
 def _order(run: Run) -> str:
-    if run.plan.workload.data.is_synthetic:
+    data, seed = run.plan.workload.data, run.plan.workload.train.seed
+    if data.is_synthetic:
         return "a pool of batches in turn, the same all over the run; no shuffling"
-    return (
-        f"one permutation per epoch of the whole data set, of seed {run.plan.workload.train.seed}, the same on all "
-        "ranks and dealt out to them: global shuffling, no sample twice in an epoch. Which samples were read is not "
-        "recorded one by one; it follows from the seed"
-    )
+    if data.shuffle == "global":
+        how = (
+            f"one permutation per epoch of the whole data set, of seed {seed}, the same on all ranks and dealt out to "
+            "them: global shuffling, no sample twice in an epoch"
+        )
+    else:
+        first = "drawn from the whole data set" if data.partition == "shuffled" else "its part in the order of storage"
+        how = (
+            f"each rank permutes the samples that it holds, of seed {seed}, at first {first}: {data.shuffle} shuffling"
+        )
+        if data.shuffle != "local":
+            how += f", of which {percent(data.exchanged_share)} are exchanged per epoch"
+    audit = None if run.record is None else run.record.shuffle
+    if audit is None:
+        return f"{how}. Which samples were read is not recorded by this run; it follows from the seed"
+    wrong = sum(one.twice + one.never for one in audit.epochs)
+    return f"{how}. Audited: " + (f"{wrong:,} samples read twice or never" if wrong else "no sample twice, none missed")
 
 
 def _coverage(run: Run) -> str:
@@ -94,12 +110,20 @@ def _unreadable(group: Group) -> str:
 
 
 def _staging(middle: Sequence[Run]) -> str:
-    """Of the run in the middle of each point: spans hold staging whether or not the node was sampled."""
-    if middle[0].plan.workload.data.is_synthetic:
+    """Of the run in the middle of each point: its record, else spans, which unsampled nodes hold, too."""
+    data = middle[0].plan.workload.data
+    if data.is_synthetic:
         return "no file is read"
+    told = [run.record.staging.seconds for run in middle if run.record is not None and run.record.staging is not None]
+    if told:
+        if data.staging == "lazy":
+            return f"samples were kept on the node ({data.staging_tier}) when they were first read"
+        return f"{data.staging} to {data.staging_tier}: up to {number_text(max(told), 's')} until all nodes were ready"
+    if data.staging != "none":
+        return f"{data.staging} to {data.staging_tier} was asked for; the runs do not say what it took"
     found = [seconds for run in middle if (seconds := _staged_s(run)) is not None]
     if not found:
-        return "not known: no node's spans were read"
+        return "none asked for (data.staging none): ranks read the data source where it lies"
     whose = f"by the spans of {runs_text(len(found))}, the middle one of each rank count"
     if not max(found):
         return f"not done by these runs: ranks read the data source where it lies ({whose})"

@@ -8,6 +8,7 @@ emulated; here it is measured, and a step without its input wait counts as compu
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError
@@ -21,6 +22,7 @@ from dlbench.report.wording import figure_text, number_text, percent, place_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.units import format_bytes
 from dlbench.views.data_path.facts import facts, spread
+from dlbench.views.reading.numbers import complement, storage_share
 
 STALL_SHARE = 0.1
 """A step whose input wait is a larger share of it is a stall."""
@@ -117,7 +119,7 @@ def data_path(group: Group, table: RunTable) -> DataPath:
         format=_FORMATS.get(data.format, data.format),
         is_synthetic=data.is_synthetic,
         points=points,
-        facts=tuple(facts(group, list(middle.values()), _temperature(points, is_synthetic=data.is_synthetic))),
+        facts=tuple(facts(group, list(middle.values()), _temperature(points, list(middle.values())))),
         verdict=_verdict(points, is_synthetic=data.is_synthetic),
         notes=(),
     )
@@ -136,7 +138,7 @@ def _point(
         wait=mean_estimate(rows["input"].tolist(), "s"),
         copy=mean_estimate(rows["h2d"].tolist(), "s"),
         wait_share=share,
-        utilisation=_rest(share),
+        utilisation=complement(share),
         stalled=stalls.stalled,
         longest_wait_s=stalls.longest_s,
         stall_steps=stalls.num_steps,
@@ -144,13 +146,6 @@ def _point(
         disk_bytes_per_s=_disks(reading),
         page_cache_bytes=_page_cache(reading),
     )
-
-
-def _rest(share: Estimate) -> Estimate:
-    """1 - share; its ends change places."""
-    low = None if share.high is None else 1 - share.high
-    high = None if share.low is None else 1 - share.low
-    return Estimate(1 - share.value, low, high, share.n, share.kind, "fraction")
 
 
 def _stalls(run: Run) -> _Stalls:
@@ -212,9 +207,14 @@ def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
     return f"{start}."
 
 
-def _temperature(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
-    if is_synthetic:
+def _temperature(points: tuple[DataPoint, ...], middle: Sequence[Run]) -> str:
+    """From what the kernel counted for the readers; without that, from the disks."""
+    if middle[-1].plan.workload.data.is_synthetic:
         return "no file is read"
+    found = None if middle[-1].record is None else middle[-1].record.reading
+    share = None if found is None else storage_share(found.epochs)
+    if share is not None:
+        return f"{percent(min(1.0, share))} of the bytes read came from storage, the rest from the page cache"
     known = [(point.disk_bytes_per_s, point) for point in points if point.disk_bytes_per_s is not None]
     if not known:
         return (

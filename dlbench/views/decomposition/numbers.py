@@ -93,6 +93,8 @@ def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
 
 
 def _has_variants(runs: Sequence[Run]) -> bool:
+    if any(run.plan.series.variant == "cached-input" for run in runs):  # `dlbench io --tiers` has a view of its own
+        return False
     return any(run.plan.series.variant in TAKEN_AWAY.values() for run in runs)
 
 

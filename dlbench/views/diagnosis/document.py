@@ -17,6 +17,7 @@ from dlbench.views.energy.view import DetailedEnergyView
 from dlbench.views.model import Report
 from dlbench.views.runs.view import WithoutFiguresView
 from dlbench.views.slow_nodes.view import SlowNodesView
+from dlbench.views.stalls.view import StallsView
 from dlbench.views.stragglers.view import StragglersView
 from dlbench.views.telemetry.view import DetailedTelemetryView
 from dlbench.views.view import Views
@@ -29,7 +30,7 @@ def views_of(network: NetworkModel | None = None, slurm: Mapping[str, float] | N
     """The views of a diagnosis; arguments as of `diagnosis`."""
     return Views(
         group=(CausesView(network), StragglersView(), DetailedTelemetryView(), DetailedEnergyView(slurm)),
-        closing=(SlowNodesView(), DecompositionView(), WithoutFiguresView()),
+        closing=(SlowNodesView(), DecompositionView(), StallsView(), WithoutFiguresView()),
     )
 
 

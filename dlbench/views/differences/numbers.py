@@ -37,6 +37,7 @@ _SHOWN = frozenset(
         *("workload.name", "workload.preset", "engine.name", "train.precision", "data.source", "train.batch_per_rank"),
         *("train.gradient_accumulation", "model.memory_format", "system.launch.launcher", "system.name"),
         "measure.phases",
+        *("data.staging", "data.staging_tier", "data.shuffle", "data.partition", "data.cache"),
     }
 )
 """Settings that a registered key shows."""

@@ -30,7 +30,7 @@ from dlbench.stats.estimates import (
     mean_estimate,
     median_estimate,
 )
-from dlbench.views.quality.outcome import account, fit, quality_of, resolution
+from dlbench.views.quality.outcome import account, fit, quality_of, resolution, without_staging
 
 METRIC_TITLES = {
     "top1": "top-1 accuracy",
@@ -71,7 +71,9 @@ class QualityPoint:
     num_lost: int
     """Further runs that were killed or failed; nobody knows what they would have reached."""
     time: Estimate | None
-    """Seconds to quality."""
+    """Seconds to quality, staging included."""
+    unstaged: Estimate | None
+    """The same without the time in which samples were staged; None where no run staged any."""
     resolution: Estimate | None
     """Seconds between the evaluation that met the target and the one before (or the start): by so much the time to
     quality may be too long."""
@@ -295,6 +297,7 @@ def _point(
         num_invalid=len(cell.invalid),
         num_lost=len(cell.lost),
         time=_median([result.time_to_quality_s for result in reached], "s"),
+        unstaged=_median([without_staging(run) for run in cell.reached], "s"),
         resolution=_median([resolution(result) for result in reached], "s"),
         epochs=_median([result.epochs_to_quality for result in reached], "epochs"),
         samples=_median([result.samples_to_quality for result in reached], "samples"),

@@ -17,6 +17,13 @@ def quality_of(run: Run) -> QualityResult:
     return run.record.quality
 
 
+def without_staging(run: Run) -> float | None:
+    """Seconds to quality outside of staging; None where the target was not met, or nothing was staged."""
+    assert run.record is not None
+    whole, staging = quality_of(run).time_to_quality_s, run.record.staging
+    return None if whole is None or staging is None else max(0.0, whole - staging.seconds)
+
+
 def until_target(result: QualityResult) -> Sequence[Evaluation]:
     """Evaluations up to the first that met the target; all of them where none did."""
     for index, evaluation in enumerate(result.evaluations):

@@ -19,6 +19,10 @@ REACHED_CAPTION = (
     "A run that did not reach the target is counted and never left out. The last interval is the time since the "
     "evaluation before: the time to quality may be too long by as much."
 )
+STAGED_CAPTION = (
+    " Time to quality begins when data may be touched and holds staging; without staging it begins when all nodes have "
+    "their samples."
+)
 FACTORS_CAPTION = (
     "Ratios of geometric means over runs, so that the three multiply to the first exactly. Samples needed: those of "
     "the baseline over those here, below 1 where more were needed. Rest: evaluation, checkpoints, warm-up steps, waits."
@@ -106,6 +110,11 @@ def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
         Column("invalid", "", lambda point: point.num_invalid),
         Column("lost", "", lambda point: point.num_lost),
         Column("time_to_quality_s", "Time to quality", lambda point: point.time, has_interval=True, is_brief=True),
+        *(
+            [Column("unstaged_s", "Without staging", lambda point: point.unstaged, has_interval=True, is_brief=True)]
+            if any(point.unstaged for point in found.points)
+            else []
+        ),
         Column("last_interval_s", "Of it, last interval", lambda point: point.resolution, has_interval=True),
         Column("epochs_to_quality", "Epochs", lambda point: point.epochs, has_interval=True, is_brief=True),
         Column("samples_to_quality", "Samples", lambda point: point.samples, has_interval=True),
@@ -128,7 +137,7 @@ def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
         title="Time to quality",
         columns=columns,
         rows=found.points,
-        caption=REACHED_CAPTION,
+        caption=REACHED_CAPTION + (STAGED_CAPTION if any(point.unstaged for point in found.points) else ""),
         in_terminal=True,
     )
 

@@ -254,6 +254,9 @@ class Probe:
     def labels(self) -> None:
         pass
 
+    def name(self, index: int) -> str:
+        return f"sample {index}"
+
     def files(self) -> list[Path]:
         return []
 
@@ -480,8 +483,8 @@ def test_synthetic_text_is_like_prepared_text() -> None:
 
 def test_a_whole_batch_reader_stops_at_the_first_bad_sample() -> None:
     class Bad(Probe):
-        def prepare(self, key: Key, data: bytes) -> Sample:
-            raise BadSampleError(f"file {key[1]}: broken")
+        def fetch(self, index: int) -> Raw:
+            raise BadSampleError(f"file {index}: broken")
 
     fetched = BatchReader(Bad(), "stop")[[(0, 3), (0, 4)]]
     assert fetched.failures == ["file 3: broken"]

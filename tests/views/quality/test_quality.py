@@ -125,6 +125,28 @@ def test_time_samples_and_epochs_to_quality_are_those_of_the_runs(pair: Path) ->
     assert found.batches[1].against_smallest == pytest.approx(1.2)
 
 
+def test_time_to_quality_stands_inside_and_outside_of_staging(tmp_path: Path, pair: Path) -> None:
+    staged = {
+        "strategy": "shard",
+        "tier": "local",
+        "method": "copy",
+        "streams": 4,
+        "seconds": 3.0,
+        "nodes": [],
+        "verified": "-",
+        "kept": False,
+    }
+    for plan in quality_plans(points=(1,), repeats=5):
+        story = Story(training=Training(values=rising(5), wait_s=0.25), record={"staging": staged})
+        write_run(tmp_path, plan, step(100 * (1 + 0.01 * plan.series.repeat)), story)
+    (point,) = read(tmp_path)[2].points
+    assert point.time is not None
+    assert point.unstaged is not None
+    assert point.unstaged.value == pytest.approx(point.time.value - 3.0) == pytest.approx(5 * (20 * 0.102 + 0.75) - 3.0)
+    assert "Without staging" in markdown_of(tmp_path)
+    assert "Without staging" not in markdown_of(pair)
+
+
 def test_the_account_of_the_time_sums(pair: Path) -> None:
     for point in read(pair)[2].points:
         parts = (point.training, point.evaluation, point.other)

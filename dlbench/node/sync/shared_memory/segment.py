@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import hashlib
 import mmap
 import os
 import socket
@@ -32,6 +31,7 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from dlbench.errors import EnvironmentLacksError, PeerLostError, RunError
+from dlbench.node.local_sockets import is_own_user, socket_address
 from dlbench.units import format_seconds
 
 LINE_BYTES = 64
@@ -86,17 +86,6 @@ def _libc(blocks: bool) -> ctypes.CDLL:
     return library
 
 
-def socket_address(name: str) -> bytes:
-    """The abstract Unix socket at which the ranks of a group find each other; it listens only until all have."""
-    return b"\0dlbench-" + hashlib.sha256(name.encode()).hexdigest()[:40].encode()
-
-
-def _is_own_user(connection: socket.socket) -> bool:
-    """Whether the other end belongs to this user; abstract sockets have no permissions of their own."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("3i", credentials)[1]) == os.geteuid()
-
-
 def _hand_out(ranks: tuple[int, ...], name: str, fd: int, timeout_s: float) -> None:
     """Gives the memory to all other ranks; returns when they have it."""
     deadline = time.monotonic() + timeout_s
@@ -113,7 +102,7 @@ def _hand_out(ranks: tuple[int, ...], name: str, fd: int, timeout_s: float) -> N
                 listener.settimeout(max(deadline - time.monotonic(), 1e-3))
                 connection = stack.enter_context(listener.accept()[0])
                 connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-                if not _is_own_user(connection):
+                if not is_own_user(connection):
                     continue
                 with contextlib.suppress(ConnectionError, struct.error):  # it ended meanwhile, and will be missed
                     socket.send_fds(connection, [b"m"], [fd])
@@ -145,7 +134,7 @@ def _receive(ranks: tuple[int, ...], index: int, name: str, timeout_s: float, ta
                     raise late from None
                 time.sleep(0.005)
                 continue
-            if not _is_own_user(connection):
+            if not is_own_user(connection):
                 raise RunError(f"shared memory: another user of this machine listens under the name {name!r}")
             # The first rank gives up within timeout_s from now and says for whom; that is worth waiting for.
             connection.settimeout(timeout_s + 5)

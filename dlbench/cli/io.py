@@ -1,0 +1,314 @@
+"""`dlbench io`: what storage and readers give without training, and what input costs by difference."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from dlbench.cli import options as shared
+from dlbench.errors import EnvironmentLacksError, UserError
+
+if TYPE_CHECKING:
+    from dlbench.costs.storage_demand import Demand
+    from dlbench.report.document import Document
+    from dlbench.specs.plan import RunPlan
+    from dlbench.specs.requests import Request
+
+DEFAULT_REPEATS = 3
+DEFAULT_SECONDS = 5.0
+MAX_SECONDS = 3600.0
+MAX_REPEATS = 1000
+
+_OF_TIERS = ("engine", "launcher", "ranks_per_node", "series", "out", "no_progress")
+_OF_READERS = ("seconds", "like", "rate")
+
+
+def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """A number above zero; not-a-number is none."""
+    if value is not None and not 0 < value <= 1e15:
+        raise UserError(f"{param.opts[0]} {value}: must be a number above zero")
+    return value
+
+
+@click.command()
+@click.argument("workload")
+@click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`).")
+@click.option("--data", metavar="PATH", help="Data set folder.")
+@click.option("--ranks", default="1", show_default=True, metavar="1,2", help="Ranks that read, or train, at a time.")
+@click.option("--repeats", type=int, default=DEFAULT_REPEATS, show_default=True, help="Repeats of everything.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan.")
+@click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
+@click.option(
+    "--tiers",
+    is_flag=True,
+    help="Train as well: each repeat with synthetic data, with a warm and with a cold page cache; tell the stalls.",
+)
+@click.option(
+    "--seconds",
+    type=float,
+    callback=_above_zero,
+    help=f"Readers: time of a repeat (default: {DEFAULT_SECONDS:g}).",
+)
+@click.option("--like", metavar="RUN", help="Readers: need what a rank of this run took, instead of published figures.")
+@click.option("--rate", type=float, callback=_above_zero, help="Readers: need so many samples/s per accelerator.")
+@click.option("--engine", metavar="NAME", help="--tiers: horovod, ddp or single.")
+@click.option("--launcher", metavar="NAME", help="--tiers: local, mpirun, srun-mpi or srun-gloo.")
+@click.option("--ranks-per-node", type=int, help="--tiers: ranks on each node (default: the system's).")
+@click.option("--series", metavar="NAME", help="--tiers: name of the series.")
+@shared.output_folder()
+@click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing.")
+@click.option("--no-progress", is_flag=True, help="--tiers: plain lines instead of a progress bar.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_json: bool, **options: Any) -> None:
+    """Tell what the data path of WORKLOAD gives, and what it costs.
+
+    \b
+    Without training: how fast samples of --data are read and prepared on this node, with a cold and a warm
+    page cache, beside what an H100, A100 or V100 needs, and how many of them these readers can feed.
+    With --tiers the workload is trained with synthetic data, from the page cache and from cold storage,
+    interleaved: the ingestion ceiling, the preparation stall and the fetch stall per step.
+
+    \b
+    Examples:
+      dlbench io resnet50 --data /scratch/imagenet --ranks 1,4
+      dlbench io cosmoflow --preset ci --data data/demo/density --like runs/RUN
+      dlbench io resnet50 --preset ci --data data/demo/tree --tiers --ranks 1,2 --repeats 5
+    """
+    _refuse_other_mode(tiers, options)
+    if not 1 <= repeats <= MAX_REPEATS:
+        raise UserError(f"--repeats {repeats}: must be from 1 to {MAX_REPEATS}")
+    request = _request(workload, ranks, repeats, system, tiers, options)
+    if tiers:
+        code = _tiers(request, options, as_json=as_json)
+        sys.exit(code)
+    _readers(request, repeats, options, as_json=as_json)
+
+
+def _refuse_other_mode(tiers: bool, options: dict[str, Any]) -> None:
+    """Options of the one do nothing in the other.
+
+    Raises:
+        UserError: such an option is given.
+    """
+    context = click.get_current_context()
+    for name in _OF_READERS if tiers else _OF_TIERS:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            why = "is of the readers alone: leave out --tiers" if tiers else "trains, and needs --tiers"
+            raise UserError(f"{option}: {why}")
+    if options["like"] is not None and options["rate"] is not None:
+        raise UserError("--like and --rate exclude each other: both say what an accelerator needs")
+    if options["seconds"] is not None and options["seconds"] > MAX_SECONDS:
+        raise UserError(f"--seconds {options['seconds']:g}: must be at most {MAX_SECONDS:g}")
+
+
+def _request(workload: str, ranks: str, repeats: int, system: str, tiers: bool, options: dict[str, Any]) -> Request:
+    from dlbench.specs.requests import Request, parse_counts, parse_set
+
+    per_node = options["ranks_per_node"]
+    if per_node is not None and per_node < 1:
+        raise UserError(f"--ranks-per-node {per_node}: must be 1 or more")
+    return Request(
+        workload=workload,
+        preset=options["preset"],
+        system=system,
+        engine=options["engine"],
+        data=options["data"],
+        points=parse_counts(ranks, "--ranks"),
+        ranks_per_node=per_node,
+        repeats=repeats if tiers else 1,
+        launcher=options["launcher"],
+        overrides=parse_set(options["overrides"]),
+        series=options["series"],
+        tiers=tiers,
+    )
+
+
+# With training
+
+
+def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
+    """Runs the series and tells the stalls; returns the exit code."""
+    from dlbench.cli.report import require_modules
+    from dlbench.cli.run import print_commands, require_here, require_room, run_all, runs_found, shown
+
+    plans = shared.expand_request(request)
+    for one in shared.systems_of(plans):
+        require_here(one)
+    require_room(plans)
+    shared.require_data(plans)
+    if options["dry_run"]:
+        print_commands(plans, options["out"])
+        return 0
+    require_modules("io --tiers", "numpy")
+    shared.require_engines(plans)
+    following = f"dlbench report {shown(options['out'])} -o report.html"
+    bar = sys.stderr.isatty() and not options["no_progress"]
+    code = run_all(plans, options["out"], following, fail_fast=False, bar=bar)
+    from dlbench.views.stalls.numbers import stalls
+    from dlbench.views.stalls.view import stalls_document
+
+    _print(stalls_document(stalls(runs_found(plans, options["out"]).runs)), as_json=as_json)
+    return int(code)
+
+
+# Without
+
+
+def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json: bool) -> None:
+    from dlbench.cli.report import require_modules
+
+    plans = shared.expand_request(request)
+    first = plans[0]
+    if first.workload.data.is_synthetic:
+        raise UserError("io: synthetic data is read from nowhere: give --data PATH")
+    _refuse_cache(request)
+    shared.require_data(plans)
+    demands = _demands(first, options)
+    seconds = options["seconds"] or DEFAULT_SECONDS
+    orders = [_order(plan, cache, seconds, repeats) for plan in plans for cache in ("cold", "warm")]
+    if options["dry_run"]:
+        _print_orders(orders)
+        return
+    require_modules("io", "numpy")
+    if not first.system.python:
+        import importlib.util
+
+        if importlib.util.find_spec("torch") is None:
+            raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {shared.INSTALL_NODE}")
+    _print(_measured(first, orders, demands), as_json=as_json)
+
+
+def _refuse_cache(request: Request) -> None:
+    if "data.cache" in request.overrides:
+        raise UserError("--set data.cache: io reads with a cold and with a warm cache")
+
+
+def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str, Any]:
+    """What the readers are told, see `dlbench.node.data.reading.rate`."""
+    workload = plan.workload.model_dump(mode="json")
+    return {
+        "model": workload["model"],
+        "data": {**workload["data"], "source": str(Path(plan.workload.data.source).absolute()), "cache": cache},
+        "seed": plan.workload.train.seed,
+        "batch": plan.workload.train.batch_per_rank,
+        "processes": plan.layout.ranks,
+        "cores_per_process": plan.layout.cores_per_rank,
+        "seconds": seconds,
+        "repeats": repeats,
+    }
+
+
+def _print_orders(orders: list[dict[str, Any]]) -> None:
+    import json
+
+    from dlbench.jobs.launch import quoted
+    from dlbench.jobs.reader_rate import reader_command
+
+    for order in orders:
+        click.echo(f"# {order['processes']} ranks read, page cache {order['data']['cache']}; on its standard input:")
+        click.echo(f"# {json.dumps(order)}")
+        click.echo(quoted(reader_command(sys.executable)).encode())
+
+
+def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand, ...]) -> Document:
+    from dlbench.jobs.reader_rate import reading_rate
+    from dlbench.views.storage.document import io_document
+    from dlbench.views.storage.numbers import Io, need_of, supply_of
+
+    answers = []
+    with _interrupted_by_signals():
+        for number, order in enumerate(orders, 1):
+            cache = order["data"]["cache"]
+            size = f"{order['processes']} rank{'s' * (order['processes'] > 1)}"
+            click.echo(f"[{number}/{len(orders)}] reading, {size}, page cache {cache}", err=True)
+            answers.append(reading_rate(order, plan.system.python or sys.executable))
+    supplies = tuple(map(supply_of, answers))
+    return io_document(
+        Io(
+            workload=plan.workload.name,
+            preset=plan.workload.preset,
+            source=plan.workload.data.source,
+            kind=answers[0].kind,
+            num_samples=answers[0].num_samples,
+            sample_unit=plan.workload.sample_unit,
+            host=socket.gethostname(),
+            supplies=supplies,
+            needs=tuple(need_of(demand, supplies) for demand in demands),
+        )
+    )
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """A cancelled job or a closed terminal ends the readers as Ctrl-C does; nohup asks for the contrary."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
+    """What an accelerator needs: asked for, as a run took it, or published.
+
+    Raises:
+        UserError: the run is of another workload, or has no figures.
+        IncompleteDataError: a file of the run is damaged.
+    """
+    from dlbench.costs.storage_demand import PUBLISHED, measured
+
+    if options["rate"] is not None:
+        return (measured(options["rate"], "accelerator", "--rate"),)
+    if options["like"] is None:
+        return PUBLISHED.get(plan.workload.model.family, ())
+    from dlbench.records.scan import read_run
+
+    path = Path(options["like"])
+    if not path.is_dir():
+        raise UserError(f"--like {options['like']}: no such folder; give a run's folder")
+    run = read_run(path)
+    record = run.record
+    if record is None or run.state != "valid":
+        raise UserError(f"--like {options['like']}: the run is {run.state} and has no figures")
+    if run.plan.workload.model.family != plan.workload.model.family:
+        raise UserError(
+            f"--like {options['like']}: is a run of {run.plan.workload.name}, not of {plan.workload.name}: its rate "
+            "says nothing here"
+        )
+    longest = max(rank.measured_s for rank in record.ranks)
+    samples = sum(rank.samples for rank in record.ranks)
+    if not longest or not samples:
+        raise UserError(f"--like {options['like']}: the run measured no samples")
+    waited = (
+        "" if run.plan.workload.data.is_synthetic else "; it read real data: a run with --data synthetic never waits"
+    )
+    source = f"measured by run {run.plan.run_id} on {record.ranks[0].device}{waited}"
+    return (measured(samples / longest / len(record.ranks), "rank of that run", source),)
+
+
+def _print(document: Document, *, as_json: bool) -> None:
+    if as_json:
+        from dlbench.report.formats.json import to_json
+
+        click.echo(to_json(document).encode(), nl=False)
+        return
+    from dlbench.cli.report import emit
+
+    emit(document, "text", None, full=False)

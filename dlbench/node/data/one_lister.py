@@ -1,0 +1,184 @@
+"""One rank of a node lists a data set, and the others get its index: N ranks are not N times as much work for a server.
+
+The first rank of the node makes the index and writes it into a memfd, sealed, which has no name in any file system. The
+others take it over an abstract Unix socket and map it: however ranks end, nothing stays behind, and the arrays of an
+index are in the node's memory once. The first rank listens before it lists, so that the others see that it lives; what
+keeps it from listing ends all of them, and is told by it alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from dlbench.datasets.packed_index import packed, unpacked
+from dlbench.errors import DlbenchError, ExitCode, PeerLostError, RunError
+from dlbench.node.local_sockets import is_own_user, socket_address
+from dlbench.units import format_seconds
+
+T = TypeVar("T")
+
+_INDEX, _FAILURE = b"i", b"f"
+_FACTS = struct.Struct("@q")
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_TELL_S = 30.0
+"""So long a first rank that failed waits for others, to tell them with which exit code to end."""
+_RETRY_S = 0.02
+
+
+class ListerFailedError(PeerLostError):
+    """The first rank of this node could not open the data; ends with its exit code, and is no cause."""
+
+    def __init__(self, rank: int, exit_code: int) -> None:
+        super().__init__(f"rank {rank}, which opens the data set for the ranks of this node, could not: see its words")
+        self.exit_code = ExitCode(exit_code)
+
+
+class Lister:
+    """What the ranks of one node call to get the same index. All of them must ask for the same indexes in turn.
+
+    Args:
+        name: the same on all ranks of one node in one start of a run, different anywhere else on the machine.
+        first_rank: number of the rank that lists.
+        local_rank: this rank's number on the node; 0 lists.
+        local_size: ranks of the node.
+        timeout_s: how long one rank waits for another.
+    """
+
+    def __init__(self, *, name: str, first_rank: int, local_rank: int, local_size: int, timeout_s: float) -> None:
+        self._name, self._first_rank, self._timeout_s = name, first_rank, timeout_s
+        self._local_rank, self._local_size = local_rank, local_size
+        self._asked = 0
+
+    def index(self, make: Callable[[], T], expected: Sequence[type]) -> T:
+        """What `make` gives on the node's first rank.
+
+        Args:
+            make: called on that rank alone; its result is of what `dlbench.datasets.packed_index` takes.
+            expected: dataclasses in the result.
+
+        Raises:
+            ListerFailedError: on another rank, where `make` raised; on the first rank that is raised itself.
+            PeerLostError: a rank ended, or did not come in time.
+            RunError: somebody else listens under the name.
+        """
+        if self._local_size == 1:
+            return make()
+        self._asked += 1
+        address = socket_address(f"index {self._name} {self._asked}")
+        if self._local_rank:
+            return unpacked(self._received(address), expected)  # type: ignore[no-any-return]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            try:
+                listener.bind(address)
+            except OSError:
+                raise RunError(f"the name {self._name!r} is in use on this machine, by another run?") from None
+            listener.listen(self._local_size)
+            try:
+                with _memory(packed(make())) as memory:
+                    self._hand_out(listener, _INDEX, memory, 0, self._timeout_s)
+                    return unpacked(_mapped(memory), expected)  # type: ignore[no-any-return]
+            except DlbenchError as error:
+                if not isinstance(error, PeerLostError):
+                    with contextlib.suppress(PeerLostError):
+                        self._hand_out(listener, _FAILURE, None, int(error.exit_code), min(_TELL_S, self._timeout_s))
+                raise
+
+    def _hand_out(self, listener: socket.socket, word: bytes, memory: int | None, code: int, timeout_s: float) -> None:
+        """Gives every other rank of the node a word, and the memory if there is one."""
+        deadline = time.monotonic() + timeout_s
+        missing = set(range(1, self._local_size))
+        while missing:
+            listener.settimeout(max(deadline - time.monotonic(), 1e-3))
+            try:
+                connection = listener.accept()[0]
+            except TimeoutError:
+                ranks = ", ".join(str(self._first_rank + local) for local in sorted(missing))
+                raise PeerLostError(
+                    f"rank {ranks} did not ask for the index of the data set within {format_seconds(timeout_s)}"
+                ) from None
+            with connection, contextlib.suppress(OSError, struct.error):  # one that ended meanwhile is missed
+                connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+                if not is_own_user(connection):
+                    continue
+                (local,) = _FACTS.unpack(_exactly(connection, _FACTS.size))
+                socket.send_fds(connection, [word + _FACTS.pack(code)], [] if memory is None else [memory])
+                missing.discard(local)
+
+    def _received(self, address: bytes) -> memoryview:
+        """The memory that the first rank hands out."""
+        deadline = time.monotonic() + self._timeout_s
+        late = PeerLostError(
+            f"rank {self._first_rank}, which opens the data set for the ranks of this node, did not within "
+            f"{format_seconds(self._timeout_s)}"
+        )
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+                try:
+                    connection.connect(address)
+                except (ConnectionRefusedError, BlockingIOError, TimeoutError):  # nobody listens yet, or too many ask
+                    if time.monotonic() > deadline:
+                        raise late from None
+                    time.sleep(_RETRY_S)
+                    continue
+                if not is_own_user(connection):
+                    raise RunError(f"another user of this machine listens under the name {self._name!r}")
+                try:
+                    connection.sendall(_FACTS.pack(self._local_rank))
+                    said, memories, _, _ = socket.recv_fds(connection, len(_INDEX) + _FACTS.size, 1)
+                except TimeoutError:
+                    raise late from None
+                except ConnectionError:
+                    said, memories = b"", []
+            return self._taken(said, memories)
+
+    def _taken(self, said: bytes, memories: list[int]) -> memoryview:
+        try:
+            if len(said) == len(_INDEX) + _FACTS.size and said[:1] == _FAILURE:
+                raise ListerFailedError(self._first_rank, _FACTS.unpack(said[1:])[0])
+            if said[:1] != _INDEX or len(memories) != 1:
+                raise PeerLostError(f"rank {self._first_rank} ended while it opened the data set for this node")
+            # What can shrink would end this process when it is read.
+            if fcntl.fcntl(memories[0], fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+                raise RunError(f"rank {self._first_rank} handed out memory that may change")
+            return _mapped(memories[0])
+        finally:
+            for memory in memories:
+                os.close(memory)
+
+
+ALONE = Lister(name="", first_rank=0, local_rank=0, local_size=1, timeout_s=0.0)
+"""Of a rank that shares its node with none, and of whoever is no rank."""
+
+
+@contextlib.contextmanager
+def _memory(pieces: Iterable[bytes | memoryview]) -> Iterator[int]:
+    """A descriptor of sealed memory that holds the pieces."""
+    memory = os.memfd_create("dlbench-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(memory, "wb", closefd=False) as file:
+            for piece in pieces:
+                file.write(piece)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+        yield memory
+    finally:
+        os.close(memory)
+
+
+def _mapped(memory: int) -> memoryview:
+    return memoryview(mmap.mmap(memory, 0, mmap.MAP_SHARED, mmap.PROT_READ))
+
+
+def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
+    said = b""
+    while len(said) < num_bytes and (more := connection.recv(num_bytes - len(said))):
+        said += more
+    return said

@@ -1,0 +1,456 @@
+"""Staging on one node, by one of its processes: a folder, room in it, and the copying, in a thread."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlbench.datasets.splits import train_folder, validation_folder
+from dlbench.datasets.staging.place import (
+    Room,
+    StagingFolder,
+    block_of,
+    staging_identity,
+    tier_path,
+)
+from dlbench.datasets.staging.replicate import changed_files, replicate
+from dlbench.datasets.staging.samples import (
+    Fetch,
+    Keeping,
+    choose_kept,
+    fill,
+    find_whole,
+    sample_sizes,
+    stored_bytes,
+)
+from dlbench.datasets.staging.store import SampleStore
+from dlbench.datasets.staging.streams import Moved, Tally, told_of_disk
+from dlbench.errors import UserError
+from dlbench.machine.memory_room import lies_in_memory, memory_room
+from dlbench.node.data.reader import BadSampleError, SampleReader
+from dlbench.node.data.staged import HeldReader, KeepingReader, ReplicaReader
+from dlbench.opening import read_bytes
+from dlbench.records.data_path import StagedNode
+from dlbench.specs.plan import RunPlan
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_SAMPLES = "samples"
+_CHOICE = "kept.npy"
+Parts = Mapping[int, Sequence[int]]
+"""Sample numbers by rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedData:
+    """What is staged on a node, for the ranks there."""
+
+    plan: RunPlan
+    folder: Path
+    evaluates: bool
+    """Whether the copy has validation data, too."""
+
+    def train_source(self) -> Path:
+        """The folder, or file, that the training data is read from."""
+        source = Path(self.plan.workload.data.source)
+        if self.plan.workload.data.staging != "replicate":
+            return train_folder(source)
+        parts = replicated_parts(self.plan)
+        return _copied(self.folder / "data", source, next(iter(parts)))
+
+    def validation_source(self) -> Path | None:
+        """The folder of the copied validation data; None where the source serves."""
+        if self.plan.workload.data.staging != "replicate" or not self.evaluates:
+            return None
+        if len(parts := replicated_parts(self.plan)) < 2:
+            return None
+        return self.folder / "data" / list(parts)[1]
+
+    def reader(self, reader: SampleReader, rank: int) -> SampleReader:
+        """A reader of `train_source` becomes one of what is staged, for one rank."""
+        data = self.plan.workload.data
+        if data.staging == "replicate":
+            return ReplicaReader(reader, data.staging_tier, train_folder(Path(data.source)))
+        if data.staging == "shard":
+            return HeldReader(reader, self.store(rank), data.staging_tier)
+        return KeepingReader(reader, self.store(rank), data.staging_tier, self._choice(reader.num_samples))
+
+    def store(self, rank: int) -> SampleStore:
+        """Where samples of a rank lie: its own under shard, that of the node under lazy."""
+        name = f"rank-{rank:04d}" if self.plan.workload.data.staging == "shard" else _SAMPLES
+        return SampleStore(self.folder / name)
+
+    def _choice(self, num: int) -> NDArray[np.bool_] | None:
+        path = self.folder / _CHOICE
+        if not path.exists():
+            return None
+        import numpy as np
+
+        return np.unpackbits(np.frombuffer(read_bytes(path, num + 8), np.uint8), count=num).astype(bool)
+
+
+def replicated_parts(plan: RunPlan) -> dict[str, Path]:
+    """What `replicate` copies, by the names in the copy: training data, and validation data where it is used."""
+    data = plan.workload.data
+    source = Path(data.source)
+    train = train_folder(source)
+    if train == source:
+        return {"": source}
+    validation = validation_folder(source)
+    parts = {train.name: train}
+    if validation is not None and data.validation is None and plan.measure.until == "quality":
+        parts[validation.name] = validation
+    return parts
+
+
+def _copied(root: Path, source: Path, name: str) -> Path:
+    if name:
+        return root / name
+    return root / source.resolve().name if source.is_file() else root
+
+
+@dataclass
+class _Outcome:
+    """What became of staging on this node."""
+
+    error: BaseException | None = None
+    node: StagedNode | None = None
+    verified: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+class NodeStaging:
+    """Stages one node, in a thread of its own.
+
+    Args:
+        plan: the run; its data.staging is not `none`.
+        node_rank: the node, from 0.
+        host: its name.
+        open_reader: opens the training data at its source.
+        parts: given the number of samples, those that each rank of this node holds first; for `shard`.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        node_rank: int,
+        host: str,
+        *,
+        open_reader: Callable[[], SampleReader],
+        parts: Callable[[int], Parts],
+    ) -> None:
+        self._plan, self._node_rank, self._host = plan, node_rank, host
+        self._open_reader, self._parts = open_reader, parts
+        self._data = plan.workload.data
+        self._tier = plan.system.storage.tier(self._data.staging_tier)
+        self._folder: StagingFolder | None = None
+        self._room = Room(0, 0)
+        self._outcome = _Outcome()
+        self._done = threading.Event()
+        self._begun = time.monotonic()
+        self.tally = Tally()
+        self._thread = threading.Thread(target=self._run, name="dlbench-staging", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._begun = time.monotonic()
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Returns when it is done, or after so many seconds; whether it is done."""
+        return self._done.wait(seconds)
+
+    def cancel(self) -> None:
+        """Ends it, because another node failed; nothing that is not kept stays."""
+        self.tally.cancelled.set()
+        self._done.wait(5.0)
+        self.close()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it failed; None if it did not."""
+        return self._outcome.error
+
+    @property
+    def moved(self) -> list[Moved]:
+        """What was copied when, by stream."""
+        return self.tally.moved
+
+    def told(self) -> dict[str, Any]:
+        """How far it is, ready for JSON."""
+        outcome, tally = self._outcome, self.tally
+        is_done = self._done.is_set()
+        return {
+            "done": is_done,
+            "copied": tally.copied + tally.reused,
+            "needed": tally.needed,
+            "beats": tally.copied + tally.reused + tally.looked,
+            "error": str(outcome.error) or type(outcome.error).__name__ if is_done and outcome.error else None,
+            "folder": str(self._folder.path) if is_done and self._folder is not None else "",
+            "verified": outcome.verified,
+            "warnings": outcome.warnings,
+            "node": outcome.node.model_dump(mode="json") if is_done and outcome.node is not None else None,
+        }
+
+    def finished(self) -> tuple[StagedNode | None, list[str]]:
+        """What there is to say after training: the node, lazy's figures included, and warnings."""
+        node, folder = self._outcome.node, self._folder
+        if node is None or folder is None:
+            return None, []
+        warnings: list[str] = []
+        if self._data.staging == "lazy":
+            if Keeping(folder.path).has_stopped():
+                warnings.append(
+                    f"data.staging lazy: the disk of {str(folder.path)!r} on {self._host} is full, or refused to be "
+                    "written; what did not fit was read from the source each time"
+                )
+            kept = list(_files(folder.path / _SAMPLES))
+            node = node.model_copy(
+                update={"items": len(kept), "copied_bytes": max(0, sum(kept) - 4 * len(kept) - node.reused_bytes)}
+            )
+        if self._data.staging == "replicate":
+            changed = changed_files(folder.path / "data", folder.path)
+            if changed:
+                warnings.append(
+                    f"staged files on {self._host} were changed or removed while the run read them: "
+                    f"{', '.join(changed[:3])}{' ...' if len(changed) > 3 else ''} ({len(changed)} in all)"
+                )
+        return node, warnings
+
+    def close(self) -> None:
+        """Removes what was staged, unless it is kept; twice does no harm."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
+
+    def _run(self) -> None:
+        try:
+            self._stage()
+        except BaseException as error:
+            told, is_full = self._explained(error)
+            folder, self._folder = self._folder, None
+            if folder is not None:
+                # A full disk is left as it was found; what a kept folder has else is taken up by the next run.
+                folder.close(keep=not is_full)
+            self._outcome.error = told
+        finally:
+            self._done.set()
+
+    def _explained(self, error: BaseException) -> tuple[BaseException, bool]:
+        """The error to be told, and whether it is that of a full disk."""
+        if isinstance(error, OSError):
+            where = f"{str(self._folder.path if self._folder else self._tier.path)!r} on {self._host}"
+            told = told_of_disk(error, where, self.tally, self._room.free)
+            return told or error, told is not None
+        if isinstance(error, BadSampleError):
+            return UserError(f"{error}; repair it, or set data.on_bad_sample to skip"), False
+        return error, False
+
+    def _stage(self) -> None:
+        data = self._data
+        place = tier_path(self._tier, data.staging_tier, os.environ, self._host)
+        self._folder = StagingFolder(place, data.staging_tier, self._identity(), keep=data.keep_staged, host=self._host)
+        if self._folder.warning:
+            self._outcome.warnings.append(self._folder.warning)
+        kinds = {"replicate": self._replicate, "shard": self._shard, "lazy": self._lazy}
+        kinds[data.staging]()
+        tally = self.tally
+        self._folder.reserve(0)
+        self._outcome.node = StagedNode(
+            node_rank=self._node_rank,
+            host=self._host,
+            path=str(self._folder.path),
+            needed_bytes=tally.needed,
+            free_bytes=self._room.free,
+            copied_bytes=tally.copied,
+            reused_bytes=tally.reused,
+            items=tally.items,
+            seconds=time.monotonic() - self._begun,
+        )
+
+    def _identity(self) -> str:
+        data, train = self._data, self._plan.workload.train
+        parts: dict[str, object] = {"strategy": data.staging, "source": str(Path(data.source).resolve())}
+        if data.staging == "shard":
+            layout = self._plan.layout
+            parts |= {"ranks": layout.ranks, "node": self._node_rank, "seed": train.seed, "rule": data.partition}
+        return staging_identity(**parts)
+
+    def _require(self, needed: int, files: int) -> None:
+        assert self._folder is not None
+        memory = memory_room() if lies_in_memory(self._folder.path) else None
+        self._room = self._folder.require(needed, files, self._tier.capacity_bytes, memory)
+
+    def _replicate(self) -> None:
+        assert self._folder is not None
+        found = replicate(
+            replicated_parts(self._plan),
+            Path(self._data.source),
+            self._folder,
+            streams=self._data.staging_streams,
+            tally=self.tally,
+            require=self._require,
+        )
+        self._outcome.verified = found.verified
+
+    def _shard(self) -> None:
+        assert self._folder is not None
+        folder, tally, streams = self._folder, self.tally, self._data.staging_streams
+        reader = self._open_reader()
+        try:
+            parts = {rank: [int(i) for i in indices] for rank, indices in self._parts(reader.num_samples).items()}
+            stores = {rank: SampleStore(folder.path / f"rank-{rank:04d}") for rank in parts}
+            self._forget_changed(reader)
+            there = find_whole(stores, parts, tally)
+            flat = sorted({index for indices in parts.values() for index in indices})
+            sizes = dict(zip(flat, sample_sizes(_size_of(reader), flat, streams, tally), strict=True))
+            if flat and not any(sizes.values()):
+                raise UserError(
+                    "data.staging shard: samples of this data are in the memory of each rank; set it to none"
+                )
+            missing = {rank: [i for i in indices if i not in there[rank]] for rank, indices in parts.items()}
+            tally.needed = sum(sizes[i] for indices in parts.values() for i in indices)
+            written = [sizes[i] for indices in missing.values() for i in indices]
+            to_write = stored_bytes(written, folder.path)
+            # Partial shuffling: what arrives before what is sent has gone (Nguyen et al.: (1 + Q) N / M).
+            more = int(self._data.exchanged_share * stored_bytes(list(sizes.values()), folder.path))
+            self._require(to_write + more, len(written))
+            copy = pickle.dumps(reader)
+            readers: list[SampleReader] = []
+
+            def open_fetch() -> Fetch:
+                # Readers are not made for several threads. It is a copy of one of this process.
+                readers.append(pickle.loads(copy))  # noqa: S301
+                return _bytes_of(readers[-1])
+
+            try:
+                fill(
+                    stores,
+                    missing,
+                    open_fetch,
+                    streams=streams,
+                    tally=tally,
+                    on_bad=self._goes_on,
+                    on_progress=lambda: folder.reserve(max(0, to_write - tally.copied)),
+                )
+            finally:
+                for one in readers:
+                    one.close()
+        finally:
+            reader.close()
+        self._outcome.verified = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
+
+    def _goes_on(self, error: Exception) -> bool:
+        return isinstance(error, BadSampleError) and self._data.on_bad_sample == "skip"
+
+    def _lazy(self) -> None:
+        assert self._folder is not None
+        folder, tally = self._folder, self.tally
+        store = SampleStore(folder.path / _SAMPLES)
+        reader = self._open_reader()
+        try:
+            self._forget_changed(reader)
+            indices = range(reader.num_samples)
+            sizes = sample_sizes(_size_of(reader), indices, self._data.staging_streams, tally)
+            if not any(sizes):
+                raise UserError(
+                    "data.staging lazy: samples of this data are in the memory of each rank; set it to none"
+                )
+        finally:
+            reader.close()
+        tally.reused = sum(sizes[index] for index in store.indices() if index < len(sizes))
+        tally.needed = sum(sizes)
+        memory = memory_room() if lies_in_memory(folder.path) else None
+        self._room = folder.room(memory)
+        capacity = self._tier.capacity_bytes
+        if capacity is not None and stored_bytes(sizes, folder.path) > capacity:
+            self._choose(sizes, capacity)
+        else:
+            with suppress(FileNotFoundError):
+                (folder.path / _CHOICE).unlink()
+        store.folder.mkdir(exist_ok=True)
+        Keeping(folder.path).begin()
+        self._outcome.verified = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
+
+    def _choose(self, sizes: Sequence[int], capacity: int) -> None:
+        import numpy as np
+
+        assert self._folder is not None
+        path = self._folder.path
+        kept = choose_kept(
+            np.asarray(sizes, dtype=np.int64), capacity, seed=self._plan.workload.train.seed, block=block_of(path)
+        )
+        (path / _CHOICE).write_bytes(np.packbits(kept).tobytes())
+        self._outcome.warnings.append(
+            f"data.staging lazy: storage.{self._data.staging_tier}.capacity_bytes holds {int(kept.sum()):,} of "
+            f"{len(kept):,} samples on each node; the others are read from the source in each epoch"
+        )
+
+    def _forget_changed(self, reader: SampleReader) -> None:
+        """Empties a kept folder whose samples are those of another state of the source."""
+        assert self._folder is not None
+        if not self._folder.kept:
+            return
+        described = reader.describe()
+        now = staging_identity(
+            index=described.get("index_sha256"), num=reader.num_samples, files=_fingerprint(Path(self._data.source))
+        )
+        note = self._folder.path / "source.txt"
+        try:
+            known = read_bytes(note, 100, follow=False).decode(errors="replace")
+        except OSError:
+            known = ""
+        if known != now:
+            self._folder.empty()
+            note.write_text(now)
+
+
+def _fingerprint(source: Path) -> str:
+    """Names, sizes and times of all files below a folder, or of one file, in one number."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    if source.is_file():
+        status = source.stat()
+        return f"{status.st_size} {status.st_mtime_ns}"
+    for here, folders, files in os.walk(source):
+        folders.sort()
+        for name in sorted(files):
+            with suppress(OSError):
+                status = os.stat(os.path.join(here, name))  # noqa: PTH116, PTH118
+                digest.update(os.fsencode(name) + f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def _size_of(reader: SampleReader) -> Callable[[int], int]:
+    def ask(index: int) -> int:
+        try:
+            return reader.num_bytes(index)
+        except BadSampleError:
+            return 0  # told when it is read
+
+    return ask
+
+
+def _bytes_of(reader: SampleReader) -> Fetch:
+    return lambda index: reader.fetch(index).data
+
+
+def _files(folder: Path) -> list[int]:
+    """Sizes of the samples in a store."""
+    found: list[int] = []
+    for here, _, files in os.walk(folder):
+        for name in files:
+            if name.isdigit():
+                with suppress(OSError):
+                    found.append(os.stat(os.path.join(here, name)).st_size)  # noqa: PTH116, PTH118
+    return found

@@ -1,0 +1,169 @@
+"""Staging over all nodes: the first rank of each stages it, all wait, and all know how far each node is.
+
+Ranks gather about twice a second. Thus a long staging is no stall, a hung one is, and the error of one node ends the
+others at once, which then are no cause.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dlbench.datasets.shuffling.ownership import ownership_for
+from dlbench.errors import PeerLostError
+from dlbench.node.data.source import open_training
+from dlbench.node.data.staging import NodeStaging, Parts, StagedData
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.engine import Engine
+from dlbench.node.training.checkpoint import Progress
+from dlbench.records.data_path import StagedNode, StagingResult
+from dlbench.specs.plan import RunPlan
+
+_PERIOD_S = 0.5
+
+Told = Callable[[int, int], None]
+"""Given the bytes that are there and those that have to be, over all nodes."""
+
+
+@dataclass(kw_only=True)
+class Staging:
+    """Staging of a run, as one rank knows it."""
+
+    data: StagedData
+    seconds: float
+    """Until all nodes were ready."""
+    verified: str
+    node: NodeStaging | None
+    """On the first rank of each node."""
+    warnings: list[str] = field(default_factory=list)
+
+    def told(self) -> dict[str, Any] | None:
+        """What rank 0 needs of this node for the record; None on other ranks."""
+        if self.node is None:
+            return None
+        found, warnings = self.node.finished()
+        return {"node": None if found is None else found.model_dump(mode="json"), "warnings": warnings}
+
+    def close(self) -> None:
+        """Removes what was staged on this node, unless it is kept; after the last rank has read."""
+        if self.node is not None:
+            self.node.close()
+
+
+def stage(
+    plan: RunPlan,
+    place: RankPlace,
+    engine: Engine,
+    progress: Progress | None,
+    *,
+    beat: Callable[[str], None],
+    tell: Told,
+) -> Staging | None:
+    """Stages what the plan asks for; None where it asks for nothing.
+
+    Args:
+        plan: the run.
+        place: this rank.
+        engine: started already.
+        progress: of the checkpoint that the run goes on from.
+        beat: told what moved, for the watchdog.
+        tell: told how far all nodes are.
+
+    Raises:
+        DlbenchError: it failed on this node; PeerLostError: on another one.
+    """
+    data = plan.workload.data
+    if data.is_synthetic or data.staging == "none":
+        return None
+    begun = time.monotonic()
+    work = None
+    if place.local_rank == 0:
+        work = NodeStaging(
+            plan,
+            place.node_rank,
+            place.host,
+            open_reader=lambda: open_training(plan.workload.model, data, plan.workload.train.seed),
+            parts=lambda num: held_first(plan, place, num, progress),
+        )
+        work.start()
+    try:
+        everyone = _waited(work, place, engine, beat, tell)
+    except BaseException:
+        if work is not None:
+            work.cancel()
+        raise
+    own = everyone[place.rank - place.local_rank]
+    staged = StagedData(plan=plan, folder=Path(own["folder"]), evaluates=plan.measure.until == "quality")
+    return Staging(
+        data=staged,
+        seconds=time.monotonic() - begun,
+        verified=own["verified"],
+        node=work,
+        warnings=[text for text in own["warnings"] if place.local_rank == 0],
+    )
+
+
+def _waited(
+    work: NodeStaging | None, place: RankPlace, engine: Engine, beat: Callable[[str], None], tell: Told
+) -> list[Any]:
+    """What each rank told, when all nodes are done."""
+    moved = -1
+    while True:
+        if work is not None:
+            work.wait(_PERIOD_S)
+        everyone = engine.gather(work.told() if work is not None else None)
+        nodes = [one for one in everyone if one is not None]
+        _require_none_failed(work, everyone, place)
+        if all(one["done"] for one in nodes):
+            beat("staging")
+            return everyone
+        now = sum(one["beats"] for one in nodes)
+        if now != moved:
+            moved = now
+            beat("staging moved")
+        tell(sum(one["copied"] for one in nodes), sum(one["needed"] for one in nodes))
+
+
+def _require_none_failed(work: NodeStaging | None, everyone: Sequence[Any], place: RankPlace) -> None:
+    for rank, one in enumerate(everyone):
+        if one is None or one["error"] is None:
+            continue
+        if rank == place.rank and work is not None and work.error is not None:
+            raise work.error
+        raise PeerLostError(f"rank {rank} could not stage its node: {one['error']}")
+
+
+def held_first(plan: RunPlan, place: RankPlace, num_samples: int, progress: Progress | None) -> Parts:
+    """The samples that each rank of this node holds when this run begins."""
+    ownership = ownership_for(plan.workload.data, num_samples, place.size, seed=plan.workload.train.seed)
+    assert ownership is not None  # a plan with staging shard does not shuffle globally
+    epoch = progress.position.epoch if progress is not None else 0
+    first = place.rank - place.local_rank
+    return {rank: ownership.part(epoch, rank).tolist() for rank in range(first, first + place.local_size)}
+
+
+def staging_result(plan: RunPlan, staging: Staging | None, told: Sequence[Mapping[str, Any]]) -> StagingResult | None:
+    """What the record says of staging; None where there was none.
+
+    Args:
+        plan: the run.
+        staging: of rank 0.
+        told: of every rank: `staging`, as `Staging.told` gives it.
+    """
+    if staging is None:
+        return None
+    data = plan.workload.data
+    nodes = [one["staging"]["node"] for one in told if one.get("staging") and one["staging"]["node"]]
+    return StagingResult(
+        strategy=data.staging,
+        tier=data.staging_tier,
+        method="on first read" if data.staging == "lazy" else "copy",
+        streams=data.staging_streams,
+        seconds=staging.seconds,
+        nodes=tuple(StagedNode.model_validate(node) for node in nodes),
+        verified=staging.verified,
+        kept=data.keep_staged and not any("not kept" in text for one in told for text in one["warnings"]),
+    )

@@ -1,0 +1,1 @@
+"""Reading: from which tier bytes came, cold and warm epochs, readers, and whether fetching or preparing takes them."""

@@ -1,0 +1,118 @@
+"""The views `shuffle-audit` (of a group) and `shuffling` (ways of shuffling compared)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dlbench.report.document import Mark, Section
+from dlbench.report.wording import figure_text, number_text, place_text, times_text
+from dlbench.views.model import Group, Report
+from dlbench.views.shuffling.charts import learning_charts, way_text
+from dlbench.views.shuffling.numbers import Audit, ShuffleComparison, audit, comparisons
+from dlbench.views.shuffling.tables import compared_sheet, epochs_sheet, exchanged_text, points_sheet, samples_text
+from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView
+
+
+class ShuffleAuditView(GroupView):
+    """Whether each sample was read once an epoch, and how well samples were mixed."""
+
+    id = "shuffle-audit"
+    title = "Shuffle audit"
+    key = "shuffle_audit"
+
+    def numbers(self, source: GroupSource) -> Audit | None:
+        """By rank count and epoch; None for synthetic data."""
+        return audit(source.group, source.table)
+
+    def section(self, group: Group) -> Section | None:
+        """Errors first, then both tables."""
+        found = group.of(Audit)
+        if found is None:
+            return None
+        return Section(
+            id=self.id,
+            title=self.title,
+            caption=f"{group.caption}.",
+            marks=tuple(_marks(found)),
+            words=(_finding(found),),
+            sheets=(points_sheet(found), *((epochs_sheet(found.epochs),) if found.epochs else ())),
+        )
+
+
+def _marks(found: Audit) -> Iterator[Mark]:
+    for text in found.errors:
+        yield Mark(severity="serious", label="Error", text=text)
+    left = found.num_errors - len(found.errors)
+    if left:
+        yield Mark(severity="serious", label="Error", text=f"{left} more errors; the records hold all of them")
+
+
+def _finding(found: Audit) -> str:
+    last = found.points[-1]
+    parts = f", first parts {found.partition}" if found.partition else ""
+    how = f"Shuffling {found.shuffle}{parts}"
+    if found.shuffle.startswith("partial"):
+        how += f" ({exchanged_text(last.exchanged_share)})"
+    bad = sum(point.num_bad for point in found.points)
+    runs = sum(point.num_runs for point in found.points)
+    if bad:
+        twice, never = (sum(getattr(point, name) for point in found.points) for name in ("twice", "never"))
+        told = (
+            f"{bad} of {runs} runs have errors: {samples_text(twice)} read more than once in an epoch, "
+            f"{samples_text(never)} never"
+        )
+    elif any(point.whole_epochs for point in found.points):
+        told = f"in {runs} runs no sample was read twice in an epoch, and none was missed in a whole one"
+    else:
+        told = f"in {runs} runs no sample was read twice in an epoch; no epoch was read whole"
+    text = f"{how}: {told}."
+    if last.novelty is not None:
+        text += f" At {place_text(last.ranks, last.nodes)} novelty is {last.novelty:.2f} of global shuffling's"
+        text += "." if last.label_distance is None else f", label distance {last.label_distance:.2f}."
+    if last.sent:
+        wait = number_text(last.exchange_wait_s, "s")
+        text += f" {samples_text(last.sent)} sent, {samples_text(last.received)} received; longest wait for one {wait}."
+    return text
+
+
+class ShufflingView(ReportView):
+    """Local and partial shuffling against global shuffling."""
+
+    id = "shuffling"
+    title = "Ways of shuffling compared"
+    key = "shuffling"
+
+    def numbers(self, source: ReportSource) -> tuple[ShuffleComparison, ...]:
+        """Of groups that differ in shuffling and the staging that it needs."""
+        return comparisons(source.groups, source.table)
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        """A table for each set of groups, and how they learn."""
+        found = report.all_of(ShuffleComparison)
+        if not found:
+            return ()
+        return (
+            Section(
+                id=self.id,
+                title=self.title,
+                words=tuple(text for one in found for text in _findings(one)),
+                charts=lambda: learning_charts(found),
+                sheets=tuple(map(compared_sheet, found)),
+            ),
+        )
+
+
+def _findings(found: ShuffleComparison) -> Iterator[str]:
+    """At the largest rank count: each way against global shuffling."""
+    last = (found.rows[-1].ranks, found.rows[-1].nodes)
+    rows = [row for row in found.rows if (row.ranks, row.nodes) == last]
+    if not any(row.is_reference for row in rows):
+        yield f"{found.label}, {place_text(*last)}: global shuffling did not run: there is nothing to compare with."
+        return
+    told = []
+    for row in rows:
+        if row.factor is not None and not row.is_reference:
+            value = "" if row.final is None else f", last value {figure_text(row.final)}"
+            told.append(f"{times_text(row.factor)} the time of one with {way_text(row)}{value}")
+    if told:
+        yield (f"{found.label}, {place_text(*last)}: an epoch with global shuffling takes {'; '.join(told)}.")

@@ -1,0 +1,1 @@
+"""What storage gives to readers without training, beside what accelerators need of it (`dlbench io`)."""

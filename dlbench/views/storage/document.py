@@ -1,0 +1,240 @@
+"""What `dlbench io` prints: what readers give, what an accelerator needs, and how many can be fed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import dlbench
+from dlbench.report.document import Document, Section
+from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.wording import basis_text, percent, ranks_text
+from dlbench.stats.estimates import MIN_RUNS, Estimate
+from dlbench.units import format_number
+from dlbench.views.storage.numbers import Fed, Io, Limit, Need, Supply
+
+LIMIT_TITLES: dict[Limit, str] = {"fetch": "fetching", "prepare": "preparing"}
+_MB = 1e6
+MAX_SIZE_FACTOR = 1.5
+"""By so much samples may be larger or smaller than the published ones without a word."""
+_NOT_MEASURED = "not measured"
+
+GIVES_CAPTION = (
+    "Samples read and prepared per second without training, all ranks together; medians over repeats. Fetching: "
+    "getting the stored bytes (storage); preparing: decoding and augmenting (CPU); shares of the readers' time."
+)
+FED_CAPTION = (
+    "Rate of these readers over what one accelerator needs, in samples per second. By fetching alone: the rate that "
+    "the file system (cold) or the page cache (warm) would give to as many readers if preparing took no time."
+)
+
+FedRow = tuple[Need, Fed]
+
+
+def io_document(found: Io) -> Document:
+    """The answer for every format; its data is `found`."""
+    has_figures = any(one.samples_per_s is not None for one in found.supplies)
+    sections = [
+        Section(
+            id="gives",
+            title="What the readers give",
+            words=tuple(_gives(found)),
+            brief=tuple(_gives(found)),
+            sheets=(_gives_sheet(found.supplies),),
+        )
+    ]
+    if found.needs:
+        sections.append(
+            Section(
+                id="needs",
+                title="What an accelerator needs",
+                words=tuple(_needs(found)),
+                brief=tuple(_needs(found)),
+                sheets=(_needs_sheet(found.needs), *((_fed_sheet(found.needs),) if has_figures else ())),
+            )
+        )
+    return Document(
+        title=f"dlbench io: {found.workload} ({found.preset}), {found.kind}, {found.num_samples:,} samples",
+        dlbench_version=dlbench.__version__,
+        sections=tuple(sections),
+        data=found,
+    )
+
+
+def _megabytes(figure: Estimate | None) -> Estimate | None:
+    return None if figure is None else figure.scaled(1 / _MB, "MB/s")
+
+
+def _gives_sheet(supplies: Sequence[Supply]) -> Sheet[Supply]:
+    columns: tuple[Column[Supply], ...] = (
+        Column("cache", "Page cache", lambda one: one.cache, is_brief=True),
+        Column("ranks", "Ranks", lambda one: one.ranks, is_brief=True),
+        Column("samples_per_s", "Samples/s", lambda one: one.samples_per_s, _or_not, has_interval=True, is_brief=True),
+        Column("mb_per_s", "MB/s", lambda one: _megabytes(one.bytes_per_s), has_interval=True, is_brief=True),
+        Column("fetch_share", "Fetching", lambda one: one.fetch_share, has_interval=True, is_brief=True),
+        Column("prepare_share", "Preparing", lambda one: one.prepare_share, has_interval=True, is_brief=True),
+        Column("storage_share", "From storage", lambda one: one.storage_share, _storage, is_brief=True),
+        Column("loader_workers", "Readers per rank", lambda one: one.loader_workers),
+        Column("prefetch_batches", "", lambda one: one.prefetch_batches),
+        Column("limit", "", lambda one: one.limit),
+        Column("cache_told", "", lambda one: one.told),
+    )
+    return Sheet(
+        name="io-gives",
+        title="What the readers give",
+        columns=columns,
+        rows=supplies,
+        caption=GIVES_CAPTION,
+        in_terminal=True,
+    )
+
+
+def _or_not(one: Supply) -> Estimate | Cell:
+    return one.samples_per_s or Cell(_NOT_MEASURED)
+
+
+def _storage(one: Supply) -> Cell | None:
+    if one.samples_per_s is None:
+        return None
+    if one.storage_share is None:
+        return Cell("not counted")
+    return Cell(percent(min(1.0, one.storage_share), 0), number=one.storage_share)
+
+
+def _gives(found: Io) -> Iterator[str]:
+    yield f"Read from {found.source}."
+    for one in found.supplies:
+        if not one.in_force:
+            yield f"{one.cache.capitalize()} at {ranks_text(one.ranks)}: {_NOT_MEASURED}: {one.told}."
+    known = [one for one in found.supplies if one.samples_per_s is not None]
+    if known:
+        last = known[-1]
+        assert last.samples_per_s is not None
+        workers = _readers(last.loader_workers)
+        few = "" if last.samples_per_s.n >= MIN_RUNS else f"; --repeats {MIN_RUNS} gives an interval of 95 %"
+        yield (
+            f"{workers}, on {found.host}; in brackets: {basis_text(last.samples_per_s, 'repeat')}{few}. "
+            f"Samples of {last.sample_bytes or 0:,.0f} bytes on average."
+        )
+    yield from (f"{text}." for text in dict.fromkeys(text.rstrip(".") for one in known for text in one.warnings))
+
+
+def _readers(workers: int) -> str:
+    """What reads in each rank."""
+    if not workers:
+        return "Each rank reads by itself (data.loader_workers 0)"
+    return f"Each rank has {workers} reader process{'es' * (workers > 1)} (data.loader_workers)"
+
+
+def _needs_sheet(needs: Sequence[Need]) -> Sheet[Need]:
+    columns: tuple[Column[Need], ...] = (
+        Column("accelerator", "One", lambda need: need.demand.accelerator, is_brief=True),
+        Column("samples_per_s", "Samples/s", lambda need: need.demand.samples_per_s, unit="samples/s", is_brief=True),
+        Column(
+            "published_mb_per_s",
+            "MB/s, published set",
+            lambda need: None if need.demand.bytes_per_s is None else need.demand.bytes_per_s / _MB,
+            _rate_of(lambda need: need.demand.bytes_per_s),
+            is_brief=True,
+        ),
+        Column(
+            "mb_per_s",
+            "MB/s, this set",
+            lambda need: None if need.bytes_per_s is None else need.bytes_per_s / _MB,
+            _rate_of(lambda need: need.bytes_per_s),
+            is_brief=True,
+        ),
+        Column("source", "Source", lambda need: need.demand.source),
+    )
+    return Sheet(name="io-needs", title="What one accelerator needs", columns=columns, rows=needs, in_terminal=True)
+
+
+def _rate_of(value: Callable[[Need], float | None]) -> Callable[[Need], Cell | None]:
+    """Bytes per second as MB/s."""
+
+    def cell(need: Need) -> Cell | None:
+        rate = value(need)
+        return None if rate is None else Cell(format_number(rate / _MB, 3), number=rate)
+
+    return cell
+
+
+def _fed_sheet(needs: Sequence[Need]) -> Sheet[FedRow]:
+    columns: tuple[Column[FedRow], ...] = (
+        Column("accelerator", "Feeds", lambda row: row[0].demand.accelerator, is_brief=True),
+        Column("ranks", "Ranks", lambda row: row[1].ranks, is_brief=True),
+        Column("cache", "Page cache", lambda row: row[1].cache, is_brief=True),
+        Column("accelerators", "How many", lambda row: row[1].accelerators, _many, has_interval=True, is_brief=True),
+        Column("limit", "Limited by", lambda row: row[1].limit, lambda row: LIMIT_TITLES[row[1].limit], is_brief=True),
+        Column(
+            "by_fetching",
+            "By fetching alone",
+            lambda row: row[1].by_fetching,
+            lambda row: None if row[1].by_fetching is None else _count(row[1].by_fetching),
+            has_interval=True,
+            is_brief=True,
+        ),
+    )
+    return Sheet(
+        name="io-feeds",
+        title="How many accelerators can be fed",
+        columns=columns,
+        rows=[(need, fed) for need in needs for fed in need.fed],
+        caption=FED_CAPTION,
+        in_terminal=True,
+    )
+
+
+def _many(row: FedRow) -> Cell:
+    return _count(row[1].accelerators)
+
+
+def _count(figure: Estimate) -> Cell:
+    """Whole accelerators, and the figure itself where it is small."""
+    value = figure.value
+    ends = ""
+    if figure.low is not None and figure.high is not None:
+        ends = f"[{format_number(figure.low, 2)}, {format_number(figure.high, 2)}]"
+    if value < 1:
+        text = f"{format_number(value, 2)} of one"
+    else:
+        text = f"{math.floor(value)} ({format_number(value, 2)})" if value < 100 else f"{math.floor(value):,}"
+    return Cell(text, ends, number=value)
+
+
+def _needs(found: Io) -> Iterator[str]:
+    """How many can be fed, of the first accelerator at the largest rank count."""
+    for need in found.needs:
+        for fed in need.fed[-2:]:
+            yield _feeds(need, fed)
+    for need in found.needs:
+        yield f"{need.demand.accelerator}: {need.demand.source}."
+    yield from _sizes(found)
+    if found.preset != "full" and any(need.demand.sample_bytes is not None for need in found.needs):
+        yield (
+            f"The published figures are of the full workload; preset {found.preset} trains something smaller: its own "
+            "rate is that of a run with --data synthetic (--like RUN)."
+        )
+
+
+def _sizes(found: Io) -> Iterator[str]:
+    """That samples here are of another size than those of the published figures."""
+    here = next((one.sample_bytes for one in found.supplies if one.sample_bytes is not None), None)
+    there = next((need.demand.sample_bytes for need in found.needs if need.demand.sample_bytes is not None), None)
+    if here is not None and there is not None and not 1 / MAX_SIZE_FACTOR <= here / there <= MAX_SIZE_FACTOR:
+        yield (
+            f"Samples here are {format_number(here / there, 2)} times as large as those of the published figures: the "
+            "counts hold for this data set alone."
+        )
+
+
+def _feeds(need: Need, fed: Fed) -> str:
+    count = math.floor(fed.accelerators.value)
+    name = need.demand.accelerator
+    state = f"{fed.cache.capitalize()} at {ranks_text(fed.ranks)}"
+    what = f"{count:,} x {name}" if count else f"less than one {name} ({percent(fed.accelerators.value, 0)} of it)"
+    alone = ""
+    if fed.by_fetching is not None and (fed.cache == "cold" or fed.limit == "prepare"):
+        source = "the file system alone" if fed.cache == "cold" else "the page cache alone"
+        alone = f"; {source} would feed {_count(fed.by_fetching).text}"
+    return f"{state}: these readers feed {what}; {LIMIT_TITLES[fed.limit]} limits them{alone}."

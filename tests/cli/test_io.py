@@ -1,0 +1,246 @@
+"""`dlbench io` with a program at its boundary that answers as the readers would, and wrong input in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dlbench.cli import cli
+from dlbench.cli.ending import ending_of
+from dlbench.costs.storage_demand import PUBLISHED
+from dlbench.errors import EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
+from dlbench.jobs import reader_rate
+from tests.support.data_path_factory import data_story, reading_result
+from tests.support.paths import GOLDEN
+from tests.support.run_factory import constant, plans, write_run
+
+ANSWER = """
+import json, sys
+order = json.load(sys.stdin)
+cold = order["data"]["cache"] == "cold"
+fetch, prepare = (3.0, 1.0) if cold else (0.5, 1.5)
+rate = (200.0 if cold else 400.0) * order["processes"]
+def repeat(factor):
+    samples = round(rate * factor * 5)
+    return {"cached_share": 0.0 if cold else 1.0, "cache_in_force": IN_FORCE, "processes": [], "together": {
+        "samples": samples, "seconds": 5.0, "samples_per_s": rate * factor, "raw_bytes": samples * 100000,
+        "bytes_per_s": rate * factor * 100000, "tier_bytes": {"shared": samples * 100000},
+        "storage_bytes": samples * 100000 if cold else 0, "fetch_s": fetch * order["processes"],
+        "prepare_s": prepare * order["processes"], "passes": 1.0, "is_short": False}}
+print(json.dumps({"format": "dlbench.reading-rate", "kind": "jpeg-tree", "num_samples": 4096, "set_bytes": 1,
+    "processes": order["processes"], "cores_per_process": 1, "batch": order["batch"], "seconds": order["seconds"],
+    "loader_workers": 1, "prefetch_batches": 2, "trials": [], "cache": order["data"]["cache"],
+    "cache_told": "by the book" if IN_FORCE else "no right to drop it", "cache_in_force": IN_FORCE, "warnings": [],
+    "repeats": [repeat(1 + k / 100) for k in range(order["repeats"])]}))
+"""
+
+Answering = Callable[[str], None]
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answering:
+    """Puts a program where the readers are: its text, in Python."""
+
+    def answering(text: str) -> None:
+        program = tmp_path / "readers.py"
+        program.write_text(text, encoding="utf-8")
+        command = [sys.executable, "-P", "-m", "dlbench.supervisor", sys.executable, str(program)]
+        monkeypatch.setattr(reader_rate, "reader_command", lambda python: command)
+
+    return answering
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder; the program that answers does not look at it."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    return folder
+
+
+def io(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["io", *map(str, words)])
+
+
+def refused(*words: object) -> str:
+    """What a wrong request is answered with."""
+    result = io(*words)
+    assert result.exception is not None
+    ending = ending_of(result.exception)
+    assert ending.code == ExitCode.USAGE
+    assert "\n" not in ending.line
+    return ending.line
+
+
+def test_what_readers_give_and_how_many_accelerators_that_feeds(
+    answering: Answering, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(f"IN_FORCE = True\n{ANSWER}")
+    monkeypatch.setattr("socket.gethostname", lambda: "n0")
+    monkeypatch.chdir(data.parent)
+    result = io("resnet50", "--data", "pictures", "--ranks", "1,4", "--repeats", 5)
+    assert result.exit_code == 0
+    # Nobody cuts a path, however long it is.
+    text = re.sub(r"Read from\s\S+\n", "Read from FOLDER.\n", result.stdout)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text == (GOLDEN / "io-readers.txt").read_text(encoding="utf-8")
+
+
+def test_counts_are_rates_over_demands(answering: Answering, data: Path) -> None:
+    answering(f"IN_FORCE = True\n{ANSWER}")
+    found = json.loads(io("resnet50", "--data", data, "--repeats", 5, "--json").stdout)
+    assert (found["format"], found["version"]) == ("dlbench.io", 1)
+    supplies = {one["cache"]: one for one in found["supplies"]}
+    assert supplies["cold"]["samples_per_s"]["value"] == pytest.approx(204)
+    assert supplies["cold"]["limit"] == "fetch"
+    assert supplies["warm"]["limit"] == "prepare"
+    assert supplies["cold"]["fetch_share"]["value"] + supplies["cold"]["prepare_share"]["value"] == pytest.approx(1)
+    # One reader fetched 1,020 samples in 3 s.
+    assert supplies["cold"]["fetch_samples_per_s"]["value"] == pytest.approx(340)
+    h100 = found["needs"][0]
+    assert h100["demand"]["accelerator"] == "H100"
+    fed = {one["cache"]: one for one in h100["fed"]}
+    assert fed["cold"]["accelerators"]["value"] == pytest.approx(204 / (400 / 0.224))
+    assert fed["cold"]["by_fetching"]["value"] == pytest.approx(340 / (400 / 0.224))
+
+
+def test_published_demands_are_those_of_mlperf_storage() -> None:
+    found = {(family, one.accelerator): one.bytes_per_s for family, demands in PUBLISHED.items() for one in demands}
+    expected = {
+        ("resnet", "H100"): 205e6,
+        ("resnet", "A100"): 105e6,
+        ("cosmoflow", "H100"): 808e6,
+        ("cosmoflow", "A100"): 513e6,
+        ("cosmoflow", "V100"): 302e6,
+        ("bert", "V100"): 0.124e6,
+    }
+    assert found == pytest.approx(expected, rel=0.005)
+
+
+def test_a_cache_that_was_not_emptied_gives_no_figure_and_says_why(answering: Answering, data: Path) -> None:
+    answering(f"IN_FORCE = False\n{ANSWER}")
+    result = io("resnet50", "--data", data)
+    assert result.exit_code == 0
+    assert "Cold at 1 rank: not measured: no right to drop it." in result.stdout
+    assert "How many" not in result.stdout
+
+
+def test_the_demand_of_a_rate_and_of_a_run(answering: Answering, data: Path, tmp_path: Path) -> None:
+    answering(f"IN_FORCE = True\n{ANSWER}")
+    found = json.loads(io("resnet50", "--data", data, "--rate", 102, "--repeats", 5, "--json").stdout)
+    assert found["needs"][0]["fed"][0]["accelerators"]["value"] == pytest.approx(2)
+    (plan,) = plans(workload="resnet50", preset="ci", points=(1,), repeats=1)
+    folder = write_run(tmp_path / "runs", plan, constant([0.0, 0.0, 30.0, 60.0, 0.0, 10.0]))
+    found = json.loads(io("resnet50", "--data", data, "--like", folder.path, "--json").stdout)
+    assert found["needs"][0]["demand"]["samples_per_s"] == pytest.approx(plan.workload.train.batch_per_rank / 0.1)
+    assert plan.run_id in found["needs"][0]["demand"]["source"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (2, UserError),
+        (3, RunError),
+        (4, IncompleteDataError),
+        (5, EnvironmentLacksError),
+        (70, RunError),
+    ],
+)
+def test_errors_of_the_readers_are_those_of_the_command(
+    answering: Answering, data: Path, code: int, kind: type[Exception]
+) -> None:
+    answering(f"import sys\nprint('noise')\nprint('dlbench: error: a.jpeg: torn', file=sys.stderr)\nsys.exit({code})")
+    found = io("resnet50", "--data", data).exception
+    assert type(found) is kind
+    assert str(found) == "a.jpeg: torn"
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("", "answered nothing that can be read"),
+        ("print('[]')", "answered nothing that can be read"),
+        ("print('{}')", "answered nothing that can be read: format"),
+        ("raise SystemExit(9)", "ended with 9"),
+        ("import os\nos.kill(os.getpid(), 9)", "ended by signal SIGKILL"),
+    ],
+)
+def test_readers_that_die_or_talk_nonsense_are_one_line(
+    answering: Answering, data: Path, program: str, words: str
+) -> None:
+    answering(program)
+    found = io("resnet50", "--data", data).exception
+    assert isinstance(found, RunError)
+    assert words in str(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["resnet50"], "give --data PATH"),
+        (["resnet50", "--data", "/nope"], "--data /nope: no such file"),
+        (["resnet50", "--data", "/", "--rate", "0"], "--rate 0.0: must be a number above zero"),
+        (["resnet50", "--data", "/", "--rate", "nan"], "--rate nan: must be a number above zero"),
+        (["resnet50", "--data", "/", "--seconds", "1e9"], "--seconds 1e+09: must be at most"),
+        (["resnet50", "--data", "/", "--repeats", "0"], "--repeats 0: must be from 1"),
+        (["resnet50", "--data", "/", "--ranks", "0"], "--ranks '0': must be 1 or more"),
+        (["resnet50", "--data", "/", "--like", "/nope"], "--like /nope: no such folder"),
+        (["resnet50", "--data", "/", "--like", "/", "--rate", "5"], "--like and --rate exclude each other"),
+        (["resnet50", "--data", "/", "--series", "a"], "--series: trains, and needs --tiers"),
+        (["resnet50", "--data", "/", "--out", "a"], "--out: trains, and needs --tiers"),
+        (["resnet50", "--data", "/", "--tiers", "--seconds", "5"], "--seconds: is of the readers alone"),
+        (["resnet50", "--data", "/", "--set", "data.cache=cold"], "--set data.cache: io reads with"),
+        (["resnet50", "--tiers"], "--tiers: synthetic data is read from nowhere"),
+        (["nope", "--data", "/"], "unknown workload"),
+    ],
+)
+def test_wrong_requests_are_one_line(words: list[str], answer: str) -> None:
+    assert answer in refused(*words)
+
+
+def test_a_run_of_another_workload_or_without_figures_is_no_measure(data: Path, tmp_path: Path) -> None:
+    (plan,) = plans(workload="cosmoflow", preset="ci", points=(1,), repeats=1)
+    folder = write_run(tmp_path / "runs", plan, constant([0.0, 0.0, 30.0, 60.0, 0.0, 10.0]), data_story())
+    assert "is a run of cosmoflow, not of resnet50" in refused("resnet50", "--data", data, "--like", folder.path)
+    folder.record.unlink()
+    assert "has no figures" in refused("cosmoflow", "--data", data, "--like", folder.path)
+
+
+def test_what_would_be_read_is_shown_and_nothing_is_made(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data)
+    result = io("resnet50", "--preset", "ci", "--data", data, "--dry-run")
+    assert result.exit_code == 0
+    orders = [json.loads(line[2:]) for line in result.stdout.splitlines() if line.startswith("# {")]
+    assert [order["data"]["cache"] for order in orders] == ["cold", "warm"]
+    assert {order["data"]["source"] for order in orders} == {str(data)}
+    result = io("resnet50", "--preset", "ci", "--data", data, "--tiers", "--repeats", 1, "--dry-run")
+    assert [word in result.stdout for word in ("cached-input", "synthetic-input")] == [True, True]
+    assert list(data.iterdir()) == []
+
+
+def test_the_series_of_tiers_is_told_at_its_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs themselves are made; what starts them is at the boundary."""
+
+    def run_all(made: list[Any], out: Path, following: str, **more: object) -> ExitCode:
+        waits = {"plain": 70.0, "cached-input": 20.0, "synthetic-input": 0.0}
+        for plan in made:
+            told = reading_result() if plan.series.variant != "synthetic-input" else None
+            wait = waits[plan.series.variant]
+            write_run(out, plan, constant([wait, 0.0, 30.0, 60.0, 0.0, 10.0]), data_story(reading=told))
+        return ExitCode.OK
+
+    monkeypatch.setattr("dlbench.cli.run.run_all", run_all)
+    monkeypatch.setattr("dlbench.cli.options.require_engines", lambda plans: None)
+    words = ("resnet50", "--preset", "ci", "--data", data, "--tiers", "--repeats", 2, "--out", tmp_path / "runs")
+    result = io(*words, "--engine", "ddp")
+    assert result.exit_code == 0, result.exception
+    assert "fetch stall (storage)     50 ms [50, 50]" in result.stdout
+    (point,) = json.loads(io(*words, "--engine", "ddp", "--series", "again", "--json").stdout)["points"]
+    assert [part["seconds"]["value"] for part in point["parts"]] == pytest.approx([0.1, 0.02, 0.05])

@@ -1,0 +1,304 @@
+"""One rank of a node lists a data set: the others get the same index or its failure, and never list the folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from dlbench.datasets.images.jpeg_tree import JpegTree, index_jpeg_tree
+from dlbench.datasets.images.packing import PackRecipe
+from dlbench.datasets.making.production import produce
+from dlbench.datasets.packed_index import packed, unpacked
+from dlbench.datasets.text.corpus import read_corpus, save_corpus
+from dlbench.datasets.text.vocabulary import load_vocabulary
+from dlbench.errors import EnvironmentLacksError, ExitCode, PeerLostError, UserError
+from dlbench.node.data import one_lister
+from dlbench.node.data.one_lister import Lister
+from dlbench.node.data.source import build_evaluation, build_source
+from dlbench.node.failures import failure_of
+from dlbench.node.local_sockets import socket_address
+from dlbench.specs.workload import CosmoFlowModel, DataSpec, DensityData, ImageData, ModelSpec, ResNetModel
+from tests.datasets.test_text import BERT, sentences, text_spec
+from tests.support.jpeg_files import write_tree
+from tests.support.paths import ROOT
+from tests.support.volumes import write_volumes
+
+RESNET = ResNetModel(family="resnet", image_size=32, num_classes=3, stage_blocks=(1, 1, 1, 1), base_width=8)
+COSMOFLOW = CosmoFlowModel(family="cosmoflow", input_size=32, conv_channels=(4, 4), dense_sizes=(8,))
+NAMES = itertools.count()
+
+
+def listers(size: int, timeout_s: float = 60.0) -> list[Lister]:
+    name = f"test {os.getpid()} {next(NAMES)}"
+    return [
+        Lister(name=name, first_rank=4, local_rank=rank, local_size=size, timeout_s=timeout_s) for rank in range(size)
+    ]
+
+
+def on_ranks(calls: list[Callable[[], Any]]) -> list[Any]:
+    """What each call returns or raises, all at once, each in a thread."""
+
+    def called(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(called, calls))
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each thread listed a folder or opened a file by its name."""
+    found: Counter[str] = Counter()
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*arguments: Any, **options: Any) -> Any:
+            found[threading.current_thread().name] += 1
+            return call(*arguments, **options)
+
+        return count
+
+    for name in ("scandir", "listdir", "open"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    return found
+
+
+def data_of(kind: str, folder: Path) -> tuple[ModelSpec, DataSpec]:
+    """A set with both splits."""
+    for split, num in (("train", 12), ("validation", 6)):
+        below = folder / split
+        if kind in ("tree", "tar"):
+            write_tree(below)
+        elif kind == "density":
+            write_volumes(below, num, seed=num)
+        else:
+            below.mkdir(parents=True)
+            (below / "a.txt").write_text(sentences(4 * num))
+    if kind == "tar":
+        produce(PackRecipe(train=folder / "train", validation=folder / "validation"), folder / "tar")
+        for index in (folder / "tar").rglob("index.npz"):
+            index.unlink()
+    if kind == "saved corpus":
+        for split in ("train", "validation"):
+            save_corpus(read_corpus(folder / split, load_vocabulary("english-4096")), folder / "saved" / split)
+    source = str(folder / {"tar": "tar", "saved corpus": "saved"}.get(kind, ""))
+    if kind in ("tree", "tar"):
+        return RESNET, ImageData(format="images", source=source)
+    if kind == "density":
+        return COSMOFLOW, DensityData(format="density", source=source)
+    return BERT, text_spec(source)
+
+
+def batches(source: Iterator[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+    return list(itertools.islice(source, 2))
+
+
+@pytest.mark.parametrize("kind", ["tree", "tar", "density", "text", "saved corpus"])
+def test_one_rank_lists_and_all_read_the_same(kind: str, tmp_path: Path, looked: Counter[str]) -> None:
+    if kind == "density":
+        pytest.importorskip("h5py")
+    model, data = data_of(kind, tmp_path)
+    alone = build_source(model, data, batch_size=2, rank=1, world_size=3, seed=3)
+    evaluated_alone = build_evaluation(model, data, max_samples=None, batch_size=2, rank=1, world_size=3, seed=3)
+    training, evaluation = listers(3), listers(3)
+    looked.clear()
+
+    def opened(rank: int) -> Any:
+        threading.current_thread().name = f"rank {rank}"
+        about: dict[str, Any] = {"batch_size": 2, "rank": rank, "world_size": 3, "seed": 3}
+        source = build_source(model, data, lister=training[rank], **about)
+        return source, build_evaluation(model, data, max_samples=None, lister=evaluation[rank], **about)
+
+    ranks = on_ranks([lambda rank=rank: opened(rank) for rank in range(3)])
+    # A saved corpus is mapped by every rank: its three arrays and corpus.json, for each of the two splits.
+    mapped = 8 if kind == "saved corpus" else 0
+    assert looked["rank 1"] == looked["rank 2"] == mapped
+    assert looked["rank 0"] > mapped
+    source, evaluated = ranks[1]
+    assert source.describe() == alone.describe()
+    assert all(
+        torch.equal(one[key], other[key])
+        for one, other in zip(
+            [*batches(source), *evaluated.batches()], [*batches(alone), *evaluated_alone.batches()], strict=True
+        )
+        for key in one
+    )
+    for one in (alone, evaluated_alone, *itertools.chain(*ranks)):
+        one.close()
+
+
+def test_failures_are_of_the_rank_that_lists(tmp_path: Path) -> None:
+    data = ImageData(format="images", source=str(tmp_path / "nowhere"))
+    ranks = [
+        lambda lister=lister: build_source(RESNET, data, batch_size=2, rank=0, world_size=3, seed=3, lister=lister)
+        for lister in listers(3)
+    ]
+    first, *others = on_ranks(ranks)
+    assert isinstance(first, UserError)
+    assert "no such folder" in str(first)
+    assert failure_of(first).kind == "own"
+    for other in others:
+        failure = failure_of(other)
+        assert (failure.kind, failure.exit_code) == ("peer", ExitCode.USAGE)
+        assert "nowhere" not in failure.reason, "told once, by the first"
+        assert failure.reason.startswith("rank 4, which opens the data set for the ranks of this node, could not")
+
+
+def test_exit_codes_are_handed_on() -> None:
+    def lacks() -> int:
+        raise EnvironmentLacksError("google-crc32c is not installed")
+
+    found = on_ranks([lambda lister=lister: lister.index(lacks, ()) for lister in listers(2)])
+    assert [failure_of(error).exit_code for error in found] == [ExitCode.ENVIRONMENT] * 2
+
+
+def test_ranks_may_come_in_any_order_and_ask_often() -> None:
+    def asking(lister: Lister, pauses: tuple[float, ...]) -> list[int]:
+        found = []
+        for number, pause in enumerate(pauses):
+            time.sleep(pause)
+            found.append(lister.index(lambda number=number: number, ()))
+        return found
+
+    first, second, third = listers(3)
+    pauses = ((0.3, 0.0, 0.0), (0.0, 0.0, 0.3), (0.1, 0.0, 0.0))
+    calls = [lambda one=one, p=p: asking(one, p) for one, p in zip((first, second, third), pauses, strict=True)]
+    assert on_ranks(calls) == [[0, 1, 2]] * 3
+
+
+def test_nobody_is_waited_for_without_end() -> None:
+    (first, *_), (_, second, _) = listers(3, 0.2), listers(3, 0.2)
+    missed, late = on_ranks([lambda: first.index(lambda: 1, ()), lambda: second.index(lambda: 1, ())])
+    assert isinstance(missed, PeerLostError)
+    assert "rank 5, 6 did not ask for the index of the data set within" in str(missed)
+    assert isinstance(late, PeerLostError)
+    assert "rank 4, which opens the data set" in str(late)
+
+
+def test_a_rank_that_dies_while_it_lists_is_told_at_once() -> None:
+    name = f"dying {os.getpid()}"
+    about = f"name={name!r}, first_rank=4, local_size=2, timeout_s=60"
+    code = (
+        "import os, time\nfrom dlbench.node.data.one_lister import Lister\n"
+        f"Lister({about}, local_rank=0).index(lambda: (time.sleep(1.0), os._exit(9)), ())"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT):
+        began = time.monotonic()
+        with pytest.raises(PeerLostError, match="rank 4 ended while it opened the data set for this node"):
+            Lister(name=name, first_rank=4, local_rank=1, local_size=2, timeout_s=60).index(lambda: 1, ())
+        assert time.monotonic() - began < 50
+
+
+def test_other_users_get_and_give_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_lister, "is_own_user", lambda _connection: False)
+    first, second = listers(2, 0.5)
+    given, got = on_ranks([lambda: first.index(lambda: 1, ()), lambda: second.index(lambda: 1, ())])
+    assert isinstance(given, PeerLostError), "nobody was given anything"
+    assert "another user of this machine listens under the name" in str(got)
+
+
+def indexes_open() -> list[str]:
+    """Descriptors and maps of handed out indexes that this process has."""
+    found = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # of the listing itself
+            found.append(str(descriptor.readlink()))
+    return [line for line in found if "memfd:dlbench-index" in line]
+
+
+def test_nothing_stays_and_nobody_can_change_it() -> None:
+    ranks = listers(2)
+    one, other = on_ranks([lambda lister=lister: lister.index(lambda: np.arange(1000), ()) for lister in ranks])
+    assert (one == other).all()
+    assert not one.flags.writeable
+    assert not other.flags.writeable
+    assert indexes_open()
+    with pytest.raises(ValueError, match="read-only"):
+        other[0] = 1
+    name = f"index {ranks[0]._name} 1"
+    assert socket_address(name)[1:].decode() not in Path("/proc/net/unix").read_text(encoding="utf-8")
+    del one, other
+    gc.collect()
+    assert not indexes_open()
+
+
+# The form
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(one, other, equal_nan=True)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+        return type(one) is type(other) and all(
+            same(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one)
+        )
+    return type(one) is type(other) and bool(one == other)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    text: str
+    array: np.ndarray
+
+
+NUMBERS = arrays.arrays(
+    st.sampled_from(["<i4", "<i8", "<u2", "<f4", "?"]), arrays.array_shapes(min_dims=1, max_dims=3, min_side=0)
+)
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.binary(), NUMBERS)
+LEAVES |= st.binary(min_size=1).map(lambda name: Path(os.fsdecode(name.replace(b"\0", b"/"))))
+LEAVES |= st.builds(Inner, st.text(), NUMBERS)
+
+
+@given(value=st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=4).map(tuple), max_leaves=6))
+def test_what_is_packed_is_unpacked(value: Any) -> None:
+    data = b"".join(packed(value))
+    assert same(value, unpacked(memoryview(data), (Inner,)))
+
+
+def test_odd_names_of_files_survive(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "t")
+    (tree / "class 0" / os.fsdecode(b"\xff\xfe\x1b[2J.jpg")).write_bytes(b"x")
+    found = index_jpeg_tree(tree)
+    assert same(found, unpacked(memoryview(b"".join(packed(found))), (JpegTree,)))
+
+
+@given(cut=st.integers(0, 400), flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), max_size=3))
+def test_what_is_damaged_is_refused_or_another_value(cut: int, flips: list[tuple[int, int]]) -> None:
+    data = bytearray(b"".join(packed((Inner("a", np.arange(20)), b"xyz", Path("/a")))))
+    for place, bits in flips:
+        data[place % len(data)] ^= bits
+    with suppress(ValueError):
+        unpacked(memoryview(bytes(data[: len(data) - cut])), (Inner,))
+
+
+def test_only_what_is_expected_is_built() -> None:
+    data = memoryview(b"".join(packed(Inner("a", np.arange(2)))))
+    with pytest.raises(ValueError, match="not a packed index"):
+        unpacked(data, (JpegTree,))
+    with pytest.raises(TypeError, match="object is not of an index"):
+        list(packed(object()))
+    with pytest.raises(TypeError, match="is not of an index"):
+        list(packed(np.array([object()])))

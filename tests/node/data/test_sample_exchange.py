@@ -1,0 +1,285 @@
+"""The exchange of partial shuffling: ranks are threads here, with stores and sockets of their own."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlbench.datasets.shuffling.ownership import Ownership
+from dlbench.datasets.staging.store import SampleStore
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError
+from dlbench.node.data.reader import NotArrivedError
+from dlbench.node.data.shuffling import exchange as exchange_module
+from dlbench.node.data.shuffling.awaiting import AwaitingReader, lost_mark
+from dlbench.node.data.shuffling.connections import SECRET_BYTES
+from dlbench.node.data.shuffling.exchange import SampleExchange
+from dlbench.node.data.shuffling.order import HeldOrder
+from tests.support.sample_readers import NumberReader, StoreReader, number_bytes
+
+LIMIT_S = 20.0
+
+
+class Ranks:
+    """The exchanges of all ranks, met."""
+
+    def __init__(self, folder: Path, ownership: Ownership, *, batch_size: int = 2, first_epoch: int = 0) -> None:
+        self.ownership, self.first_epoch = ownership, first_epoch
+        ranks = range(ownership.ranks)
+        self.orders = [HeldOrder(ownership, batch_size=batch_size, rank=rank) for rank in ranks]
+        self.stores = [SampleStore(folder / str(rank)) for rank in ranks]
+        for rank in ranks:
+            for index in ownership.part(first_epoch, rank):
+                self.stores[rank].put(int(index), number_bytes(int(index)))
+        self.all = [
+            SampleExchange(
+                ownership,
+                rank,
+                self.stores[rank],
+                batches_per_epoch=self.orders[rank].batches_per_epoch,
+                address="127.0.0.1",
+                first_epoch=first_epoch,
+            )
+            for rank in ranks
+        ]
+        self.addresses: list[Any] = [None] * ownership.ranks
+        meeting = threading.Barrier(ownership.ranks)
+
+        def gather_of(rank: int) -> Callable[[Any], list[Any]]:
+            def gather(value: Any) -> list[Any]:
+                self.addresses[rank] = value
+                meeting.wait(LIMIT_S)
+                return list(self.addresses)
+
+            return gather
+
+        with ThreadPoolExecutor(ownership.ranks) as pool:
+            list(pool.map(lambda rank: self.all[rank].meet(gather_of(rank)), ranks))
+
+    @property
+    def secret(self) -> bytes:
+        return str(self.addresses[0][2]).encode()
+
+    def train(self, rank: int, epochs: int, pause_s: float = 0.0) -> None:
+        """Reads some epochs as a training does that reads each batch when it needs it."""
+        order, exchange = self.orders[rank], self.all[rank]
+        reader = AwaitingReader(StoreReader(self.stores[rank]), self.stores[rank], patience_s=LIMIT_S)
+        for epoch in range(self.first_epoch, self.first_epoch + epochs):
+            mine = order.epoch(epoch).tolist()
+            for number in range(order.batches_per_epoch):
+                exchange.require_well()
+                exchange.dealt(epoch, number + 1)
+                for index in mine[number * 2 : number * 2 + 2]:
+                    assert reader.fetch(index).data == number_bytes(index)
+                if number + 1 == order.batches_per_epoch:
+                    exchange.consumed(epoch + 1)
+                time.sleep(pause_s)
+
+    def close(self) -> None:
+        for exchange in self.all:
+            exchange.close()
+
+
+@contextmanager
+def met(folder: Path, ownership: Ownership, **options: int) -> Iterator[Ranks]:
+    ranks = Ranks(folder, ownership, **options)
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "sample exchange"]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "ranks", "share", "first_epoch"),
+    [(40, 2, 0.3, 0), (47, 3, 1.0, 2), (61, 5, 0.5, 0), (90, 2, 1.0, 0)],
+)
+def test_after_some_epochs_each_store_holds_what_its_rank_owns(
+    tmp_path: Path, num_samples: int, ranks: int, share: float, first_epoch: int
+) -> None:
+    ownership = Ownership(num_samples, ranks, seed=7, partition="contiguous", share=share)
+    epochs = 4
+    with met(tmp_path, ownership, first_epoch=first_epoch) as group:
+        with ThreadPoolExecutor(ranks) as pool:
+            # Ranks that are unlike fast, as without an exchange of gradients.
+            list(pool.map(lambda rank: group.train(rank, epochs, pause_s=0.001 * rank), range(ranks)))
+        last = first_epoch + epochs
+        owned = [set(ownership.part(last, rank).tolist()) for rank in range(ranks)]
+        # What would come back at once is not deleted before.
+        back = [set(ownership.exchange(last, rank).awaited.tolist()) for rank in range(ranks)]
+        wanted = [here - returning for here, returning in zip(owned, back, strict=True)]
+
+        def held() -> list[set[int]]:
+            return [set(store.indices()) - returning for store, returning in zip(group.stores, back, strict=True)]
+
+        until(lambda: held() == wanted)
+        told = [exchange.told() for exchange in group.all]
+        for exchange in group.all:
+            exchange.require_well()
+    for epoch in range(first_epoch, last):
+        for rank in range(ranks):
+            expected = len(ownership.exchange(epoch, rank).samples)
+            counted = told[rank]["epochs"][str(epoch)]
+            assert (counted["sent"], counted["received"]) == (expected, expected)
+            assert counted["sent_bytes"] == sum(len(number_bytes(i)) for i in ownership.exchange(epoch, rank).samples)
+    for rank in range(ranks):
+        # (1 + Q) N / M, and the few that come while the last batches of the epoch before are trained with.
+        assert ownership.size(rank) < told[rank]["held_peak"] <= ownership.size(rank) + 2 * ownership.slots
+        assert {index: group.stores[rank].get(index) for index in owned[rank]} == {
+            index: number_bytes(index) for index in owned[rank]
+        }
+
+
+def test_samples_leave_as_batches_are_asked_for_and_stay_until_their_epoch_is_over(tmp_path: Path) -> None:
+    ownership = Ownership(80, 2, seed=1, partition="shuffled", share=0.5)
+    with met(tmp_path, ownership) as group:
+        due = ownership.exchange(0, 0)
+        batches = group.orders[0].batches_per_epoch
+
+        def sent() -> int:
+            return int(group.all[0].told()["epochs"].get("0", {}).get("sent", 0))
+
+        assert sent() == 0
+        group.all[0].dealt(0, batches // 2)
+        half = int((due.slots < ownership.slots * (batches // 2) // batches).sum())
+        until(lambda: sent() == half)
+        time.sleep(0.05)
+        assert sent() == half
+        group.all[0].dealt(0, batches)
+        until(lambda: sent() == len(due.samples))
+        assert all(group.stores[0].has(int(index)) for index in due.samples)
+        group.all[0].consumed(1)
+        gone = set(due.samples.tolist()) - set(ownership.exchange(1, 0).awaited.tolist())
+        until(lambda: not any(group.stores[0].has(index) for index in gone))
+
+
+def test_who_does_not_know_the_secret_is_sent_away_and_changes_nothing(tmp_path: Path) -> None:
+    ownership = Ownership(40, 2, seed=1, partition="shuffled", share=0.5)
+    with met(tmp_path, ownership) as group:
+        place = tuple(group.addresses[0][:2])
+        frame = struct.pack(">qqII", 0, 1, 4, zlib.crc32(b"evil")) + b"evil"
+        with socket.create_connection(place, LIMIT_S) as stranger, socket.create_connection(place, LIMIT_S) as silent:
+            stranger.sendall(b"x" * SECRET_BYTES + struct.pack(">I", 1) + frame)
+            with suppress(ConnectionError):  # reset, where bytes were left unread
+                assert stranger.recv(1) == b""
+            silent.sendall(group.secret[:5])
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(lambda rank: group.train(rank, 2), range(2)))
+            group.all[0].require_well()
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (struct.pack(">qqII", 0, 10**6, 4, zlib.crc32(b"evil")) + b"evil", "which it was not to send"),
+        (struct.pack(">qqII", 900, 1, 4, zlib.crc32(b"evil")) + b"evil", "which it was not to send"),
+        (struct.pack(">qqII", 0, 1, 2**31, 0), "announced a sample of 2147483648 bytes"),
+        (struct.pack(">qqII", 0, 1, 4, 0) + b"evil", "damaged on its way"),
+    ],
+)
+def test_nonsense_of_a_rank_ends_the_exchange_with_the_reason(tmp_path: Path, frame: bytes, words: str) -> None:
+    ownership = Ownership(40, 2, seed=1, partition="shuffled", share=0.5)
+    with met(tmp_path, ownership) as group:
+        with socket.create_connection(tuple(group.addresses[0][:2]), LIMIT_S) as rank:
+            rank.sendall(group.secret + struct.pack(">I", 1) + frame)
+            until(lambda: lost_mark(group.stores[0]).exists())
+        with pytest.raises(RunError, match=words):
+            group.all[0].require_well()
+
+
+def test_a_rank_that_is_gone_is_named_by_those_who_wait_for_it(tmp_path: Path) -> None:
+    ownership = Ownership(80, 2, seed=1, partition="shuffled", share=0.5)
+    with met(tmp_path, ownership) as group:
+        group.all[1].close()
+        begun = time.monotonic()
+        group.all[0].dealt(0, group.orders[0].batches_per_epoch)
+        awaited = int(ownership.exchange(0, 0).awaited[0])
+        reader = AwaitingReader(StoreReader(group.stores[0]), group.stores[0], patience_s=LIMIT_S)
+        with pytest.raises(NotArrivedError):
+            reader.fetch(awaited)
+        assert time.monotonic() - begun < 5
+        with pytest.raises(PeerLostError, match="rank 1, which exchanges samples with this one, is gone"):
+            raise group.all[0].missing(1, awaited, 0.0)
+
+
+def test_a_sample_that_does_not_come_in_time_is_told_with_its_rank(tmp_path: Path) -> None:
+    ownership = Ownership(80, 3, seed=1, partition="shuffled", share=0.5)
+    with met(tmp_path, ownership) as group:
+        due = ownership.exchange(0, 0)
+        reader = AwaitingReader(StoreReader(group.stores[0]), group.stores[0], patience_s=0.05)
+        with pytest.raises(NotArrivedError) as seen:
+            reader.fetch(int(due.awaited[0]))
+        error = group.all[0].missing(1, int(due.awaited[0]), seen.value.waited_s)
+        assert isinstance(error, PeerLostError)
+        assert f"which rank {due.senders[0]} has not sent" in str(error)
+        held = int(group.orders[0].epoch(1)[0])
+        assert "no rank is to send it" in str(group.all[0].missing(0, held, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "words"),
+    [
+        ("full", EnvironmentLacksError, "No space left on device: no room for a sample"),
+        ("denied", RunError, "Permission denied"),
+        ("damaged", IncompleteDataError, "changed or cut off since it was staged"),
+        ("removed", RunError, "is no longer in"),
+        ("defect", RunError, "the exchange of samples failed: ZeroDivisionError"),
+    ],
+)
+def test_what_fails_in_the_background_ends_the_run_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, kind: type[Exception], words: str
+) -> None:
+    ownership = Ownership(80, 2, seed=1, partition="shuffled", share=0.5)
+    with met(tmp_path, ownership) as group:
+        due = ownership.exchange(0, 0)
+        first, store = int(due.samples[0]), group.stores[0]
+        if what in ("full", "denied"):
+            number = errno.ENOSPC if what == "full" else errno.EACCES
+
+            def refuse(index: int, data: bytes) -> None:
+                raise OSError(number, "No space left on device" if what == "full" else "Permission denied")
+
+            monkeypatch.setattr(store, "put", refuse)
+            group.all[1].dealt(0, group.orders[1].batches_per_epoch)
+        elif what == "damaged":
+            path = store.path(first)
+            path.write_bytes(path.read_bytes()[:-1])
+        elif what == "removed":
+            store.remove(first)
+        else:
+            monkeypatch.setattr(exchange_module, "released", lambda *_, **__: 1 // 0)
+        group.all[0].dealt(0, 1 if what == "defect" else group.orders[0].batches_per_epoch)
+        until(lambda: lost_mark(store).exists())
+        with pytest.raises(kind, match=words):
+            group.all[0].require_well()
+
+
+def test_a_reader_of_arrivals_is_that_of_the_store_otherwise(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    store.put(3, number_bytes(3))
+    plain = NumberReader(9)
+    reader = AwaitingReader(StoreReader(store), store, patience_s=1)
+    assert reader.fetch(3).data == number_bytes(3)
+    assert reader.fetch(3).waited_ns == 0
+    late = threading.Timer(0.05, lambda: store.put(4, number_bytes(4)))
+    late.start()
+    assert reader.fetch(4).waited_ns > 10e6
+    late.join()
+    assert plain.read((0, 3)).arrays["number"] == reader.read((0, 3)).arrays["number"]

@@ -1,0 +1,84 @@
+"""`dlbench io` with real readers: on a small data set, and interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dlbench.jobs.reader_rate import reading_rate
+from dlbench.views.storage.numbers import supply_of
+from tests.conftest import Cli
+from tests.support.leftovers import Leftovers
+from tests.support.run_factory import plans
+from tests.support.volumes import write_volumes
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough of them that no repeat is over at once."""
+    folder = tmp_path_factory.mktemp("data") / "volumes"
+    write_volumes(folder, 64, seed=1)
+    return folder
+
+
+def test_an_order_is_answered_by_real_readers(volumes: Path) -> None:
+    (plan,) = plans(workload="cosmoflow", preset="ci", points=(1,), repeats=1, data=str(volumes))
+    workload = plan.workload.model_dump(mode="json")
+    order = {
+        "model": workload["model"],
+        "data": {**workload["data"], "cache": "warm", "loader_workers": 0},
+        "seed": 1,
+        "batch": 4,
+        "processes": 1,
+        "cores_per_process": 1,
+        "seconds": 0.2,
+        "repeats": 1,
+    }
+    found = supply_of(reading_rate(order, sys.executable))
+    assert (found.cache, found.in_force, found.ranks) == ("warm", True, 1)
+    assert found.samples_per_s is not None
+    assert found.samples_per_s.value > 0
+    # 32 x 32 x 32 x 4 counts of 2 bytes, and four targets of 4.
+    assert found.sample_bytes == 32**3 * 4 * 2 + 16
+    assert found.fetch_share is not None
+    assert 0 < found.fetch_share.value < 1
+
+
+@pytest.mark.nightly
+def test_readers_are_measured_cold_and_warm(cli: Cli, volumes: Path) -> None:
+    done = cli("io", "cosmoflow", "--preset", "ci", "--data", volumes, "--seconds", "0.2", "--repeats", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    cold, warm = found["supplies"]
+    assert warm["in_force"]
+    assert warm["samples_per_s"]["value"] > 0
+    assert warm["fetch_share"]["value"] + warm["prepare_share"]["value"] == pytest.approx(1)
+    # Nobody but root may empty the page cache for certain.
+    assert cold["in_force"] or cold["samples_per_s"] is None
+    assert [need["demand"]["accelerator"] for need in found["needs"]] == ["H100", "A100", "V100"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_reader_leaves_nothing(tmp_path: Path, volumes: Path, number: int) -> None:
+    words = ["io", "cosmoflow", "--preset", "ci", "--data", str(volumes), "--ranks", "2", "--seconds", "60"]
+    with Leftovers() as leftovers:
+        command = [sys.executable, "-P", "-m", "dlbench", *words, "--set", "data.loader_workers=1"]
+        process = subprocess.Popen(command, cwd=tmp_path, env=leftovers.environment, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while len(leftovers.processes()) < 6 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert said.decode().splitlines()[-1] == "dlbench: interrupted"
+        assert leftovers.within(5.0) == []
+        assert list(tmp_path.iterdir()) == []

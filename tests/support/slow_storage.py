@@ -1,0 +1,151 @@
+"""A file system that reads no faster than asked: a parallel file system beside a node's own disk, on one machine.
+
+    with slow_storage(bytes_per_s=20e6, size_bytes=200 << 20) as shared:
+        fill(shared.path)
+        shared.drop_caches()
+        ...                        # cold reads below shared.path come at 20 MB/s in all
+
+An ext4 file system in memory, on a loop device that the blkio controller (cgroup v1) throttles for all processes of
+this process's cgroup: those that it starts, too. Writing is not throttled, nor is what the page cache has. A guard
+process unmounts it also where the test is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_BLKIO = Path("/sys/fs/cgroup/blkio")
+_READ_LIMIT = "blkio.throttle.read_bps_device"
+_GUARD = """
+import os, subprocess, sys
+mount, device, limit, number = sys.argv[1:]
+sys.stdin.buffer.read()
+quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+with open(limit, "w") as file:
+    file.write(f"{number} 0")
+if subprocess.run(["umount", mount], **quiet).returncode:
+    subprocess.run(["umount", "-l", mount], **quiet)
+subprocess.run(["losetup", "-d", device], **quiet)
+os.rmdir(mount)
+"""
+
+
+class NoSlowStorageError(Exception):
+    """This machine cannot throttle a file system; `str` says why, in a line."""
+
+
+class SlowStorage:
+    """A mounted file system with a limit on reading."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        self.path = path
+        """The mount point."""
+        self._device = device
+
+    def drop_caches(self) -> None:
+        """Makes every byte of it cold, contents and names; caches of other file systems stay where that is possible."""
+        os.sync()
+        if _run("umount", str(self.path)) is None:
+            _mount(self._device, self.path)
+            return
+        # Somebody has a file open: what is not in use goes, on all file systems.
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def why_not() -> str | None:
+    """Why this machine cannot have slow storage, in a line; None where it can."""
+    if os.geteuid():
+        return "a throttled file system needs root"
+    if not Path("/dev/loop-control").exists():
+        return "a throttled file system needs loop devices: no /dev/loop-control"
+    if not _limit().exists():
+        return f"a throttled file system needs the blkio controller of cgroup v1: no {_limit()}"
+    return None
+
+
+@contextmanager
+def slow_storage(bytes_per_s: float, size_bytes: int) -> Iterator[SlowStorage]:
+    """A new, empty file system whose cold reads come at `bytes_per_s` in all; gone at the end.
+
+    Args:
+        bytes_per_s: limit on reading, over all processes together.
+        size_bytes: of the file system, in memory as far as it is filled; ext4 keeps a few per cent for itself.
+
+    Raises:
+        NoSlowStorageError: this machine cannot have one.
+    """
+    if (reason := why_not()) is not None:
+        raise NoSlowStorageError(reason)
+    path = Path(tempfile.mkdtemp(prefix="slow-", dir="/tmp"))
+    try:
+        device = _loop_device(size_bytes)
+        if device is None:
+            raise NoSlowStorageError("no loop device could be set up")
+        number = Path("/sys/block", Path(device).name, "dev").read_text().strip()
+        error = _run("mkfs.ext4", "-q", "-F", "-m0", "-O", "^has_journal", "-E", "lazy_itable_init=0", device)
+        error = error or _mount(device, path)
+        if error is not None:
+            _run("losetup", "-d", device)
+            raise NoSlowStorageError(f"no file system on {device}: {error}")
+    except BaseException:
+        path.rmdir()
+        raise
+    words = [str(path), device, str(_limit()), number]
+    guard = subprocess.Popen(
+        # A session of its own: what ends the test by its group does not end the guard.
+        [sys.executable, "-I", "-c", _GUARD, *words],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        _limit().write_text(f"{number} {int(bytes_per_s)}")
+        yield SlowStorage(path, device)
+    finally:
+        guard.communicate()
+
+
+def _loop_device(size_bytes: int) -> str | None:
+    """A loop device on memory that no name leads to, and that is freed with the device."""
+    memory = os.memfd_create("slow-storage")
+    try:
+        os.truncate(memory, size_bytes)
+        for _ in range(5):  # another process may take the free one that was found
+            found = subprocess.run(
+                ["losetup", "-f", "--show", f"/proc/self/fd/{memory}"],
+                pass_fds=[memory],
+                capture_output=True,
+                text=True,
+            )
+            if found.returncode == 0:
+                return found.stdout.strip()
+        return None
+    finally:
+        os.close(memory)
+
+
+def _limit() -> Path:
+    """The file of this process's cgroup that limits reading."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "blkio" in controllers.split(","):
+            return _BLKIO / path.lstrip("/") / _READ_LIMIT
+    return _BLKIO / _READ_LIMIT
+
+
+def _mount(device: str, path: Path) -> str | None:
+    return _run("mount", "-o", "noatime,nodev,nosuid", device, str(path))
+
+
+def _run(*words: str) -> str | None:
+    """What went wrong, None if nothing did."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return str(error)
+    return None if done.returncode == 0 else done.stderr.strip() or f"{words[0]} failed"

@@ -1,0 +1,287 @@
+"""Staging, reading and shuffling in the report, by made runs; and what synthetic runs show of it: nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.reading.causes import INPUT_PARTS
+from dlbench.records.scan import scan
+from dlbench.report.document import Document, Section
+from dlbench.stats.estimates import Estimate, interval, median_estimate
+from dlbench.views.assemble import assemble
+from dlbench.views.causes.numbers import LostPercent
+from dlbench.views.document import document_of
+from dlbench.views.model import Group, Report
+from dlbench.views.reading.numbers import Reading
+from dlbench.views.registry import SCALING
+from dlbench.views.shuffling.numbers import Audit, ShuffleComparison
+from dlbench.views.staging.numbers import BreakEven, Staged, break_even_epochs
+from dlbench.views.staging.view import break_even_text
+from tests.support.data_path_factory import (
+    MB,
+    REAL,
+    audit_epoch,
+    data_story,
+    read_epoch,
+    reading_result,
+    shuffle_result,
+    staging_result,
+)
+from tests.support.run_factory import Story, Training, constant, plans, quality_plans, write_run, write_scaling
+
+
+def write(out: Path, wait_ms: float, record: dict[str, Any], **request: Any) -> None:
+    """A series of 2 ranks that waits `wait_ms` in a step of 100 ms more."""
+    for plan in plans(**{"data": REAL, "points": (2,), **request}):
+        drift = 1 + plan.series.repeat / 1000
+        write_run(
+            out, plan, constant([part * drift for part in (wait_ms, 1.0, 30.0, 50.0, 10.0, 9.0)]), data_story(**record)
+        )
+
+
+def page(out: Path) -> tuple[Report, Document]:
+    report = assemble(scan(out))
+    return report, document_of(report, SCALING)
+
+
+def sections(document: Document) -> dict[str, Section]:
+    """By id without that of the group."""
+    return {section.id.rpartition("-")[0] or section.id: section for section, _ in document.walk()}
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Document]:
+    """Runs that read in place, replicated, and with local and partial shuffling from their own parts."""
+    out = tmp_path_factory.mktemp("runs")
+    cold = reading_result([read_epoch(0), read_epoch(1, storage=0.02, fetch_s=0.5)])
+    write(out, 60.0, {"reading": cold, "shuffle": shuffle_result("global")}, series="in-place")
+    replicated = {"reading": cold, "staging": staging_result(), "shuffle": shuffle_result("global")}
+    write(out, 10.0, replicated, series="copied", overrides={"data.staging": "replicate"})
+    shard = {"data.staging": "shard", "data.shuffle": "local", "data.partition": "contiguous"}
+    own = reading_result([read_epoch(0, tier_bytes={"local": 50 * MB})])
+    write(
+        out,
+        10.0,
+        {"reading": own, "staging": staging_result("shard"), "shuffle": shuffle_result("local")},
+        series="own",
+        overrides=shard,
+    )
+    wrong = [audit_epoch(0, sent=200, received=199), audit_epoch(1, twice=1, never=1, novelty=0.2)]
+    exchanged = shuffle_result("partial:0.1", wrong, errors=["epoch 1: sample 17 (a/17.jpeg): read by ranks 0 and 1"])
+    write(
+        out,
+        15.0,
+        {"reading": own, "staging": staging_result("shard"), "shuffle": exchanged},
+        series="some",
+        overrides={**shard, "data.shuffle": "partial:0.1"},
+    )
+    return page(out)
+
+
+def group(report: Report, **settings: str) -> Group:
+    """The group with these settings among its own."""
+    (found,) = [
+        one
+        for one in report.groups
+        if {key: dict(one.settings).get(f"data.{key}", "") for key in ("staging", "shuffle")}
+        == {"staging": "", "shuffle": "", **settings}
+    ]
+    return found
+
+
+def test_runs_that_differ_in_the_data_path_are_kept_apart_and_named(shown: tuple[Report, Document]) -> None:
+    report, _ = shown
+    assert len(report.groups) == 4
+    paths = {one.condition("data_path") for one in report.groups}
+    assert paths == {
+        "",
+        "staging=replicate to local",
+        "staging=shard to local, shuffle=local, partition=contiguous",
+        "staging=shard to local, shuffle=partial:0.1, partition=contiguous",
+    }
+
+
+def test_staging_says_time_rate_room_and_what_became_of_it(shown: tuple[Report, Document]) -> None:
+    found = group(shown[0], staging="replicate").of(Staged)
+    assert found is not None
+    (point,) = found.points
+    assert point.seconds.value == 20.0
+    assert (point.slowest_bytes_per_s, point.fastest_bytes_per_s) == (5 * MB, 5 * MB)
+    assert (point.needed_bytes, point.free_bytes, point.kept) == (100 * MB, 900 * MB, False)
+    assert group(shown[0]).of(Staged) is None
+
+
+def test_staging_has_paid_after_its_time_over_what_an_epoch_gains(shown: tuple[Report, Document]) -> None:
+    (row,) = shown[0].all_of(BreakEven)
+    # 4,096 samples, 8 per step: 512 steps of 160 ms in place, of 110 ms staged.
+    assert row.gain.value == pytest.approx(512 * 0.05, rel=0.01)
+    assert row.epochs == pytest.approx(20 / (512 * 0.05), rel=0.01)
+    assert row.epochs_low is not None
+    assert row.epochs_high is not None
+    assert row.epochs_low <= row.epochs <= row.epochs_high
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=6), st.lists(st.floats(0.1, 9), min_size=1, max_size=6))
+def test_break_even_lies_in_its_interval_and_is_never_where_nothing_is_gained(
+    gains: list[float], times: list[float]
+) -> None:
+    gain, staging = median_estimate(gains, "s"), median_estimate(times, "s")
+    low, value, high = break_even_epochs(staging, gain)
+    if gain.value <= 0:
+        assert value is None
+        assert high is None
+    else:
+        assert value is not None
+        assert low is None or low <= value * (1 + 1e-12)
+        assert high is None or high >= value * (1 - 1e-12)
+
+
+def test_staged_epochs_that_are_not_faster_never_pay(tmp_path: Path) -> None:
+    write(tmp_path, 10.0, {"reading": reading_result()}, series="in-place")
+    write(tmp_path, 20.0, {"staging": staging_result()}, series="copied", overrides={"data.staging": "replicate"})
+    report, document = page(tmp_path)
+    (row,) = report.all_of(BreakEven)
+    assert row.epochs is None
+    assert break_even_text(row) == "never"
+    assert "staging never pays" in sections(document)["break"].words[0]
+
+
+def test_samples_found_of_an_earlier_run_are_not_the_time_of_copying(tmp_path: Path) -> None:
+    node = {**staging_result()["nodes"][0], "copied_bytes": 0, "reused_bytes": 100 * MB}
+    for plan in plans(data=REAL, points=(2,), overrides={"data.staging": "replicate"}):
+        told = staging_result() if plan.series.repeat == 0 else staging_result(seconds=0.5, nodes=0) | {"nodes": [node]}
+        write_run(tmp_path, plan, constant([5.0, 0.0, 30.0, 50.0, 10.0, 5.0]), data_story(staging=told))
+    report, document = page(tmp_path)
+    found = report.groups[0].of(Staged)
+    assert found is not None
+    assert found.points[0].seconds.value == 20.0
+    assert "4 of 5 runs found samples of an earlier run" in sections(document)["staging"].notes[0]
+
+
+def test_cold_and_warm_epochs_and_tiers_are_told_apart(shown: tuple[Report, Document]) -> None:
+    found = group(shown[0]).of(Reading)
+    assert found is not None
+    first, second = found.epochs
+    assert (first.temperature, second.temperature) == ("cold", "warm")
+    assert (first.shared_bytes, first.storage_bytes, first.cached_bytes) == (50 * MB, 50 * MB, 0)
+    assert second.cached_bytes == 49 * MB
+    own = group(shown[0], staging="shard", shuffle="local").of(Reading)
+    assert own is not None
+    assert (own.epochs[0].local_bytes, own.epochs[0].shared_bytes) == (50 * MB, 0)
+
+
+def test_bytes_that_nobody_counted_are_not_zero(tmp_path: Path) -> None:
+    write(tmp_path, 5.0, {"reading": reading_result([read_epoch(storage=None)])})
+    report, document = page(tmp_path)
+    found = report.groups[0].of(Reading)
+    assert found is not None
+    assert (found.epochs[0].storage_bytes, found.epochs[0].temperature) == (None, "not known")
+    cells = [str(cell) for row in sections(document)["reading"].sheets[1].people().rows for cell in row.cells]
+    assert cells.count("not counted") == 2
+
+
+def test_a_cache_that_was_not_as_asked_and_the_choice_of_readers_are_told(tmp_path: Path) -> None:
+    trials = [
+        {"loader_workers": workers, "prefetch_batches": 4, "samples_per_s": 100.0 * workers} for workers in (1, 2)
+    ]
+    told = reading_result(cache="no right to drop it", cache_in_force=False, trials=trials)
+    write(tmp_path, 5.0, {"reading": told}, overrides={"data.cache": "cold", "data.loader_workers": "auto"})
+    report, document = page(tmp_path)
+    found = report.groups[0].of(Reading)
+    assert found is not None
+    assert [one.is_chosen for one in found.choices] == [False, True]
+    section = sections(document)["reading"]
+    assert section.notes == ("data.cache cold was NOT in force at 2 ranks: no right to drop it.",)
+
+
+def test_the_audit_names_errors_first_and_says_how_well_samples_are_mixed(shown: tuple[Report, Document]) -> None:
+    one = group(shown[0], staging="shard", shuffle="partial:0.1")
+    found = one.of(Audit)
+    assert found is not None
+    (point,) = found.points
+    assert (point.num_bad, point.twice, point.never, point.sent, point.received) == (5, 5, 5, 1000, 995)
+    assert point.novelty == pytest.approx(0.2)
+    view = next(view for view in SCALING.group if view.id == "shuffle-audit")
+    section = view.section(one)
+    assert section is not None
+    assert [mark.severity for mark in section.marks] == ["serious"] * 5
+    assert "a/17.jpeg" in section.marks[0].text
+    assert "5 of 5 runs have errors" in section.words[0]
+    fine = view.section(group(shown[0]))
+    assert fine is not None
+    assert fine.marks == ()
+    assert "no sample was read twice" in fine.words[0]
+
+
+def test_ways_of_shuffling_are_compared_with_global_shuffling(shown: tuple[Report, Document]) -> None:
+    found = shown[0].all_of(ShuffleComparison)
+    (rows,) = [one.rows for one in found]
+    factors = {
+        (row.shuffle, row.staging): row.factor.value for row in rows if row.factor is not None and not row.is_reference
+    }
+    assert [row.shuffle for row in rows if row.is_reference] == ["global"]
+    assert factors["local", "shard"] == pytest.approx(160 / 110, rel=0.01)
+    assert factors["partial:0.1", "shard"] == pytest.approx(160 / 115, rel=0.01)
+
+
+def test_how_runs_learn_under_each_way_of_shuffling_is_drawn(tmp_path: Path) -> None:
+    for shuffle, values in (("global", (0.3, 0.8)), ("local", (0.2, 0.4))):
+        made = quality_plans(points=(2,), repeats=2, series=shuffle, overrides={"data.shuffle": shuffle})
+        for plan in made:
+            story = Story(data={"kind": "jpeg-tree", "num_samples": 160}, training=Training(values=values))
+            write_run(tmp_path, plan, constant([5.0, 0.0, 30.0, 50.0, 10.0, 5.0]), story)
+    report, document = page(tmp_path)
+    (found,) = report.all_of(ShuffleComparison)
+    assert {row.shuffle: row.final.value for row in found.rows if row.final} == {"global": 0.8, "local": 0.4}
+    (chart,) = next(section for section in document.sections if section.id == "shuffling").charts()
+    assert "local, shuffled parts: 40.0 %" in chart.alt
+
+
+def test_input_is_split_as_readers_spent_their_time(shown: tuple[Report, Document]) -> None:
+    found = group(shown[0]).of(LostPercent)
+    assert found is not None
+    (point,) = found.diagnosed.points
+    cause = point.cause("input")
+    assert tuple(part.name for part in cause.parts) == INPUT_PARTS
+    assert sum(part.seconds.value for part in cause.parts) == pytest.approx(cause.seconds.value)
+    fetch, prepare, copy = (part.seconds.value for part in cause.parts)
+    # 3.5 s of fetching, 2 s of preparing; 60 ms of wait and 1 ms of copy per step.
+    assert fetch / prepare == pytest.approx(3.5 / 2)
+    assert copy == pytest.approx(0.001, rel=0.01)
+
+
+@pytest.mark.parametrize(("fetch_s", "words"), [(9.0, "data.staging=replicate"), (0.1, "data.loader_workers=auto")])
+def test_what_to_try_follows_from_what_readers_do(tmp_path: Path, fetch_s: float, words: str) -> None:
+    for plan in plans(data=REAL, points=(1, 2), overrides={"data.loader_workers": 0}):
+        wait = 5.0 if plan.layout.ranks == 1 else 60.0
+        drift = 1 + plan.series.repeat / 1000
+        told = reading_result([read_epoch(fetch_s=fetch_s)])
+        times = constant([part * drift for part in (wait, 0.0, 30.0, 50.0, 10.0, 5.0)])
+        write_run(tmp_path, plan, times, data_story(reading=told))
+    report, _ = page(tmp_path)
+    found = report.groups[0].of(LostPercent)
+    assert found is not None
+    verdict = found.diagnosed.points[-1].verdict
+    assert verdict.name == "input-bound"
+    assert words in verdict.experiments[0].text
+    assert "of their time in" in verdict.experiments[0].text
+    assert any("dlbench io sample --preset tiny" in one.text and "--tiers" in one.text for one in verdict.experiments)
+
+
+def test_synthetic_runs_show_nothing_of_it(tmp_path: Path) -> None:
+    write_scaling(tmp_path, repeats=1)
+    report, document = page(tmp_path)
+    names = {section.id.split("-")[0] for section, _ in document.walk()}
+    assert not names & {"staging", "reading", "shuffle", "shuffling", "stalls", "break"}
+    assert not report.all_of(BreakEven)
+
+
+def test_an_interval_without_a_lower_gain_has_no_upper_end() -> None:
+    gain = interval(2.0, -1.0, 4.0, 5, "bootstrap 95 %", "s")
+    staging = Estimate(10.0, None, None, 1, "single run", "s")
+    assert break_even_epochs(staging, gain) == (2.5, 5.0, None)
