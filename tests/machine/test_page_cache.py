@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from dlbench.machine import page_cache
-from dlbench.machine.page_cache import COLD_AT_MOST, CachedPages, available_bytes, cached_pages, evict, fill
+from dlbench.machine.page_cache import CachedPages, available_bytes, cached_pages, evict, fill
 from dlbench.machine.storage_reads import counts_reads, storage_reads
 
 NOBODY = 65534
+FEW = 0.05
+"""Pages that a core held in a list of its own are not evicted at once."""
 NONE = Path("/there is no such file")
 
 
@@ -73,19 +75,19 @@ def filled(files: list[Path]) -> CachedPages:
 
 
 def test_files_leave_the_cache_and_come_back(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert evicted(files).share == 0
+    assert (evicted(files).share or 0) <= FEW
     assert filled(files).share == 1
     files[0].write_bytes(os.urandom(300_000))  # what is dirty is written first
     before = evicted(files)
-    assert before.share == 0
+    assert (before.share or 0) <= FEW
     assert cached_pages(files) == before  # looking brings nothing in
     files[1].read_bytes()
     seen = cached_pages(files)
-    assert seen.share == pytest.approx(1 / 8)
+    assert seen.share == pytest.approx(1 / 8, abs=FEW)
     # A kernel before 6.5; of 64 pages of each file.
     monkeypatch.setattr(page_cache, "_CACHESTAT", 9999)
     older = cached_pages(files)
-    assert older.share == pytest.approx(1 / 8)
+    assert older.share == pytest.approx(1 / 8, abs=FEW)
     assert older.evidence == "512 pages of 8 files asked for by mincore"
 
 
@@ -103,12 +105,12 @@ def test_another_user_can_do_the_same_with_files_of_root(files: list[Path]) -> N
             seen = cached_pages(files)
             assert seen.evidence == "512 pages of 8 files asked for by reads that may not wait"
             assert seen.share is not None
-            assert seen.share <= COLD_AT_MOST
+            assert seen.share <= FEW
 
     as_nobody(there)
     seen = cached_pages(files)
     assert seen.share is not None
-    assert seen.share <= COLD_AT_MOST
+    assert seen.share <= FEW
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/shm").is_dir(), reason="needs root and a tmpfs")
@@ -143,7 +145,7 @@ def test_what_does_not_fit_into_memory_is_not_read(files: list[Path], tmp_path: 
     told: list[str] = []
     done(fill(files, told, room_bytes=1_000_000))
     assert told == ["900,000 of 2,400,000 bytes were read: memory has room for 1,000,000, the rest does not fit"]
-    assert cached_pages(files).share == pytest.approx(3 / 8)
+    assert cached_pages(files).share == pytest.approx(3 / 8, abs=FEW)
     assert available_bytes(tmp_path / "meminfo") is None
     assert (available_bytes() or 0) > 0
 

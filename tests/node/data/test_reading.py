@@ -34,6 +34,8 @@ from tests.support.volumes import write_volumes
 
 CPU = torch.device("cpu")
 SAMPLES, BYTES = 20, 4096
+FEW = 0.05
+"""Pages that a core held in a list of its own are not evicted at once."""
 
 
 class Alone:
@@ -225,7 +227,7 @@ def test_each_epoch_begins_cold_and_the_samples_are_the_same(tmp_path: Path, wor
     spec = ImageData(format="images", source=str(tmp_path), cache="cold", loader_workers=workers)
     reading = RankReading(spec, cores=1, is_node_first=True, ranks=Alone(), device=CPU)
     readers = reading.settle(data, order, 4)
-    assert cached_pages(data.files()).share == 0
+    assert (cached_pages(data.files()).share or 0) <= FEW
     source = LoadedSource(data, order, loader_workers=readers.loader_workers, on_bad_sample="stop", epoch_by_epoch=True)
     rest, taken, shares = EpochRest(reading, source), [], []
     for number in range(7):
@@ -240,15 +242,15 @@ def test_each_epoch_begins_cold_and_the_samples_are_the_same(tmp_path: Path, wor
     assert keys_of(taken) == reference
     if cached_pages(data.files()[:1]).share is None:
         pytest.skip("the kernel does not tell")
-    assert set(shares) <= {0}
+    assert max(shares, default=0) <= FEW
     result = reading.result([told], [0.1] * 7)
-    assert [(epoch.epoch, epoch.cached_share, epoch.is_whole) for epoch in result.epochs] == [
-        *((number, 0, True) for number in range(3)),
-        (3, None, False),
-    ]
+    assert [(epoch.epoch, epoch.is_whole) for epoch in result.epochs] == [(0, True), (1, True), (2, True), (3, False)]
+    assert max(epoch.cached_share or 0 for epoch in result.epochs[:3]) <= FEW
+    assert result.epochs[3].cached_share is None
     assert result.cache_in_force
-    assert result.cached_share == 0
-    assert "emptied of these files by posix_fadvise; 0.0 % of its pages were cached" in result.cache
+    assert result.cached_share is not None
+    assert result.cached_share <= FEW
+    assert result.cache.startswith("emptied of these files by posix_fadvise; ")
     (setting,) = reading.settings()
     assert (setting.key, setting.requested, setting.effective) == ("data.cache", "cold", "cold")
     assert all(
