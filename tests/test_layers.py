@@ -114,7 +114,7 @@ def test_no_python_among_choices_and_templates() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["report", "--help"], ["ls"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["io", "--help"], ["report", "--help"], ["ls"]])
 def test_the_login_node_path_stays_light(arguments: list[str]) -> None:
     code = (
         "import sys\nfrom dlbench.cli import cli\n"
