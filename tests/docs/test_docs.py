@@ -190,7 +190,8 @@ def test_examples_of_runs_are_of_known_keys_names_and_values(example: Example) -
     settings = parse_set(tuple(options["overrides"]))  # type: ignore[arg-type]
     swept = parse_sweep(tuple(options["sweep"]))  # type: ignore[arg-type]
     workload, system = str(options["workload"]), str(options["system"])
-    singles = [settings, *({**settings, key: value} for key, values in swept.items() for value in values)]
+    # What is swept has no value of its own: alone, the others need not fit.
+    singles = [{**settings, key: value} for key, values in swept.items() for value in values] or [settings]
     for chosen in singles:
         overrides = {key: (value, "--set") for key, value in chosen.items()}
         mine = {key: value for key, value in overrides.items() if not key.startswith("system.")}
