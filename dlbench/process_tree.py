@@ -200,7 +200,7 @@ class HeldFolder:
 
     def remove(self) -> None:
         """Removes it and all that is in it, and what `also_remove` named; what cannot be removed stays."""
-        _remove_also(self.path)
+        _remove_also(self.path, is_over=True)
         _remove_tree(self.path)
         os.close(self._lock)
 
@@ -223,8 +223,11 @@ def also_remove(path: str, environment: Mapping[str, str]) -> None:
             file.write(os.fsencode(path) + b"\0")
 
 
-def _remove_also(path: str) -> None:
-    """Removes the folders that were named in a folder, if they are folders of a run that nobody holds any more."""
+def _remove_also(path: str, *, is_over: bool = False) -> None:
+    """Removes the folders that were named in a folder, if they are folders of a run that nobody holds any more.
+
+    With `is_over` also held ones: who held them was ended, and may still hang in a read from a slow file system.
+    """
     try:
         with open(f"{path}/{_ALSO}", "rb") as file:
             names = file.read().split(b"\0")
@@ -234,7 +237,10 @@ def _remove_also(path: str) -> None:
         other = os.fsdecode(name)
         if other.rpartition("/")[2].startswith(_FOLDER):
             with suppress(OSError):
-                _remove_if_abandoned(other)
+                if is_over and os.lstat(other).st_uid == os.getuid() and os.path.exists(f"{other}/{_LOCK}"):
+                    _remove_tree(other)
+                else:
+                    _remove_if_abandoned(other)
 
 
 def _make(place: str, label: str) -> tuple[str, int]:

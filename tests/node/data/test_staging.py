@@ -41,6 +41,7 @@ from dlbench.node.data.staging import NodeStaging, Parts, StagedData
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training.staging import Staging, stage, staging_result
+from dlbench.process_tree import HeldFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
@@ -659,3 +660,16 @@ def test_the_error_of_one_node_ends_all_and_is_the_cause(data: Path, place: Path
     assert isinstance(there, PeerLostError)  # no cause
     assert str(missing) in str(there)
     assert list((place / "n0").iterdir()) == []
+
+
+def test_a_rank_that_hangs_in_a_read_does_not_keep_its_folder(
+    tmp_path: Path, data: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL waits for a read from a slow file system to end; the supervisor does not, and the lock is still held."""
+    (tmp_path / "tmp").mkdir()
+    supervisors = HeldFolder([str(tmp_path / "tmp")])
+    monkeypatch.setenv("TMPDIR", supervisors.path)
+    work, _ = staged(plan_of(data, place, "shard"))
+    supervisors.remove()
+    assert [list(place.iterdir()), list((tmp_path / "tmp").iterdir())] == [[], []]
+    work.close()
