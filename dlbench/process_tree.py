@@ -34,6 +34,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FOLDER = "dlb-"
 _LOCK = ".held"
+_GONE = ".gone"
 _ALSO = ".also"
 """In a supervisor's folder: names of folders that its program made elsewhere, to be removed with it."""
 _TRACKER = b"multiprocessing.resource_tracker"
@@ -287,7 +288,14 @@ def _remove_if_abandoned(path: str) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """Removes a folder as shutil.rmtree does: never through a link."""
+    """Removes a folder as shutil.rmtree does: never through a link.
+
+    First it is renamed, so that a process of another rank that still writes there by its name makes nothing anew.
+    """
+    with suppress(OSError):
+        gone = path if path.endswith(_GONE) else path + _GONE
+        os.rename(path, gone)  # noqa: PTH104
+        path = gone
     with suppress(OSError):
         for _, folders, files, here in os.fwalk(path, topdown=False, follow_symlinks=False):
             for name in files:

@@ -54,14 +54,6 @@ METHODS: tuple[tuple[str, str], ...] = (
         "a line, a column or a headline with them.",
     ),
     (
-        "Staging, shuffling, input stalls",
-        "An epoch is the samples of the data set over the measured rate. Break-even epochs are staging time over "
-        "what an epoch gains; the ends are the shortest staging over the largest gain, and the longest over the "
-        "smallest. Novelty is the share of a rank's samples that it did not read in the epoch before, over 1 - "
-        "1/ranks. Input stalls are differences of mean steps of interleaved runs (DS-Analyzer; Mohan et al., VLDB "
-        "14(5), 2021): cached less synthetic is preparing, cold less cached is fetching.",
-    ),
-    (
         "Published figures",
         "Drawn as a reference line only where the work is the same: preset with the published configuration, network, "
         "batch per rank, precision class, real or made data, weak or strong scaling. The hardware is another all the "

@@ -1,7 +1,7 @@
 """How fast samples become batches, against plain loops of the same decode calls, torch's DataLoader and WebDataset.
 
 All ways take turns over the same files, which are in the page cache: photographs of 500 x 375 pixels as a tree and as
-tar shards, and volumes of 64^3 in HDF5. In one process on one core, in CPU time of that process, so that neighbours on
+tar shards, and volumes of 128^3 in HDF5. In one process on one core, in CPU time of that process, so that neighbours on
 a shared machine disturb less; and with two reader processes each, in seconds. Crops are drawn anew in each round.
 
 DataLoader and WebDataset are given dlbench's own decode calls, so that only what stands around them differs; DataLoader
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -42,7 +43,7 @@ from tests.bench.figures import Figure, median_interval
 from tests.bench.image_input import Pillow, one_core
 
 IMAGES, SIZE, BATCH, ROUNDS, SEED = 160, 224, 32, 9, 0
-VOLUMES, EDGE = 8, 64
+VOLUMES, EDGE = 4, 128
 WORKERS = 2
 SECONDS = 1.5
 """Of each way with reader processes in each round."""
@@ -160,8 +161,21 @@ def _images_of_processes(folder: Path, web: Any, why: str) -> Iterator[Figure]:
     yield _ratio(speeds, "reader, tar", "WebDataset, tar", what, why=why)
 
 
+def _wait_for_rest() -> None:
+    """Returns when the processes of the way before have read ahead as far as they may."""
+    children = psutil.Process().children(recursive=True)
+    before = -1.0
+    for _ in range(100):
+        spent = sum(one.cpu_times().user + one.cpu_times().system for one in children)
+        if spent - before < 0.02:
+            return
+        before = spent
+        time.sleep(0.2)
+
+
 def _wall_speed(batches: Iterator[Any]) -> float:
     """Images a second, once what was read ahead is gone."""
+    _wait_for_rest()
     for _ in range(2 * WORKERS):
         next(batches)
     taken, start = 0, time.perf_counter()

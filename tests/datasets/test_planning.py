@@ -270,3 +270,9 @@ def test_a_manifest_of_another_set_is_told(sets: Path, tmp_path: Path) -> None:
     found = refusal("resnet50", tmp_path)
     assert found is not None
     assert "holds density volumes (by its manifest); resnet50 trains on images" in found
+
+
+@pytest.mark.parametrize("share", ["-0.1", "1.01", "nan", "inf", "much"])
+def test_a_share_that_is_none_is_refused(share: str, sets: Path) -> None:
+    with pytest.raises(UserError, match=r"Q is a share from 0 to 1, e\.g\. partial:0\.1"):
+        refusal("resnet50", sets / "tree", **{"data.staging": "shard", "data.shuffle": f"partial:{share}"})

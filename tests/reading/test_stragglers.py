@@ -227,6 +227,7 @@ def waited(found: Waiting, hosts: tuple[str, ...], steps: int) -> Causes:
         ranks=len(hosts),
         steps=steps,
         sums_ns=dict.fromkeys(CAUSES, 0),
+        input_ns={},
         not_measured={},
         throttling_evidence="",
         waiting=found,

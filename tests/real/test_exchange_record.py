@@ -12,7 +12,8 @@ from dlbench.node.training import sanity
 from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Record, Setting
-from dlbench.records.scan import Run, scan
+from dlbench.records.scan import Run
+from tests.support.forked_runs import run_forked
 from tests.support.forks import call_dlbench
 
 PARAMETERS, TENSORS = 1218676, 16
@@ -41,10 +42,15 @@ REQUESTS: dict[str, tuple[str, ...]] = {
 Records = Callable[[str], Record]
 
 
+def words(out: Path, series: str, engine: str, *settings: str) -> list[str | Path]:
+    """One run, as a user asks for it."""
+    flags = [word for setting in settings for word in ("--set", setting)]
+    return [*COMMON, "--engine", engine, *flags, "--series", series, "--out", out]
+
+
 def launch(out: Path, series: str, engine: str, *settings: str) -> subprocess.CompletedProcess[str]:
     """One run, as a user starts it."""
-    flags = [word for setting in settings for word in ("--set", setting)]
-    return call_dlbench(*COMMON, "--engine", engine, *flags, "--series", series, "--out", out, cwd=out)
+    return call_dlbench(*words(out, series, engine, *settings), cwd=out)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +61,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
 
     def record(name: str) -> Record:
         if name not in kept:
-            done = launch(out, name, *REQUESTS[name])
-            assert done.returncode == 0, done.stderr
-            (run,) = (run for run in scan(out).runs if run.plan.series.id == name)
+            (run,) = run_forked(*words(out, name, *REQUESTS[name])[1:])
             kept[name] = valid(run)
         return kept[name]
 

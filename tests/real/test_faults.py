@@ -24,6 +24,7 @@ from dlbench.records.scan import Run, scan
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.plan import RunPlan
 from tests.conftest import Cli
+from tests.support.forked_runs import run_forked
 from tests.support.run_factory import constant, plans, write_run
 
 COSMO = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--set", "train.batch_per_rank=2")
@@ -262,12 +263,11 @@ def measured_s(run: Run, rank: int, column: Callable[[Any], Any]) -> float:
 
 
 @pytest.mark.slow
-def test_a_fault_on_one_of_two_ranks_adds_what_it_says(cli: Cli, tmp_path: Path) -> None:
+def test_a_fault_on_one_of_two_ranks_adds_what_it_says(tmp_path: Path) -> None:
     delays = ("--set", "fault.input_delay_s=0.05", "--set", "fault.step_delay_s=0.03")
     factor = ("--set", "fault.compute_factor=1.5", "--set", "fault.ranks=1")
-    done = cli(*COSMO, "--engine", "ddp", "--ranks", "2", *SHORT, *delays, *factor)
-    assert done.returncode == 0, done.stderr
-    run, record = only_record(tmp_path / "runs")
+    run_forked(*COSMO[1:], "--out", tmp_path, "--engine", "ddp", "--ranks", "2", *SHORT, *delays, *factor)
+    run, record = only_record(tmp_path)
     sound, slow = record.ranks
     assert sound.planted_s == 0
     waited = measured_s(run, 1, lambda steps: steps["input_ns"])
@@ -303,8 +303,8 @@ def test_two_ranks_of_ddp_train_apart(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.horovod
 @pytest.mark.slow
-def test_two_ranks_of_horovod_train_apart(cli: Cli, tmp_path: Path, horovod_installed: None) -> None:
+def test_two_ranks_of_horovod_train_apart(tmp_path: Path, horovod_installed: None) -> None:
     parts = ("--set", "train.gradient_accumulation=2")
-    done = cli(*COSMO, "--engine", "horovod", "--ranks", "2", *SHORT, *parts, "--set", "sync.exchange=none")
-    assert done.returncode == 0, done.stderr
-    assert_trained_apart(*only_record(tmp_path / "runs"))
+    apart = ("--set", "sync.exchange=none")
+    run_forked(*COSMO[1:], "--out", tmp_path, "--engine", "horovod", "--ranks", "2", *SHORT, *parts, *apart)
+    assert_trained_apart(*only_record(tmp_path))

@@ -31,12 +31,12 @@ from dlbench.records.record import RankResult, Record
 from dlbench.records.registry import watching
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.steps import PHASES, read_steps
-from dlbench.records.scan import Run, read_run, scan
+from dlbench.records.scan import Run, read_run
 from dlbench.records.watch import NodeWatch, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
 from tests.records.rows.test_spans import Seen, read_spans
-from tests.support.forks import call_dlbench
+from tests.support.forked_runs import run_forked
 from tests.support.run_factory import Story, constant, plans, write_run
 from tests.support.volumes import write_volumes
 from tests.support.watch_factory import node_watch, watch_result
@@ -432,15 +432,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
     def run(name: str) -> Run:
         if name not in kept:
-            done = call_dlbench(
-                *("run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--ranks", "2", "--series", name),
+            (kept[name],) = run_forked(
+                *("cosmoflow", "--preset", "ci", "--data", "synthetic", "--ranks", "2", "--series", name),
                 *("--out", out, "--set", "train.batch_per_rank=1", "--set", "measure.measured_steps=4"),
                 *("--set", f"measure.warmup_steps={WARMUP.get(name, 4)}", "--set", "watch.period_s=0.1"),
                 *ENGINES[name],
-                cwd=out,
             )
-            assert done.returncode == 0, done.stderr
-            (kept[name],) = (found for found in scan(out).runs if found.plan.series.id == name)
         return kept[name]
 
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -147,6 +148,7 @@ def _await(awaited: Sequence[BaseProcess], limit_s: float, everyone: Sequence[Ba
 
 def _become(environment: Mapping[str, str], out: str, errors: str) -> None:
     """In the forked process: as if it had been started with this environment and these streams."""
+    gc.freeze()  # what was loaded before is never garbage, and looking at it would copy its memory
     os.environ.clear()
     os.environ.update(environment)
     for number, path in ((1, out), (2, errors)):

@@ -22,6 +22,7 @@ from dlbench.datasets.staging.streams import Tally, run_streams
 from dlbench.opening import kind_of
 
 _DATA = "data"
+_PARTIAL = ".partial-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,8 @@ def replicate(
     files = list_files(parts, within, tally)
     root = folder.path / _DATA
     root.mkdir(exist_ok=True)
+    for partial in folder.path.glob(f"{_PARTIAL}*"):
+        partial.unlink()
     block = block_of(root)
     tally.needed = sum(file.num_bytes for file in files)
     journal = Journal(folder.path)
@@ -213,7 +216,7 @@ def _copy(
             Path(file.path),
             root / file.name,
             name=file.name,
-            partial=root.parent / f".partial-{stream}",
+            partial=root.parent / f"{_PARTIAL}{stream}",
             buffer=buffers[stream],
             tally=tally,
             sha256=digests.get(file.name),

@@ -59,6 +59,7 @@ def find_whole(
     found: dict[int, set[int]] = {}
     for rank, store in stores.items():
         found[rank], needed = set(), set(wanted[rank])
+        store.remove_partial()
         for index in list(store.indices()):
             data = None
             if index in needed:

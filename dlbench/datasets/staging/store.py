@@ -30,7 +30,7 @@ class SampleStore:
     """Samples by their number in the data set. Survives pickling.
 
     Args:
-        folder: where they are; made when the first is put.
+        folder: where they are; made when the first is put, if the folder above it is there.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,7 +52,7 @@ class SampleStore:
         try:
             opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
-            os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+            self._make(folder)
             opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             try:
@@ -64,6 +64,20 @@ class SampleStore:
             with suppress(OSError):
                 os.unlink(temporary)  # noqa: PTH108
             raise
+
+    def _make(self, folder: str) -> None:
+        """Makes a folder of samples, but nothing above the store: where that is gone, the run is over."""
+        for path in (self.folder, folder):
+            with suppress(FileExistsError):
+                os.mkdir(path)  # noqa: PTH102
+
+    def remove_partial(self) -> None:
+        """Removes what processes that were killed had begun to write; while nobody writes."""
+        for group in self._groups():
+            for entry in os.scandir(group.path):
+                if entry.name.startswith("."):
+                    with suppress(OSError):
+                        os.unlink(entry.path)  # noqa: PTH108
 
     def get(self, index: int) -> bytes | None:
         """The bytes of a sample; None if it is not there.
@@ -100,11 +114,14 @@ class SampleStore:
 
     def indices(self) -> Iterator[int]:
         """The samples that are there, in no order."""
-        if not self.folder.is_dir():
-            return
-        for group in os.scandir(self.folder):
-            if group.name.isdigit() and group.is_dir(follow_symlinks=False):
-                yield from (int(entry.name) for entry in os.scandir(group.path) if entry.name.isdigit())
+        for group in self._groups():
+            yield from (int(entry.name) for entry in os.scandir(group.path) if entry.name.isdigit())
+
+    def _groups(self) -> Iterator[os.DirEntry[str]]:
+        if self.folder.is_dir():
+            for group in os.scandir(self.folder):
+                if group.name.isdigit() and group.is_dir(follow_symlinks=False):
+                    yield group
 
 
 def _write(opened: int, data: bytes) -> None:

@@ -116,6 +116,46 @@ class InHalves:
         return self.prepare(key, self.fetch(key[1]).data)
 
 
+class Around(InHalves):
+    """Another reader, to change a part of it."""
+
+    def __init__(self, reader: SampleReader) -> None:
+        self._reader = reader
+
+    @property
+    def num_samples(self) -> int:
+        """Of the reader."""
+        return self._reader.num_samples
+
+    def prepare(self, key: Key, data: bytes) -> Sample:
+        """As the reader does."""
+        return self._reader.prepare(key, data)
+
+    def num_bytes(self, index: int) -> int:
+        """As the reader says."""
+        return self._reader.num_bytes(index)
+
+    def labels(self) -> NDArray[np.int32] | None:
+        """As the reader says."""
+        return self._reader.labels()
+
+    def name(self, index: int) -> str:
+        """As the reader says."""
+        return self._reader.name(index)
+
+    def files(self) -> list[Path]:
+        """As the reader says."""
+        return self._reader.files()
+
+    def describe(self) -> dict[str, object]:
+        """As the reader does."""
+        return self._reader.describe()
+
+    def close(self) -> None:
+        """As the reader does."""
+        self._reader.close()
+
+
 @dataclass
 class Fetched:
     """A batch on its way from a loader process, with what went wrong on the way."""
@@ -192,7 +232,7 @@ class BatchReader:
     def __getitem__(self, keys: list[Key]) -> Fetched:
         before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
-        samples = []
+        stack = _Stack(len(keys))
         for place in range(len(keys)):
             try:
                 sample = self._read(place, keys, fetched)
@@ -202,9 +242,8 @@ class BatchReader:
             if fetched.error is not None:
                 return fetched
             if sample is not None:
-                samples.append(sample.arrays)
-        if samples:
-            fetched.batch = _stacked(samples)
+                stack.add(sample.arrays)
+        fetched.batch = stack.batch()
         fetched.end_ns = time.monotonic_ns()
         after = storage_reads()
         if before is not None and after is not None:
@@ -256,8 +295,31 @@ class BatchReader:
             fetched.prepare_ns += end - between
 
 
-def _stacked(samples: list[dict[str, NDArray[np.generic]]]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(np.stack([s[name] for s in samples])) for name in samples[0]}
+class _Stack:
+    """A batch that is filled sample by sample, so that only one sample's arrays are held beside it."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._num = most, 0
+        self._arrays: dict[str, NDArray[np.generic]] = {}
+
+    def add(self, sample: dict[str, NDArray[np.generic]]) -> None:
+        """Copies a sample into the next place.
+
+        Raises:
+            ValueError: it has another shape than the first.
+        """
+        if not self._arrays:
+            values = {name: np.asarray(value) for name, value in sample.items()}
+            self._arrays = {name: np.empty((self._most, *one.shape), one.dtype) for name, one in values.items()}
+        for name, array in self._arrays.items():
+            if np.shape(sample[name]) != array.shape[1:]:
+                raise ValueError(f"{name}: a sample of shape {np.shape(sample[name])}, the first has {array.shape[1:]}")
+            array[self._num] = sample[name]
+        self._num += 1
+
+    def batch(self) -> dict[str, torch.Tensor]:
+        """What has been added, as tensors; empty if nothing was."""
+        return {name: torch.from_numpy(array[: self._num]) for name, array in self._arrays.items()}
 
 
 def path_text(path: Path) -> str:

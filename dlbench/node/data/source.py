@@ -154,16 +154,20 @@ def build_source(
     else:
         copied = open_reader(staged.train_source(), model_spec, data_spec, seed, training=True, lister=lister)
         reader = staged.reader(copied, rank)
-    order = _order(
-        data_spec,
-        reader.num_samples,
-        batch_size=batch_size,
-        rank=rank,
-        world_size=world_size,
-        seed=seed,
-        drop_last=drop_last,
-        start=start,
-    )
+    ownership = ownership_for(data_spec, reader.num_samples, world_size, seed=seed)
+    order: ShardedOrder
+    if ownership is not None:
+        order = HeldOrder(ownership, batch_size=batch_size, rank=rank, drop_last=drop_last, start=start)
+    else:
+        order = ShardedOrder(
+            reader.num_samples,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            seed=seed,
+            drop_last=drop_last,
+            start=start,
+        )
     audit = ReadAudit(
         order, num_samples=reader.num_samples, ranks=world_size, labels=reader.labels(), start=start or Position()
     )
@@ -171,6 +175,20 @@ def build_source(
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(order, reader, data_spec, rank, meeting, start or Position())
+    return _loaded(reader, order, data_spec, readers, reading, audit, exchange, pin_memory=pin_memory)
+
+
+def _loaded(
+    reader: SampleReader,
+    order: ShardedOrder,
+    data_spec: DataSpec,
+    readers: Readers,
+    reading: RankReading | None,
+    audit: ReadAudit,
+    exchange: SampleExchange | None,
+    *,
+    pin_memory: bool,
+) -> LoadedSource:
     try:
         return LoadedSource(
             reader,
@@ -188,31 +206,6 @@ def build_source(
         if exchange is not None:
             exchange.close()
         raise
-
-
-def _order(
-    data_spec: DataSpec,
-    num_samples: int,
-    *,
-    batch_size: int,
-    rank: int,
-    world_size: int,
-    seed: int,
-    drop_last: bool,
-    start: Position | None,
-) -> ShardedOrder:
-    ownership = ownership_for(data_spec, num_samples, world_size, seed=seed)
-    if ownership is not None:
-        return HeldOrder(ownership, batch_size=batch_size, rank=rank, drop_last=drop_last, start=start)
-    return ShardedOrder(
-        num_samples,
-        batch_size=batch_size,
-        rank=rank,
-        world_size=world_size,
-        seed=seed,
-        drop_last=drop_last,
-        start=start,
-    )
 
 
 def _exchange(

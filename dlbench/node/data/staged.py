@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlbench.datasets.staging.samples import Keeping
 from dlbench.datasets.staging.store import DamagedSampleError, SampleStore
-from dlbench.node.data.reader import BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
-from dlbench.node.data.sharding import Key
+from dlbench.node.data.reader import Around, BadSampleError, Raw, SampleReader, path_text
 from dlbench.specs.system import StagingTier
 
 if TYPE_CHECKING:
@@ -17,44 +16,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class _Around(InHalves):
+class _Staged(Around):
     """Another reader, with `fetch` changed."""
 
     def __init__(self, reader: SampleReader, tier: StagingTier) -> None:
-        self._reader, self._tier = reader, tier
-
-    @property
-    def num_samples(self) -> int:
-        """Of the reader."""
-        return self._reader.num_samples
-
-    def prepare(self, key: Key, data: bytes) -> Sample:
-        """As the reader does."""
-        return self._reader.prepare(key, data)
-
-    def num_bytes(self, index: int) -> int:
-        """As the reader says."""
-        return self._reader.num_bytes(index)
-
-    def labels(self) -> NDArray[np.int32] | None:
-        """As the reader says."""
-        return self._reader.labels()
-
-    def name(self, index: int) -> str:
-        """As the reader says: of the source."""
-        return self._reader.name(index)
-
-    def files(self) -> list[Path]:
-        """As the reader says."""
-        return self._reader.files()
-
-    def describe(self) -> dict[str, object]:
-        """As the reader does: of the source."""
-        return self._reader.describe()
-
-    def close(self) -> None:
-        """As the reader does."""
-        self._reader.close()
+        super().__init__(reader)
+        self._tier = tier
 
     def _from(self, store: SampleStore, index: int) -> bytes | None:
         try:
@@ -68,7 +35,7 @@ class _Around(InHalves):
         return BadSampleError(f"{self.name(index)}, staged to {str(store.path(index))!r}: {why}")
 
 
-class HeldReader(_Around):
+class HeldReader(_Staged):
     """Samples that a rank holds on its node (shard); the source is not read.
 
     Args:
@@ -97,7 +64,7 @@ class HeldReader(_Around):
         return [self._store.path(index) for index in self._store.indices()]
 
 
-class KeepingReader(_Around):
+class KeepingReader(_Staged):
     """Samples kept on the node when they are first read (lazy), and never removed.
 
     A full disk ends the keeping, not the run.
@@ -145,7 +112,7 @@ class KeepingReader(_Around):
             self._keeping.stop()
 
 
-class ReplicaReader(_Around):
+class ReplicaReader(_Staged):
     """A copy of the data set on the node.
 
     Args:

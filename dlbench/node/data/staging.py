@@ -172,8 +172,9 @@ class NodeStaging:
     def cancel(self) -> None:
         """Ends it, because another node failed; nothing that is not kept stays."""
         self.tally.cancelled.set()
-        self._done.wait(5.0)
-        self.close()
+        # Where a file system hangs, the supervisor removes the folder when this process has ended.
+        if self._done.wait(5.0):
+            self.close()
 
     @property
     def error(self) -> BaseException | None:
@@ -367,6 +368,7 @@ class NodeStaging:
                 )
         finally:
             reader.close()
+        store.remove_partial()
         tally.reused = sum(sizes[index] for index in store.indices() if index < len(sizes))
         tally.needed = sum(sizes)
         memory = memory_room() if lies_in_memory(folder.path) else None

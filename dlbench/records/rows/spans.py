@@ -1,8 +1,8 @@
 """`rank-NNNN.spans`: what one rank did when, beyond the phases of its steps; blocks of rows.
 
-Lanes are the threads of a trace. Stages (starting, building, warm-up, measuring, evaluation, checkpoint, finishing)
-come from every rank; layers, messages and reading only from the window of watched steps. Nothing dlbench does today
-stages data or swaps: their lanes are there for what will, and stay empty.
+Lanes are the threads of a trace. Stages (starting, building, staging, warm-up, measuring, evaluation, checkpoint,
+finishing) come from every rank; layers, messages and reading only from the window of watched steps; staging from the
+first rank of each node, stream by stream. Nothing swaps tensors: that lane is there for what will, and stays empty.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dlbench.report.wording import figure_text
 from dlbench.specs.sync import MGWFBP_STEPS, layout_problem
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
-from dlbench.views.reading.numbers import complement, fetch_share
+from dlbench.views.reading.numbers import WARM_SHARE, complement, fetch_share, storage_share
 from dlbench.views.stragglers.numbers import Straggler
 
 
@@ -186,13 +186,16 @@ def _reason(case: Case) -> str:
     if share is None:
         return ""
     if share.value >= 0.5:
-        return f"; readers spend {figure_text(share)} of their time in fetching samples from storage"
+        return f"; readers spend {figure_text(share)} of their time in fetching samples"
     return f"; readers spend {figure_text(complement(share))} of their time in preparing samples (decode, augment)"
 
 
 def _can_be_staged(case: Case) -> bool:
-    """Fetching is the larger part, and samples are read in place."""
-    return not case.is_synthetic and _is_fetch_bound(case) and case.run.plan.workload.data.staging == "none"
+    """Fetching is the larger part, and samples are read in place and not from the page cache, as far as one knows."""
+    if case.is_synthetic or not _is_fetch_bound(case) or case.run.plan.workload.data.staging != "none":
+        return False
+    share = storage_share([epoch for one in _reading(case) for epoch in one.epochs])
+    return share is None or share > WARM_SHARE
 
 
 def _staged_text(case: Case) -> str:

@@ -75,7 +75,7 @@ def _finding(point: ReadingPoint) -> str:
     if point.fetch_share is None:
         return f"{where} readers say nothing of their time."
     share = point.fetch_share
-    larger = "fetching, that is storage" if share.value >= 0.5 else "preparing, that is the CPU"
+    larger = "fetching (I/O)" if share.value >= 0.5 else "preparing (CPU)"
     text = f"{where} readers spend {figure_text(share)} of their time in fetching samples, the rest in preparing them"
     stored = (
         "" if point.storage_share is None else f"; {percent(min(1.0, point.storage_share))} of the bytes from storage"

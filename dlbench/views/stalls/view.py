@@ -9,6 +9,7 @@ from dlbench.report.document import Document, Section
 from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.views.model import Report
+from dlbench.views.stalls.charts import stall_charts
 from dlbench.views.stalls.numbers import IoTiers, StallPart, Stalls, Tier, stalls
 from dlbench.views.stalls.tables import NOT_MEASURED, TIER_TITLES, parts_sheet, place, runs_sheet
 from dlbench.views.view import ReportSource, ReportView
@@ -44,6 +45,7 @@ def stalls_section(found: Sequence[Stalls]) -> Section | None:
         title=TITLE,
         words=words,
         brief=(*words, *(text for point in found for text in _remarks(point))),
+        charts=lambda: stall_charts(found),
         sheets=(parts_sheet(found), runs_sheet(found)),
         notes=tuple(text for point in found for text in _remarks(point)),
     )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,14 +23,24 @@ from hypothesis import strategies as st
 
 from dlbench.datasets.making.manifest import write_manifest
 from dlbench.datasets.shuffling.ownership import ownership_for
-from dlbench.datasets.staging import copying
+from dlbench.datasets.staging import copying, replicate
 from dlbench.datasets.staging.place import tier_path
 from dlbench.datasets.staging.samples import STORE_BYTES, choose_kept
-from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, UserError
+from dlbench.errors import (
+    DlbenchError,
+    EnvironmentLacksError,
+    ExitCode,
+    IncompleteDataError,
+    PeerLostError,
+    UserError,
+)
 from dlbench.node.data import staging
 from dlbench.node.data.reader import BadSampleError, SampleReader
 from dlbench.node.data.source import build_source, open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.engine import Engine
+from dlbench.node.training.staging import Staging, stage, staging_result
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
@@ -240,8 +254,9 @@ def test_kept_samples_are_not_copied_again_unless_they_differ(data: Path, place:
     (kept,) = place.iterdir()
     inside = [p for p in kept.rglob("*") if p.is_file() and (p.suffix == ".jpg" or p.name.isdigit())]
     inside[0].write_bytes(inside[0].read_bytes()[:-1])
+    before = inside[1].stat()
     inside[1].write_bytes(b"x" + inside[1].read_bytes()[1:])
-    os.utime(inside[1], ns=(1, 1))
+    os.utime(inside[1], ns=(before.st_atime_ns, before.st_mtime_ns))
     inside[2].unlink()
     second, _ = staged(plan)
     node, _ = second.finished()
@@ -271,19 +286,29 @@ def test_a_changed_source_is_staged_anew(data: Path, place: Path, strategy: str)
         path.write_bytes(path.read_bytes() + b"more")
 
 
-def test_a_kill_in_the_middle_is_taken_up_where_it_was(data: Path, place: Path) -> None:
+def test_a_kill_in_the_middle_is_taken_up_where_it_was(
+    data: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = plan_of(data, place, "replicate", data__keep_staged=True, data__staging_streams=1)
-    code = (
-        "import os, sys\nfrom pathlib import Path\nfrom dlbench.datasets.staging import replicate\n"
-        "from tests.node.data import test_staging as t\ncopy, done = replicate.copy_file, []\n"
-        "def dies(*a, **k):\n    done.append(1)\n    len(done) > 6 and os.kill(os.getpid(), 9)\n"
-        "    return copy(*a, **k)\n"
-        "replicate.copy_file = dies\n"
-        "t.staged(t.plan_of(Path(sys.argv[1]), Path(sys.argv[2]), 'replicate', data__keep_staged=True, "
-        "data__staging_streams=1))\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", code, data, place], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    pid = os.fork()
+    if pid == 0:
+        copied: list[object] = []
+        copy = replicate.copy_file
+
+        def dies(*given: Any, **options: Any) -> Any:
+            if len(copied) == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+            copied.append(copy(*given, **options))
+            return copied[-1]
+
+        monkeypatch.setattr(replicate, "copy_file", dies)
+        begun(plan)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    (kept,) = place.iterdir()
+    (kept / ".partial-7").write_bytes(b"torn")
+    with (kept / "journal.jsonl").open("ab") as journal:
+        journal.write(b'{"path": "torn')
     work, held = staged(plan)
     node, _ = work.finished()
     assert node is not None
@@ -557,3 +582,80 @@ def test_what_a_killed_node_left_is_removed_by_the_next(data: Path, place: Path)
     work, held = staged(plan_of(data, place, "replicate"))
     assert list(place.iterdir()) == [held.folder]
     work.close()
+
+
+def test_who_still_keeps_samples_makes_nothing_anew(data: Path, place: Path) -> None:
+    """Another rank of the node may read on for a moment when the one that staged is killed."""
+    plan = plan_of(data, place, "lazy")
+    work, held = staged(plan)
+    reader = own_reader(plan, held)
+    reader.fetch(1)
+    work.close()
+    assert reader.fetch(2).tier == "shared"
+    assert list(place.iterdir()) == []
+
+
+# Over several nodes
+
+
+class Meeting:
+    """Two ranks as threads; what `stage` needs of an engine."""
+
+    def __init__(self) -> None:
+        self._barrier = threading.Barrier(RANKS, timeout=60)
+        self._values: list[Any] = [None] * RANKS
+
+    def of(self, rank: int) -> Engine:
+        def gather(value: Any) -> list[Any]:
+            self._values[rank] = json.loads(json.dumps(value))
+            self._barrier.wait()
+            found = list(self._values)
+            self._barrier.wait()
+            return found
+
+        return cast("Engine", SimpleNamespace(gather=gather))
+
+
+def staged_on_two_nodes(plan: RunPlan) -> list[Staging | BaseException | None]:
+    meeting = Meeting()
+
+    def rank(number: int) -> Staging | BaseException | None:
+        place = RankPlace(
+            rank=number, size=2, local_rank=0, local_size=1, node_rank=number, num_nodes=2, host=f"n{number}", token="t"
+        )
+        try:
+            return stage(plan, place, meeting.of(number), None, beat=lambda _: None, tell=lambda *_: None)
+        except BaseException as error:
+            return error
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        return list(pool.map(rank, range(RANKS)))
+
+
+def test_each_node_stages_its_own_ranks_samples(data: Path, place: Path) -> None:
+    for name in ("n0", "n1"):
+        (place / name).mkdir()
+    plan = plan_of(data, place / "{host}", "shard")
+    found = [one for one in staged_on_two_nodes(plan) if isinstance(one, Staging)]
+    parts = parts_of(plan)(15)
+    assert [one.data.folder.parent.name for one in found] == ["n0", "n1"]
+    for rank, one in enumerate(found):
+        assert sorted(one.data.store(rank).indices()) == sorted(parts[rank])
+        assert not one.data.store(1 - rank).folder.exists()
+    told = [{"staging": one.told(), "warnings": []} for one in found]
+    result = staging_result(plan, found[0], told)
+    assert result is not None
+    assert [(node.host, node.items) for node in result.nodes] == [("n0", len(parts[0])), ("n1", len(parts[1]))]
+    for one in found:
+        one.close()
+    assert [list((place / name).iterdir()) for name in ("n0", "n1")] == [[], []]
+
+
+def test_the_error_of_one_node_ends_all_and_is_the_cause(data: Path, place: Path) -> None:
+    (place / "n0").mkdir()
+    there, missing = staged_on_two_nodes(plan_of(data, place / "{host}", "replicate"))
+    assert isinstance(missing, EnvironmentLacksError)
+    assert "n1" in str(missing)
+    assert isinstance(there, PeerLostError)  # no cause
+    assert str(missing) in str(there)
+    assert list((place / "n0").iterdir()) == []

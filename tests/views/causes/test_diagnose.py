@@ -424,9 +424,10 @@ def test_input_of_files_has_experiments_of_its_own(tmp_path: Path) -> None:
     more = {"data": "/data/pictures", "overrides": {"layout.cores_per_rank": 4, "data.loader_workers": 1}}
     write_series(tmp_path, {"input": 25.0}, story=story, **more)
     assert experiments(tmp_path) == [
-        "more readers (--set data.loader_workers=4, as many as a rank has cores)",
+        "more readers (--set data.loader_workers=auto measures how many, up to the 4 cores of a rank)",
         "the data prepared once (dlbench data pack: shards)",
-        "the same with --data synthetic, to confirm it",
+        "the same with synthetic, cached and cold data, which says what storage and what preparing costs: dlbench io "
+        "sample --preset tiny --data /data/pictures --ranks 2 --tiers --repeats 5",
     ]
 
 

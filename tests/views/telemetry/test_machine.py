@@ -524,8 +524,8 @@ def test_waits_stalls_and_disks(tmp_path: Path) -> None:
     seen = (first + count) * plan.global_batch
     assert facts["Coverage"].startswith(f"{seen:,} samples of a set of 1,000")
     assert facts["Cold or warm"].startswith("cold at least in part")
-    assert facts["Readers"] == "3 reader processes per rank (data.loader_workers); decoder simplejpeg"
-    assert facts["Staging"] == "not known: no node's spans were read"
+    assert facts["Readers"] == "3 reader processes per rank (data.loader_workers 3); decoder simplejpeg"
+    assert facts["Staging"] == "none asked for (data.staging none): ranks read the data source where it lies"
     assert of(group, DataPath).verdict == (
         f"On average over ranks, steps and runs ranks wait for input for {percent(point.wait_share.value)} of a step "
         f"({format_seconds(wait)}) at 2 ranks; the longest single wait looked at was 500 ms; up to "

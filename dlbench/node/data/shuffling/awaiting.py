@@ -6,12 +6,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dlbench.datasets.staging.store import SampleStore
-from dlbench.node.data.reader import InHalves, NotArrivedError, Raw, Sample, SampleReader
-from dlbench.node.data.sharding import Key
+from dlbench.node.data.reader import Around, NotArrivedError, Raw, SampleReader
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 _LOST = "lost"
@@ -22,7 +18,7 @@ def lost_mark(store: SampleStore) -> Path:
     return store.folder / _LOST
 
 
-class AwaitingReader(InHalves):
+class AwaitingReader(Around):
     """The same samples, each waited for until it is in the store.
 
     A sample is there when its file is (`SampleStore`), so that readers in other processes need not be told.
@@ -34,13 +30,9 @@ class AwaitingReader(InHalves):
     """
 
     def __init__(self, reader: SampleReader, store: SampleStore, *, patience_s: float) -> None:
-        self._reader, self._store, self._patience_s = reader, store, patience_s
+        super().__init__(reader)
+        self._store, self._patience_s = store, patience_s
         self._lost = lost_mark(store)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in the data set."""
-        return self._reader.num_samples
 
     def fetch(self, index: int) -> Raw:
         """The stored bytes of one sample, once it is there.
@@ -61,31 +53,3 @@ class AwaitingReader(InHalves):
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
         waited_ns = time.monotonic_ns() - begun
         return replace(self._reader.fetch(index), waited_ns=waited_ns)
-
-    def prepare(self, key: Key, data: bytes) -> Sample:
-        """As of the reader of the store."""
-        return self._reader.prepare(key, data)
-
-    def num_bytes(self, index: int) -> int:
-        """As of the reader of the store."""
-        return self._reader.num_bytes(index)
-
-    def labels(self) -> NDArray[np.int32] | None:
-        """As of the reader of the store."""
-        return self._reader.labels()
-
-    def name(self, index: int) -> str:
-        """As of the reader of the store."""
-        return self._reader.name(index)
-
-    def files(self) -> list[Path]:
-        """As of the reader of the store."""
-        return self._reader.files()
-
-    def describe(self) -> dict[str, object]:
-        """As of the reader of the store."""
-        return self._reader.describe()
-
-    def close(self) -> None:
-        """As of the reader of the store."""
-        self._reader.close()
