@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,8 @@ def _measure(shared: SlowStorage, folder: Path) -> tuple[dict[str, list[float]],
     ]
     for process in ranks:
         process.start()
+    for _, there in pipes:
+        there.close()  # so that a rank that dies is noticed
     here = [pipe[0] for pipe in pipes]
     seconds: dict[str, list[float]] = {mode: [] for mode in EPOCHS}
     audit: list[float] = []
@@ -129,7 +132,8 @@ def _measure(shared: SlowStorage, folder: Path) -> tuple[dict[str, list[float]],
                     audit.append(statistics.fmean(each[1] for each in told) / seconds[mode][-1])
     finally:
         for pipe in here:
-            pipe.send("end")
+            with suppress(OSError):
+                pipe.send("end")
         for process in ranks:
             process.join(60)
             process.kill()
