@@ -26,7 +26,7 @@ class NumberReader(InHalves):
             raise BadSampleError(f"{self.name(index)}: unreadable")
         return Raw(number_bytes(index))
 
-    def prepare(self, key: Key, data: bytes) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: object = None) -> Sample:
         assert data == number_bytes(key[1])
         return Sample({"number": np.array(key[1])})
 

@@ -12,7 +12,7 @@ from dlbench.datasets.containers.tfrecord import decompressor
 from dlbench.datasets.volumes.density import DensityIndex, DensityReader, index_density
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.specs.workload import CosmoFlowModel
 
@@ -26,10 +26,15 @@ def _logarithms() -> NDArray[np.float32]:
     return np.log1p(np.arange(np.iinfo(np.int16).max + 1, dtype=np.float64)).astype(np.float32)
 
 
-def network_input(counts: NDArray[np.int16]) -> NDArray[np.float32]:
-    """Counts (S, S, S, C), none negative, become log(counts + 1) as (C, S, S, S) float32, exact to the last bit."""
+def network_input(counts: NDArray[np.int16], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """Counts (S, S, S, C), none negative, become log(counts + 1) as (C, S, S, S) float32, exact to the last bit.
+
+    `out`: of that form, to be filled and returned; None: a new one.
+    """
     size, channels = counts.shape[0], counts.shape[3]
-    table, out = _logarithms(), np.empty((channels, *counts.shape[:3]), dtype=np.float32)
+    table = _logarithms()
+    if out is None:
+        out = np.empty((channels, *counts.shape[:3]), dtype=np.float32)
     step = max(1, _VOXELS_AT_ONCE // (size * size))
     for start in range(0, size, step):
         for channel in range(channels):
@@ -64,7 +69,7 @@ class VolumeReader(InHalves):
         parts = (counts.astype("<i2", copy=False), target.astype("<f4", copy=False))
         return Raw(b"".join(np.ascontiguousarray(part).data for part in parts))
 
-    def prepare(self, key: Key, data: bytes) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One volume; the epoch makes no difference.
 
         Raises:
@@ -81,7 +86,7 @@ class VolumeReader(InHalves):
             raise self._bad(key[1], "x has a negative count")
         if not np.isfinite(target).all():
             raise self._bad(key[1], "y is not finite")
-        return Sample({"volume": network_input(counts), "target": target})
+        return Sample({"volume": network_input(counts, None if out is None else out["volume"]), "target": target})
 
     def num_bytes(self, index: int) -> int:
         """Of unpacked counts and parameters, the same for all samples."""

@@ -20,7 +20,7 @@ import torch
 
 from dlbench.datasets.images.image_set import ImageSet
 from dlbench.datasets.images.jpeg_decode import FACTORS, decode, decoder, inspect
-from dlbench.node.data.reader import BadSampleError, InHalves, Raw, Sample, path_text
+from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, path_text
 from dlbench.node.data.sharding import Key
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class JpegReader(InHalves):
         except ValueError as error:
             raise BadSampleError(f"{self._images.name(index)}: {error}") from None
 
-    def prepare(self, key: Key, data: bytes) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One image; in training augmented by a generator of the seed and the key.
 
         Raises:

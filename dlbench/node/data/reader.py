@@ -7,10 +7,10 @@ what staging and shuffling move about. `prepare` makes tensors of them: what dec
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -35,6 +35,10 @@ class NotArrivedError(Exception):
     def __init__(self, index: int, waited_s: float) -> None:
         super().__init__(index, waited_s)
         self.waited_s = waited_s
+
+
+Arrays = Mapping[str, NDArray[Any]]
+"""By the names of `dlbench.node.models.build.Batch`, without the first dimension."""
 
 
 @dataclass
@@ -71,8 +75,14 @@ class SampleReader(Protocol):
             BadSampleError: it cannot be read, or a checksum differs.
         """
 
-    def prepare(self, key: Key, data: bytes) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """A sample ready for training, of its bytes; a function of them, the seed and the key.
+
+        Args:
+            key: of the sample.
+            data: what `fetch` gave.
+            out: arrays of the right shapes, by name, that it may write into instead of making its own, which saves
+                copying large ones into the batch; None: there are none.
 
         Raises:
             BadSampleError: the bytes are damaged.
@@ -105,7 +115,7 @@ class InHalves:
     """What a `SampleReader` that fetches and prepares has for nothing."""
 
     fetch: Callable[[int], Raw]
-    prepare: Callable[[Key, bytes], Sample]
+    prepare: Callable[..., Sample]
 
     def read(self, key: Key) -> Sample:
         """One sample, fetched and prepared.
@@ -127,9 +137,9 @@ class Around(InHalves):
         """Of the reader."""
         return self._reader.num_samples
 
-    def prepare(self, key: Key, data: bytes) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """As the reader does."""
-        return self._reader.prepare(key, data)
+        return self._reader.prepare(key, data, out)
 
     def num_bytes(self, index: int) -> int:
         """As the reader says."""
@@ -228,14 +238,15 @@ class BatchReader:
         self._on_bad_sample = on_bad_sample
         self._attempts = _SKIP_AT_MOST if replace else 1
         self._replace, self._within_batch = replace, within_batch
+        self._forms: Forms = {}
 
     def __getitem__(self, keys: list[Key]) -> Fetched:
         before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
-        stack = _Stack(len(keys))
+        stack = _Stack(len(keys), self._forms)
         for place in range(len(keys)):
             try:
-                sample = self._read(place, keys, fetched)
+                sample = self._read(place, keys, fetched, stack.place)
             except NotArrivedError as error:
                 fetched.not_arrived = (keys[place], error.waited_s)
                 return fetched
@@ -243,19 +254,19 @@ class BatchReader:
                 return fetched
             if sample is not None:
                 stack.add(sample.arrays)
-        fetched.batch = stack.batch()
+        fetched.batch, self._forms = stack.batch(), stack.forms
         fetched.end_ns = time.monotonic_ns()
         after = storage_reads()
         if before is not None and after is not None:
             fetched.storage_bytes = after - before
         return fetched
 
-    def _read(self, place: int, keys: list[Key], fetched: Fetched) -> Sample | None:
+    def _read(self, place: int, keys: list[Key], fetched: Fetched, out: Arrays | None) -> Sample | None:
         tried = 0
         for taken in self._candidates(place, keys):
             tried += 1
             try:
-                sample = self._read_one(taken, fetched)
+                sample = self._read_one(taken, fetched, out)
             except BadSampleError as error:
                 fetched.failures.append(str(error))
                 if self._on_bad_sample == "stop":
@@ -279,7 +290,7 @@ class BatchReader:
             else:
                 yield (epoch, (index + attempt) % self.reader.num_samples)
 
-    def _read_one(self, key: Key, fetched: Fetched) -> Sample:
+    def _read_one(self, key: Key, fetched: Fetched, out: Arrays | None) -> Sample:
         begun = time.monotonic_ns()
         between = begun
         try:
@@ -287,7 +298,7 @@ class BatchReader:
             between = time.monotonic_ns()
             fetched.waited_ns += raw.waited_ns
             fetched.tier_bytes[raw.tier] = fetched.tier_bytes.get(raw.tier, 0) + len(raw.data)
-            return self.reader.prepare(key, raw.data)
+            return self.reader.prepare(key, raw.data, out)
         finally:
             end = time.monotonic_ns()
             between = between if between > begun else end
@@ -295,31 +306,58 @@ class BatchReader:
             fetched.prepare_ns += end - between
 
 
+Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""Shape and type of each array of a sample."""
+
+
 class _Stack:
-    """A batch that is filled sample by sample, so that only one sample's arrays are held beside it."""
+    """A batch that is filled sample by sample, so that only one sample's arrays are held beside it.
 
-    def __init__(self, most: int) -> None:
-        self._most, self._num = most, 0
-        self._arrays: dict[str, NDArray[np.generic]] = {}
+    Args:
+        most: samples that it will have at most.
+        forms: of the last batch's samples, which these most likely have, too; empty: not known.
+    """
 
-    def add(self, sample: dict[str, NDArray[np.generic]]) -> None:
-        """Copies a sample into the next place.
+    def __init__(self, most: int, forms: Forms) -> None:
+        self._most, self._num, self.forms = most, 0, forms
+        self._arrays = self._made() if forms else {}
+
+    def _made(self) -> dict[str, NDArray[Any]]:
+        return {name: np.empty((self._most, *shape), dtype) for name, (shape, dtype) in self.forms.items()}
+
+    @property
+    def place(self) -> Arrays | None:
+        """Where the next sample's arrays go, to be written into; None while their shapes are not known."""
+        # With the dimension of the batch and without it again: of a scalar, too, that is a view.
+        return {name: array[self._num, ...] for name, array in self._arrays.items()} or None
+
+    def add(self, sample: Arrays) -> None:
+        """Takes a sample into the next place, copying what does not lie there yet.
 
         Raises:
             ValueError: it has another shape than the first.
         """
-        if not self._arrays:
-            values = {name: np.asarray(value) for name, value in sample.items()}
-            self._arrays = {name: np.empty((self._most, *one.shape), one.dtype) for name, one in values.items()}
-        for name, array in self._arrays.items():
-            if np.shape(sample[name]) != array.shape[1:]:
-                raise ValueError(f"{name}: a sample of shape {np.shape(sample[name])}, the first has {array.shape[1:]}")
-            array[self._num] = sample[name]
+        found = {name: (np.shape(value), np.asarray(value).dtype) for name, value in sample.items()}
+        if not self._num and found != self.forms:
+            self.forms = found
+            self._arrays = self._made()
+        for name, place in (self.place or {}).items():
+            if np.shape(sample[name]) != place.shape:
+                raise ValueError(f"{name}: a sample of shape {np.shape(sample[name])}, the first has {place.shape}")
+            if not _is_same(sample[name], place):
+                place[...] = sample[name]
         self._num += 1
 
     def batch(self) -> dict[str, torch.Tensor]:
         """What has been added, as tensors; empty if nothing was."""
+        if not self._num:
+            return {}
         return {name: torch.from_numpy(array[: self._num]) for name, array in self._arrays.items()}
+
+
+def _is_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether two arrays are the same memory in the same order."""
+    return one.__array_interface__["data"] == other.__array_interface__["data"] and one.strides == other.strides
 
 
 def path_text(path: Path) -> str:

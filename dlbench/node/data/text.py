@@ -28,7 +28,7 @@ from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
 from dlbench.datasets.text.vocabulary import Vocabulary, load_vocabulary
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import Arrays, BadSampleError, InHalves, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.specs.workload import BertModel, TextData
 
@@ -99,9 +99,9 @@ class TextReader(InHalves):
         del index
         return Raw(b"", "memory")
 
-    def prepare(self, key: Key, data: bytes) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One sample; cannot fail, the corpus has been checked when it was tokenised."""
-        del data
+        del data, out
         epoch, index = key
         generator = np.random.default_rng([self._seed, epoch if self._training else 0, index])
         start, end = self._runs[index]
@@ -188,7 +188,7 @@ class PretrainingHdf5Reader(InHalves):
             raise self._bad(index, fault)
         return Raw(b"".join(rows[name].astype("<i4").tobytes() for name, _ in self._layout))
 
-    def prepare(self, key: Key, data: bytes) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One sample; the epoch makes no difference.
 
         Raises:

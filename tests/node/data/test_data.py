@@ -241,7 +241,7 @@ class Probe:
     def fetch(self, index: int) -> Raw:
         return Raw(b"x" * (index + 1))
 
-    def prepare(self, key: Key, data: bytes) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: object = None) -> Sample:
         assert len(data) == self.num_bytes(key[1])
         if key == (1, 0):
             raise MemoryError("a defect")

@@ -67,7 +67,7 @@ class Files(InHalves):
         time.sleep(self._delay_s)
         return Raw((self._folder / str(index)).read_bytes(), "shared" if index % 2 else "local")
 
-    def prepare(self, key: Key, data: bytes) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: object = None) -> Sample:
         return Sample({"key": np.array(key), "data": np.frombuffer(data, np.uint8)})
 
     def num_bytes(self, index: int) -> int:
