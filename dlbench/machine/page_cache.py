@@ -160,26 +160,24 @@ def _tried(opened: int, spots: Sequence[int]) -> tuple[str, int, int] | None:
 def evict(files: Sequence[Path], told: list[str], drop_caches: Path = DROP_CACHES) -> Iterator[None]:
     """Takes files out of the page cache; whoever iterates hears of the progress, and stops it by not going on.
 
-    What is dirty is written first. Where this process may, the kernel drops all that it can (of the whole machine);
-    otherwise each file is advised as not needed. Pages that a process has mapped stay.
+    Each file is written where it is dirty, and advised as not needed: what other programs have cached, libraries first
+    of all, stays, so that nobody else becomes slow. Where this process may, the kernel then forgets names and
+    attributes of files (of the whole machine), so that opening is cold as well. Pages that a process has mapped stay.
 
     Args:
         files: of the data set.
-        told: gets one line: how it was done, or why not.
-        drop_caches: the kernel's file for it.
+        told: gets a line each on how it was done, or why not.
+        drop_caches: the kernel's file for names and attributes.
     """
+    yield from _advise(files, told)
     try:
         kernel = os.open(drop_caches, os.O_WRONLY | os.O_CLOEXEC)  # the kernel's own file: never made
-    except OSError:
-        yield from _advise(files, told)
+    except OSError as error:
+        told.append(f"names and attributes of files stay cached ({drop_caches}: {why_unreadable(error)})")
         return
     try:
-        # What is dirty is not dropped, and to sync a million files one by one takes long.
-        for path in {path.parent.stat().st_dev: path for path in files if path.parent.is_dir()}.values():
-            _sync_file_system(path)
-            yield
-        os.write(kernel, b"3\n")
-        told.append(f"emptied by {drop_caches}")
+        os.write(kernel, b"2\n")
+        told.append(f"names and attributes of files dropped by {drop_caches}")
     except OSError as error:
         told.append(f"{drop_caches}: {why_unreadable(error)}")
     finally:
@@ -207,17 +205,6 @@ def _advise(files: Sequence[Path], told: list[str]) -> Iterator[None]:
         told.append(f"posix_fadvise was refused for {len(refused):,} of {len(files):,} files: {refused[0]}")
     else:
         told.append("emptied of these files by posix_fadvise")
-
-
-def _sync_file_system(path: Path) -> None:
-    try:
-        opened = descriptor(path)
-    except OSError:
-        return
-    try:
-        ctypes.CDLL(None, use_errno=True).syncfs(opened)
-    finally:
-        os.close(opened)
 
 
 def fill(files: Sequence[Path], told: list[str], room_bytes: int | None = None) -> Iterator[None]:

@@ -98,6 +98,7 @@ def trained(out: Path, series: str, data: Path | None = None, **overrides: Any) 
             rank,
             on_step=lambda step: None,
             on_course=lambda steps: None,
+            on_staging=lambda copied, needed: None,
             beat=lambda where: None,
             started=started,
         ).run()
