@@ -19,6 +19,9 @@ from tests.support.slurm import slurm_box, slurm_can_run, slurm_folder
 __all__ = ["browser", "slurm_box", "slurm_can_run", "slurm_folder"]
 
 
+_SPINNING = ("tests/real/test_collectives.py", "tests/real/test_comm_runs.py")
+"""Files with many ranks under mpirun."""
+
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # No time limits for an example: a busy machine is no error. `--hypothesis-profile nightly` looks closer.
@@ -49,8 +52,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _group(item: pytest.Item) -> str:
-    """A file's tests share what its fixtures made; all tests that need Slurm share one cluster."""
-    return "slurm" if item.get_closest_marker("slurm") else item.nodeid.partition("::")[0]
+    """A file's tests share what its fixtures made; all tests that need Slurm share one cluster.
+
+    Ranks of MPI wait by spinning: two groups of them at a time would starve each other, so they are one.
+    """
+    file = item.nodeid.partition("::")[0]
+    return "slurm" if item.get_closest_marker("slurm") or file in _SPINNING else file
 
 
 @pytest.fixture

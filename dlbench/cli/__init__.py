@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from contextlib import suppress
 from typing import Any
@@ -119,6 +120,10 @@ def _run() -> int:
         # Not click's standalone mode, in which Ctrl-C would end with 1, the code of a failed check.
         returned = cli(standalone_mode=False)
     except BaseException as error:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # It ends already: a second Ctrl-C must not change how it is said to have ended.
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_IGN)
         from dlbench.cli.ending import ending_of
 
         ending = ending_of(error)
