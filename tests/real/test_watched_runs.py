@@ -533,8 +533,8 @@ def test_the_sampler_of_the_node_sampled(runs: Runs, engine: str, request: pytes
     assert node.measured_cpu_s is not None
     assert node.clock.node_rank == 0
     steps = read_steps(run.folder.steps(0)).steps
-    # It was there before the first step and after the last.
-    assert times[0] < steps["start_ns"][0]
+    # It was there before the last step and after it. A rank that imports nothing may be faster than its sampler.
+    assert times[0] < steps["start_ns"][-1]
     assert times[-1] > steps["start_ns"][-1]
     overhead = watch_of(run).overhead
     assert overhead is not None
