@@ -278,7 +278,6 @@ class LoadedSource:
         self.order, self.audit, self.exchange = order, audit, exchange
         self._reader, self._loader_workers = reader, loader_workers
         self._ledger = Ledger(loader_workers, self._taken)
-        self._num_taken = 0
         self._epochs = _OneEpochEach(order.batches()) if epoch_by_epoch else None
         self._loader = fetch_batches(
             BatchReader(reader, on_bad_sample, within_batch=is_held),
@@ -343,8 +342,7 @@ class LoadedSource:
             if fetched.not_arrived is not None:
                 (epoch, index), waited_s = fetched.not_arrived
                 raise self.exchange.missing(epoch, index, waited_s)
-            self._num_taken += 1
-            self.exchange.consumed(self.order.position(self._num_taken).epoch)
+            self.exchange.consumed(self.order.position(self._ledger.num_taken).epoch)
         if self.audit is not None:
             self.audit.take(fetched)
 

@@ -303,10 +303,10 @@ def _source(
         seed=train.seed,
         start=progress.position if progress else None,
         start_batch=first,
-        # Without page-locked memory a copy to the GPU cannot run beside computation.
         staged=staging.data if staging is not None else None,
         meeting=_meeting(plan, place, engine, staging),
         lister=lister_for(plan, place, "training"),
+        # Without page-locked memory a copy to the GPU cannot run beside computation.
         pin_memory=device.type == "cuda",
         reading=reading,
     )

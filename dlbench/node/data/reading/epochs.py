@@ -11,11 +11,10 @@ from dlbench.records.data_path import ReadEpoch
 from dlbench.specs.system import Tier
 
 
-@dataclass
-class EpochReads:
-    """What one rank read of one epoch for the batches that it was given, without what was read ahead and never used."""
+@dataclass(kw_only=True)
+class ReadSums:
+    """What was read for some batches."""
 
-    epoch: int
     batches: int = 0
     samples: int = 0
     tier_bytes: dict[Tier, int] = field(default_factory=dict)
@@ -23,6 +22,24 @@ class EpochReads:
     """None where the kernel does not count for one of the readers."""
     fetch_ns: int = 0
     prepare_ns: int = 0
+
+    def add(self, fetched: Fetched) -> None:
+        """One batch more."""
+        self.batches += 1
+        self.samples += len(fetched.visited)
+        for tier, num in fetched.tier_bytes.items():
+            self.tier_bytes[tier] = self.tier_bytes.get(tier, 0) + num
+        if self.storage_bytes is not None:
+            self.storage_bytes = None if fetched.storage_bytes is None else self.storage_bytes + fetched.storage_bytes
+        self.fetch_ns += fetched.fetch_ns
+        self.prepare_ns += fetched.prepare_ns
+
+
+@dataclass
+class EpochReads(ReadSums):
+    """What one rank read of one epoch for the batches that it was given, without what was read ahead and never used."""
+
+    epoch: int
     wait_ns: int = 0
 
     def told(self) -> dict[str, Any]:
@@ -44,14 +61,7 @@ class EpochLedger:
         if not self.reads or self.reads[-1].epoch != epoch:
             self.reads.append(EpochReads(epoch))
         sums = self.reads[-1]
-        sums.batches += 1
-        sums.samples += len(fetched.visited)
-        for tier, num in fetched.tier_bytes.items():
-            sums.tier_bytes[tier] = sums.tier_bytes.get(tier, 0) + num
-        if sums.storage_bytes is not None:
-            sums.storage_bytes = None if fetched.storage_bytes is None else sums.storage_bytes + fetched.storage_bytes
-        sums.fetch_ns += fetched.fetch_ns
-        sums.prepare_ns += fetched.prepare_ns
+        sums.add(fetched)
         sums.wait_ns += wait_ns
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.node.data.loader import Ledger, begun, end_workers, fetch_batches
 from dlbench.node.data.reader import BatchReader, Fetched, SampleReader
+from dlbench.node.data.reading.epochs import ReadSums
 from dlbench.node.data.sharding import Key
-from dlbench.specs.system import Tier
 
 _LONGEST = 8
 """Times the wanted seconds after which a measurement ends with what it has."""
@@ -28,16 +28,10 @@ class Readers:
 
 
 @dataclass(kw_only=True)
-class Throughput:
+class Throughput(ReadSums):
     """What was read in some seconds."""
 
     seconds: float = 0.0
-    batches: int = 0
-    samples: int = 0
-    tier_bytes: dict[Tier, int] = field(default_factory=dict)
-    storage_bytes: int | None = 0
-    fetch_ns: int = 0
-    prepare_ns: int = 0
     ended: bool = False
     """Whether the order came to its end."""
 
@@ -45,16 +39,6 @@ class Throughput:
     def samples_per_s(self) -> float:
         """0 where nothing was read."""
         return self.samples / self.seconds if self.seconds else 0.0
-
-    def _add(self, item: Fetched) -> None:
-        self.batches += 1
-        self.samples += len(item.visited)
-        for tier, num in item.tier_bytes.items():
-            self.tier_bytes[tier] = self.tier_bytes.get(tier, 0) + num
-        if self.storage_bytes is not None:
-            self.storage_bytes = None if item.storage_bytes is None else self.storage_bytes + item.storage_bytes
-        self.fetch_ns += item.fetch_ns
-        self.prepare_ns += item.prepare_ns
 
 
 @contextmanager
@@ -126,6 +110,6 @@ def throughput(
         if item is None:
             found.ended = True
         else:
-            found._add(item)
+            found.add(item)
             found.seconds = time.monotonic() - start
     return found
