@@ -617,6 +617,35 @@ def test_mpi_that_sees_other_ranks_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_other_threads_go_on_while_mpi_waits_for_its_ranks(tmp_path: Path) -> None:
+    """A thread of rank 0 answers the others until they come; rank 1 waits for its word here before it starts MPI."""
+    needs_mpi()
+    for name in ("asked", "answered"):
+        os.mkfifo(tmp_path / name)
+    code = (
+        "import os, sys, threading, time\n"
+        "from dataclasses import replace\n"
+        "from pathlib import Path\n"
+        "from dlbench.node.collectives.mpi_transport import start_mpi, stop_mpi\n"
+        "from tests.real.test_collectives import place\n"
+        "asked, answered = Path('asked'), Path('answered')\n"
+        "rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+        "def answer():\n    asked.read_text()\n    answered.write_text('a')\n"
+        "if rank:\n    time.sleep(1)\n    asked.write_text('q')\n    answered.read_text()\n"
+        "else:\n    threading.Thread(target=answer).start()\n"
+        "mpi = start_mpi(replace(place(2), rank=rank), 'mpirun', many_threads=False)\n"
+        "assert mpi.COMM_WORLD.Get_errhandler() == mpi.ERRORS_RETURN\n"
+        "stop_mpi(mpi)\n"
+    )
+    done = subprocess.run(
+        ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", sys.executable, "-c", code],
+        env={**os.environ, **AS_ROOT, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, check=False, timeout=LIMIT_S, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_a_run_of_nothing_that_can_be_had_is_an_error(tmp_path: Path) -> None:
     ended = start(tmp_path, plan_for(2, backends=("nccl",)))
     assert ended.codes == [5, 5], ended.errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -39,13 +40,15 @@ def start_mpi(place: RankPlace, launcher: LauncherName, *, many_threads: bool) -
     except ImportError:
         raise EnvironmentLacksError("mpi: mpi4py is not installed; run pip install 'dlbench[mpi]'") from None
     mpi4py.rc.finalize = False  # at exit it would wait for ranks that are dead
-    mpi4py.rc.thread_level = "multiple" if many_threads else "serialized"
+    mpi4py.rc.initialize = False  # `_initialise` does it
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise EnvironmentLacksError(
             f"mpi: mpi4py finds no MPI library ({first_line(error)}); install Open MPI, or load its module"
         ) from None
+    if not MPI.Is_initialized():
+        _initialise(MPI, MPI.THREAD_MULTIPLE if many_threads else MPI.THREAD_SERIALIZED)
     world = MPI.COMM_WORLD
     if world.Get_size() != place.size or world.Get_rank() != place.rank:
         raise EnvironmentLacksError(
@@ -53,6 +56,20 @@ def start_mpi(place: RankPlace, launcher: LauncherName, *, many_threads: bool) -
             f"{place.size}; mpi4py must use the MPI that the launcher belongs to"
         )
     return MPI
+
+
+def _initialise(mpi: Any, thread_level: int) -> None:
+    """Starts MPI, which waits for all ranks, with Python's interpreter free.
+
+    mpi4py would hold the interpreter meanwhile, and rank 0 could not answer (`KeyServer`, a thread of Python) those
+    who still need its keys before they come here: nobody would ever arrive.
+    """
+    provided = ctypes.c_int()
+    failed = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, thread_level, ctypes.byref(provided))
+    if failed:
+        raise EnvironmentLacksError(f"mpi: MPI_Init_thread failed with {failed}; is this rank started by the launcher?")
+    for communicator in (mpi.COMM_WORLD, mpi.COMM_SELF):  # as mpi4py does when it starts MPI itself
+        communicator.Set_errhandler(mpi.ERRORS_RETURN)
 
 
 def stop_mpi(mpi: Any) -> None:

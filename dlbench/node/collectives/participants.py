@@ -138,9 +138,6 @@ class Lineup:
 
     def _start_mpi(self) -> Any:
         if self._mpi is None:
-            # MPI starts with Python's interpreter locked, and waits for all ranks. Until all have come here, some may
-            # still ask rank 0 for keys (`KeyServer`, a thread of Python) to finish the group before.
-            self._control.gather("start of MPI", None)
             many_threads = "horovod" in self._plan.comm.backends
             self._mpi = start_mpi(self._place, self._plan.system.launch.launcher, many_threads=many_threads)
         return self._mpi
