@@ -52,8 +52,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.models": NODE_FLOOR,
     "node.data": NODE_FLOOR | {"node.models", "node.preflight", "node.local_sockets"},
     "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.local_sockets"},
+    "node.memory": NODE_FLOOR | {"node.models", "node.data"},
     "node.training": NODE_FLOOR
-    | {"node.models", "node.data", "node.sync", "node.watching", "node.ranks", "node.cores", "node.rendezvous"},
+    | {
+        "node.models",
+        "node.data",
+        "node.memory",
+        "node.sync",
+        "node.watching",
+        "node.ranks",
+        "node.cores",
+        "node.rendezvous",
+    },
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
     "node.collectives": NODE_FLOOR | {"node.sync", "node.ranks", "node.rendezvous", "node.failures"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.

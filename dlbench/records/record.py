@@ -11,6 +11,7 @@ from pydantic import Field
 
 from dlbench.records.data_path import ReadingResult, ShuffleResult, StagingResult
 from dlbench.records.exchange import ExchangeResult
+from dlbench.records.memory import HostUpdate, MemoryResult
 from dlbench.records.watch import WatchResult
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RunName, Spec
 
@@ -168,6 +169,8 @@ class Record(Spec):
     staging: StagingResult | None = Field(None, description="How samples were staged; null: they were not.")
     reading: ReadingResult | None = Field(None, description="How samples were read; null for synthetic data.")
     shuffle: ShuffleResult | None = Field(None, description="How they were shuffled; null for synthetic data.")
+    memory: MemoryResult | None = Field(None, description="How activations were treated; null: left to autograd.")
+    host_update: HostUpdate | None = Field(None, description="The update by the host; null: the device updates.")
     steps: Count = Field(description="Steps of this run, warm-up included.")
     first_step: CountOrZero = Field(0, description="Optimiser steps done before this run, by what it resumes.")
     resumed_from: str | None = Field(None, description="The checkpoint it went on from.")

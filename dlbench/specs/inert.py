@@ -117,8 +117,11 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
     ),
     (
         "system.storage.",
-        lambda plan: plan.workload.data.staging != "none" and not plan.workload.data.is_synthetic,
-        "data.staging is none",
+        lambda plan: (
+            (plan.workload.data.staging != "none" and not plan.workload.data.is_synthetic)
+            or (plan.workload.train.swap != "none" and plan.workload.train.memory.swap_folder is None)
+        ),
+        "data.staging is none, and nothing is swapped to a file there",
     ),
     ("data.on_bad_sample", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
     ("data.vocabulary", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no text"),
@@ -154,6 +157,20 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         "watch.max_bytes",
         lambda plan: plan.watch is not None and plan.watch.is_on,
         "nothing is watched: watch.sampler is off and watch.window_steps is 0",
+    ),
+    (
+        "train.memory.capacity",
+        lambda plan: plan.workload.train.is_planned,
+        "neither train.recompute nor swap is planned",
+    ),
+    (
+        "train.memory.blocks",
+        lambda plan: not plan.workload.train.is_in_core,
+        "train.recompute and train.swap are none",
+    ),
+    *(
+        (f"train.memory.{key}", lambda plan: plan.workload.train.swap != "none", "train.swap is none")
+        for key in ("swap_folder", "verify")
     ),
     ("system.slurm.", lambda plan: plan.system.scheduler == "slurm", "only scheduler slurm reads it"),
     *(

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Fraction, NonNegative, Positive, Precision, Spec
+from dlbench.specs.memory.settings import MemorySpec, Recompute, Swap
 
 
 class OptimizerSpec(Spec):
@@ -113,8 +114,57 @@ class TrainSpec(Spec):
     )
     optimizer: OptimizerSpec = Field(description="The optimiser.")
     schedule: ScheduleSpec = Field(ScheduleSpec(), description="Learning rate over steps.")
+    recompute: Recompute = Field(
+        "none",
+        description="Activations computed again in the backward pass instead of kept: none; blocks: those of every "
+        "block (activation checkpointing); planned: those of the blocks that a plan for train.memory.capacity chooses.",
+    )
+    swap: Swap = Field(
+        "none",
+        description="Activations moved to the host (GPU) or to a file (CPU) between forward and backward pass: none; "
+        "offload: all, each when it is made and when it is needed (torch's save_on_cpu); streamed: all, beside the "
+        "computation, one block ahead; planned: those that a plan for train.memory.capacity chooses.",
+    )
+    memory: MemorySpec = Field(MemorySpec(), description="What a plan of recomputing and swapping may use.")
+    optimizer_state: Literal["device", "host"] = Field(
+        "device",
+        description="Where the optimiser's state lies and parameters are updated; host: by the CPU, block by block, "
+        "beside the next forward pass.",
+    )
+    compile: Literal["none", "default"] = Field(
+        "none", description="torch.compile of the network; block by block where something is recomputed or swapped."
+    )
+    activation_budget: Fraction | None = Field(
+        None,
+        description="Share of the activations that torch.compile may keep (its activation memory budget); none: its "
+        "own choice. For compile.",
+    )
     label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")
     seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, order, augmentation and dropout.")
+
+    @property
+    def is_in_core(self) -> bool:
+        """Whether activations are left to autograd alone."""
+        return self.recompute == "none" and self.swap == "none"
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a plan decides what is recomputed or swapped."""
+        return "planned" in (self.recompute, self.swap)
+
+    @model_validator(mode="after")
+    def _memory_methods_agree(self) -> Self:
+        if self.is_planned and self.memory.capacity is None:
+            which = "recompute" if self.recompute == "planned" else "swap"
+            raise ValueError(f"{which} planned needs memory.capacity, e.g. 8GiB or 50%")
+        if (self.recompute, self.swap) in (("blocks", "planned"), ("planned", "offload"), ("planned", "streamed")):
+            raise ValueError(
+                f"recompute {self.recompute} and swap {self.swap} exclude each other: a plan decides for every block; "
+                "set both to planned"
+            )
+        if self.activation_budget is not None and not (self.compile != "none" and self.is_in_core):
+            raise ValueError("activation_budget needs compile default, and recompute and swap none")
+        return self
 
     @model_validator(mode="after")
     def _parts_are_even(self) -> Self:

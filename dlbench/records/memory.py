@@ -1,0 +1,66 @@
+"""What a run says of its activations: planned, held, moved and recomputed. Part of `record.json`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from dlbench.specs.base import Count, CountOrZero, Fraction, NonNegative, Spec
+from dlbench.specs.memory.chain import Chain, TransferRates
+from dlbench.specs.memory.plan import BlockPlan
+from dlbench.specs.memory.settings import Recompute, Swap
+
+
+class RankMemory(Spec):
+    """What one rank held, moved and waited for in its measured steps."""
+
+    rank: CountOrZero = Field(description="The rank, from 0.")
+    steps: CountOrZero = Field(description="Measured steps that it counted.")
+    activation_peak_bytes: CountOrZero | None = Field(
+        description="The most that activations of the chain took, by our own count; null where nothing was counted."
+    )
+    over_budget_bytes: CountOrZero = Field(description="By how much that was more than the plan allowed, at most.")
+    device_peak_bytes: CountOrZero = Field(
+        description="Peak of the measured steps: allocated by torch (GPU), or resident beyond what the process held "
+        "before the network was built (CPU)."
+    )
+    swapped_out_bytes: CountOrZero = Field(description="Bytes that left the device, all measured steps.")
+    swapped_in_bytes: CountOrZero = Field(description="Bytes that came back.")
+    room_wait_s: NonNegative = Field(description="Forward passes waited for room, all measured steps, seconds.")
+    swap_wait_s: NonNegative = Field(description="Backward passes waited for tensors to come back, seconds.")
+    recompute_s: NonNegative = Field(description="Recomputing, seconds.")
+
+
+class HostUpdate(Spec):
+    """The update of parameters by the host (`train.optimizer_state host`)."""
+
+    update_s: NonNegative = Field(description="Computing of the updates on the host, all measured steps, rank 0, s.")
+    wait_s: NonNegative = Field(description="Forward passes waited for updated parameters, seconds.")
+    copied_bytes: CountOrZero = Field(description="Gradients and parameters copied between device and host.")
+    state_bytes: CountOrZero = Field(description="Optimiser state, and parameters' copies, held by the host.")
+
+
+class TransferSpan(Spec):
+    """One operation of a pass, as it was measured: for the picture of a step."""
+
+    lane: str = Field(description="compute, out or in.")
+    kind: str = Field(description="forward, recompute, backward, swap out, swap in or wait.")
+    block: CountOrZero = Field(description="Number of the block, from 0.")
+    start_s: NonNegative = Field(description="From the start of the pass, seconds.")
+    end_s: NonNegative = Field(description="From the start of the pass, seconds.")
+
+
+class MemoryResult(Spec):
+    """How activations were treated in this run."""
+
+    recompute: Recompute = Field(description="train.recompute.")
+    swap: Swap = Field(description="train.swap.")
+    tier: str | None = Field(description="Where swapped tensors were, in words; null: nothing was swapped.")
+    parts: Count = Field(description="Passes of a step (train.gradient_accumulation).")
+    chain: Chain = Field(description="The chain, as measured before training; of the slowest rank, unit by unit.")
+    rates: TransferRates | None = Field(description="Transfers, as measured before training; null: none is used.")
+    plan: BlockPlan = Field(description="What was done with every block, and what was predicted.")
+    in_core_bytes: CountOrZero = Field(description="What a rank would hold in core, by the chain, bytes.")
+    profile_s: NonNegative = Field(description="What measuring the chain took before training, seconds.")
+    checksum_share: Fraction | None = Field(None, description="Share of the swapped bytes that was verified.")
+    ranks: tuple[RankMemory, ...] = Field(min_length=1, description="Rank by rank.")
+    timeline: tuple[TransferSpan, ...] = Field((), description="A watched pass of rank 0, operation by operation.")
