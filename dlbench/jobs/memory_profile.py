@@ -1,4 +1,4 @@
-"""The profile of a network's activations, measured by a process of its own: an order goes in, chain and rates come out."""
+"""The profile of a network's activations, measured by a process of its own: an order goes in, a chain comes out."""
 
 from __future__ import annotations
 
