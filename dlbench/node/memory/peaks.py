@@ -7,6 +7,7 @@ unit's peak hides in what the one before left. What oneDNN allocates for itself 
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -16,6 +17,7 @@ from torch.autograd.profiler import profile, record_function
 from dlbench.errors import EnvironmentLacksError
 
 _MARK = "dlbench mark "
+_LOG_LEVEL, _SILENT = "KINETO_LOG_LEVEL", "99"
 
 
 class Held:
@@ -73,7 +75,7 @@ class CpuPeaks(NoPeaks):
     """
 
     def __init__(self) -> None:
-        if not torch.autograd.kineto_available():
+        if not torch.profiler.kineto_available():
             raise EnvironmentLacksError(
                 "train.recompute and train.swap: this torch was built without its profiler (Kineto), by which the "
                 "memory of a pass is measured; set both to none"
@@ -81,14 +83,23 @@ class CpuPeaks(NoPeaks):
         self._profile = profile(use_kineto=True, profile_memory=True)
 
     def __enter__(self) -> Self:
-        self._profile.__enter__()
+        # Kineto, which prints each start to the standard error, looks at this when it is used first.
+        before = os.environ.get(_LOG_LEVEL)
+        os.environ[_LOG_LEVEL] = _SILENT
+        try:
+            self._profile.__enter__()  # type: ignore[no-untyped-call]
+        finally:
+            if before is None:
+                del os.environ[_LOG_LEVEL]
+            else:
+                os.environ[_LOG_LEVEL] = before
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.mark("end of the pass")
-        self._profile.__exit__(kind, error, trace)
+        self._profile.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def mark(self, name: str) -> None:
         with record_function(_MARK + name):
@@ -111,7 +122,7 @@ class CpuPeaks(NoPeaks):
             if is_mark:
                 current = found[event.name().removeprefix(_MARK)] = Held(live, live, live)
             else:
-                live += event.nbytes()
+                live += event.nbytes()  # type: ignore[attr-defined]
                 current.peak, current.end = max(current.peak, live), live
         return found
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from dlbench.node.memory.cut import UnitModule
 from dlbench.node.memory.peaks import NoPeaks, PeakMeter, peaks_on
 from dlbench.specs.memory.chain import Chain, Unit
 
@@ -36,7 +37,7 @@ class _Link:
     """One unit while it is measured."""
 
     number: int
-    module: nn.Module
+    unit: UnitModule
     changes_input: bool = False
     """Whether it writes to its input, which must then be copied to be used twice."""
     forward_s: list[float] = field(default_factory=list)
@@ -155,7 +156,7 @@ class _Repeated(torch.autograd.Function):
     """A unit that keeps its input alone."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, anchor: Tensor, x: Tensor, passage: _Passage, link: _Link, original: Any, args: Any, kwargs: Any
     ) -> Tensor:
         ctx.passage, ctx.link, ctx.original, ctx.args, ctx.kwargs = passage, link, original, args, kwargs
@@ -169,8 +170,21 @@ class _Repeated(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return (None, ctx.passage.repeat(ctx, gradient), None, None, None, None, None)
+
+
+def _run_all(forwards: Sequence[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) -> Any:
+    """A unit of several modules, each of which gets what the one before returns."""
+    x = forwards[0](x, *args, **kwargs)
+    for forward in forwards[1:]:
+        x = forward(x)
+    return x
+
+
+def _handed_on(x: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """Stands in for a module that was called as part of its unit."""
+    return x
 
 
 def _autocast_as_now(device: torch.device) -> AbstractContextManager[object]:
@@ -200,7 +214,7 @@ def is_of_parameter(tensor: Tensor) -> bool:
 
 
 @contextmanager
-def _undisturbed(model: nn.Module, device: torch.device, *, holds_gradients: bool) -> Iterator[None]:
+def undisturbed(model: nn.Module, device: torch.device, *, holds_gradients: bool = False) -> Iterator[None]:
     """Gives back gradients, buffers and random states as they were."""
     gradients = [parameter.grad for parameter in model.parameters()]
     buffers = [buffer.detach().clone() for buffer in model.buffers()]
@@ -224,14 +238,14 @@ class ChainProfile:
 
     Args:
         model: in training mode, on its device.
-        units: name, module, and whether it may be in one block with the unit before, in the order of the forward pass.
+        units: in the order of the forward pass.
         device: where the model is.
         parts: passes of a step.
         beat: told before each pass.
     """
 
     model: nn.Module
-    units: Sequence[tuple[str, nn.Module, bool]]
+    units: Sequence[UnitModule]
     device: torch.device
     parts: int
     beat: Callable[[str], None]
@@ -248,8 +262,8 @@ class ChainProfile:
             torch.OutOfMemoryError: a single unit's pass does not fit on the device.
             EnvironmentLacksError: memory cannot be measured with this torch.
         """
-        links = [_Link(number=number, module=module) for number, (_, module, _) in enumerate(self.units)]
-        with _undisturbed(self.model, self.device, holds_gradients=self.parts > 1):
+        links = [_Link(number=number, unit=unit) for number, unit in enumerate(self.units)]
+        with undisturbed(self.model, self.device, holds_gradients=self.parts > 1):
             counted = self._pass(links, loss_of, batch, peaks_on(self.device), counts=True)
             timed = [self._pass(links, loss_of, batch, NoPeaks(), counts=False) for _ in range(TIMED_PASSES)]
         units = self._units(links)
@@ -276,9 +290,12 @@ class ChainProfile:
                 parameter.grad = None
         passage = _Passage(self.model, links, self.device, meter, counts=counts)
         passage.outside.update(storage_of(tensor) for tensor in batch.values())
-        for link in links:
-            link.module.forward = partial(passage.forward, link, link.module.forward)
         try:
+            for link in links:
+                whole = partial(_run_all, [module.forward for module in link.unit.modules])
+                for module in link.unit.modules:
+                    module.forward = _handed_on
+                link.unit.modules[0].forward = partial(passage.forward, link, whole)
             with meter:
                 passage.note("begin")
                 with passage.keeping(passage.outside, passage.casts):
@@ -286,14 +303,14 @@ class ChainProfile:
                 loss.backward()  # type: ignore[no-untyped-call]
                 passage.note("end")
         finally:
-            for link in links:
-                del link.module.forward  # the class's own is seen again
+            for module in (module for link in links for module in link.unit.modules):
+                module.__dict__.pop("forward", None)  # the class's own is seen again
         return passage
 
     def _units(self, links: Sequence[_Link]) -> tuple[Unit, ...]:
         units = []
         before: _Link | None = None
-        for link, (name, _, joins) in zip(links, self.units, strict=True):
+        for link in links:
             address, size = link.input
             is_saved = address in link.saved or (before is not None and before.output[0] in before.saved)
             # What only looks at the input of the unit before (a Flatten's output) lies in the same storage.
@@ -301,13 +318,13 @@ class ChainProfile:
             edges = (address, link.output[0])
             units.append(
                 Unit(
-                    name=name,
+                    name=link.unit.name,
                     forward_s=statistics.median(link.forward_s),
                     backward_s=statistics.median(link.backward_s),
                     saved_bytes=sum(size for address, size in link.saved.items() if address not in edges),
                     input_bytes=0 if before is None or is_same else size,
                     input_saved=is_saved,
-                    joins=joins,
+                    joins=link.unit.joins,
                 )
             )
             before = link
@@ -321,7 +338,12 @@ class ChainProfile:
         for link, unit, following in zip(links, units, (*units[1:], None), strict=True):
             gradients = 0
             if self.parts == 1:
-                gradients = sum(p.numel() * p.element_size() for p in link.module.parameters() if p.requires_grad)
+                gradients = sum(
+                    p.numel() * p.element_size()
+                    for module in link.unit.modules
+                    for p in module.parameters()
+                    if p.requires_grad
+                )
             output = following.input_bytes if following is not None and following.input_saved else 0
             growth = held[f"unit {link.number}"].growth + link.gradient_bytes
             found.append(growth - unit.saved_bytes - output - sum(link.casts.values()) - gradients)
