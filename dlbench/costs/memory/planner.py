@@ -89,7 +89,7 @@ def plan_blocks(
 
     def rated(decisions: Sequence[Decision]) -> tuple[int, float]:
         done = run([costs.of(*span, decision) for span, decision in zip(spans, decisions, strict=True)], setting)
-        return done.over, done.clock
+        return max(0, done.peak - int(setting.budget)), done.clock
 
     best: list[Decision] = ["keep"] * len(spans)
     least = rated(best)

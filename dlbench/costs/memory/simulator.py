@@ -51,9 +51,10 @@ stands still meanwhile. A pass ends when computing and all transfers have ended.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dlbench.costs.memory.blocks import BlockCost, BlockCosts
 from dlbench.costs.memory.schedule import Kind, Lane, Operation, Schedule
@@ -86,18 +87,19 @@ def simulate(
     costs = BlockCosts(chain, blocking=prefetch == "blocking").of_plan(blocks)
     if rates is None and any(cost.moved_bytes for cost in costs):
         raise ValueError("blocks that are swapped need transfer rates")
+    setting = Setting.of(chain, rates, capacity_bytes, prefetch)
     trace = Trace()
-    done = run(costs, Setting.of(chain, rates, capacity_bytes, prefetch), trace)
+    done = run(costs, setting, trace)
     return Schedule(
         operations=tuple(sorted(trace.operations, key=lambda found: (found.start_s, found.end_s))),
         makespan=done.clock,
         useful_s=chain.useful_s,
-        recompute_s=done.recompute_s,
+        recompute_s=sum(found.end_s - found.start_s for found in trace.operations if found.kind == "recompute"),
         room_wait_s=done.room_wait_s,
         swap_wait_s=done.swap_wait_s,
         peak_bytes=chain.fixed_bytes + done.peak,
         swapped_bytes=sum(costs[out.block].moved_bytes for out in done.outs),
-        over_bytes=done.over,
+        over_bytes=max(0, math.ceil(done.peak - setting.budget)) if math.isfinite(setting.budget) else 0,
         held=trace.curve(chain.fixed_bytes),
     )
 
@@ -140,6 +142,47 @@ class Setting:
         )
 
 
+class SwapOut(NamedTuple):
+    """A transfer out of the device."""
+
+    block: int
+    start: float
+    end: float
+    freed: int
+
+
+@dataclass(slots=True)
+class Pass:
+    """A pass while it is simulated: times in seconds from its start, bytes of activations."""
+
+    clock: float = 0.0
+    held: int = 0
+    peak: int = 0
+    room_wait_s: float = 0.0
+    swap_wait_s: float = 0.0
+    recompute_s: float = 0.0
+    """Of the blocks so far, undisturbed."""
+    outs: list[SwapOut] = field(default_factory=list)
+    oldest: int = 0
+    """The first swap-out that has not ended."""
+    out_free: float = 0.0
+    """When the way out has nothing to do."""
+
+    def copy(self) -> Pass:
+        """One that can go on in another way."""
+        return Pass(
+            self.clock,
+            self.held,
+            self.peak,
+            self.room_wait_s,
+            self.swap_wait_s,
+            self.recompute_s,
+            self.outs[:],
+            self.oldest,
+            self.out_free,
+        )
+
+
 @dataclass
 class Trace:
     """What a simulated pass tells beside its totals."""
@@ -166,259 +209,247 @@ class Trace:
         return tuple(points)
 
 
-@dataclass(slots=True)
-class SwapOut:
-    """A transfer out of the device."""
-
-    block: int
-    start: float
-    end: float
-    freed: int
+def run(costs: Sequence[BlockCost], setting: Setting, trace: Trace | None = None) -> Pass:
+    """Simulates a pass over blocks."""
+    done = begin(costs, setting, trace)
+    forward(done, costs, range(len(costs)), setting, trace)
+    backward(done, costs, setting, trace)
+    return done
 
 
-class Pass:
-    """A pass while it is simulated: times in seconds from its start, bytes of activations."""
+def begin(costs: Sequence[BlockCost], setting: Setting, trace: Trace | None = None) -> Pass:
+    """A pass at the start of the first block's forward pass."""
+    first = costs[0].input_bytes
+    if trace:
+        trace.add("compute", "outside", None, 0.0, setting.before_s)
+        trace.changes.append((0.0, first))
+    return Pass(clock=setting.before_s, held=first, peak=first)
+
+
+def forward(
+    done: Pass, costs: Sequence[BlockCost], blocks: range, setting: Setting, trace: Trace | None = None
+) -> None:
+    """Goes on with the forward passes of some blocks, which come next.
+
+    What it says of a block does not depend on what is decided for later ones.
+    """
+    clock, held, peak, oldest, out_free, outs = done.clock, done.held, done.peak, done.oldest, done.out_free, done.outs
+    budget, drag = setting.budget, setting.drag
+    allowed = 1 if setting.one_block else len(costs)
+    for block in blocks:
+        cost, since = costs[block], clock
+        output = costs[block + 1].input_bytes if block + 1 < len(costs) else setting.output_bytes
+        needed = cost.forward_bytes
+        while oldest < len(outs) and (
+            outs[oldest].end <= clock or held + needed > budget or len(outs) - oldest > allowed
+        ):
+            held -= outs[oldest].freed
+            clock = max(clock, outs[oldest].end)
+            oldest += 1
+        start = clock
+        peak = max(peak, held + needed)
+        clock += cost.forward_s if out_free <= clock else stretched(cost.forward_s, out_free - clock, drag)
+        stays = cost.own_bytes + output + cost.kept_bytes - cost.input_bytes
+        held += stays
+        if trace:
+            trace.add("compute", "wait", block, since, start)
+            trace.add("compute", "forward", block, start, clock)
+            trace.changes += [(start, needed), (clock, stays - needed)]
+        done.room_wait_s += start - since
+        if cost.recomputes:
+            done.recompute_s += cost.forward_s
+        if cost.moved_bytes:
+            start = max(clock, out_free)
+            out_free = start + setting.latency_s + cost.moved_bytes * setting.out_s
+            outs.append(SwapOut(block, start, out_free, cost.freed_bytes))
+            if setting.blocking:
+                if trace:
+                    trace.add("compute", "wait", block, clock, out_free)
+                done.room_wait_s += out_free - clock
+                clock = out_free
+    done.clock, done.held, done.peak, done.oldest, done.out_free = clock, held, peak, oldest, out_free
+
+
+def backward(
+    done: Pass, costs: Sequence[BlockCost], setting: Setting, trace: Trace | None = None, cutoff: float = math.inf
+) -> None:
+    """Ends a pass after all forward passes: from head and loss on.
+
+    Where it finds that the pass cannot end before `cutoff`, it stops, and leaves its clock there or beyond.
+    """
+    way = _WayBack(done, costs, setting, trace)
+    way.compute("outside", None, setting.turn_s)
+    left = done.recompute_s + setting.after_s + sum(cost.backward_s for cost in costs)
+    for block in range(len(costs) - 1, -1, -1):
+        if done.clock + left >= cutoff:
+            done.clock = max(cutoff, done.clock)
+            return
+        cost, since = costs[block], done.clock
+        way.bring(block)
+        again = way.room_for_recomputing(block)
+        if trace:
+            trace.add("compute", "wait", block, since, done.clock)
+        done.swap_wait_s += done.clock - since
+        if cost.recomputes:
+            way.compute("recompute", block, cost.forward_s)
+            left -= cost.forward_s
+        way.compute("backward", block, cost.backward_s)
+        left -= cost.backward_s
+        way.free(again + cost.own_released_bytes + way.end_bytes(block), done.clock)
+    way.free(costs[0].kept_bytes, done.clock)
+    way.compute("outside", None, setting.after_s)
+    done.clock = max(done.clock, done.out_free)
+    if trace:
+        for out in done.outs:
+            trace.add("out", "swap out", out.block, out.start, out.end)
+        trace.changes += [(out.end, -out.freed) for out in done.outs[: way.pending]]
+
+
+def stretched(seconds: float, beside: float, drag: float) -> float:
+    """How long computing takes that alone takes `seconds`, where transfers run for the next `beside` seconds."""
+    if seconds <= 0:
+        return 0.0
+    if seconds <= beside * (1 - drag):
+        return seconds / (1 - drag)
+    return seconds + beside * drag
+
+
+class _WayBack:
+    """What comes back, and when: the queue of blocks that have not been issued, and the room that is owed."""
 
     __slots__ = (
+        "_below",
         "_costs",
+        "_done",
         "_in_free",
         "_issued",
+        "_limits",
         "_next",
-        "_oldest",
-        "_out_free",
-        "_owed",
-        "_pending",
         "_ready",
         "_setting",
-        "_spare",
         "_trace",
-        "clock",
-        "held",
-        "outs",
-        "over",
-        "peak",
-        "recompute_s",
-        "room_wait_s",
-        "swap_wait_s",
+        "pending",
     )
 
-    def __init__(self, costs: Sequence[BlockCost], setting: Setting, trace: Trace | None = None) -> None:
-        self._costs = costs
-        self._setting = setting
-        self._trace = trace
-        self.clock = self.room_wait_s = self.swap_wait_s = self.recompute_s = 0.0
-        self.held = self.peak = 0
-        self.over = 0
-        self.outs: list[SwapOut] = []
-        self._oldest = 0
-        self._pending = 0
-        self._out_free = self._in_free = 0.0
+    def __init__(self, done: Pass, costs: Sequence[BlockCost], setting: Setting, trace: Trace | None) -> None:
+        self._done, self._costs, self._setting, self._trace = done, costs, setting, trace
+        self._in_free = 0.0
         self._next = len(costs) - 1
+        """The block that is issued next."""
         self._ready = [0.0] * len(costs)
         self._issued = 0
-        self._owed: list[tuple[int, float]] = []
-        self._spare = spare_bytes(costs, setting)
+        """`freed_bytes` of all that was issued."""
+        self._limits: deque[tuple[int, float]] = deque()
+        """Recompute blocks that have been passed and have not started, each with what `_issued` may be until it
+        starts; those whose limit a later one undercuts are left out, so that the first is the least."""
+        self.pending = len(done.outs)
+        """Swap-outs from here on stay for the backward pass."""
+        freed = sum(out.freed for out in done.outs[done.oldest :])
+        self._below = done.held - setting.output_bytes - freed
+        """What blocks up to `_next` hold when their swap-outs have ended."""
+
+    def end_bytes(self, block: int) -> int:
+        """What is held of the boundary at which a block ends, while its backward pass runs."""
+        return self._costs[block + 1].kept_bytes if block + 1 < len(self._costs) else self._setting.output_bytes
+
+    def _again_bytes(self, block: int) -> int:
+        cost = self._costs[block]
+        return cost.again_bytes if cost.again_bytes == 0 or self.end_bytes(block) else cost.again_bare_bytes
 
     def compute(self, kind: Kind, block: int | None, seconds: float) -> None:
         """Computes beside what is being transferred."""
-        start = self.clock
-        drag = self._setting.drag
-        beside = max(self._out_free, self._in_free) - start
-        if beside <= 0 or drag == 0 or seconds == 0:
-            self.clock = start + seconds
-        elif seconds <= beside * (1 - drag):
-            self.clock = start + seconds / (1 - drag)
-        else:
-            self.clock = start + seconds + beside * drag
+        done, start = self._done, self._done.clock
+        beside = max(done.out_free, self._in_free) - start
+        done.clock += seconds if beside <= 0 else stretched(seconds, beside, self._setting.drag)
         if self._trace:
-            self._trace.add("compute", kind, block, start, self.clock)
+            self._trace.add("compute", kind, block, start, done.clock)
 
     def take(self, count: int) -> None:
-        """Holds so many bytes more."""
-        self.held += count
-        self.peak = max(self.peak, self.held)
-        if self.held - self._setting.budget > self.over:
-            self.over = math.ceil(self.held - self._setting.budget)
+        """Holds so many bytes more from now on."""
+        done = self._done
+        done.held += count
+        done.peak = max(done.peak, done.held)
         if self._trace:
-            self._trace.changes.append((self.clock, count))
+            self._trace.changes.append((done.clock, count))
 
-    def give(self, count: int, when: float) -> None:
+    def free(self, count: int, when: float) -> None:
         """Holds so many bytes less."""
-        self.held -= count
+        self._done.held -= count
         if self._trace:
             self._trace.changes.append((when, -count))
 
-    def waited(self, block: int, since: float) -> float:
-        """Seconds since then, in which nothing was computed."""
-        if self._trace:
-            self._trace.add("compute", "wait", block, since, self.clock)
-        return self.clock - since
+    def bring(self, block: int) -> None:
+        """Issues what has room, waits until `block` has been issued, and for its transfer."""
+        done, outs = self._done, self._done.outs
+        setting = self._setting
+        last = block if setting.blocking else max(0, block - 1) if setting.one_block else 0
+        budget = setting.budget
+        while True:
+            while done.oldest < self.pending and outs[done.oldest].end <= done.clock:
+                done.held -= outs[done.oldest].freed
+                done.oldest += 1
+            while self._next >= last and self._issue(budget):
+                pass
+            if self._next < block:
+                break
+            if done.oldest < self.pending:
+                done.clock = max(done.clock, outs[done.oldest].end)
+            else:
+                budget = math.inf
+        done.clock = max(done.clock, self._ready[block])
 
-    # Swap-outs: those before `_oldest` have ended, those from `_pending` on have ended or stay for the backward pass.
-
-    def free_ended(self) -> None:
-        """Frees what has left by now."""
-        while self._oldest < self._pending and self.outs[self._oldest].end <= self.clock:
-            self._free_oldest()
-
-    def wait_for_oldest(self) -> None:
-        """Waits for the oldest swap-out that has not ended."""
-        self.clock = max(self.clock, self.outs[self._oldest].end)
-        self._free_oldest()
-
-    def _free_oldest(self) -> None:
-        out = self.outs[self._oldest]
-        self._oldest += 1
-        self.give(out.freed, out.end)
-
-    def swap_out(self, block: int) -> None:
-        """Appends the transfer of a block to the way out."""
-        cost = self._costs[block]
-        start = max(self.clock, self._out_free)
-        self._out_free = start + self._setting.latency_s + cost.moved_bytes * self._setting.out_s
-        self.outs.append(SwapOut(block, start, self._out_free, cost.freed_bytes))
-        self._pending += 1
-
-    def stays(self) -> None:
-        """The newest swap-out that has not ended frees nothing; it is dropped if it has not begun."""
-        self._pending -= 1
-        if self.outs[self._pending].start >= self.clock:
-            del self.outs[self._pending]
-            self._out_free = self.outs[-1].end if self.outs else 0.0
-
-    # A block
-
-    def forward(self, block: int) -> None:
-        """Forward pass of a block, from waiting for room to the start of its transfer."""
-        cost, since = self._costs[block], self.clock
-        self.free_ended()
-        if self._setting.one_block:
-            while self._pending - self._oldest > 1:
-                self.wait_for_oldest()
-        while self.held + cost.forward_bytes > self._setting.budget and self._oldest < self._pending:
-            self.wait_for_oldest()
-        self.room_wait_s += self.waited(block, since)
-        self.take(cost.forward_bytes)
-        self.compute("forward", block, cost.forward_s)
-        output = self._costs[block + 1].input_bytes if block + 1 < len(self._costs) else self._setting.output_bytes
-        stay = cost.own_bytes + output - cost.input_bytes + cost.kept_bytes
-        self.give(cost.forward_bytes - stay, self.clock)
-        if cost.moved_bytes:
-            self.swap_out(block)
-            if self._setting.blocking:
-                since = self.clock
-                self.wait_for_oldest()
-                self.room_wait_s += self.waited(block, since)
-
-    def issue(self, block: int) -> None:
-        """Issues what has room, when the backward pass of `block` is next."""
-        last = 0
-        if self._setting.one_block:
-            last = max(0, block - 1)
-        elif self._setting.blocking:
-            last = block
-        while self._next >= last and self.issue_one():
-            pass
-
-    def issue_one(self, *, forced: bool = False) -> bool:
-        """Issues the next block in backward order; False: there is no room."""
-        number = self._next
+    def _issue(self, budget: float) -> bool:
+        """Issues the next block in backward order; False: it has no room."""
+        number, done = self._next, self._done
         cost = self._costs[number]
-        moves = cost.moved_bytes > 0
-        here = moves and self._pending > self._oldest
-        needed = 0 if here else cost.freed_bytes
-        issued = self._issued + cost.freed_bytes
-        if moves and not forced:
-            if needed and self.held + needed > self._setting.budget:
+        if cost.moved_bytes:
+            freed = cost.freed_bytes
+            here = done.oldest < self.pending
+            if self._limits and self._issued + freed > self._limits[0][1]:
                 return False
-            if any(issued > limit for _, limit in self._owed):
+            if freed and not here and done.held + freed > budget:
                 return False
-        self._next -= 1
-        self._issued = issued
+            self._issued += freed
+            if here:
+                self._stays()
+            else:
+                self.take(freed)
+                start = max(done.clock, self._in_free)
+                self._in_free = start + self._setting.latency_s + cost.moved_bytes * self._setting.in_s
+                self._ready[number] = self._in_free
+                if self._trace:
+                    self._trace.add("in", "swap in", number, start, self._in_free)
+        own = cost.own_bytes + cost.kept_bytes
+        self._below -= own - cost.freed_bytes
         if cost.recomputes:
-            self._owed.append((number, issued + self._spare[number]))
-        if here:
-            self.stays()
-        elif moves:
-            self.take(needed)
-            start = max(self.clock, self._in_free)
-            self._in_free = start + self._setting.latency_s + cost.moved_bytes * self._setting.in_s
-            self._ready[number] = self._in_free
-            if self._trace:
-                self._trace.add("in", "swap in", number, start, self._in_free)
+            spare = self._setting.budget - self._below - own - self.end_bytes(number) - self._again_bytes(number)
+            limit = self._issued + spare
+            while self._limits and self._limits[-1][1] >= limit:
+                self._limits.pop()
+            self._limits.append((number, limit))
+        self._next -= 1
         return True
 
-    def backward(self, block: int) -> None:
-        """Backward pass of a block, from issuing to freeing."""
-        cost, since = self._costs[block], self.clock
-        self.free_ended()
-        self.issue(block)
-        while self._next >= block:
-            if self._oldest < self._pending:
-                self.wait_for_oldest()
-                self.free_ended()
-            else:
-                self.issue_one(forced=True)
-            self.issue(block)
-        self.clock = max(self.clock, self._ready[block])
-        self.free_ended()
-        again = again_bytes(self._costs, block, self._setting)
-        while self.held + again > self._setting.budget and self._oldest < self._pending:
-            self.wait_for_oldest()
-        self.swap_wait_s += self.waited(block, since)
-        self.take(again)
-        if cost.recomputes:
-            self._owed.pop(0)
-            since = self.clock
-            self.compute("recompute", block, cost.forward_s)
-            self.recompute_s += self.clock - since
-        self.compute("backward", block, cost.backward_s)
-        self.give(again + cost.own_released_bytes + end_bytes(self._costs, block, self._setting), self.clock)
+    def _stays(self) -> None:
+        """The newest swap-out has not ended, and frees nothing; it is dropped if it has not begun."""
+        done = self._done
+        self.pending -= 1
+        if done.outs[self.pending].start >= done.clock:
+            del done.outs[self.pending]
+            done.out_free = done.outs[-1].end if done.outs else 0.0
 
-    def finish(self) -> None:
-        """Ends when nothing is transferred any more."""
-        self.clock = max(self.clock, self._out_free)
-        if self._trace:
-            for out in self.outs:
-                self._trace.add("out", "swap out", out.block, out.start, out.end)
-
-
-def end_bytes(costs: Sequence[BlockCost], block: int, setting: Setting) -> int:
-    """What is held of the boundary at which a block ends, when its backward pass runs."""
-    return costs[block + 1].kept_bytes if block + 1 < len(costs) else setting.output_bytes
-
-
-def again_bytes(costs: Sequence[BlockCost], block: int, setting: Setting) -> int:
-    """Room that a block needs for recomputing."""
-    return costs[block].again_bytes if end_bytes(costs, block, setting) else costs[block].again_bare_bytes
-
-
-def spare_bytes(costs: Sequence[BlockCost], setting: Setting) -> list[float]:
-    """What is not held, block by block, while its backward pass runs and nothing is issued beyond it.
-
-    Below 0: it does not fit.
-    """
-    spare: list[float] = []
-    before = 0
-    for block, cost in enumerate(costs):
-        own = cost.own_bytes + cost.kept_bytes
-        end = end_bytes(costs, block, setting)
-        spare.append(setting.budget - before - own - end - again_bytes(costs, block, setting))
-        before += own - cost.freed_bytes
-    return spare
-
-
-def run(costs: Sequence[BlockCost], setting: Setting, trace: Trace | None = None) -> Pass:
-    """Simulates a pass over blocks."""
-    done = Pass(costs, setting, trace)
-    done.take(costs[0].input_bytes)
-    done.compute("outside", None, setting.before_s)
-    for block in range(len(costs)):
-        done.forward(block)
-    done.compute("outside", None, setting.turn_s)
-    for block in range(len(costs) - 1, -1, -1):
-        done.backward(block)
-    done.give(costs[0].kept_bytes, done.clock)
-    done.compute("outside", None, setting.after_s)
-    done.finish()
-    return done
+    def room_for_recomputing(self, block: int) -> int:
+        """Takes the room that a block needs for recomputing (or that it holds while its tensors come one by one)."""
+        again = self._again_bytes(block)
+        if again:
+            done = self._done
+            while done.oldest < self.pending and (
+                done.outs[done.oldest].end <= done.clock or done.held + again > self._setting.budget
+            ):
+                done.held -= done.outs[done.oldest].freed
+                done.clock = max(done.clock, done.outs[done.oldest].end)
+                done.oldest += 1
+            self.take(again)
+            if self._limits and self._limits[0][0] == block:
+                self._limits.popleft()
+        return again
