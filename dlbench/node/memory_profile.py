@@ -60,11 +60,10 @@ def measure(plan: RunPlan) -> MemoryProfile:
     from dlbench.node.models.build import build_model, loss_for
     from dlbench.node.training.activations import workbench
     from dlbench.node.training.precision import Precision
-    from dlbench.node.training.prepare import device_for, exact_fp32
+    from dlbench.node.training.prepare import device_for
 
     workload = plan.workload
     device = device_for(plan, place)
-    exact_fp32()
     torch.manual_seed(workload.train.seed)
     model = build_model(workload.model).to(device)
     loss = loss_for(workload.model, label_smoothing=workload.train.label_smoothing)

@@ -14,7 +14,7 @@ from dlbench.costs.memory.planner import PREFETCH
 from dlbench.machine import resident
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.memory.executor import OutOfCore
-from dlbench.node.memory.planning import Batch, MemoryPlan, Workbench, far_tier, plan_memory
+from dlbench.node.memory.planning import Batch, Gather, MemoryPlan, Workbench, far_tier, plan_memory
 from dlbench.node.memory.spans import LaneSpan
 from dlbench.node.memory.tiers.tier import Tier
 from dlbench.node.models.build import Loss
@@ -69,6 +69,25 @@ def activation_memory(
         return None
     stage("profiling memory")
 
+    bench = workbench(plan, place, model, device, precision, loss, beat=beat, gather=engine.gather)
+    found = plan_memory(bench)
+    stage("building")
+    return ActivationMemory(train, found, model, device, place.rank, bench.open_tier, resident_before=resident_before)
+
+
+def workbench(
+    plan: RunPlan,
+    place: RankPlace,
+    model: nn.Module,
+    device: torch.device,
+    precision: Precision,
+    loss: Loss,
+    *,
+    beat: Callable[[str], None] = lambda _what: None,
+    gather: Gather = lambda value: [value],
+) -> Workbench:
+    """What the network's memory is measured with, with made samples of the shapes of training; see `Workbench`."""
+
     def loss_of(batch: Batch) -> Tensor:
         with precision.autocast():
             return loss(model, batch)
@@ -77,21 +96,17 @@ def activation_memory(
         made = synthetic_batch(plan.workload.model, plan.workload.data, samples, torch.Generator().manual_seed(_SEED))
         return {name: tensor.to(device) for name, tensor in made.items()}
 
-    open_tier = far_tier(train, plan.system.storage, device, host=place.host, rank=place.rank, variables=os.environ)
-    found = plan_memory(
-        Workbench(
-            model=model,
-            train=train,
-            device=device,
-            loss_of=loss_of,
-            batch_of=batch_of,
-            open_tier=open_tier,
-            beat=beat,
-            gather=engine.gather,
-        )
+    train = plan.workload.train
+    return Workbench(
+        model=model,
+        train=train,
+        device=device,
+        loss_of=loss_of,
+        batch_of=batch_of,
+        open_tier=far_tier(train, plan.system.storage, device, host=place.host, rank=place.rank, variables=os.environ),
+        beat=beat,
+        gather=gather,
     )
-    stage("building")
-    return ActivationMemory(train, found, model, device, place.rank, open_tier, resident_before=resident_before)
 
 
 class ActivationMemory:
