@@ -98,6 +98,16 @@ class HostUpdate:
                 if isinstance(value, Tensor):
                     mine[name] = value.to(tensor.device)
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What figures must not be read without, a sentence each."""
+        found = []
+        if not self._host.num_bytes:
+            found.append(f"train.optimizer_state host: {self._host.text}")
+        if not self._overlaps:
+            found.append("train.optimizer_state host: the network is compiled as a whole and cannot wait inside")
+        return tuple(found)
+
     def begin(self, closure: object = None) -> None:
         """The update of a step, with the gradients and the rates that are there now; returns before it is done."""
         self.settle()

@@ -163,7 +163,8 @@ def prepare(
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
     )
     staged = staging.warnings if staging is not None else ()
-    warnings = (*precision.warnings, *staged, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
+    doubts = (*(host.doubts if host is not None else ()), *sanity.planned_doubts(plan))
+    warnings = (*precision.warnings, *staged, *_told_of_resume(plan, resumed, first), *doubts)
     return Prepared(
         trainee=trainee,
         model=model,
