@@ -15,6 +15,8 @@ from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.shuffling.exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_source
+from dlbench.node.memory.host_copies import host_parameters
+from dlbench.node.memory.host_update import HostUpdate
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.models.schedule import LearningRate
@@ -31,6 +33,7 @@ from dlbench.node.training.precision import Precision
 from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
 from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.sync import MGWFBP_STEPS
 
 
 def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
@@ -123,6 +126,7 @@ def prepare(
         model, optimizer, lambda: timer.mark(phases.BACKWARD), accumulation=train.gradient_accumulation
     )
     resumed = _resumed(plan, model, optimizer, precision)
+    host = _host_update(plan, model, optimizer, device)
     before_data()
     progress = resumed.progress if resumed else None
     staging = bring(progress)
@@ -155,10 +159,12 @@ def prepare(
         rank=place.rank,
         noise=noise,
         fault=fault,
+        host=host,
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
     )
     staged = staging.warnings if staging is not None else ()
-    warnings = (*precision.warnings, *staged, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
+    doubts = (*(host.doubts if host is not None else ()), *sanity.planned_doubts(plan))
+    warnings = (*precision.warnings, *staged, *_told_of_resume(plan, resumed, first), *doubts)
     return Prepared(
         trainee=trainee,
         model=model,
@@ -168,6 +174,24 @@ def prepare(
         staging=staging,
         warnings=warnings,
         reading=reading,
+    )
+
+
+def _host_update(
+    plan: RunPlan, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> HostUpdate | None:
+    """The update by the host, where that is planned; the network has its first parameters."""
+    train = plan.workload.train
+    if train.optimizer_state == "device":
+        return None
+    return HostUpdate(
+        model,
+        optimizer,
+        train.optimizer,
+        host_parameters((p for p in model.parameters() if p.requires_grad), device),
+        overlaps=train.compile == "none",
+        # Our own exchange arranges its buffers, of which gradients are parts, anew after some of its first steps.
+        whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,
     )
 
 

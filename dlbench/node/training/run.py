@@ -121,6 +121,8 @@ class RankRun:
                 ready.source.exchange.close()
             raise
         finally:
+            if ready.trainee.host is not None:
+                ready.trainee.host.close()
             ready.source.close()
             if validation is not None:
                 validation.close()
@@ -245,7 +247,8 @@ class RankRun:
             ready.staging.close()
         shuffle = shuffled(self._plan, ready.source, [each["samples"] for each in everyone], self._engine.gather)
         reading = ready.reading.settings() if ready.reading is not None else []
-        settings = [*self._engine.settings(), *shuffle.settings, *reading]
+        updating = ready.trainee.host.settings() if ready.trainee.host is not None else []
+        settings = [*self._engine.settings(), *shuffle.settings, *reading, *updating]
         if self._place.rank != 0:
             return None
         record = make_record(
