@@ -23,8 +23,9 @@ class Needed:
 class ForwardOrder:
     """Hooks in front of all modules that own trained parameters; the first forward pass tells their order.
 
-    The parameters of a module that is never called itself (torch's attention reads the weights of its output projection)
-    are waited for by the nearest module around it that is, at the latest before the network is called. Blocks of an out-of-core network call their modules as the network itself does.
+    The parameters of a module that is never called itself (torch's attention reads the weights of its output
+    projection) are waited for by the nearest module around it that is, at the latest before the network is called.
+    Blocks of an out-of-core network call their modules as the network itself does.
 
     Args:
         model: the network.
