@@ -19,6 +19,7 @@ from dlbench.node.memory.host_update import HostUpdate
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
+from dlbench.node.training.activations import ActivationMemory
 from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.noise_scale import NoiseProbe
@@ -54,6 +55,8 @@ class Trainee:
     """Updates parameters; None where the device does."""
     rest: EpochRest | None = None
     """What happens between two epochs, where something does."""
+    memory: ActivationMemory | None = None
+    """How activations are treated; None where they are left to autograd."""
 
 
 @dataclass(kw_only=True)
@@ -131,6 +134,8 @@ class TrainingLoop:
             self._drain()
         if watch is not None:
             watch.before_warmup(step)
+        if self._trainee.memory is not None:
+            self._trainee.memory.before_warmup(step, course)
         if is_edge:
             # Ranks take unlike long to put hooks on and off, which must not count as waiting in an exchange.
             self._trainee.engine.barrier()
@@ -138,8 +143,10 @@ class TrainingLoop:
             self._trainee.engine.watch(True)
 
     def _close_windows(self) -> None:
-        """The engine no longer watches its exchange, and nothing watches layers."""
+        """The engine no longer watches its exchange, and nothing watches layers or transfers."""
         self._trainee.engine.watch(False)
+        if self._trainee.memory is not None:
+            self._trainee.memory.close_window()
         if self._watch is not None:
             self._watch.close_window()
 
@@ -152,6 +159,8 @@ class TrainingLoop:
             self._trainee.fault.measuring()
         if self._trainee.host is not None:
             self._trainee.host.begin_measuring()
+        if self._trainee.memory is not None:
+            self._trainee.memory.begin_measuring()
         if self._watch is not None:
             self._watch.begin_measuring()
         self._trainee.engine.barrier()

@@ -1,0 +1,118 @@
+"""Plans for a capacity: which blocks stay, move or are recomputed, and where blocks begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dlbench.costs.memory.blocks import BlockCosts, cut
+from dlbench.costs.memory.schedule import predicted
+from dlbench.costs.memory.simulator import Prefetch, Setting, run, simulate
+from dlbench.costs.memory.smallest import DoesNotFitError, smallest_capacity
+from dlbench.specs.memory.chain import Chain, TransferRates
+from dlbench.specs.memory.plan import BlockPlan, Decision, PlannedBlock
+from dlbench.specs.memory.settings import Recompute, Swap
+
+PREFETCH: dict[Swap, Prefetch] = {"none": "room", "offload": "blocking", "streamed": "one-block", "planned": "room"}
+"""How early blocks come back, by `train.swap`."""
+
+_DECISION: dict[tuple[Recompute, Swap], Decision] = {
+    ("none", "none"): "keep",
+    ("blocks", "none"): "recompute",
+    ("none", "offload"): "swap",
+    ("none", "streamed"): "swap",
+    ("blocks", "streamed"): "recompute-swap",
+}
+
+
+def fixed_plan(
+    chain: Chain,
+    rates: TransferRates | None,
+    recompute: Recompute,
+    swap: Swap,
+    *,
+    starts: Sequence[int] | None = None,
+    capacity_bytes: int | None = None,
+) -> BlockPlan:
+    """The plan of a method that treats all blocks alike; it may need more than the capacity (see its peak).
+
+    Args:
+        chain: the chain, as measured.
+        rates: of transfers; None where nothing moves.
+        recompute: train.recompute, none or blocks.
+        swap: train.swap, none, offload or streamed.
+        starts: units with which blocks begin; None: every unit is a block.
+        capacity_bytes: what may be held; None: no limit.
+
+    Raises:
+        ValueError: a method that has no fixed plan, or that moves something without rates.
+    """
+    decision = _DECISION.get((recompute, swap))
+    if decision is None:
+        raise ValueError(f"train.recompute {recompute} with train.swap {swap} treats blocks one by one")
+    blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last in cut(chain, starts))
+    schedule = simulate(chain, blocks, rates, capacity_bytes, prefetch=PREFETCH[swap])
+    return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner="fixed")
+
+
+def plan_blocks(
+    chain: Chain,
+    rates: TransferRates | None,
+    capacity_bytes: int,
+    *,
+    recompute: bool,
+    swap: bool,
+    starts: Sequence[int] | None = None,
+) -> BlockPlan:
+    """The plan with the shortest pass that was found.
+
+    Args:
+        chain: the chain, as measured.
+        rates: of transfers; None where swap is False.
+        capacity_bytes: what a pass may hold.
+        recompute: whether blocks may be recomputed.
+        swap: whether blocks may move.
+        starts: units with which blocks begin; None: the planner chooses.
+
+    Raises:
+        DoesNotFitError: no plan fits; it names the smallest capacity that would do.
+        ValueError: to swap without rates.
+    """
+    if swap and rates is None:
+        raise ValueError("blocks that are swapped need transfer rates")
+    spans = cut(chain, starts)
+    costs = BlockCosts(chain)
+    setting = Setting.of(chain, rates, capacity_bytes)
+    allowed: list[Decision] = ["keep"]
+    allowed += ["recompute"] if recompute else []
+    allowed += ["swap"] if swap else []
+    allowed += ["recompute-swap"] if swap and recompute else []
+
+    def rated(decisions: Sequence[Decision]) -> tuple[int, float]:
+        done = run([costs.of(*span, decision) for span, decision in zip(spans, decisions, strict=True)], setting)
+        return max(0, done.peak - int(setting.budget)), done.clock
+
+    best: list[Decision] = ["keep"] * len(spans)
+    least = rated(best)
+    for decision in allowed[1:]:
+        for head in range(1, len(spans) + 1):
+            candidate: list[Decision] = [decision] * head + ["keep"] * (len(spans) - head)
+            if (value := rated(candidate)) < least:
+                best, least = candidate, value
+    improved = True
+    while improved:
+        improved = False
+        for number in range(len(spans)):
+            for decision in allowed:
+                candidate = [*best[:number], decision, *best[number + 1 :]]
+                if (value := rated(candidate)) < least:
+                    best, least, improved = candidate, value, True
+    if least[0]:
+        raise DoesNotFitError(chain, smallest_capacity(chain, recompute=recompute, swap=swap, starts=starts))
+    blocks = tuple(
+        PlannedBlock(first=first, last=last, decision=decision)
+        for (first, last), decision in zip(spans, best, strict=True)
+    )
+    schedule = simulate(chain, blocks, rates, capacity_bytes)
+    return BlockPlan(
+        blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner="greedy, local search"
+    )
