@@ -22,6 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from dlbench.node.memory.cut import UnitModule
 from dlbench.node.memory.peaks import NoPeaks, PeakMeter, peaks_on
+from dlbench.node.memory.saved import HeldByOthers, activation_storage, is_of_parameter
 from dlbench.specs.memory.chain import Chain, Unit
 
 TIMED_PASSES = 3
@@ -66,6 +67,7 @@ class _Passage:
         self, model: nn.Module, links: Sequence[_Link], device: torch.device, meter: PeakMeter, *, counts: bool
     ) -> None:
         self.model, self.links, self.device, self.meter, self.counts = model, links, device, meter, counts
+        self.others = HeldByOthers(model)
         self.own = dict(storage_of(tensor) for tensor in (*model.parameters(), *model.buffers()))
         self.there = {id(parameter.grad) for parameter in model.parameters()}
         self.outside: Storages = {}
@@ -92,11 +94,15 @@ class _Passage:
             return nullcontext()
 
         def pack(tensor: Tensor) -> Tensor:
-            if tensor.layout == torch.strided:
+            storage = activation_storage(tensor, self.others)
+            if storage is not None:
+                storages[storage.data_ptr()] = storage.nbytes()
+            elif tensor.layout is torch.strided and is_of_parameter(tensor):
                 address, size = storage_of(tensor)
-                if address not in self.own and size:
-                    (casts if is_of_parameter(tensor) else storages)[address] = size
-            return tensor
+                if address not in self.own:
+                    casts[address] = size
+            # With its graph a saved output would hold itself.
+            return tensor.detach() if tensor.grad_fn is not None else tensor
 
         return saved_tensors_hooks(pack, lambda tensor: tensor)
 
@@ -111,9 +117,9 @@ class _Passage:
             return original(x, *args, **kwargs)
         if link.number == 0:
             self.note("chain")
-            address, size = storage_of(x)
-            if address not in self.own:
-                self.outside[address] = size
+            self.outside.update([storage_of(x)])
+            self.others.give([x])
+        self.others.give((*args, *kwargs.values()))
         anchor = torch.zeros((), device=x.device, requires_grad=True)
         out = _Repeated.apply(anchor, x, self, link, original, args, kwargs)  # type: ignore[no-untyped-call]
         if link is self.links[-1]:
@@ -198,19 +204,6 @@ def storage_of(tensor: Tensor) -> tuple[int, int]:
     """Address and bytes of what a tensor lies in."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
-
-
-def is_of_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor was made of a parameter alone: a cast, a transpose."""
-    node = tensor.grad_fn
-    while node is not None:
-        if node.name().endswith("AccumulateGrad"):
-            return True
-        behind = [one for one, _ in node.next_functions if one is not None]
-        if len(node.next_functions) != 1 or not behind:
-            return False
-        node = behind[0]
-    return False
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from dlbench.costs.memory.blocks import BlockCosts
 from dlbench.costs.memory.planner import PREFETCH
 from dlbench.machine import resident
 from dlbench.node.data.synthetic import synthetic_batch
-from dlbench.node.memory.executor import OutOfCore
+from dlbench.node.memory.executor import BlockBytes, OutOfCore
+from dlbench.node.memory.install import BlockFunction
 from dlbench.node.memory.planning import Batch, MemoryPlan, Workbench, far_tier, plan_memory
 from dlbench.node.memory.spans import LaneSpan
 from dlbench.node.memory.tiers.tier import Tier
@@ -25,12 +26,34 @@ from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import Course
 from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
 from dlbench.records.record import Setting
+from dlbench.specs.memory.chain import Chain
+from dlbench.specs.memory.plan import BlockPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
 from dlbench.units import format_bytes
 
 _SEED = 0
 """Of the samples with which memory is measured."""
+
+
+def sample_loss(model: nn.Module, loss: Loss, precision: Precision) -> Callable[[Batch], Tensor]:
+    """Forward pass and loss of a batch in the precision of training."""
+
+    def loss_of(batch: Batch) -> Tensor:
+        with precision.autocast():
+            return loss(model, batch)
+
+    return loss_of
+
+
+def sample_batches(plan: RunPlan, device: torch.device) -> Callable[[int], Batch]:
+    """Makes so many samples of the shapes that training will have, on the device."""
+
+    def batch_of(samples: int) -> Batch:
+        made = synthetic_batch(plan.workload.model, plan.workload.data, samples, torch.Generator().manual_seed(_SEED))
+        return {name: tensor.to(device) for name, tensor in made.items()}
+
+    return batch_of
 
 
 def activation_memory(
@@ -42,6 +65,7 @@ def activation_memory(
     precision: Precision,
     loss: Loss,
     *,
+    wrap_block: Callable[[BlockFunction], BlockFunction] | None,
     resident_before: int,
     beat: Callable[[str], None],
     stage: Callable[[str], None],
@@ -56,6 +80,7 @@ def activation_memory(
         device: where it is.
         precision: of training.
         loss: forward pass and loss.
+        wrap_block: applied to the function of every block, e.g. torch.compile; None: nothing.
         resident_before: resident memory before the network was built, bytes.
         beat: told what moves.
         stage: told of the stage.
@@ -69,29 +94,25 @@ def activation_memory(
         return None
     stage("profiling memory")
 
-    def loss_of(batch: Batch) -> Tensor:
-        with precision.autocast():
-            return loss(model, batch)
-
-    def batch_of(samples: int) -> Batch:
-        made = synthetic_batch(plan.workload.model, plan.workload.data, samples, torch.Generator().manual_seed(_SEED))
-        return {name: tensor.to(device) for name, tensor in made.items()}
-
     open_tier = far_tier(train, plan.system.storage, device, host=place.host, rank=place.rank, variables=os.environ)
     found = plan_memory(
         Workbench(
             model=model,
             train=train,
             device=device,
-            loss_of=loss_of,
-            batch_of=batch_of,
+            loss_of=sample_loss(model, loss, precision),
+            batch_of=sample_batches(plan, device),
             open_tier=open_tier,
             beat=beat,
             gather=engine.gather,
         )
     )
     stage("building")
-    return ActivationMemory(train, found, model, device, place.rank, open_tier, resident_before=resident_before)
+    return ActivationMemory(
+        *(train, found, model, device, place.rank, open_tier),
+        wrap_block=wrap_block,
+        resident_before=resident_before,
+    )
 
 
 class ActivationMemory:
@@ -104,6 +125,7 @@ class ActivationMemory:
         device: where it is.
         rank: of this process.
         open_tier: the far tier with room for so many bytes.
+        wrap_block: applied to every block's function; None: nothing.
         resident_before: resident memory before the network was built, bytes.
 
     Raises:
@@ -119,15 +141,17 @@ class ActivationMemory:
         rank: int,
         open_tier: Callable[[int], Tier],
         *,
+        wrap_block: Callable[[BlockFunction], BlockFunction] | None,
         resident_before: int,
     ) -> None:
         self._train, self._found, self._device, self._rank = train, found, device, rank
         self._resident_before = resident_before
         plan, chain = found.plan, found.chain
         moves = any(block.decision in ("swap", "recompute-swap") for block in plan.blocks)
-        self._tier = open_tier(plan.predicted.swapped_bytes) if moves else None
+        # On a GPU offload is torch's own save_on_cpu.
+        own = not (train.swap == "offload" and device.type == "cuda")
+        self._tier = open_tier(plan.predicted.swapped_bytes) if moves and own else None
         self._tier_words = self._tier.words if self._tier is not None else None
-        costs = BlockCosts(chain)
         capacity = plan.capacity_bytes
         self._blocks = OutOfCore(
             model,
@@ -135,11 +159,12 @@ class ActivationMemory:
             plan.blocks,
             tier=self._tier,
             budget_bytes=None if capacity is None else max(0, capacity - chain.fixed_bytes),
-            saved_bytes=[costs.of(block.first, block.last, "keep").own_bytes for block in plan.blocks],
+            expected=_expected(chain, plan),
             prefetch=PREFETCH[train.swap],
             verify=train.memory.verify,
             rank=rank,
             moments=clock_for(device),
+            wrap_block=wrap_block,
         )
         self._blocks.install()
         self._watched_from: int | None = None
@@ -181,6 +206,10 @@ class ActivationMemory:
             found += [text for text in self._tier.warnings if text not in found]
         if all(block.decision == "keep" for block in self._found.plan.blocks):
             found.append("fits in core: nothing swapped or recomputed")
+        elif self._train.compile != "none":
+            found.append(
+                "the plan rests on a chain that was measured without train.compile, which changes what blocks take"
+            )
         return tuple(found)
 
     def spans(self) -> list[tuple[int, LaneSpan]]:
@@ -264,6 +293,21 @@ _DECIDED = {
     "recompute": "recomputed",
     "recompute-swap": "recomputed with their input swapped",
 }
+
+
+def _expected(chain: Chain, plan: BlockPlan) -> list[BlockBytes]:
+    """Bytes of each block, as the chain was measured."""
+    costs = BlockCosts(chain)
+    outputs = [*(unit.input_bytes for unit in chain.units[1:]), chain.output_bytes]
+    return [
+        BlockBytes(
+            saved_bytes=costs.of(block.first, block.last, "keep").own_bytes,
+            input_bytes=chain.units[block.first].input_bytes,
+            input_saved=chain.units[block.first].input_saved,
+            output_bytes=outputs[block.last],
+        )
+        for block in plan.blocks
+    ]
 
 
 def memory_doubts(result: MemoryResult | None) -> list[str]:

@@ -54,14 +54,18 @@ class Compilation:
         self._budget_bytes: tuple[int, int] | None = None
 
     def set_budget(
-        self, model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Batch, beat: Callable[[str], None]
+        self,
+        model: nn.Module,
+        loss_of: Callable[[Batch], Tensor],
+        batch_of: Callable[[int], Batch],
+        beat: Callable[[str], None],
     ) -> None:
         """Puts `train.activation_budget` in force, and measures what it changes: one compilation without, one with it.
 
         Args:
             model: in training mode, on its device; nothing is hooked to it yet.
             loss_of: forward pass and loss.
-            batch: a part of a rank's batch.
+            batch_of: so many samples, on the device.
             beat: told before each compilation.
         """
         budget = self._train.activation_budget
@@ -69,6 +73,7 @@ class Compilation:
             return
         import torch._functorch.config
 
+        batch = batch_of(self._train.batch_per_rank // self._train.gradient_accumulation)
         found = []
         for share in (torch._functorch.config.activation_memory_budget, budget):
             beat(f"compiling with an activation budget of {share:g}")

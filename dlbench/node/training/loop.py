@@ -20,12 +20,14 @@ from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
 from dlbench.node.training.activations import ActivationMemory
+from dlbench.node.training.compilation import Compilation
 from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.phases import PhaseTimer, StepTimes
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import Course
+from dlbench.records.record import Setting
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.training import TrainSpec
 
@@ -57,6 +59,17 @@ class Trainee:
     """What happens between two epochs, where something does."""
     memory: ActivationMemory | None = None
     """How activations are treated; None where they are left to autograd."""
+    compilation: Compilation | None = None
+    """What is compiled; None where nothing is."""
+
+    def settings(self) -> list[Setting]:
+        """What was asked for of memory, compiler and host, and what is in force."""
+        return [
+            setting
+            for part in (self.memory, self.compilation, self.host)
+            if part is not None
+            for setting in part.settings()
+        ]
 
 
 @dataclass(kw_only=True)
@@ -161,6 +174,8 @@ class TrainingLoop:
             self._trainee.host.begin_measuring()
         if self._trainee.memory is not None:
             self._trainee.memory.begin_measuring()
+        if self._trainee.compilation is not None:
+            self._trainee.compilation.begin_measuring()
         if self._watch is not None:
             self._watch.begin_measuring()
         self._trainee.engine.barrier()

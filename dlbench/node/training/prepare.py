@@ -25,8 +25,9 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import own_address
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases, sanity
-from dlbench.node.training.activations import ActivationMemory, activation_memory
+from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
 from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint
+from dlbench.node.training.compilation import Compilation, compilation_for
 from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.loop import Trainee
 from dlbench.node.training.noise_scale import NoiseProbe
@@ -140,6 +141,7 @@ class _Network:
     loss: Loss
     noise: NoiseProbe | None
     memory: ActivationMemory | None
+    compilation: Compilation | None
 
     def close(self) -> None:
         """Nothing of it holds a thread or a file any more."""
@@ -165,15 +167,24 @@ def _network(
     torch.manual_seed(train.seed)
     model = build_model(workload.model).to(device)
     loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
+    compilation = compilation_for(plan, device)
     memory = activation_memory(
-        plan, place, engine, model, device, precision, loss, resident_before=resident_before, beat=beat, stage=stage
+        *(plan, place, engine, model, device, precision, loss),
+        wrap_block=compilation.block if compilation is not None else None,
+        resident_before=resident_before,
+        beat=beat,
+        stage=stage,
     )
+    if compilation is not None:
+        compilation.set_budget(model, sample_loss(model, loss, precision), sample_batches(plan, device), beat)
     # Before the engine's own hooks, which hand the gradient on.
     noise = NoiseProbe(model, train.gradient_accumulation) if plan.measure.noise_scale else None
     optimizer = build_optimizer(model, train.optimizer)
     wrapped, optimizer = engine.prepare(
         model, optimizer, lambda: timer.mark(phases.BACKWARD), accumulation=train.gradient_accumulation
     )
+    if compilation is not None and memory is None:
+        compilation.network(wrapped)
     return _Network(
         model=model,
         wrapped=wrapped,
@@ -182,6 +193,7 @@ def _network(
         loss=loss,
         noise=noise,
         memory=memory,
+        compilation=compilation,
     )
 
 
@@ -261,6 +273,7 @@ def _ready(
         host=host,
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
         memory=network.memory,
+        compilation=network.compilation,
     )
     staged = staging.warnings if staging is not None else ()
     return Prepared(

@@ -230,8 +230,9 @@ class RankRun:
             bad_sample_count=len(failures),
             planted_s=ready.trainee.fault.planted_s if ready.trainee.fault is not None else 0.0,
         )
-        if memory is not None:
-            self._warnings += memory.warnings
+        compilation = ready.trainee.compilation
+        self._warnings += memory.warnings if memory is not None else ()
+        self._warnings += compilation.warnings if compilation is not None else ()
         found = environment.capture(self._warnings, withheld=self._plan.system.launch.referenced)
         return {
             "result": result.model_dump(mode="json"),
@@ -260,9 +261,7 @@ class RankRun:
             ready.staging.close()
         shuffle = shuffled(self._plan, ready.source, [each["samples"] for each in everyone], self._engine.gather)
         reading = ready.reading.settings() if ready.reading is not None else []
-        memory = ready.trainee.memory.settings() if ready.trainee.memory is not None else []
-        updating = ready.trainee.host.settings() if ready.trainee.host is not None else []
-        settings = [*self._engine.settings(), *shuffle.settings, *reading, *memory, *updating]
+        settings = [*self._engine.settings(), *shuffle.settings, *reading, *ready.trainee.settings()]
         if self._place.rank != 0:
             return None
         record = make_record(
