@@ -16,6 +16,8 @@ from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.shuffling.exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_source
+from dlbench.node.memory.host_copies import host_parameters
+from dlbench.node.memory.host_update import HostUpdate
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.models.schedule import LearningRate
@@ -34,6 +36,7 @@ from dlbench.node.training.precision import Precision
 from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
 from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.sync import MGWFBP_STEPS
 
 
 def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
@@ -251,6 +254,7 @@ def _ready(
         _close(source)
         raise
     loss, batches, fault = _planted(plan, place, network.loss, iter(source))
+    host = _host_update(plan, network, device)
     trainee = Trainee(
         model=network.wrapped,
         optimizer=network.optimizer,
@@ -264,6 +268,7 @@ def _ready(
         rank=place.rank,
         noise=network.noise,
         fault=fault,
+        host=host,
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
         memory=network.memory,
         compilation=network.compilation,
@@ -280,9 +285,26 @@ def _ready(
             *network.precision.warnings,
             *staged,
             *_told_of_resume(plan, resumed, data.first),
+            *(host.doubts if host is not None else ()),
             *sanity.planned_doubts(plan),
         ),
         reading=reading,
+    )
+
+
+def _host_update(plan: RunPlan, network: _Network, device: torch.device) -> HostUpdate | None:
+    """The update by the host, where that is planned; network and optimiser are as the first step finds them."""
+    train = plan.workload.train
+    if train.optimizer_state == "device":
+        return None
+    return HostUpdate(
+        network.model,
+        network.optimizer,
+        train.optimizer,
+        host_parameters((p for p in network.model.parameters() if p.requires_grad), device),
+        overlaps=train.compile == "none",
+        # Our own exchange arranges its buffers, of which gradients are parts, anew after some of its first steps.
+        whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,
     )
 
 
