@@ -10,7 +10,7 @@ import pytest
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
 from dlbench.records.memory import MemoryResult
-from dlbench.records.scan import Scan, scan
+from dlbench.records.scan import scan
 from dlbench.report.document import Section
 from dlbench.report.formats import terminal
 from dlbench.report.formats.json import as_plain
@@ -170,11 +170,6 @@ def test_more_than_the_plan_allowed_and_what_was_verified_are_said(tmp_path: Pat
     (section,) = OutOfCoreView().sections(report)
     assert any("more than the plan allowed, by up to 3 MiB" in text for text in section.words)
     assert any("No run of this set trained in core" in text for text in section.notes)
-
-
-def test_an_empty_folder_has_no_view(tmp_path: Path) -> None:
-    table = tabulate(Scan(runs=[], problems=[]))
-    assert out_of_core(groups(table), table) == ()
 
 
 def test_lanes_show_what_took_most_of_each_part() -> None:
