@@ -103,6 +103,7 @@ def make_record(
             "data": ready.source.describe(),
             "staging": staging_result(plan, ready.staging, everyone),
             "shuffle": shuffle.result,
+            "host_update": ready.trainee.host.result() if ready.trainee.host is not None else None,
             "reading": reading.result([item["reads"] for item in everyone], seen.step_s) if reading else None,
             "memory": memory,
             "steps": seen.steps,

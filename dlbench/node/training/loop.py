@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dlbench.node.data.reading.rank_reading import EpochRest
+from dlbench.node.memory.host_update import HostUpdate
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
@@ -52,6 +53,8 @@ class Trainee:
     rank: int = 0
     noise: NoiseProbe | None = None
     fault: PlantedFault | None = None
+    host: HostUpdate | None = None
+    """Updates parameters; None where the device does."""
     rest: EpochRest | None = None
     """What happens between two epochs, where something does."""
     memory: ActivationMemory | None = None
@@ -60,9 +63,9 @@ class Trainee:
     """What is compiled; None where nothing is."""
 
     def settings(self) -> list[Setting]:
-        """What was asked for of memory and compiler, and what is in force."""
-        memory = self.memory.settings() if self.memory is not None else []
-        return [*memory, *(self.compilation.settings() if self.compilation is not None else [])]
+        """What was asked for of memory, compiler and update, and what is in force."""
+        parts = (self.memory, self.compilation, self.host)
+        return [setting for part in parts if part is not None for setting in part.settings()]
 
 
 @dataclass(kw_only=True)
@@ -163,16 +166,17 @@ class TrainingLoop:
         self._is_measuring = True
         if self._trainee.fault is not None:
             self._trainee.fault.measuring()
-        if self._trainee.memory is not None:
-            self._trainee.memory.begin_measuring()
-        if self._trainee.compilation is not None:
-            self._trainee.compilation.begin_measuring()
+        for beginning in (self._trainee.memory, self._trainee.compilation, self._trainee.host):
+            if beginning is not None:
+                beginning.begin_measuring()
         if self._watch is not None:
             self._watch.begin_measuring()
         self._trainee.engine.barrier()
 
     def _drain(self) -> None:
-        """Ends the last step and waits until its times are known and written."""
+        """Ends the last step, its update included, and waits until its times are known and written."""
+        if self._trainee.host is not None:
+            self._trainee.host.settle()
         self._timer.close()
         self._keep(self._timer.collect(wait=True))
         self._writer.flush()
@@ -218,8 +222,12 @@ class TrainingLoop:
         for number, part in enumerate(_parts(batch, num_parts)):
             is_last = number == num_parts - 1
             with nullcontext() if is_last else trainee.engine.hold_exchange():
+                if trainee.host is not None:
+                    trainee.host.before_forward()
                 with trainee.precision.autocast():
                     loss = trainee.loss(trainee.model, part) / num_parts
+                if trainee.host is not None:
+                    trainee.host.settle()  # parameters that no module waited for
                 timer.mark(phases.FORWARD)
                 if is_last:
                     trainee.engine.begin_backward()

@@ -16,6 +16,8 @@ from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.shuffling.exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_source
+from dlbench.node.memory.host_copies import host_parameters
+from dlbench.node.memory.host_update import HostUpdate
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.models.schedule import LearningRate
@@ -34,6 +36,7 @@ from dlbench.node.training.precision import Precision
 from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
 from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.sync import MGWFBP_STEPS
 
 
 def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
@@ -117,10 +120,11 @@ def prepare(
     network = _network(plan, place, engine, device, timer, beat, stage)
     try:
         resumed = _resumed(plan, network.model, network.optimizer, network.precision)
+        host = _host_update(plan, network.model, network.optimizer, device)
         before_data()
         staging = bring(resumed.progress if resumed else None)
         data = _data(plan, place, engine, device, resumed, staging, beat)
-        return _ready(plan, place, engine, device, network, data, resumed, staging)
+        return _ready(plan, place, engine, device, network, data, resumed, staging, host)
     except BaseException:
         network.close()
         raise
@@ -244,6 +248,7 @@ def _ready(
     data: _Data,
     resumed: Checkpoint | None,
     staging: Staging | None,
+    host: HostUpdate | None,
 ) -> Prepared:
     """Network and data together."""
     train, source, reading = plan.workload.train, data.source, data.reading
@@ -266,6 +271,7 @@ def _ready(
         rank=place.rank,
         noise=network.noise,
         fault=fault,
+        host=host,
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
         memory=network.memory,
         compilation=network.compilation,
@@ -282,9 +288,28 @@ def _ready(
             *network.precision.warnings,
             *staged,
             *_told_of_resume(plan, resumed, data.first),
+            *(host.doubts if host is not None else ()),
             *sanity.planned_doubts(plan),
         ),
         reading=reading,
+    )
+
+
+def _host_update(
+    plan: RunPlan, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> HostUpdate | None:
+    """The update by the host, where that is planned; the network has its first parameters."""
+    train = plan.workload.train
+    if train.optimizer_state == "device":
+        return None
+    return HostUpdate(
+        model,
+        optimizer,
+        train.optimizer,
+        host_parameters((p for p in model.parameters() if p.requires_grad), device),
+        overlaps=train.compile == "none",
+        # Our own exchange arranges its buffers, of which gradients are parts, anew after some of its first steps.
+        whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,
     )
 
 

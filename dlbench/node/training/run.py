@@ -127,6 +127,8 @@ class RankRun:
                 ready.source.exchange.close()
             raise
         finally:
+            if ready.trainee.host is not None:
+                ready.trainee.host.close()
             ready.source.close()
             if validation is not None:
                 validation.close()
