@@ -127,7 +127,7 @@ class _Call:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _trace(model: nn.Module, run_once: Callable[[], object]) -> _Call:
@@ -225,11 +225,11 @@ def _agree(before: _Call, call: _Call) -> bool:
     )
 
 
-class _Uses(TorchDispatchMode):
+class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation, and which units' outputs others than the next unit work on."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.inside: int | None = None
         self.boundaries: dict[int, int] = {}
         """Number of the unit that is given it, by storage."""

@@ -1,16 +1,15 @@
 """Training with activations out of core: what a plan says of each block, done in every pass.
 
-Recomputing is `torch.utils.checkpoint` (not reentrant), whose forward pass, random numbers and autocast are as at first;
+Recomputing is `torch.utils.checkpoint` (not reentrant), with the random numbers and the autocast of the first time;
 around it stand only the room for what it computes again, and buffers, which a second forward pass must not change.
 Swapping is `torch.autograd.graph.saved_tensors_hooks`: autograd holds a handle in place of every activation.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -18,80 +17,26 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from dlbench.errors import RunError
 from dlbench.node.memory.cut import UnitModule
 from dlbench.node.memory.install import Block, BlockFunction
-from dlbench.node.memory.saved import Checksum, Handle, HeldByOthers, Packed, Table, activation_storage
-from dlbench.node.memory.spans import BACKWARD, FORWARD, RECOMPUTE, ComputeLane, HostMoments, LaneSpan, Moments, Watch
+from dlbench.node.memory.running_pass import BlockBytes, Pass
+from dlbench.node.memory.saved import (
+    Checksum,
+    Handle,
+    HeldByOthers,
+    Packed,
+    activation_storage,
+    weak_reference,
+)
+from dlbench.node.memory.spans import BACKWARD, FORWARD, ComputeLane, HostMoments, LaneSpan, Moments, Watch
 from dlbench.node.memory.tiers.tier import Tier
 from dlbench.specs.memory.plan import PlannedBlock
 
 Prefetch = Literal["room", "one-block", "blocking"]
 """room: as many blocks as have room; one-block: the next one; blocking: each tensor when it is made and needed."""
-
-
-@dataclass(frozen=True)
-class BlockBytes:
-    """Bytes of a block, as a pass had them; by the owner rule of `Chain`."""
-
-    saved_bytes: int = 0
-    """What its forward pass keeps (recompute: would keep), each storage once, inner units' inputs included; without its
-    own input and output, parameters and casts of them."""
-    input_bytes: int = 0
-    """Of its input's storage; 0 for the first block."""
-    input_saved: bool = False
-    """Whether a backward pass in core needs its input."""
-    output_bytes: int = 0
-
-
-class _Pass:
-    """One pass: what its blocks have saved, and what of it takes room."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.table = Table()
-        self.owned: list[list[Handle]] = [[] for _ in range(num_blocks)]
-        self.inputs: list[Handle | None] = [None] * (num_blocks + 1)
-        self.boundaries: list[StorageWeakRef | None] = [None] * (num_blocks + 1)
-        """Storage of each block's input; while it is referenced no other has its address."""
-        self.boundary_bytes = [0] * (num_blocks + 1)
-        self.charged = [0] * num_blocks
-        """Bytes of each block that count as held, without its input."""
-        self.charged_inputs = [0] * (num_blocks + 1)
-        self.resident = 0
-        self.leaving: deque[Handle] = deque()
-        self.at = -1
-        """The block whose forward pass began last."""
-        self.current = num_blocks
-        """The block whose backward pass began last; all behind it have ended."""
-        self.next_in = num_blocks - 1
-        """The block whose way back begins next."""
-        self.has_turned = False
-        self.counted: dict[int, tuple[StorageWeakRef, int]] = {}
-        """Storages that a recomputed block would have saved, by address."""
-
-    def charge(self, handle: Handle, num_bytes: int) -> None:
-        """A handle's bytes take room, or less than no bytes: take it no longer."""
-        charges = self.charged_inputs if handle.is_input else self.charged
-        charges[handle.block] += num_bytes
-        self.resident += num_bytes
-
-    def charge_block(self, block: int, num_bytes: int) -> None:
-        """What a block takes beside its input is so much now."""
-        self.resident += num_bytes - self.charged[block]
-        self.charged[block] = num_bytes
-
-    def charge_input(self, block: int, num_bytes: int) -> None:
-        """What a block's input takes is so much now."""
-        self.resident += num_bytes - self.charged_inputs[block]
-        self.charged_inputs[block] = num_bytes
-
-    def handles(self, block: int) -> list[Handle]:
-        """What leaves with a block, in the order of saving."""
-        inputs = self.inputs[block]
-        return [*([inputs] if inputs is not None else []), *self.owned[block]]
 
 
 @dataclass
@@ -109,7 +54,7 @@ class OutOfCore:
     """Blocks of a network, each kept, swapped or recomputed.
 
     `install` puts them on the network (before an engine wraps it), `remove` takes them off. A pass is one forward and
-    one backward pass; one without gradients is left alone. Whatever ends a pass in the middle, the next one begins anew.
+    one backward pass; one without gradients is left alone. Whatever ends a pass midway, the next one begins anew.
 
     Args:
         model: the network; its units' `forward` are replaced on the instances, nothing else.
@@ -160,7 +105,7 @@ class OutOfCore:
         """Of each block whether it saves its output, as the last counted pass showed."""
         self._counts_always = count
         self._counts_next = True
-        self._pass: _Pass | None = None
+        self._pass: Pass | None = None
         self._installed = False
         moments = moments or HostMoments()
         self._lane = ComputeLane(moments)
@@ -205,7 +150,8 @@ class OutOfCore:
 
     def told(self) -> dict[str, int | float]:
         """Since `begin_measuring`: passes, activation_peak_bytes, over_budget_bytes, swapped_out_bytes,
-        swapped_in_bytes, room_wait_s, swap_wait_s, recompute_s. Waits for the device."""
+        swapped_in_bytes, room_wait_s, swap_wait_s, recompute_s. Waits for the device.
+        """
         counts, seconds = self._counts, self._lane.seconds()
         return {
             "passes": counts.passes,
@@ -244,10 +190,10 @@ class OutOfCore:
         self._leave(running, block.number, output)
         return output
 
-    def _enter(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pass:
+    def _enter(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
         number = block.number
         if number == 0:
-            self._pass = _Pass(len(self._blocks))
+            self._pass = Pass(len(self._blocks))
             self._others.begin_pass()
             self._others.give(args[:1])
             self._watch.begin_pass()
@@ -260,7 +206,7 @@ class OutOfCore:
         running.at = number
         self._others.give((*args[1:], *kwargs.values()))
         if number == 0 and args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
-            args[0].register_hook(partial(self._end_of_first, running))
+            _on_gradient(args[0], partial(self._end_of_first, running))
         bytes_ = self._bytes[number]
         is_last = number == len(self._blocks) - 1
         after = bytes_.output_bytes if is_last or self._holds_input(number + 1) else 0
@@ -281,7 +227,7 @@ class OutOfCore:
     def _holds_input(self, number: int) -> bool:
         return self._recomputes(number) or self._bytes[number].input_saved
 
-    def _make_room(self, running: _Pass, num_bytes: int) -> None:
+    def _make_room(self, running: Pass, num_bytes: int) -> None:
         """Waits for the oldest transfers out until so many bytes have room, or none runs any more."""
         self._release(running)
         if self._budget is None or self._tier is None:
@@ -293,7 +239,7 @@ class OutOfCore:
                     self._tier.wait_out(oldest.ticket)
             self._left(running)
 
-    def _release(self, running: _Pass) -> None:
+    def _release(self, running: Pass) -> None:
         """What has left since takes no room any more."""
         while running.leaving:
             oldest = running.leaving[0]
@@ -301,19 +247,19 @@ class OutOfCore:
                 return
             self._left(running)
 
-    def _left(self, running: _Pass) -> None:
+    def _left(self, running: Pass) -> None:
         handle = running.leaving.popleft()
         if handle.ticket is not None:
             running.charge(handle, -handle.num_bytes)
 
-    def _note_peak(self, running: _Pass) -> None:
+    def _note_peak(self, running: Pass) -> None:
         counts = self._counts
         if running.resident > counts.peak:
             counts.peak = running.resident
             if self._budget is not None:
                 counts.over = max(counts.over, running.resident - self._budget)
 
-    def _compute(self, running: _Pass, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compute(self, running: Pass, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = block.number
         hooks = saved_tensors_hooks(partial(self._pack, running, number), partial(self._unpack, running))
         if self._recomputes(number):
@@ -342,17 +288,17 @@ class OutOfCore:
         return self._counts_always or self._counts_next
 
     def _checkpoint_contexts(
-        self, running: _Pass, block: Block
+        self, running: Pass, block: Block
     ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
         counting = _CountingSaved(partial(self._count, running)) if self._counts_now else nullcontext()
         return counting, _Recomputing(block, self._lane)
 
-    def _count(self, running: _Pass, tensor: torch.Tensor) -> None:
+    def _count(self, running: Pass, tensor: torch.Tensor) -> None:
         storage = activation_storage(tensor, self._others)
         if storage is not None:
-            running.counted[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+            running.counted[storage._cdata] = (weak_reference(storage), storage.nbytes())
 
-    def _pack(self, running: _Pass, number: int, tensor: torch.Tensor) -> Any:
+    def _pack(self, running: Pass, number: int, tensor: torch.Tensor) -> Any:
         storage = activation_storage(tensor, self._others)
         if storage is None:
             # With its graph a saved output would hold itself.
@@ -372,7 +318,7 @@ class OutOfCore:
                 self._tier.wait_out(handle.ticket)
         return Packed(handle, tensor)
 
-    def _leave(self, running: _Pass, number: int, output: Any) -> None:
+    def _leave(self, running: Pass, number: int, output: Any) -> None:
         self._lane.switch(None, number)
         tensor = first_tensor(output)
         if tensor is None:
@@ -380,20 +326,20 @@ class OutOfCore:
                 f"{self._blocks[number].name}: returned no tensor, unlike when the network was cut into blocks"
             )
         storage = tensor.untyped_storage()
-        running.boundaries[number + 1] = StorageWeakRef(storage)
+        running.boundaries[number + 1] = weak_reference(storage)
         running.boundary_bytes[number + 1] = storage.nbytes()
         saves_output = self._hand_on(running, number, storage)
         if self._counts_now:
             self._learn(running, number, saves_output)
         self._settle(running, number)
         if tensor.requires_grad:
-            tensor.register_hook(partial(self._reached, running, number))
+            _on_gradient(tensor, partial(self._reached, running, number))
         if self._moves_input(number) and self._tier is not None and self._prefetch != "blocking":
             for handle in running.handles(number):
                 if handle.storage is not None and handle.ticket is None:
                     self._send(running, handle)
 
-    def _hand_on(self, running: _Pass, number: int, storage: torch.UntypedStorage) -> bool:
+    def _hand_on(self, running: Pass, number: int, storage: torch.UntypedStorage) -> bool:
         """A block's output belongs to the next one; returns whether this one saved it."""
         counted = storage._cdata in running.counted
         running.counted.pop(storage._cdata, None)
@@ -405,7 +351,7 @@ class OutOfCore:
         running.inputs[number + 1] = handle
         return True
 
-    def _learn(self, running: _Pass, number: int, saves_output: bool) -> None:
+    def _learn(self, running: Pass, number: int, saves_output: bool) -> None:
         """Bytes of a block whose saved tensors were all seen."""
         boundary = running.boundaries[number]
         seen = boundary is not None and running.counted.pop(boundary.cdata, None) is not None
@@ -424,7 +370,7 @@ class OutOfCore:
             output_bytes=running.boundary_bytes[number + 1],
         )
 
-    def _settle(self, running: _Pass, number: int) -> None:
+    def _settle(self, running: Pass, number: int) -> None:
         """What a block takes, now that it is known rather than expected."""
         if not self._recomputes(number):
             seen = sum(handle.num_bytes for handle in running.owned[number] if handle.ticket is None)
@@ -445,14 +391,14 @@ class OutOfCore:
     def _is_away(self, handle: Handle | None) -> bool:
         return handle is not None and handle.ticket is not None
 
-    def _output_bytes(self, running: _Pass, number: int) -> int:
+    def _output_bytes(self, running: Pass, number: int) -> int:
         """What is held of a block's output until the block before it... has gone backward."""
         is_last = number == len(self._blocks) - 1
         if is_last or self._counts_next or self._holds_input(number + 1):
             return running.boundary_bytes[number + 1]
         return 0
 
-    def _send(self, running: _Pass, handle: Handle) -> None:
+    def _send(self, running: Pass, handle: Handle) -> None:
         """A handle's bytes begin their way out."""
         assert self._tier is not None
         assert handle.storage is not None
@@ -467,16 +413,14 @@ class OutOfCore:
 
     # The backward pass.
 
-    def _reached(self, running: _Pass, number: int, gradient: torch.Tensor) -> None:
+    def _reached(self, running: Pass, number: int, gradient: torch.Tensor) -> None:
         """The gradient of a block's output is there: the blocks behind it have ended, its backward pass begins."""
         if number >= running.current:
             return
         if not running.has_turned:
             running.has_turned = True
             self._counts_next = False
-            torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
-                partial(self._end, running)
-            )
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, running))
         self._end_blocks(running, number)
         running.current = number
         self._lane.switch(BACKWARD, number)
@@ -485,14 +429,14 @@ class OutOfCore:
             running.charge_block(number, self._bytes[number].saved_bytes)
             self._note_peak(running)
 
-    def _end_of_first(self, running: _Pass, gradient: torch.Tensor) -> None:
+    def _end_of_first(self, running: Pass, gradient: torch.Tensor) -> None:
         """The gradient of the chain's input is there."""
         if running.has_turned:
             self._end_blocks(running, -1)
             running.current = -1
             self._lane.switch(None, 0)
 
-    def _end_blocks(self, running: _Pass, number: int) -> None:
+    def _end_blocks(self, running: Pass, number: int) -> None:
         """The backward passes of all blocks behind a block have ended."""
         for block in range(min(running.current, len(self._blocks) - 1), number, -1):
             for handle in running.owned[block]:
@@ -505,8 +449,8 @@ class OutOfCore:
             running.charge_block(block, 0)
             running.charge_input(block + 1, 0)
 
-    def _bring(self, running: _Pass, number: int) -> None:
-        """Begins the way back of as many blocks as may come and have room, in order; the one computed now in any case."""
+    def _bring(self, running: Pass, number: int) -> None:
+        """Begins the way back of as many blocks as may come and have room, in order; of this one in any case."""
         self._release(running)
         running.next_in = min(running.next_in, number)
         furthest = max(number - 1, 0) if self._prefetch == "one-block" else 0
@@ -531,26 +475,26 @@ class OutOfCore:
             self._note_peak(running)
             running.next_in -= 1
 
-    def _start_back(self, running: _Pass, handle: Handle, block: int) -> None:
+    def _start_back(self, running: Pass, handle: Handle, block: int) -> None:
         assert self._tier is not None
         handle.coming = True
         self._tier.swap_in(handle.ticket, block)
         running.charge(handle, handle.num_bytes)
         self._counts.back += handle.num_bytes
 
-    def _unpack(self, running: _Pass, packed: Any) -> torch.Tensor:
+    def _unpack(self, running: Pass, packed: Any) -> torch.Tensor:
         if not isinstance(packed, Packed):
             return packed  # type: ignore[no-any-return]
         storage = packed.handle.storage
         return packed.tensor(storage if storage is not None else self._fetch(running, packed.handle))
 
-    def _fetch(self, running: _Pass, handle: Handle) -> torch.UntypedStorage:
+    def _fetch(self, running: Pass, handle: Handle) -> torch.UntypedStorage:
         """The storage that comes back, for the first tensor that is needed of it."""
         tier = self._tier
         if handle.ticket is None or tier is None:
             raise RunError(
-                f"rank {self._rank}: a tensor of block {handle.block} was needed after its backward pass had ended; what "
-                "is swapped serves one backward pass"
+                f"rank {self._rank}: a tensor of block {handle.block} was needed after its backward pass had ended; "
+                "what is swapped serves one backward pass"
             )
         if not handle.coming:
             self._start_back(running, handle, handle.block)
@@ -563,17 +507,16 @@ class OutOfCore:
         if handle.check is not None:
             changed = handle.check.difference(storage, handle.num_bytes, handle.dtype)
             if changed is not None:
-                kind = str(handle.dtype).removeprefix("torch.")
                 raise RunError(
-                    f"rank {self._rank}: a swapped tensor of block {handle.block} (shape "
-                    f"{'x'.join(map(str, handle.shape)) or 'scalar'}, {kind}) did not come back as it went out: {changed}"
+                    f"rank {self._rank}: a swapped tensor of block {handle.block} ({handle.text}) did not come back as "
+                    f"it went out: {changed}"
                 )
         handle.storage = storage
         ticket, handle.ticket = handle.ticket, None
         tier.discard(ticket)
         return storage
 
-    def _end(self, running: _Pass) -> None:
+    def _end(self, running: Pass) -> None:
         """The backward pass has ended, that of everything outside included."""
         self._end_blocks(running, -1)
         running.current = -1
@@ -637,3 +580,8 @@ def first_tensor(output: Any) -> torch.Tensor | None:
     if isinstance(output, tuple | list):
         return next((one for one in output if isinstance(one, torch.Tensor)), None)
     return None
+
+
+def _on_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    """Calls `hook` when a tensor's gradient is complete, before it is handed on."""
+    tensor.register_hook(hook)  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.multiprocessing.reductions import StorageWeakRef as WeakReference
 
 SMALL_BYTES = 4096
 """Storages below this stay: moving them would take longer than it saves room."""
@@ -41,13 +41,18 @@ def is_of_parameter(tensor: torch.Tensor) -> bool:
     return False
 
 
+def weak_reference(storage: torch.UntypedStorage) -> WeakReference:
+    """A weak reference; while there is one, no other storage has this one's address."""
+    return WeakReference(storage)  # type: ignore[no-untyped-call]
+
+
 class HeldByOthers:
-    """Storages that stay whatever a plan says: those of parameters and buffers, and what a pass is given from outside."""
+    """Storages that stay whatever a plan says: of parameters and buffers, and what a pass is given from outside."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._always: set[int] = set()
-        self._given: dict[int, StorageWeakRef] = {}
+        self._given: dict[int, WeakReference] = {}
         self.look()
 
     def look(self) -> None:
@@ -65,7 +70,7 @@ class HeldByOthers:
             if isinstance(argument, torch.Tensor) and argument.layout is torch.strided:
                 storage = argument.untyped_storage()
                 # While there is a weak reference, no other storage has this address.
-                self._given[storage._cdata] = StorageWeakRef(storage)
+                self._given[storage._cdata] = weak_reference(storage)
 
     def __contains__(self, key: int) -> bool:
         return key in self._always or key in self._given
@@ -107,6 +112,11 @@ class Handle:
         self.check: Checksum | None = None
         self.discard: Callable[[Any], None] | None = None
 
+    @property
+    def text(self) -> str:
+        """Shape and type of the tensor that was saved first of it."""
+        return f"shape {'x'.join(map(str, self.shape)) or 'scalar'}, {str(self.dtype).removeprefix('torch.')}"
+
     def drop(self) -> None:
         """It is no longer needed: neither its memory nor its place in the tier."""
         self.storage = None
@@ -135,14 +145,14 @@ class Packed:
     def tensor(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """The saved tensor, in the storage that holds its bytes now."""
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return empty.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload, no-any-return]
+        return empty.set_(storage, self.offset, self.size, self.stride)
 
 
 class Table:
     """The storages that one pass has saved, each once."""
 
     def __init__(self) -> None:
-        self._handles: dict[int, tuple[StorageWeakRef, Handle]] = {}
+        self._handles: dict[int, tuple[WeakReference, Handle]] = {}
 
     def find(self, storage: torch.UntypedStorage) -> Handle | None:
         """Its handle, also when its bytes are away and others still hold it."""
@@ -152,7 +162,7 @@ class Table:
     def add(self, tensor: torch.Tensor, storage: torch.UntypedStorage, block: int) -> Handle:
         """A handle for the storage of a tensor, which has none yet."""
         handle = Handle(tensor, storage, block)
-        self._handles[storage._cdata] = (StorageWeakRef(storage), handle)
+        self._handles[storage._cdata] = (weak_reference(storage), handle)
         return handle
 
 
@@ -182,7 +192,7 @@ class Checksum:
 
 def _numbers(storage: torch.UntypedStorage, num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
     empty = torch.empty(0, dtype=dtype, device=storage.device)
-    return empty.set_(storage, 0, (num_bytes // dtype.itemsize,), (1,))  # type: ignore[call-overload, no-any-return]
+    return empty.set_(storage, 0, (num_bytes // dtype.itemsize,), (1,))
 
 
 def _total(storage: torch.UntypedStorage, num_bytes: int) -> torch.Tensor:

@@ -176,7 +176,7 @@ class DiskTier:
             work()
         except OSError as error:
             self._fail(self._failed(error))
-        except Exception as error:  # noqa: BLE001  (a thread that ended silently would leave the rank waiting)
+        except Exception as error:  # else a thread would end silently and leave the rank waiting
             self._fail(RunError(f"rank {self._rank}: swap file in {self._folder}: {error!r}"))
 
     def _fail(self, failure: RunError) -> None:
@@ -205,7 +205,7 @@ class DiskTier:
 
     def _write(self, ticket: DiskTicket, block: int) -> None:
         start = time.monotonic_ns()
-        bounce = self._lanes_bounce()
+        bounce = self._lanes[0].bounce
         storage = ticket.storage
         assert storage is not None
         source, position = storage.data_ptr(), 0
@@ -220,9 +220,6 @@ class DiskTier:
         del storage
         ticket.storage = None
         self._done(ticket, block, start, is_out=True)
-
-    def _lanes_bounce(self) -> _Bounce:
-        return self._lanes[0].bounce
 
     def _read(self, ticket: DiskTicket, block: int) -> None:
         self._wait(lambda: ticket.is_out)
@@ -340,7 +337,7 @@ def _lacks(folder: Path, reserve_bytes: int, error: OSError) -> EnvironmentLacks
         )
     why = error.strerror or str(error)
     return EnvironmentLacksError(
-        f"train.memory.swap_folder {folder}: {why[:1].lower()}{why[1:]}; it must be a folder that this user may write to"
+        f"train.memory.swap_folder {folder}: {why[:1].lower()}{why[1:]}; it must be one that this user may write to"
     )
 
 
