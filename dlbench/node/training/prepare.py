@@ -161,8 +161,6 @@ def _network(
 ) -> _Network:
     workload = plan.workload
     train = workload.train
-    # fp32 means fp32: by default torch lets cuDNN compute convolutions in TF32 on an A100 and newer.
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     precision = Precision(train, device)
     resident_before = resident_bytes() or 0
     torch.manual_seed(train.seed)
