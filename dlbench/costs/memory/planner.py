@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlbench.costs.memory.blocks import BlockCosts, cut
+from dlbench.costs.memory.blocks import cut
+from dlbench.costs.memory.local_search import best_found
 from dlbench.costs.memory.schedule import predicted
-from dlbench.costs.memory.simulator import Prefetch, Setting, run, simulate
+from dlbench.costs.memory.simulator import Prefetch, simulate
 from dlbench.costs.memory.smallest import DoesNotFitError, smallest_capacity
 from dlbench.specs.memory.chain import Chain, TransferRates
 from dlbench.specs.memory.plan import BlockPlan, Decision, PlannedBlock
@@ -14,6 +15,7 @@ from dlbench.specs.memory.settings import Recompute, Swap
 
 PREFETCH: dict[Swap, Prefetch] = {"none": "room", "offload": "blocking", "streamed": "one-block", "planned": "room"}
 """How early blocks come back, by `train.swap`."""
+PLANNER = "local search"
 
 _DECISION: dict[tuple[Recompute, Swap], Decision] = {
     ("none", "none"): "keep",
@@ -79,40 +81,20 @@ def plan_blocks(
     """
     if swap and rates is None:
         raise ValueError("blocks that are swapped need transfer rates")
-    spans = cut(chain, starts)
-    costs = BlockCosts(chain)
-    setting = Setting.of(chain, rates, capacity_bytes)
-    allowed: list[Decision] = ["keep"]
-    allowed += ["recompute"] if recompute else []
-    allowed += ["swap"] if swap else []
-    allowed += ["recompute-swap"] if swap and recompute else []
-
-    def rated(decisions: Sequence[Decision]) -> tuple[int, float]:
-        done = run([costs.of(*span, decision) for span, decision in zip(spans, decisions, strict=True)], setting)
-        return max(0, done.peak - int(setting.budget)), done.clock
-
-    best: list[Decision] = ["keep"] * len(spans)
-    least = rated(best)
-    for decision in allowed[1:]:
-        for head in range(1, len(spans) + 1):
-            candidate: list[Decision] = [decision] * head + ["keep"] * (len(spans) - head)
-            if (value := rated(candidate)) < least:
-                best, least = candidate, value
-    improved = True
-    while improved:
-        improved = False
-        for number in range(len(spans)):
-            for decision in allowed:
-                candidate = [*best[:number], decision, *best[number + 1 :]]
-                if (value := rated(candidate)) < least:
-                    best, least, improved = candidate, value, True
-    if least[0]:
+    found = best_found(chain, rates, capacity_bytes, decisions=allowed(recompute=recompute, swap=swap), starts=starts)
+    if found is None:
         raise DoesNotFitError(chain, smallest_capacity(chain, recompute=recompute, swap=swap, starts=starts))
-    blocks = tuple(
-        PlannedBlock(first=first, last=last, decision=decision)
-        for (first, last), decision in zip(spans, best, strict=True)
-    )
+    blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last, decision in found)
     schedule = simulate(chain, blocks, rates, capacity_bytes)
-    return BlockPlan(
-        blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner="greedy, local search"
+    return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner=PLANNER)
+
+
+def allowed(*, recompute: bool, swap: bool) -> tuple[Decision, ...]:
+    """Decisions that a plan may take."""
+    every: tuple[tuple[Decision, bool], ...] = (
+        ("keep", True),
+        ("swap", swap),
+        ("recompute", recompute),
+        ("recompute-swap", recompute and swap),
     )
+    return tuple(decision for decision, may in every if may)

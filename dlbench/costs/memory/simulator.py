@@ -450,6 +450,6 @@ class _WayBack:
                 done.clock = max(done.clock, done.outs[done.oldest].end)
                 done.oldest += 1
             self.take(again)
-            if self._limits and self._limits[0][0] == block:
-                self._limits.popleft()
+        if self._limits and self._limits[0][0] == block:
+            self._limits.popleft()
         return again
