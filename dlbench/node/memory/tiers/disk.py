@@ -35,7 +35,18 @@ _HUGE = 2 << 20
 class DiskTicket:
     """Bytes of one storage in the file; changed by the tier alone."""
 
-    __slots__ = ("buffer", "failed", "incoming", "is_in", "is_out", "num_bytes", "offset", "place", "recalled", "storage")
+    __slots__ = (
+        "buffer",
+        "failed",
+        "incoming",
+        "is_in",
+        "is_out",
+        "num_bytes",
+        "offset",
+        "place",
+        "recalled",
+        "storage",
+    )
 
     def __init__(self, storage: torch.UntypedStorage, offset: int, place: int) -> None:
         self.storage: torch.UntypedStorage | None = storage
