@@ -18,9 +18,9 @@ from dlbench.specs.memory.settings import Recompute, Swap
 from dlbench.views.out_of_core.methods import TITLES
 from dlbench.views.out_of_core.passes import PassSpan, PlannedPart, blocks_of, schedule_of, spans_of
 
-CAPACITY_STEPS = 8
+CAPACITY_STEPS = 6
 """Capacities of the curve of memory against time, from the smallest to that of training in core."""
-BATCH_FACTORS = (0.5, 1, 1.5, 2, 3, 4)
+BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)
 """Batches of the curve of throughput, in multiples of the largest in core."""
 
 
