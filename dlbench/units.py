@@ -45,6 +45,18 @@ def bytes_parts(num_bytes: float) -> tuple[str, str]:
     raise AssertionError("unreachable")
 
 
+def bytes_option(num_bytes: int) -> str:
+    """A size for an option or a key, e.g. ``412MiB``: at least so much, and at most a hundredth more.
+
+    `parse_bytes` reads it.
+    """
+    for unit in reversed(_BINARY[1:5]):
+        factor = _FACTORS[unit.lower()]
+        if num_bytes >= 100 * factor:
+            return f"{-(-num_bytes // factor)}{unit}"
+    return str(num_bytes)
+
+
 def parse_bytes(text: str) -> int:
     """Text such as ``64MiB``, ``64M`` (binary) or ``64MB`` (decimal) as bytes.
 

@@ -9,7 +9,8 @@ From the phases to the causes seconds are only moved, never estimated anew, and 
   its readers did, the wait is shared out as their time was: fetching (storage) against preparing (CPU);
 * `throttling` is the share of the computing time that lowered clocks, or a used-up quota of CPU time, cost; from the
   samples of the run;
-* `memory` is recomputing and swapping; `compute` the rest of forward, backward and optimiser;
+* `memory` is recomputing, and waiting for activations that are swapped, as every rank measured it; `compute` is the
+  rest of forward, backward and optimiser;
 * `rest` is how far the slowest rank's mean step exceeds the mean of all ranks.
 
     sum over causes = longest measured time of any rank / steps
@@ -53,6 +54,8 @@ class Causes:
     """Causes that this run did not measure, and why; they are 0 here, and their time is part of `compute`."""
     throttling_evidence: str
     """How the share of lowered clocks is known; empty where it is not."""
+    memory_evidence: str
+    """How `memory` is known, or why it is 0; empty where it is not known."""
     input_ns: dict[str, int]
     """`input` by `INPUT_PARTS`, nanoseconds; empty where the run does not say what its readers did."""
     waiting: Waiting
@@ -94,17 +97,22 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     loaded = steps or load_steps(run)
     assert run.record is not None
     share, why = _throttled(run, loaded)
+    memory_ns, memory_why = _memory(run)
     found = waiting(loaded)
     ranks, count = loaded.step_ns.shape
     work = loaded.step_ns.sum(axis=1) - loaded.phase_ns["exchange"].sum(axis=1)
-    sums = _sums(loaded.step_ns, loaded.phase_ns, found, share or 0.0)
+    sums = _sums(loaded.step_ns, loaded.phase_ns, found, share or 0.0, memory_ns or 0)
     return Causes(
         ranks=ranks,
         steps=count,
         sums_ns=sums,
         input_ns=_input_parts(sums["input"], int(loaded.phase_ns["h2d"].sum()), run.record.reading),
-        not_measured={"throttling": why} if share is None else {},
+        not_measured={
+            **({"throttling": why} if share is None else {}),
+            **({"memory": memory_why} if memory_ns is None else {}),
+        },
         throttling_evidence="" if share is None else why,
+        memory_evidence="" if memory_ns is None else memory_why,
         waiting=found,
         work_ns=tuple(int(value) for value in work),
         hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)),
@@ -136,16 +144,36 @@ def _throttled(run: Run, steps: RunSteps) -> tuple[float | None, str]:
         return None, str(error)
 
 
+def _memory(run: Run) -> tuple[int | None, str]:
+    """Nanoseconds of all ranks and measured steps, and how they are known; None and why where they are not."""
+    assert run.record is not None
+    train, told = run.plan.workload.train, run.record.memory
+    if train.activation_budget is not None:
+        return None, "torch.compile recomputes within its own kernels (train.activation_budget)"
+    if told is None:
+        if train.is_in_core:
+            return 0, "nothing recomputes or swaps in these runs"
+        return None, "the record does not say what recomputing and swapping took"
+    if sorted(one.rank for one in told.ranks) != list(range(run.plan.layout.ranks)):
+        return None, "not every rank says what recomputing and swapping took"
+    seconds = sum(one.recompute_s + one.swap_wait_s + one.room_wait_s for one in told.ranks)
+    return round(seconds * 1e9), "recomputing and waiting for room or tensors, measured by every rank"
+
+
 def _sums(
     step_ns: npt.NDArray[np.int64],
     phase_ns: Mapping[str, npt.NDArray[np.int64]],
     found: Waiting,
     throttled: float,
+    memory_ns: int,
 ) -> dict[str, int]:
     """Nanoseconds of all ranks and steps, by cause; Python's integers, so that no sum is rounded."""
     phases = {name: int(times.sum()) for name, times in phase_ns.items()}
     total = int(step_ns.sum())
     compute = phases["forward"] + phases["backward"] + phases["optimizer"] - found.moved_ns["compute"]
+    # What late ranks took longer is charged to them, whatever it was.
+    memory = max(0, min(memory_ns, compute))
+    compute -= memory
     slow_clocks = round(throttled * compute)
     return {
         "exchange": phases["exchange"] - found.waited_ns,
@@ -153,7 +181,7 @@ def _sums(
         "input": phases["input"] + phases["h2d"] - found.moved_ns["input"],
         "host": total - sum(phases.values()) - found.moved_ns["host"],
         "throttling": slow_clocks,
-        "memory": 0,
+        "memory": memory,
         "compute": compute - slow_clocks,
         "rest": len(step_ns) * int(step_ns.sum(axis=1).max()) - total,
     }

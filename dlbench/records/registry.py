@@ -73,6 +73,31 @@ def _accumulation(run: Run) -> str:
     return "" if parts == 1 else f"{parts} parts per batch"
 
 
+def activations(run: Run) -> str:
+    """How activations are treated, where they are not left to autograd; see `dlbench.specs.memory.settings`."""
+    train = run.plan.workload.train
+    if train.is_in_core:
+        return ""
+    recompute = "" if train.recompute == "none" else f"recompute {train.recompute}"
+    swap = "" if train.swap == "none" else f"swap {train.swap}"
+    capacity = f"within {train.memory.capacity}" if train.is_planned else ""
+    blocks = f"blocks from {', '.join(train.memory.blocks)}" if train.memory.blocks else ""
+    return ", ".join(filter(None, (recompute, swap, capacity, blocks)))
+
+
+def _optimizer_state(run: Run) -> str:
+    where = run.plan.workload.train.optimizer_state
+    return "" if where == "device" else f"on the {where}"
+
+
+def _compile(run: Run) -> str:
+    train = run.plan.workload.train
+    if train.compile == "none":
+        return ""
+    budget = "" if train.activation_budget is None else f", {train.activation_budget:g} of the activations kept"
+    return f"torch.compile{budget}"
+
+
 def _memory_format(run: Run) -> str:
     found = getattr(run.plan.workload.model, "memory_format", "contiguous")
     return "" if found == "contiguous" else str(found)
@@ -135,6 +160,9 @@ KEYS: tuple[Key, ...] = (
         comparable=True,
     ),
     Key(name="gradient_accumulation", title="Gradient accumulation", value=_accumulation, comparable=True),
+    Key(name="activations", title="Activations", value=activations, comparable=True),
+    Key(name="optimizer_state", title="Optimiser state", value=_optimizer_state, comparable=True),
+    Key(name="compile", title="Compiled", value=_compile, comparable=True),
     Key(name="memory_format", title="Memory format", value=_memory_format, comparable=True),
     Key(name="goal", title="Goal", value=goal, comparable=True),
     Key(name="checkpoints", title="Checkpoints", value=_checkpoints, comparable=True),

@@ -13,6 +13,7 @@ from dlbench.views.history.view import HistoryView
 from dlbench.views.layers.view import LayersView
 from dlbench.views.memory.view import MemoryView
 from dlbench.views.noise.view import NoiseView
+from dlbench.views.out_of_core.view import OutOfCoreView
 from dlbench.views.parts.view import PartsView
 from dlbench.views.precision.view import PrecisionView
 from dlbench.views.quality.view import QualityView
@@ -63,6 +64,7 @@ SCALING = Views(
         BreakEvenView(),
         ShufflingView(),
         PrecisionView(),
+        OutOfCoreView(),
         DifferencesView(),
         SystemsView(),
         HistoryView(),

@@ -43,7 +43,9 @@ class Room:
     """What limits `free` beside the file system, in words."""
 
 
-def tier_path(tier: TierSpec, key: StagingTier, variables: Mapping[str, str], host: str) -> Path:
+def tier_path(
+    tier: TierSpec, key: StagingTier, variables: Mapping[str, str], host: str, *, where: str | None = None
+) -> Path:
     """The folder of a tier on this node.
 
     Args:
@@ -51,11 +53,12 @@ def tier_path(tier: TierSpec, key: StagingTier, variables: Mapping[str, str], ho
         key: its name there.
         variables: of the job on this node; $TMPDIR means what it was before dlbench gave the rank its own.
         host: stands for {host}.
+        where: the setting that names it, for messages; None: `storage.<key>.path`.
 
     Raises:
         EnvironmentLacksError: a variable is not set, or the folder is missing, not a folder or not writable.
     """
-    where = f"storage.{key}.path {tier.path!r}"
+    where = f"{where or f'storage.{key}.path'} {tier.path!r}"
     text = tier.path.replace("{host}", host)
     own = supervised_folder(variables)
     for name in dict.fromkeys(_VARIABLE.findall(text)):

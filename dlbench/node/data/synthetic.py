@@ -50,7 +50,7 @@ class SyntheticSource:
         pin_memory: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
-        pool = [_batch(model_spec, data_spec, batch_size, generator) for _ in range(POOL_BATCHES)]
+        pool = [synthetic_batch(model_spec, data_spec, batch_size, generator) for _ in range(POOL_BATCHES)]
         if pin_memory:
             pool = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in pool]
         self.failures: list[str] = []
@@ -102,7 +102,8 @@ class SyntheticSource:
         """Nothing is open."""
 
 
-def _batch(model_spec: ModelSpec, data_spec: DataSpec, num: int, generator: torch.Generator) -> Batch:
+def synthetic_batch(model_spec: ModelSpec, data_spec: DataSpec, num: int, generator: torch.Generator) -> Batch:
+    """`num` made samples of the shapes that a model takes, on the CPU."""
     if isinstance(model_spec, ResNetModel):
         size = model_spec.image_size
         return {

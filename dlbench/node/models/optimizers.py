@@ -8,7 +8,7 @@ loop clips after the gradient exchange and before `step()`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast, overload
 
 import torch
@@ -168,9 +168,17 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
     scales of norms), neither. The training loop writes the rate of each step into `group["lr"]` of both.
     `spec.clip_norm` is left to the training loop.
     """
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trainable if p.ndim > 1]
-    vectors = [p for p in trainable if p.ndim <= 1]
+    return optimizer_of([p for p in model.parameters() if p.requires_grad], spec)
+
+
+def optimizer_of(parameters: Sequence[Tensor], spec: OptimizerSpec) -> torch.optim.Optimizer:
+    """The same over these parameters alone; each of the two groups may be empty.
+
+    Updates are the same bit for bit however the parameters of a model are shared out among such optimisers: norms are
+    those of single tensors, and the rest is done entry by entry.
+    """
+    matrices = [p for p in parameters if p.ndim > 1]
+    vectors = [p for p in parameters if p.ndim <= 1]
     decayed: dict[str, Any] = {"params": matrices, "weight_decay": spec.weight_decay}
     plain: dict[str, Any] = {"params": vectors, "weight_decay": 0.0}
     if spec.name == "sgd":

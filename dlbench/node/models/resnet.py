@@ -44,6 +44,14 @@ class Bottleneck(nn.Module):
         return functional.relu(y, inplace=True)
 
 
+class GlobalMean(nn.Module):
+    """Mean over height and width, (N, C, H, W) -> (N, C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shapes as in the class."""
+        return x.mean(dim=(2, 3))
+
+
 class ResNet(nn.Module):
     """ResNet v1.5; the defaults give ResNet-50 with 25,557,032 parameters.
 
@@ -68,6 +76,9 @@ class ResNet(nn.Module):
         super().__init__()
         self.stem_conv = nn.Conv2d(3, base_width, 7, stride=2, padding=3, bias=False)
         self.stem_norm = nn.BatchNorm2d(base_width)
+        # What has no parameters is a module as well, so that the whole network is a chain of modules.
+        self.stem_activation = nn.ReLU(inplace=True)
+        self.stem_pool = nn.MaxPool2d(3, stride=2, padding=1)
         channels = base_width
         stages = []
         for index, num_blocks in enumerate(stage_blocks):
@@ -79,6 +90,7 @@ class ResNet(nn.Module):
                 channels = width * EXPANSION
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
+        self.mean = GlobalMean()
         self.classifier = nn.Linear(channels, num_classes)
         self._initialise(zero_init_residual)
 
@@ -93,9 +105,6 @@ class ResNet(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """(N, 3, H, W) normalised pixels, H and W at least 32 -> (N, num_classes) logits."""
-        x = functional.relu(self.stem_norm(self.stem_conv(image)), inplace=True)
-        x = functional.max_pool2d(x, 3, stride=2, padding=1)
-        x = self.stages(x)
-        x = x.mean(dim=(2, 3))
-        logits: Tensor = self.classifier(x)
+        x = self.stem_pool(self.stem_activation(self.stem_norm(self.stem_conv(image))))
+        logits: Tensor = self.classifier(self.mean(self.stages(x)))
         return logits

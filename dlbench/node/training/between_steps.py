@@ -14,6 +14,7 @@ from dlbench.node.models.build import criterion_for, outputs_for
 from dlbench.node.models.metrics import Meter, Quality, meter_for
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training.checkpoint import Progress, prune, write_checkpoint
+from dlbench.node.training.compilation import uncompiled
 from dlbench.node.training.events import Events
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.prepare import SHARED_BY, Prepared, data_identity, trained_identity
@@ -41,7 +42,7 @@ def evaluate(
     meter: Meter = meter_for(workload.model)()
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), uncompiled(ready.trainee.compilation):
             for number, batch in enumerate(source.batches()):
                 beat(f"batch {number} of an evaluation")
                 moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

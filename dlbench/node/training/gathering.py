@@ -11,6 +11,7 @@ from dlbench.machine import environment
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.autotune import with_tuning_cost
 from dlbench.node.training import noise_scale, sanity
+from dlbench.node.training.activations import memory_doubts
 from dlbench.node.training.between_steps import Pauses
 from dlbench.node.training.events import Events
 from dlbench.node.training.instruments import watch_result
@@ -27,7 +28,8 @@ from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.units import utc_now
 
 Told = Sequence[dict[str, Any]]
-"""Of every rank: `result`, `environment`, `warnings`, `reads`, `norms`, `watch`, `staging`, `samples`."""
+"""Of every rank: `result`, `environment`, `warnings`, `reads`, `norms`, `memory`, `watch`, `staging`,
+`samples`."""
 
 
 def make_record(
@@ -54,7 +56,7 @@ def make_record(
         seen: how its steps went.
         pauses: what happened between them.
         exchange: of gradients; None where nothing was exchanged.
-        settings: of the engine and the data path.
+        settings: of the engine, the data path and the memory.
         shuffle: how samples were shuffled.
         started: UTC, ISO 8601, of rank 0's start.
         clock: what measured the phases.
@@ -70,6 +72,7 @@ def make_record(
     reference = everyone[0]["environment"]
     watched = [item["watch"] for item in everyone]
     exchange = with_layers_told(plan, ready.course, exchange)
+    memory = ready.trainee.memory.result([item["memory"] for item in everyone]) if ready.trainee.memory else None
     doubts = [
         *dict.fromkeys(text for item in everyone for text in item["warnings"]),
         *dict.fromkeys(text for item in everyone if item["staging"] for text in item["staging"]["warnings"]),
@@ -77,6 +80,7 @@ def make_record(
         *sanity.exchange_doubts(exchange, is_scaled=precision.is_scaled),
         *watch_doubts(plan, ready.course, watched, exchange),
         *(reading.warnings() if reading is not None else []),
+        *memory_doubts(memory),
     ]
     return Record.model_validate(
         {
@@ -99,7 +103,9 @@ def make_record(
             "data": ready.source.describe(),
             "staging": staging_result(plan, ready.staging, everyone),
             "shuffle": shuffle.result,
+            "host_update": ready.trainee.host.result() if ready.trainee.host is not None else None,
             "reading": reading.result([item["reads"] for item in everyone], seen.step_s) if reading else None,
+            "memory": memory,
             "steps": seen.steps,
             "first_step": ready.course.first,
             "resumed_from": str(ready.resumed.path) if ready.resumed else None,

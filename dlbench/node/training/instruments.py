@@ -15,9 +15,11 @@ from torch import nn
 
 from dlbench.datasets.staging.streams import Moved
 from dlbench.node.data.source import BatchSource
+from dlbench.node.memory.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.clocks import clock_for
 from dlbench.node.sync.engine import Engine, MessageSpan
+from dlbench.node.training.activations import ActivationMemory
 from dlbench.node.training.step_schedule import Course
 from dlbench.node.watching.agent import NodeSampler
 from dlbench.node.watching.byte_budget import window_ranks
@@ -26,10 +28,13 @@ from dlbench.node.watching.profiler import ProfileWindow
 from dlbench.node.watching.rank_spans import RankSpans
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult
-from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGING
+from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGING, SWAP
 from dlbench.records.watch import NodeWatch, WatchOverhead, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
+
+_SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}
+"""Of the lane swap: recomputing and waiting, what leaves the device, what comes back."""
 
 
 class RankWatch:
@@ -55,7 +60,13 @@ class RankWatch:
         self._traces = self._is_open = self._is_measuring = False
 
     def attach(
-        self, model: nn.Module, engine: Engine, source: BatchSource, course: Course, beat: Callable[[str], None]
+        self,
+        model: nn.Module,
+        engine: Engine,
+        source: BatchSource,
+        course: Course,
+        beat: Callable[[str], None],
+        memory: ActivationMemory | None = None,
     ) -> None:
         """What the window will look at.
 
@@ -65,11 +76,13 @@ class RankWatch:
             source: tells when batches were read.
             course: where the window lies.
             beat: told what takes long, for the watchdog.
+            memory: tells the transfers; None where nothing is swapped or recomputed.
 
         Raises:
             EnvironmentLacksError: the plan asks for a profile and this torch has no profiler.
         """
         self._engine, self._source, self._course, self._beat = engine, source, course, beat
+        self._memory = memory
         watch, spans = self._plan.watch, self._spans
         self._traces = bool(course.traced) and self._place.rank in window_ranks(self._plan)
         if watch is None or spans is None or not (self._traces and course.window):
@@ -149,6 +162,8 @@ class RankWatch:
             self._beat("the profile")
         for message in self._engine.message_spans():
             self._add_message(message)
+        for step, span in self._memory.spans() if self._memory is not None else ():
+            self._add_operation(step, span)
         for read in self._source.recent_reads():
             if read.number in self._course.traced:
                 self._spans.add(
@@ -170,6 +185,13 @@ class RankWatch:
             num_bytes=message.num_bytes,
             queued_ns=message.start_ns - message.ready_ns,
         )
+
+    def _add_operation(self, step: int, span: LaneSpan) -> None:
+        # Forward and backward passes are the layers' and the phases' to show.
+        if step in self._course.traced and self._spans is not None and span.kind not in (FORWARD, BACKWARD):
+            name = f"{span.kind}, block {span.block}"
+            track = _SWAP_TRACKS[span.lane]
+            self._spans.add(SWAP, name, span.start_ns, span.end_ns, step=step, track=track)
 
     def begin_measuring(self) -> None:
         """The measured steps come next."""

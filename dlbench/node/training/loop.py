@@ -15,15 +15,19 @@ import torch
 from torch import nn
 
 from dlbench.node.data.reading.rank_reading import EpochRest
+from dlbench.node.memory.host_update import HostUpdate
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
+from dlbench.node.training.activations import ActivationMemory
+from dlbench.node.training.compilation import Compilation
 from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.phases import PhaseTimer, StepTimes
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import Course
+from dlbench.records.record import Setting
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.training import TrainSpec
 
@@ -49,8 +53,23 @@ class Trainee:
     rank: int = 0
     noise: NoiseProbe | None = None
     fault: PlantedFault | None = None
+    host: HostUpdate | None = None
+    """Updates parameters; None where the device does."""
     rest: EpochRest | None = None
     """What happens between two epochs, where something does."""
+    memory: ActivationMemory | None = None
+    """How activations are treated; None where they are left to autograd."""
+    compilation: Compilation | None = None
+    """What is compiled; None where nothing is."""
+
+    def settings(self) -> list[Setting]:
+        """What was asked for of memory, compiler and host, and what is in force."""
+        return [
+            setting
+            for part in (self.memory, self.compilation, self.host)
+            if part is not None
+            for setting in part.settings()
+        ]
 
 
 @dataclass(kw_only=True)
@@ -128,6 +147,8 @@ class TrainingLoop:
             self._drain()
         if watch is not None:
             watch.before_warmup(step)
+        if self._trainee.memory is not None:
+            self._trainee.memory.before_warmup(step, course)
         if is_edge:
             # Ranks take unlike long to put hooks on and off, which must not count as waiting in an exchange.
             self._trainee.engine.barrier()
@@ -135,8 +156,10 @@ class TrainingLoop:
             self._trainee.engine.watch(True)
 
     def _close_windows(self) -> None:
-        """The engine no longer watches its exchange, and nothing watches layers."""
+        """The engine no longer watches its exchange, and nothing watches layers or transfers."""
         self._trainee.engine.watch(False)
+        if self._trainee.memory is not None:
+            self._trainee.memory.close_window()
         if self._watch is not None:
             self._watch.close_window()
 
@@ -147,12 +170,20 @@ class TrainingLoop:
         self._is_measuring = True
         if self._trainee.fault is not None:
             self._trainee.fault.measuring()
+        if self._trainee.host is not None:
+            self._trainee.host.begin_measuring()
+        if self._trainee.memory is not None:
+            self._trainee.memory.begin_measuring()
+        if self._trainee.compilation is not None:
+            self._trainee.compilation.begin_measuring()
         if self._watch is not None:
             self._watch.begin_measuring()
         self._trainee.engine.barrier()
 
     def _drain(self) -> None:
-        """Ends the last step and waits until its times are known and written."""
+        """Ends the last step, its update included, and waits until its times are known and written."""
+        if self._trainee.host is not None:
+            self._trainee.host.settle()
         self._timer.close()
         self._keep(self._timer.collect(wait=True))
         self._writer.flush()
@@ -198,8 +229,12 @@ class TrainingLoop:
         for number, part in enumerate(_parts(batch, num_parts)):
             is_last = number == num_parts - 1
             with nullcontext() if is_last else trainee.engine.hold_exchange():
+                if trainee.host is not None:
+                    trainee.host.before_forward()
                 with trainee.precision.autocast():
                     loss = trainee.loss(trainee.model, part) / num_parts
+                if trainee.host is not None:
+                    trainee.host.settle()  # parameters that no module waited for
                 timer.mark(phases.FORWARD)
                 if is_last:
                     trainee.engine.begin_backward()

@@ -10,11 +10,14 @@ from typing import Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.machine.resident import resident_bytes
 from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.shuffling.exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_source
+from dlbench.node.memory.host_copies import host_parameters
+from dlbench.node.memory.host_update import HostUpdate
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.models.schedule import LearningRate
@@ -22,7 +25,9 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import own_address
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases, sanity
+from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
 from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint
+from dlbench.node.training.compilation import Compilation, compilation_for
 from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.loop import Trainee
 from dlbench.node.training.noise_scale import NoiseProbe
@@ -31,6 +36,7 @@ from dlbench.node.training.precision import Precision
 from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
 from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.sync import MGWFBP_STEPS
 
 
 def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
@@ -92,6 +98,7 @@ def prepare(
     before_data: Callable[[], None] = lambda: None,
     bring: Callable[[Progress | None], Staging | None] = lambda _: None,
     beat: Callable[[str], None] = lambda _what: None,
+    stage: Callable[[str], None] = lambda _name: None,
 ) -> Prepared:
     """Builds network, optimiser and data as planned; the engine makes all ranks' parameters equal.
 
@@ -103,30 +110,113 @@ def prepare(
         timer: told of the end of the backward pass, where the engine knows it.
         before_data: called when everything is built but nothing of the data set has been touched.
         bring: called then with the progress of the checkpoint that is gone on from; stages the data.
-        beat: told what moved while readers and page cache are settled.
+        beat: told what moved while memory is measured, and while readers and page cache are settled.
+        stage: told of the stages that it goes through.
 
     Raises:
         UserError: the data set is not what the plan needs, or what it resumes from does not fit.
-        EnvironmentLacksError: the device does not compute in the planned precision.
+        EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its memory.
     """
+    network = _network(plan, place, engine, device, timer, beat, stage)
+    try:
+        resumed = _resumed(plan, network.model, network.optimizer, network.precision)
+        before_data()
+        staging = bring(resumed.progress if resumed else None)
+        data = _data(plan, place, engine, device, resumed, staging, beat)
+        return _ready(plan, place, engine, device, network, data, resumed, staging)
+    except BaseException:
+        network.close()
+        raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Network:
+    """What is trained, and how, before anything is known of data."""
+
+    model: torch.nn.Module
+    wrapped: torch.nn.Module
+    """As the engine has it."""
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    loss: Loss
+    noise: NoiseProbe | None
+    memory: ActivationMemory | None
+    compilation: Compilation | None
+
+    def close(self) -> None:
+        """Nothing of it holds a thread or a file any more."""
+        if self.memory is not None:
+            self.memory.close()
+
+
+def _network(
+    plan: RunPlan,
+    place: RankPlace,
+    engine: Engine,
+    device: torch.device,
+    timer: PhaseTimer,
+    beat: Callable[[str], None],
+    stage: Callable[[str], None],
+) -> _Network:
     workload = plan.workload
     train = workload.train
-    # fp32 means fp32: by default torch lets cuDNN compute convolutions in TF32 on an A100 and newer.
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     precision = Precision(train, device)
+    resident_before = resident_bytes() or 0
     torch.manual_seed(train.seed)
     model = build_model(workload.model).to(device)
+    loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
+    compilation = compilation_for(plan, device)
+    memory = activation_memory(
+        *(plan, place, engine, model, device, precision, loss),
+        wrap_block=compilation.block if compilation is not None else None,
+        resident_before=resident_before,
+        beat=beat,
+        stage=stage,
+    )
+    if compilation is not None:
+        compilation.set_budget(model, sample_loss(model, loss, precision), sample_batches(plan, device), beat)
     # Before the engine's own hooks, which hand the gradient on.
     noise = NoiseProbe(model, train.gradient_accumulation) if plan.measure.noise_scale else None
     optimizer = build_optimizer(model, train.optimizer)
     wrapped, optimizer = engine.prepare(
         model, optimizer, lambda: timer.mark(phases.BACKWARD), accumulation=train.gradient_accumulation
     )
-    resumed = _resumed(plan, model, optimizer, precision)
-    before_data()
+    if compilation is not None and memory is None:
+        compilation.network(wrapped)
+    return _Network(
+        model=model,
+        wrapped=wrapped,
+        optimizer=optimizer,
+        precision=precision,
+        loss=loss,
+        noise=noise,
+        memory=memory,
+        compilation=compilation,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Data:
+    """What is trained on, and for how long."""
+
+    source: BatchSource
+    first: int
+    """Steps done before, in steps of this plan's global batch."""
+    course: Course
+    reading: RankReading | None
+
+
+def _data(
+    plan: RunPlan,
+    place: RankPlace,
+    engine: Engine,
+    device: torch.device,
+    resumed: Checkpoint | None,
+    staging: Staging | None,
+    beat: Callable[[str], None],
+) -> _Data:
     progress = resumed.progress if resumed else None
-    staging = bring(progress)
-    reading = None if workload.data.is_synthetic else rank_reading(plan, place, engine, device, beat)
+    reading = None if plan.workload.data.is_synthetic else rank_reading(plan, place, engine, device, beat)
     source, first = _source(plan, place, engine, progress, staging, reading, device)
     try:
         if resumed is not None:
@@ -134,40 +224,87 @@ def prepare(
         course = plan_course(
             plan, first=first, batches_per_epoch=source.order.batches_per_epoch if source.order else None
         )
-        rate = LearningRate(train, global_batch=plan.global_batch, steps_per_epoch=course.steps_per_epoch)
     except BaseException:
-        source.close()
-        if source.exchange is not None:
-            source.exchange.close()
+        _close(source)
         raise
-    loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
-    loss, batches, fault = _planted(plan, place, loss, iter(source))
+    return _Data(source=source, first=first, course=course, reading=reading)
+
+
+def _close(source: BatchSource) -> None:
+    source.close()
+    if source.exchange is not None:
+        source.exchange.close()
+
+
+def _ready(
+    plan: RunPlan,
+    place: RankPlace,
+    engine: Engine,
+    device: torch.device,
+    network: _Network,
+    data: _Data,
+    resumed: Checkpoint | None,
+    staging: Staging | None,
+) -> Prepared:
+    """Network and data together."""
+    train, source, reading = plan.workload.train, data.source, data.reading
+    try:
+        rate = LearningRate(train, global_batch=plan.global_batch, steps_per_epoch=data.course.steps_per_epoch)
+    except BaseException:
+        _close(source)
+        raise
+    loss, batches, fault = _planted(plan, place, network.loss, iter(source))
+    host = _host_update(plan, network, device)
     trainee = Trainee(
-        model=wrapped,
-        optimizer=optimizer,
+        model=network.wrapped,
+        optimizer=network.optimizer,
         loss=loss,
         engine=engine,
         batches=batches,
         device=device,
         train=train,
         rate=rate,
-        precision=precision,
+        precision=network.precision,
         rank=place.rank,
-        noise=noise,
+        noise=network.noise,
         fault=fault,
+        host=host,
         rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
+        memory=network.memory,
+        compilation=network.compilation,
     )
     staged = staging.warnings if staging is not None else ()
-    warnings = (*precision.warnings, *staged, *_told_of_resume(plan, resumed, first), *sanity.planned_doubts(plan))
     return Prepared(
         trainee=trainee,
-        model=model,
+        model=network.model,
         source=source,
-        course=course,
+        course=data.course,
         resumed=resumed,
         staging=staging,
-        warnings=warnings,
+        warnings=(
+            *network.precision.warnings,
+            *staged,
+            *_told_of_resume(plan, resumed, data.first),
+            *(host.doubts if host is not None else ()),
+            *sanity.planned_doubts(plan),
+        ),
         reading=reading,
+    )
+
+
+def _host_update(plan: RunPlan, network: _Network, device: torch.device) -> HostUpdate | None:
+    """The update by the host, where that is planned; network and optimiser are as the first step finds them."""
+    train = plan.workload.train
+    if train.optimizer_state == "device":
+        return None
+    return HostUpdate(
+        network.model,
+        network.optimizer,
+        train.optimizer,
+        host_parameters((p for p in network.model.parameters() if p.requires_grad), device),
+        overlaps=train.compile == "none",
+        # Our own exchange arranges its buffers, of which gradients are parts, anew after some of its first steps.
+        whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,
     )
 
 

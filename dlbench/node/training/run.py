@@ -92,7 +92,13 @@ class RankRun:
         self._watch.stage("building")
         torch.set_num_threads(self._binding.threads)
         timer = phases.timer_for(self._device, synchronise=plan.measure.phases == "synchronised")
-        ready = prepare(plan, place, self._engine, self._device, timer, self._start_run, self._stage, self._beat)
+        ready = prepare(
+            *(plan, place, self._engine, self._device, timer),
+            before_data=self._start_run,
+            bring=self._stage,
+            beat=self._beat,
+            stage=self._watch.stage,
+        )
         validation: EvaluationSource | None = None
         try:
             if ready.course.evaluate_every is not None:
@@ -102,7 +108,7 @@ class RankRun:
             self._warnings += ready.warnings
             self._on_course(ready.course.steps)
             initial = sanity.parameters_digest(ready.model)
-            self._watch.attach(ready.model, self._engine, ready.source, ready.course, self._beat)
+            self._watch.attach(ready.model, self._engine, ready.source, ready.course, self._beat, ready.trainee.memory)
             startup_s = time.monotonic() - self._started
             pauses = Pauses(
                 plan,
@@ -121,9 +127,13 @@ class RankRun:
                 ready.source.exchange.close()
             raise
         finally:
+            if ready.trainee.host is not None:
+                ready.trainee.host.close()
             ready.source.close()
             if validation is not None:
                 validation.close()
+            if ready.trainee.memory is not None:
+                ready.trainee.memory.close()
         reached = (result := pauses.result()) is None or result.reached
         done = ready.course.first + seen.steps
         self._events.add(
@@ -196,6 +206,8 @@ class RankRun:
     ) -> dict[str, Any]:
         finite = all(math.isfinite(loss) for loss in seen.losses)
         failures = [*ready.source.failures, *(validation.failures if validation else [])]
+        memory = ready.trainee.memory
+        peak_resident = max(_peak_resident(), memory.peak_resident_before if memory is not None else 0)
         result = RankResult(
             rank=self._place.rank,
             node_rank=self._place.node_rank,
@@ -211,13 +223,16 @@ class RankRun:
             losses_finite=finite,
             initial_parameters_sha256=initial,
             final_parameters_sha256=final,
-            peak_memory_bytes=_peak_memory(self._device),
-            peak_resident_bytes=_peak_resident(),
+            peak_memory_bytes=_peak_memory(self._device, peak_resident),
+            peak_resident_bytes=peak_resident,
             startup_s=startup_s,
             bad_samples=tuple(failures[:20]),
             bad_sample_count=len(failures),
             planted_s=ready.trainee.fault.planted_s if ready.trainee.fault is not None else 0.0,
         )
+        compilation = ready.trainee.compilation
+        self._warnings += memory.warnings if memory is not None else ()
+        self._warnings += compilation.warnings if compilation is not None else ()
         found = environment.capture(self._warnings, withheld=self._plan.system.launch.referenced)
         return {
             "result": result.model_dump(mode="json"),
@@ -225,6 +240,7 @@ class RankRun:
             "warnings": self._warnings,
             "reads": [epoch.told() for epoch in ready.source.epoch_reads()],
             "norms": ready.trainee.noise.told() if ready.trainee.noise is not None else [],
+            "memory": memory.told() if memory is not None else None,
         }
 
     def _gather(
@@ -245,7 +261,7 @@ class RankRun:
             ready.staging.close()
         shuffle = shuffled(self._plan, ready.source, [each["samples"] for each in everyone], self._engine.gather)
         reading = ready.reading.settings() if ready.reading is not None else []
-        settings = [*self._engine.settings(), *shuffle.settings, *reading]
+        settings = [*self._engine.settings(), *shuffle.settings, *reading, *ready.trainee.settings()]
         if self._place.rank != 0:
             return None
         record = make_record(
@@ -276,10 +292,8 @@ def _device_name(device: torch.device) -> str:
     return "cpu"
 
 
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return _peak_resident()
+def _peak_memory(device: torch.device, peak_resident: int) -> int:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident
 
 
 def _peak_resident() -> int:

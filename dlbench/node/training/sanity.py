@@ -75,12 +75,12 @@ def planned_doubts(plan: RunPlan) -> list[str]:
 def inert(settings: list[Setting], *, ranks: int) -> tuple[str, ...]:
     """Settings that were asked for and demonstrably not in force, a sentence each.
 
-    At one rank nothing is exchanged: of settings only those of data can act.
+    At one rank nothing is exchanged: of settings only those of data and of training can act.
     """
     return tuple(
         f"{s.key}: {s.requested} was asked for, {s.effective} was in force ({s.evidence})"
         for s in settings
-        if s.is_without_effect and (ranks > 1 or s.key.startswith("data."))
+        if s.is_without_effect and (ranks > 1 or s.key.startswith(("data.", "train.")))
     )
 
 

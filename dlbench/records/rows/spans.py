@@ -2,7 +2,8 @@
 
 Lanes are the threads of a trace. Stages (starting, building, staging, warm-up, measuring, evaluation, checkpoint,
 finishing) come from every rank; layers, messages and reading only from the window of watched steps; staging from the
-first rank of each node, stream by stream. Nothing swaps tensors: that lane is there for what will, and stays empty.
+first rank of each node, stream by stream; swap from the window of runs that treat activations by a plan: recomputing
+and waiting (track 0), what leaves the device (1), what comes back (2).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SPAN_FIELDS: tuple[tuple[str, str], ...] = (
     ("num_bytes", "<i8"),  # what was moved; -1 where nothing was
     ("step", "<i4"),  # of this run, from 0; -1 outside of steps
     ("lane", "<u2"),  # number in LANES
-    ("track", "<u2"),  # within the lane: number of the reader process, of the message; else 0
+    ("track", "<u2"),  # within the lane: number of the reader process, of the message, of the direction; else 0
     ("name", "<u2"),  # number in the names that the notes before gave
     ("reserved", "<u2"),
 )

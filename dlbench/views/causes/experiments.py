@@ -11,10 +11,12 @@ from dlbench.reading.causes import CAUSES
 from dlbench.reading.scaling import Point
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.exchange import ExchangeResult
+from dlbench.records.memory import MemoryResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
 from dlbench.specs.sync import MGWFBP_STEPS, layout_problem
 from dlbench.stats.estimates import MIN_RUNS, Estimate
+from dlbench.units import bytes_option, format_bytes
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
 from dlbench.views.reading.numbers import WARM_SHARE, complement, fetch_share, storage_share
 from dlbench.views.stragglers.numbers import Straggler
@@ -261,6 +263,53 @@ def _less_fixed_work(case: Case) -> str:
     return f"{text}: the largest part is {_COMPUTE_PARTS[largest.name]}" if largest.lost.value > 0 else text
 
 
+def _memory(case: Case) -> MemoryResult | None:
+    """What a run of the point says of its activations."""
+    found = (run.record.memory for run in case.runs if run.record is not None)
+    return next((one for one in found if one is not None), None)
+
+
+def _can_hold_more(case: Case) -> bool:
+    """A plan was made for less than training holds in core."""
+    told = _memory(case)
+    return told is not None and (told.plan.capacity_bytes or told.in_core_bytes) < told.in_core_bytes
+
+
+def _more_capacity_text(case: Case) -> str:
+    told = _memory(case)
+    if told is None or told.plan.capacity_bytes is None:
+        return ""
+    more = min(told.in_core_bytes, round(1.25 * told.plan.capacity_bytes))
+    return (
+        f"a larger capacity, if the device has it (--set train.memory.capacity={bytes_option(more)}; in core training "
+        f"holds {format_bytes(told.in_core_bytes)})"
+    )
+
+
+def _is_unplanned(case: Case) -> bool:
+    train = case.run.plan.workload.train
+    return _memory(case) is not None and not (train.recompute == train.swap == "planned")
+
+
+def _planned_text(case: Case) -> str:
+    """A plan for what the method at hand holds."""
+    told = _memory(case)
+    if told is None:
+        return ""
+    capacity = told.plan.capacity_bytes or told.plan.predicted.peak_bytes
+    return (
+        "a plan of keeping, swapping and recomputing (--set train.recompute=planned --set train.swap=planned --set "
+        f"train.memory.capacity={bytes_option(capacity)})"
+    )
+
+
+def _smaller_batch(case: Case) -> str:
+    parts = case.run.plan.workload.train.gradient_accumulation
+    if case.batch % (2 * parts) == 0:
+        return f"smaller passes of the same batch (--set train.gradient_accumulation={2 * parts})"
+    return f"a smaller batch per rank (--set train.batch_per_rank={max(parts, case.batch // 2 // parts * parts)})"
+
+
 RULES: Mapping[str, Rule] = {
     "exchange": Rule(
         name="network-bound",
@@ -322,7 +371,15 @@ RULES: Mapping[str, Rule] = {
             ),
         ),
     ),
-    "memory": Rule(name="memory-bound", lost_in="recomputing and swapping", experiments=()),
+    "memory": Rule(
+        name="memory-bound",
+        lost_in="recomputing and swapping",
+        experiments=(
+            Experiment(text=_planned_text, when=_is_unplanned),
+            Experiment(text=_more_capacity_text, when=_can_hold_more),
+            Experiment(text=_smaller_batch, when=lambda case: case.batch > 1),
+        ),
+    ),
     "compute": Rule(
         name="compute-bound",
         lost_in="computing that takes longer than at the baseline",

@@ -236,12 +236,13 @@ def _reasons(runs: Sequence[Causes]) -> dict[str, tuple[str, ...]]:
 
 def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
     """How the runs of a point know a cause, or why it is 0."""
-    if name == "memory":
-        return ("nothing recomputes or swaps in these runs",)
     if name == "input" and any(one.input_ns for one in runs):
         return ("the wait for batches is shared out as readers shared their time; the copy is measured",)
-    known = (one.throttling_evidence for one in runs if one.throttling_evidence)
-    return tuple(dict.fromkeys(known)) if name == "throttling" else ()
+    told = {
+        "throttling": [one.throttling_evidence for one in runs],
+        "memory": [one.memory_evidence for one in runs],
+    }
+    return tuple(dict.fromkeys(filter(None, told.get(name, ()))))
 
 
 def _planted(runs: Sequence[Run], causes: Sequence[Causes]) -> tuple[tuple[int, float], ...]:

@@ -27,6 +27,12 @@ _NO_MEMORY = re.compile(
     r"out of memory|cannot allocate memory|MemoryError|(?<![a-z])oom(?:[-_ ]?kill|(?![a-z]))", re.IGNORECASE
 )
 
+
+def ended_without_memory(why: str) -> bool:
+    """Whether a run ended because memory was used up, by its own words."""
+    return _NO_MEMORY.search(why) is not None
+
+
 _GPU_USED = re.compile(r"gpu\.\d+\.memory_used_bytes")
 
 
@@ -147,7 +153,7 @@ def batch_memory(group: Group, table: RunTable) -> tuple[BatchMemory, ...]:
             peak = _most(_ranks(run), lambda rank: rank.peak_memory_bytes)
             peaks.setdefault(_key(run), []).append(peak or 0)
     for item in table.without:
-        if _NO_MEMORY.search(item.why) and _subject(item.run) == wanted:
+        if ended_without_memory(item.why) and _subject(item.run) == wanted:
             failed[_key(item.run)] = failed.get(_key(item.run), 0) + 1
     return tuple(
         BatchMemory(

@@ -22,6 +22,8 @@ _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.")
 """Keys whose default is dlbench's own. Those of a workload or system are in files that a plan no longer names."""
 _TRAINING = ("train.", "model.", "data.")
 """Keys that change what is trained."""
+_SAME_NUMBERS = ("train.recompute", "train.swap", "train.memory.", "train.optimizer_state")
+"""Of them those that change where activations and state lie meanwhile, and no number that is computed."""
 _WIRE = frozenset({"sync.wire", "engine.horovod.compression"})
 """Keys that change the format on the wire; where all settings share one, nothing changes."""
 
@@ -176,7 +178,11 @@ def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
     """What this setting computes otherwise than plain fp32 exchange of the workload as it stands, in words."""
     is_swept = not _WIRE.isdisjoint(acting_keys(plan))
     wire = (f"wire {plan.wire}",) if is_swept and plan.wire != "fp32" else ()
-    return (*wire, *sorted(key for key in plan.series.axes if key.startswith(_TRAINING)))
+    return (*wire, *sorted(filter(_changes_numbers, plan.series.axes)))
+
+
+def _changes_numbers(key: str) -> bool:
+    return key.startswith(_TRAINING) and not key.startswith(_SAME_NUMBERS)
 
 
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]]) -> Losses | None:

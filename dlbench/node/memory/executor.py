@@ -1,0 +1,587 @@
+"""Training with activations out of core: what a plan says of each block, done in every pass.
+
+Recomputing is `torch.utils.checkpoint` (not reentrant), with the random numbers and the autocast of the first time;
+around it stand only the room for what it computes again, and buffers, which a second forward pass must not change.
+Swapping is `torch.autograd.graph.saved_tensors_hooks`: autograd holds a handle in place of every activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from dlbench.errors import RunError
+from dlbench.node.memory.cut import UnitModule
+from dlbench.node.memory.install import Block, BlockFunction
+from dlbench.node.memory.running_pass import BlockBytes, Pass
+from dlbench.node.memory.saved import (
+    Checksum,
+    Handle,
+    HeldByOthers,
+    Packed,
+    activation_storage,
+    weak_reference,
+)
+from dlbench.node.memory.spans import BACKWARD, FORWARD, ComputeLane, HostMoments, LaneSpan, Moments, Watch
+from dlbench.node.memory.tiers.tier import Tier
+from dlbench.specs.memory.plan import PlannedBlock
+
+Prefetch = Literal["room", "one-block", "blocking"]
+"""room: as many blocks as have room; one-block: the next one; blocking: each tensor when it is made and needed."""
+
+
+@dataclass
+class _Counts:
+    """Since `begin_measuring`."""
+
+    passes: int = 0
+    peak: int = 0
+    over: int = 0
+    out: int = 0
+    back: int = 0
+
+
+class OutOfCore:
+    """Blocks of a network, each kept, swapped or recomputed.
+
+    `install` puts them on the network (before an engine wraps it), `remove` takes them off. A pass is one forward and
+    one backward pass; one without gradients is left alone. Whatever ends a pass midway, the next one begins anew.
+
+    Args:
+        model: the network; its units' `forward` are replaced on the instances, nothing else.
+        units: of `find_units`.
+        blocks: every unit in one block.
+        tier: where swapped tensors go; None where no block swaps, and for `blocking` on a GPU, which is then torch's
+            own `save_on_cpu` with page-locked memory, uncounted.
+        budget_bytes: what activations of the chain may take (capacity less `Chain.fixed_bytes`); None: no limit.
+        expected: bytes of each block, so that the first pass keeps to the budget; later passes know their own.
+        prefetch: when swapped blocks come back.
+        verify: compare checksums of what comes back.
+        rank: for messages.
+        moments: of the device; None: the host's clock.
+        wrap_block: applied to the function of every block, e.g. torch.compile.
+        count: note the bytes of every block in every pass; without it the first pass after `install` does.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[UnitModule],
+        blocks: Sequence[PlannedBlock],
+        *,
+        tier: Tier | None = None,
+        budget_bytes: int | None = None,
+        expected: Sequence[BlockBytes] | None = None,
+        prefetch: Prefetch = "room",
+        verify: bool = False,
+        rank: int = 0,
+        moments: Moments | None = None,
+        wrap_block: Callable[[BlockFunction], BlockFunction] | None = None,
+        count: bool = False,
+    ) -> None:
+        self._blocks = [
+            Block(number, units[block.first : block.last + 1], self._forward, wrap_block)
+            for number, block in enumerate(blocks)
+        ]
+        self._decisions = [block.decision for block in blocks]
+        self._is_wrapped = wrap_block is not None
+        self._tier = tier
+        self._budget = budget_bytes
+        self._prefetch: Prefetch = prefetch
+        self._verifies = verify
+        self._rank = rank
+        self._others = HeldByOthers(model)
+        self._bytes = list(expected) if expected is not None else [BlockBytes()] * len(blocks)
+        self._saves_output = [True] * len(blocks)
+        """Of each block whether it saves its output, as the last counted pass showed."""
+        self._counts_always = count
+        self._counts_next = True
+        self._pass: Pass | None = None
+        self._installed = False
+        moments = moments or HostMoments()
+        self._lane = ComputeLane(moments)
+        self._watch = Watch(self._lane, tier)
+        self._counts = _Counts()
+        self._swaps = any("swap" in decision for decision in self._decisions)
+        if self._swaps and tier is None and prefetch != "blocking":
+            raise ValueError("blocks that swap need a tier")
+
+    @property
+    def installed(self) -> bool:
+        """Whether anything stands on the network: not where every block is kept and nothing wraps or counts them."""
+        return self._installed
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know, each as one sentence."""
+        return self._tier.warnings if self._tier is not None and self._swaps else ()
+
+    def install(self) -> None:
+        """Puts the blocks on the network; one pass later its bytes are known."""
+        kept = all(decision == "keep" for decision in self._decisions)
+        if self._installed or (kept and not self._is_wrapped and not self._counts_always):
+            return
+        for block in self._blocks:
+            block.install()
+        self._installed = True
+
+    def remove(self) -> None:
+        """Takes them off; the network is as it was."""
+        if self._installed:
+            for block in self._blocks:
+                block.remove()
+        self._installed = False
+        self._pass = None
+
+    def begin_measuring(self) -> None:
+        """Counts begin at zero: before the first measured step."""
+        self._others.look()
+        self._counts = _Counts()
+        self._lane.reset()
+
+    def told(self) -> dict[str, int | float]:
+        """Since `begin_measuring`: passes, activation_peak_bytes, over_budget_bytes, swapped_out_bytes,
+        swapped_in_bytes, room_wait_s, swap_wait_s, recompute_s. Waits for the device.
+        """
+        counts, seconds = self._counts, self._lane.seconds()
+        return {
+            "passes": counts.passes,
+            "activation_peak_bytes": counts.peak,
+            "over_budget_bytes": counts.over,
+            "swapped_out_bytes": counts.out,
+            "swapped_in_bytes": counts.back,
+            **seconds,
+        }
+
+    def block_bytes(self) -> list[BlockBytes]:
+        """Bytes of each block, of the last pass that counted them."""
+        return list(self._bytes)
+
+    def watch(self, watching: bool) -> None:
+        """Between two steps: begins or ends noting operations of passes. Watched passes wait for nothing more."""
+        self._watch.set(watching)
+
+    def take_spans(self) -> list[LaneSpan]:
+        """Operations of watched passes that have ended, in order of their start."""
+        return self._watch.take()
+
+    def close(self) -> None:
+        """Removes what is installed and closes the tier; twice does no harm."""
+        self.remove()
+        if self._tier is not None:
+            self._tier.close()
+
+    # The forward pass.
+
+    def _forward(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not torch.is_grad_enabled():
+            return block.function(*args, **kwargs)
+        running = self._enter(block, args, kwargs)
+        output = self._compute(running, block, args, kwargs)
+        self._leave(running, block.number, output)
+        return output
+
+    def _enter(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
+        number = block.number
+        if number == 0:
+            self._pass = Pass(len(self._blocks))
+            self._others.begin_pass()
+            self._others.give(args[:1])
+            self._watch.begin_pass()
+        running = self._pass
+        if running is None or running.at != number - 1 or running.has_turned:
+            raise RunError(
+                f"{block.name}: called out of the order in which the network was cut into blocks; use train.recompute "
+                "none and train.swap none for this network"
+            )
+        running.at = number
+        self._others.give((*args[1:], *kwargs.values()))
+        if number == 0 and args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
+            _on_gradient(args[0], partial(self._end_of_first, running))
+        bytes_ = self._bytes[number]
+        is_last = number == len(self._blocks) - 1
+        after = bytes_.output_bytes if is_last or self._holds_input(number + 1) else 0
+        saved = 0 if self._recomputes(number) else bytes_.saved_bytes
+        self._make_room(running, saved + after)
+        running.charge_block(number, saved)
+        running.charge_input(number + 1, after)
+        self._note_peak(running)
+        self._lane.switch(FORWARD, number)
+        return running
+
+    def _recomputes(self, number: int) -> bool:
+        return self._decisions[number].startswith("recompute")
+
+    def _moves_input(self, number: int) -> bool:
+        return number < len(self._decisions) and self._decisions[number].endswith("swap")
+
+    def _holds_input(self, number: int) -> bool:
+        return self._recomputes(number) or self._bytes[number].input_saved
+
+    def _make_room(self, running: Pass, num_bytes: int) -> None:
+        """Waits for the oldest transfers out until so many bytes have room, or none runs any more."""
+        self._release(running)
+        if self._budget is None or self._tier is None:
+            return
+        while running.leaving and running.resident + num_bytes > self._budget:
+            oldest = running.leaving[0]
+            if oldest.ticket is not None and not self._tier.is_out(oldest.ticket):
+                with self._lane.wait("room_wait_s"):
+                    self._tier.wait_out(oldest.ticket)
+            self._left(running)
+
+    def _release(self, running: Pass) -> None:
+        """What has left since takes no room any more."""
+        while running.leaving:
+            oldest = running.leaving[0]
+            if self._tier is not None and oldest.ticket is not None and not self._tier.is_out(oldest.ticket):
+                return
+            self._left(running)
+
+    def _left(self, running: Pass) -> None:
+        handle = running.leaving.popleft()
+        if handle.ticket is not None:
+            running.charge(handle, -handle.num_bytes)
+
+    def _note_peak(self, running: Pass) -> None:
+        counts = self._counts
+        if running.resident > counts.peak:
+            counts.peak = running.resident
+            if self._budget is not None:
+                counts.over = max(counts.over, running.resident - self._budget)
+
+    def _compute(self, running: Pass, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number = block.number
+        hooks = saved_tensors_hooks(partial(self._pack, running, number), partial(self._unpack, running))
+        if self._recomputes(number):
+            with hooks:
+                return checkpoint(
+                    block.function,
+                    *args,
+                    use_reentrant=False,
+                    context_fn=partial(self._checkpoint_contexts, running, block),
+                    **kwargs,
+                )
+        with self._hooks(number, hooks):
+            return block.function(*args, **kwargs)
+
+    def _hooks(self, number: int, hooks: saved_tensors_hooks) -> AbstractContextManager[object]:
+        """What stands around a block that is not recomputed."""
+        if self._decisions[number] == "swap":
+            if self._tier is None:
+                return save_on_cpu(pin_memory=True)
+            return hooks
+        follows = self._saves_output[number] and self._moves_input(number + 1)
+        return hooks if follows or self._counts_now else nullcontext()
+
+    @property
+    def _counts_now(self) -> bool:
+        return self._counts_always or self._counts_next
+
+    def _checkpoint_contexts(
+        self, running: Pass, block: Block
+    ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+        counting = _CountingSaved(partial(self._count, running)) if self._counts_now else nullcontext()
+        return counting, _Recomputing(block, self._lane)
+
+    def _count(self, running: Pass, tensor: torch.Tensor) -> None:
+        storage = activation_storage(tensor, self._others)
+        if storage is not None:
+            running.counted[storage._cdata] = (weak_reference(storage), storage.nbytes())
+
+    def _pack(self, running: Pass, number: int, tensor: torch.Tensor) -> Any:
+        storage = activation_storage(tensor, self._others)
+        if storage is None:
+            # With its graph a saved output would hold itself.
+            return tensor.detach() if tensor.grad_fn is not None else tensor
+        handle = running.table.find(storage)
+        if handle is None:
+            handle = running.table.add(tensor, storage, number)
+            boundary = running.boundaries[number]
+            if boundary is not None and boundary.cdata == storage._cdata:
+                handle.is_input = True
+                running.inputs[number] = handle
+            else:
+                running.owned[number].append(handle)
+        if self._prefetch == "blocking" and self._tier is not None and handle.ticket is None:
+            self._send(running, handle)
+            with self._lane.wait("room_wait_s"):
+                self._tier.wait_out(handle.ticket)
+        return Packed(handle, tensor)
+
+    def _leave(self, running: Pass, number: int, output: Any) -> None:
+        self._lane.switch(None, number)
+        tensor = first_tensor(output)
+        if tensor is None:
+            raise RunError(
+                f"{self._blocks[number].name}: returned no tensor, unlike when the network was cut into blocks"
+            )
+        storage = tensor.untyped_storage()
+        running.boundaries[number + 1] = weak_reference(storage)
+        running.boundary_bytes[number + 1] = storage.nbytes()
+        saves_output = self._hand_on(running, number, storage)
+        if self._counts_now:
+            self._learn(running, number, saves_output)
+        self._settle(running, number)
+        if tensor.requires_grad:
+            _on_gradient(tensor, partial(self._reached, running, number))
+        if self._moves_input(number) and self._tier is not None and self._prefetch != "blocking":
+            for handle in running.handles(number):
+                if handle.storage is not None and handle.ticket is None:
+                    self._send(running, handle)
+
+    def _hand_on(self, running: Pass, number: int, storage: torch.UntypedStorage) -> bool:
+        """A block's output belongs to the next one; returns whether this one saved it."""
+        counted = storage._cdata in running.counted
+        running.counted.pop(storage._cdata, None)
+        handle = running.table.find(storage)
+        if handle is None or handle.block != number or handle.is_input:
+            return counted
+        running.owned[number].remove(handle)
+        handle.block, handle.is_input = number + 1, True
+        running.inputs[number + 1] = handle
+        return True
+
+    def _learn(self, running: Pass, number: int, saves_output: bool) -> None:
+        """Bytes of a block whose saved tensors were all seen."""
+        boundary = running.boundaries[number]
+        seen = boundary is not None and running.counted.pop(boundary.cdata, None) is not None
+        if self._recomputes(number):
+            saved = sum(num_bytes for _, num_bytes in running.counted.values())
+        else:
+            saved = sum(handle.num_bytes for handle in running.owned[number])
+            seen = running.inputs[number] is not None
+        running.counted.clear()
+        before = number > 0 and self._saves_output[number - 1]
+        self._saves_output[number] = saves_output
+        self._bytes[number] = BlockBytes(
+            saved_bytes=saved,
+            input_bytes=running.boundary_bytes[number],
+            input_saved=number > 0 and (seen or before),
+            output_bytes=running.boundary_bytes[number + 1],
+        )
+
+    def _settle(self, running: Pass, number: int) -> None:
+        """What a block takes, now that it is known rather than expected."""
+        if not self._recomputes(number):
+            seen = sum(handle.num_bytes for handle in running.owned[number] if handle.ticket is None)
+            if self._decisions[number] == "keep" and not self._counts_now:
+                seen = self._bytes[number].saved_bytes
+            running.charge_block(number, seen)
+        if number > 0 and self._counts_now:
+            handle = running.inputs[number]
+            gone = handle is not None and handle.ticket is not None
+            held = self._holds_input(number) and not gone
+            running.charge_input(number, running.boundary_bytes[number] if held else 0)
+        running.charge_input(
+            number + 1,
+            0 if self._is_away(running.inputs[number + 1]) else self._output_bytes(running, number),
+        )
+        self._note_peak(running)
+
+    def _is_away(self, handle: Handle | None) -> bool:
+        return handle is not None and handle.ticket is not None
+
+    def _output_bytes(self, running: Pass, number: int) -> int:
+        """What is held of a block's output until the block before it... has gone backward."""
+        is_last = number == len(self._blocks) - 1
+        if is_last or self._counts_next or self._holds_input(number + 1):
+            return running.boundary_bytes[number + 1]
+        return 0
+
+    def _send(self, running: Pass, handle: Handle) -> None:
+        """A handle's bytes begin their way out."""
+        assert self._tier is not None
+        assert handle.storage is not None
+        if self._verifies:
+            handle.check = Checksum.of(handle.storage, handle.num_bytes, handle.dtype)
+        handle.ticket = self._tier.swap_out(handle.storage, handle.block)
+        handle.discard = self._tier.discard
+        handle.storage = None
+        self._counts.out += handle.num_bytes
+        if self._prefetch != "blocking":
+            running.leaving.append(handle)
+
+    # The backward pass.
+
+    def _reached(self, running: Pass, number: int, gradient: torch.Tensor) -> None:
+        """The gradient of a block's output is there: the blocks behind it have ended, its backward pass begins."""
+        if number >= running.current:
+            return
+        if not running.has_turned:
+            running.has_turned = True
+            self._counts_next = False
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, running))
+        self._end_blocks(running, number)
+        running.current = number
+        self._lane.switch(BACKWARD, number)
+        self._bring(running, number)
+        if self._recomputes(number) and not running.charged[number]:
+            running.charge_block(number, self._bytes[number].saved_bytes)
+            self._note_peak(running)
+
+    def _end_of_first(self, running: Pass, gradient: torch.Tensor) -> None:
+        """The gradient of the chain's input is there."""
+        if running.has_turned:
+            self._end_blocks(running, -1)
+            running.current = -1
+            self._lane.switch(None, 0)
+
+    def _end_blocks(self, running: Pass, number: int) -> None:
+        """The backward passes of all blocks behind a block have ended."""
+        for block in range(min(running.current, len(self._blocks) - 1), number, -1):
+            for handle in running.owned[block]:
+                handle.drop()
+            running.owned[block].clear()
+            inputs = running.inputs[block + 1]
+            if inputs is not None:
+                inputs.drop()
+                running.inputs[block + 1] = None
+            running.charge_block(block, 0)
+            running.charge_input(block + 1, 0)
+
+    def _bring(self, running: Pass, number: int) -> None:
+        """Begins the way back of as many blocks as may come and have room, in order; of this one in any case."""
+        self._release(running)
+        running.next_in = min(running.next_in, number)
+        furthest = max(number - 1, 0) if self._prefetch == "one-block" else 0
+        if self._prefetch == "blocking":
+            furthest = number
+        while running.next_in >= furthest:
+            block = running.next_in
+            coming = [handle for handle in running.handles(block) if self._is_away(handle) and not handle.coming]
+            # Without a budget nobody reserves: what is computed again takes room when it is.
+            reserves = self._recomputes(block) and (self._budget is not None or block == number)
+            again = self._bytes[block].saved_bytes if reserves else 0
+            if self._prefetch == "blocking":
+                coming = []
+            needed = again + sum(handle.num_bytes for handle in coming)
+            if self._budget is not None and running.resident + needed > self._budget:
+                if block < number:
+                    return
+                self._make_room(running, needed)
+            running.charge_block(block, running.charged[block] + again)
+            for handle in reversed(coming):
+                self._start_back(running, handle, block)
+            self._note_peak(running)
+            running.next_in -= 1
+
+    def _start_back(self, running: Pass, handle: Handle, block: int) -> None:
+        assert self._tier is not None
+        handle.coming = True
+        self._tier.swap_in(handle.ticket, block)
+        running.charge(handle, handle.num_bytes)
+        self._counts.back += handle.num_bytes
+
+    def _unpack(self, running: Pass, packed: Any) -> torch.Tensor:
+        if not isinstance(packed, Packed):
+            return packed  # type: ignore[no-any-return]
+        storage = packed.handle.storage
+        return packed.tensor(storage if storage is not None else self._fetch(running, packed.handle))
+
+    def _fetch(self, running: Pass, handle: Handle) -> torch.UntypedStorage:
+        """The storage that comes back, for the first tensor that is needed of it."""
+        tier = self._tier
+        if handle.ticket is None or tier is None:
+            raise RunError(
+                f"rank {self._rank}: a tensor of block {handle.block} was needed after its backward pass had ended; "
+                "what is swapped serves one backward pass"
+            )
+        if not handle.coming:
+            self._start_back(running, handle, handle.block)
+            self._note_peak(running)
+        if tier.is_in(handle.ticket):
+            storage = tier.take(handle.ticket)
+        else:
+            with self._lane.wait("swap_wait_s"):
+                storage = tier.take(handle.ticket)
+        if handle.check is not None:
+            changed = handle.check.difference(storage, handle.num_bytes, handle.dtype)
+            if changed is not None:
+                raise RunError(
+                    f"rank {self._rank}: a swapped tensor of block {handle.block} ({handle.text}) did not come back as "
+                    f"it went out: {changed}"
+                )
+        handle.storage = storage
+        ticket, handle.ticket = handle.ticket, None
+        tier.discard(ticket)
+        return storage
+
+    def _end(self, running: Pass) -> None:
+        """The backward pass has ended, that of everything outside included."""
+        self._end_blocks(running, -1)
+        running.current = -1
+        self._lane.switch(None, 0)
+        self._watch.end_pass()
+        self._counts.passes += 1
+        if self._pass is running:
+            self._pass = None
+
+
+class _CountingSaved:
+    """Within `torch.utils.checkpoint`: also shows `count` what is saved there."""
+
+    def __init__(self, count: Callable[[torch.Tensor], None]) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        # Hooks do not stack: the innermost alone are called. So these call those of the checkpoint.
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        assert top is not None
+        pack, unpack = top
+
+        def counted(tensor: torch.Tensor) -> Any:
+            self._count(tensor)
+            return pack(tensor)
+
+        torch._C._autograd._push_saved_tensors_default_hooks(counted, unpack)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+class _Recomputing:
+    """Around the second forward pass of a block: it is timed, and leaves buffers as they were."""
+
+    def __init__(self, block: Block, lane: ComputeLane) -> None:
+        self._block = block
+        self._lane = lane
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __enter__(self) -> None:
+        self._lane.begin_recompute(self._block.number)
+        self._before = [(buffer, buffer.clone()) for buffer in self._block.buffers()]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with torch.no_grad():
+            for buffer, before in self._before:
+                buffer.copy_(before)
+        self._before = []
+        self._lane.end_recompute(self._block.number)
+
+
+def first_tensor(output: Any) -> torch.Tensor | None:
+    """A tensor, or the first one of a tuple or list; None where there is none."""
+    if isinstance(output, torch.Tensor):
+        return output
+    if isinstance(output, tuple | list):
+        return next((one for one in output if isinstance(one, torch.Tensor)), None)
+    return None
+
+
+def _on_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    """Calls `hook` when a tensor's gradient is complete, before it is handed on."""
+    tensor.register_hook(hook)  # type: ignore[no-untyped-call]

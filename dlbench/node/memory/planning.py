@@ -1,0 +1,258 @@
+"""From a network to a plan for its activations: found, measured on all ranks at once, and planned alike on each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlbench.costs.memory.blocks import block_starts
+from dlbench.costs.memory.planner import fixed_plan, plan_blocks
+from dlbench.costs.memory.simulator import simulate
+from dlbench.datasets.staging.place import tier_path
+from dlbench.errors import EnvironmentLacksError
+from dlbench.node.memory.cut import Cut, find_units
+from dlbench.node.memory.profile import ChainProfile, undisturbed
+from dlbench.node.memory.rates import measure_rates, sizes_of
+from dlbench.node.memory.tiers.disk import DiskTier
+from dlbench.node.memory.tiers.tier import Tier
+from dlbench.specs.memory.chain import Chain, TransferRates, Unit
+from dlbench.specs.memory.plan import BlockPlan, PlannedBlock
+from dlbench.specs.system import StorageSpec, TierSpec
+from dlbench.specs.training import OptimizerSpec, TrainSpec
+
+Batch = dict[str, Tensor]
+Gather = Callable[[Any], list[Any]]
+"""What JSON can hold, of every rank, by rank; on every rank."""
+
+_CUT_BATCH = 2
+"""Samples of the passes in which units are found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """What was found, measured and planned; the same on every rank but for the time that it took."""
+
+    cut: Cut
+    chain: Chain
+    rates: TransferRates | None
+    plan: BlockPlan
+    in_core_bytes: int
+    profile_s: float
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workbench:
+    """What a network's memory is measured with.
+
+    Args:
+        model: in training mode, on its device.
+        train: how it will be trained.
+        device: where.
+        loss_of: a forward pass over a batch in the precision of training, and its loss.
+        batch_of: so many samples of the shapes that training will have, on the device.
+        open_tier: the far tier with room for so many bytes.
+        beat: told what moves.
+        gather: of all ranks; alone by default.
+    """
+
+    model: nn.Module
+    train: TrainSpec
+    device: torch.device
+    loss_of: Callable[[Batch], Tensor]
+    batch_of: Callable[[int], Batch]
+    open_tier: Callable[[int], Tier]
+    beat: Callable[[str], None]
+    gather: Gather = lambda value: [value]
+
+    def measure(self) -> tuple[Cut, Chain, TransferRates | None, list[str]]:
+        """Units, chain and transfer rates, and what a person should know of them.
+
+        Raises:
+            UserError: the network is no chain.
+            EnvironmentLacksError: memory cannot be measured, or nothing can be swapped to.
+        """
+        self.beat("the network's units")
+        small = self.batch_of(min(_CUT_BATCH, self.train.batch_per_rank))
+        cut = find_units(self.model, lambda: self.loss_of(small))
+        self.gather(None)  # all ranks measure at the same time, as they will train
+        own, warnings = self._chain(cut)
+        chain = slowest_chain([Chain.model_validate(each) for each in self.gather(own.model_dump(mode="json"))])
+        rates = None
+        if self.train.swap != "none":
+            found = self._rates(chain)
+            rates = slowest_rates([TransferRates.model_validate(each) for each in self.gather(found)])
+        return cut, chain, rates, warnings
+
+    def _chain(self, cut: Cut) -> tuple[Chain, list[str]]:
+        wanted = self.train.batch_per_rank // self.train.gradient_accumulation
+        profile = ChainProfile(
+            model=self.model,
+            units=cut.units,
+            device=self.device,
+            parts=self.train.gradient_accumulation,
+            beat=self.beat,
+        )
+        samples = wanted
+        while True:
+            try:
+                state = state_bytes(self.model, self.train)
+                chain = profile.measure(self.loss_of, self.batch_of(samples), state_bytes=state)
+                break
+            except torch.OutOfMemoryError:
+                if samples == 1:
+                    raise EnvironmentLacksError(
+                        "a pass over one sample does not fit on the device, even with every unit recomputed"
+                    ) from None
+                samples //= 2
+                torch.cuda.empty_cache()
+        if samples == wanted:
+            return chain, []
+        told = f"the network was measured with {samples} samples, as {wanted} do not fit, and its figures were scaled"
+        return scaled(chain, wanted), [told]
+
+    def _rates(self, chain: Chain) -> dict[str, Any]:
+        batch = self.batch_of(chain.batch)
+
+        def compute() -> None:
+            with torch.no_grad():
+                self.loss_of(batch)
+
+        tier = self.open_tier(2 * max(sizes_of(chain)))
+        try:
+            with undisturbed(self.model, self.device):
+                rates = measure_rates(tier, self.device, chain, compute, self.beat)
+        finally:
+            tier.close()
+        return rates.model_dump(mode="json")
+
+
+def planned(chain: Chain, rates: TransferRates | None, train: TrainSpec) -> tuple[BlockPlan, int]:
+    """The plan of a chain by `train.recompute` and `train.swap`, and what training would hold in core, bytes.
+
+    Raises:
+        UserError: train.memory.blocks names what is no unit.
+        DoesNotFitError: no plan fits train.memory.capacity.
+    """
+    keep = [PlannedBlock(first=number, last=number, decision="keep") for number in range(len(chain.units))]
+    in_core = simulate(chain, keep, None, None).peak_bytes
+    starts = block_starts(train.memory.blocks, [unit.name for unit in chain.units])
+    if not train.is_planned:
+        return fixed_plan(chain, rates, train.recompute, train.swap, starts=starts), in_core
+    capacity = train.memory.capacity_bytes(in_core)
+    assert capacity is not None  # the plan's validator holds this
+    found = plan_blocks(
+        chain,
+        rates,
+        capacity,
+        recompute=train.recompute == "planned",
+        swap=train.swap == "planned",
+        starts=starts,
+    )
+    return found, in_core
+
+
+def far_tier(
+    train: TrainSpec, storage: StorageSpec, device: torch.device, *, host: str, rank: int, variables: Mapping[str, str]
+) -> Callable[[int], Tier]:
+    """Opens the far tier of a rank, with room for so many bytes.
+
+    Args:
+        train: names the folder of the swap file.
+        storage: or the system's, where it does not.
+        device: of the rank.
+        host: of the rank.
+        rank: for messages.
+        variables: of the rank's environment.
+    """
+
+    def on_cpu(reserve_bytes: int) -> Tier:
+        own = train.memory.swap_folder
+        if own is None:
+            folder = tier_path(storage.local, "local", variables, host)
+        else:
+            folder = tier_path(TierSpec(path=own), "local", variables, host, where="train.memory.swap_folder")
+        return DiskTier(folder, reserve_bytes, rank)
+
+    def on_gpu(reserve_bytes: int) -> Tier:
+        from dlbench.node.memory.tiers.cuda import PinnedTier
+
+        return PinnedTier(device, reserve_bytes, rank)
+
+    return on_gpu if device.type == "cuda" else on_cpu
+
+
+def state_bytes(model: nn.Module, train: TrainSpec) -> int:
+    """Parameters, buffers, gradients and optimiser state on the device."""
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    buffers = sum(b.numel() * b.element_size() for b in model.buffers())
+    copies = optimizer_copies(train.optimizer) if train.optimizer_state == "device" else 0
+    return parameters + buffers + trained * (1 + copies)
+
+
+def optimizer_copies(spec: OptimizerSpec) -> int:
+    """How many numbers an optimiser keeps for each trained one: LAMB two moments, momentum one, SGD without it none."""
+    if spec.name == "lamb":
+        return 2
+    return 1 if spec.name == "lars" or spec.momentum > 0 else 0
+
+
+def slowest_chain(chains: Sequence[Chain]) -> Chain:
+    """Of each figure the largest of all ranks, unit by unit: what all of them can keep to."""
+    first = chains[0]
+    units = tuple(
+        Unit(
+            name=alike[0].name,
+            forward_s=max(unit.forward_s for unit in alike),
+            backward_s=max(unit.backward_s for unit in alike),
+            saved_bytes=max(unit.saved_bytes for unit in alike),
+            input_bytes=max(unit.input_bytes for unit in alike),
+            input_saved=any(unit.input_saved for unit in alike),
+            joins=all(unit.joins for unit in alike),
+        )
+        for alike in zip(*(chain.units for chain in chains), strict=True)
+    )
+    largest = {
+        name: max(getattr(chain, name) for chain in chains)
+        for name in ("output_bytes", "before_s", "turn_s", "after_s", "state_bytes", "outside_bytes", "working_bytes")
+    }
+    return Chain(units=units, batch=first.batch, **largest)
+
+
+def slowest_rates(rates: Sequence[TransferRates]) -> TransferRates:
+    """Of each figure the worst of all ranks."""
+    return TransferRates(
+        tier=rates[0].tier,
+        out_bytes_per_s=min(each.out_bytes_per_s for each in rates),
+        in_bytes_per_s=min(each.in_bytes_per_s for each in rates),
+        latency_s=max(each.latency_s for each in rates),
+        drag=max(each.drag for each in rates),
+    )
+
+
+def plan_memory(bench: Workbench) -> MemoryPlan:
+    """Measures and plans; the same plan on every rank.
+
+    Raises:
+        UserError: the network is no chain, or train.memory.blocks names what is no unit.
+        EnvironmentLacksError: memory cannot be measured, nothing can be swapped to, or no plan fits.
+    """
+    begin = time.monotonic()
+    cut, chain, rates, warnings = bench.measure()
+    bench.beat("the plan for memory")
+    found, in_core = planned(chain, rates, bench.train)
+    return MemoryPlan(
+        cut=cut,
+        chain=chain,
+        rates=rates,
+        plan=found,
+        in_core_bytes=in_core,
+        profile_s=time.monotonic() - begin,
+        warnings=tuple(warnings),
+    )

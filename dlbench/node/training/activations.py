@@ -1,0 +1,343 @@
+"""Activations of one rank while it trains: measured, planned and then kept, moved or recomputed as the plan says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlbench.costs.memory.blocks import BlockCosts
+from dlbench.costs.memory.planner import PREFETCH
+from dlbench.machine import resident
+from dlbench.node.data.synthetic import synthetic_batch
+from dlbench.node.memory.executor import BlockBytes, OutOfCore
+from dlbench.node.memory.install import BlockFunction
+from dlbench.node.memory.planning import Batch, MemoryPlan, Workbench, far_tier, plan_memory
+from dlbench.node.memory.spans import LaneSpan
+from dlbench.node.memory.tiers.tier import Tier
+from dlbench.node.models.build import Loss
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.clocks import clock_for
+from dlbench.node.sync.engine import Engine
+from dlbench.node.training.precision import Precision
+from dlbench.node.training.step_schedule import Course
+from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
+from dlbench.records.record import Setting
+from dlbench.specs.memory.chain import Chain
+from dlbench.specs.memory.plan import BlockPlan
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.training import TrainSpec
+from dlbench.units import format_bytes
+
+_SEED = 0
+"""Of the samples with which memory is measured."""
+
+
+def sample_loss(model: nn.Module, loss: Loss, precision: Precision) -> Callable[[Batch], Tensor]:
+    """Forward pass and loss of a batch in the precision of training."""
+
+    def loss_of(batch: Batch) -> Tensor:
+        with precision.autocast():
+            return loss(model, batch)
+
+    return loss_of
+
+
+def sample_batches(plan: RunPlan, device: torch.device) -> Callable[[int], Batch]:
+    """Makes so many samples of the shapes that training will have, on the device."""
+
+    def batch_of(samples: int) -> Batch:
+        made = synthetic_batch(plan.workload.model, plan.workload.data, samples, torch.Generator().manual_seed(_SEED))
+        return {name: tensor.to(device) for name, tensor in made.items()}
+
+    return batch_of
+
+
+def activation_memory(
+    plan: RunPlan,
+    place: RankPlace,
+    engine: Engine,
+    model: nn.Module,
+    device: torch.device,
+    precision: Precision,
+    loss: Loss,
+    *,
+    wrap_block: Callable[[BlockFunction], BlockFunction] | None,
+    resident_before: int,
+    beat: Callable[[str], None],
+    stage: Callable[[str], None],
+) -> ActivationMemory | None:
+    """What a plan says of activations, installed on the network; None where they are left to autograd.
+
+    Args:
+        plan: the run.
+        place: this rank.
+        engine: started; gathers what ranks measured.
+        model: nothing is hooked to it yet.
+        device: where it is.
+        precision: of training.
+        loss: forward pass and loss.
+        wrap_block: applied to the function of every block, e.g. torch.compile; None: nothing.
+        resident_before: resident memory before the network was built, bytes.
+        beat: told what moves.
+        stage: told of the stage.
+
+    Raises:
+        UserError: the network is no chain, or train.memory.blocks names what is none of its units.
+        EnvironmentLacksError: no plan fits, memory cannot be measured, or nothing can be swapped to.
+    """
+    train = plan.workload.train
+    if train.is_in_core:
+        return None
+    stage("profiling memory")
+
+    open_tier = far_tier(train, plan.system.storage, device, host=place.host, rank=place.rank, variables=os.environ)
+    found = plan_memory(
+        Workbench(
+            model=model,
+            train=train,
+            device=device,
+            loss_of=sample_loss(model, loss, precision),
+            batch_of=sample_batches(plan, device),
+            open_tier=open_tier,
+            beat=beat,
+            gather=engine.gather,
+        )
+    )
+    stage("building")
+    return ActivationMemory(
+        *(train, found, model, device, place.rank, open_tier),
+        wrap_block=wrap_block,
+        resident_before=resident_before,
+    )
+
+
+class ActivationMemory:
+    """A plan at work.
+
+    Args:
+        train: what was asked for.
+        found: what was measured and planned.
+        model: gets the plan's blocks.
+        device: where it is.
+        rank: of this process.
+        open_tier: the far tier with room for so many bytes.
+        wrap_block: applied to every block's function; None: nothing.
+        resident_before: resident memory before the network was built, bytes.
+
+    Raises:
+        EnvironmentLacksError: what will be swapped has no room in the far tier.
+    """
+
+    def __init__(
+        self,
+        train: TrainSpec,
+        found: MemoryPlan,
+        model: nn.Module,
+        device: torch.device,
+        rank: int,
+        open_tier: Callable[[int], Tier],
+        *,
+        wrap_block: Callable[[BlockFunction], BlockFunction] | None,
+        resident_before: int,
+    ) -> None:
+        self._train, self._found, self._device, self._rank = train, found, device, rank
+        self._resident_before = resident_before
+        plan, chain = found.plan, found.chain
+        moves = any(block.decision in ("swap", "recompute-swap") for block in plan.blocks)
+        # On a GPU offload is torch's own save_on_cpu.
+        own = not (train.swap == "offload" and device.type == "cuda")
+        self._tier = open_tier(plan.predicted.swapped_bytes) if moves and own else None
+        self._tier_words = self._tier.words if self._tier is not None else None
+        capacity = plan.capacity_bytes
+        self._blocks = OutOfCore(
+            model,
+            found.cut.units,
+            plan.blocks,
+            tier=self._tier,
+            budget_bytes=None if capacity is None else max(0, capacity - chain.fixed_bytes),
+            expected=_expected(chain, plan),
+            prefetch=PREFETCH[train.swap],
+            verify=train.memory.verify,
+            rank=rank,
+            moments=clock_for(device),
+            wrap_block=wrap_block,
+        )
+        self._blocks.install()
+        self._watched_from: int | None = None
+        self._spans: list[LaneSpan] = []
+        self._peak_before = 0
+
+    def before_warmup(self, step: int, course: Course) -> None:
+        """Transfers are watched in the steps whose messages are kept one by one, else in the last of the warm-up."""
+        first = course.traced.start if course.traced else course.warmup - 1
+        if step == first and self._watched_from is None:
+            self._watched_from = step
+            self._blocks.watch(True)
+
+    def close_window(self) -> None:
+        """The warm-up is over; twice does no harm."""
+        if self._watched_from is not None and not self._spans:
+            self._blocks.watch(False)
+            self._spans = self._blocks.take_spans()
+
+    def begin_measuring(self) -> None:
+        """Counts and peaks begin anew."""
+        self._blocks.begin_measuring()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self._peak_before = resident.peak_resident_bytes() or 0
+            resident.reset_peak()
+
+    @property
+    def peak_resident_before(self) -> int:
+        """The process's resident peak before its count began anew, bytes; 0 where it did not."""
+        return self._peak_before
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know, each as one sentence."""
+        found = [*self._found.warnings, *self._blocks.warnings]
+        if self._tier is not None:
+            found += [text for text in self._tier.warnings if text not in found]
+        if all(block.decision == "keep" for block in self._found.plan.blocks):
+            found.append("fits in core: nothing swapped or recomputed")
+        elif self._train.compile != "none":
+            found.append(
+                "the plan rests on a chain that was measured without train.compile, which changes what blocks take"
+            )
+        return tuple(found)
+
+    def spans(self) -> list[tuple[int, LaneSpan]]:
+        """Operations of the watched passes, each with its step."""
+        first, parts = self._watched_from or 0, self._train.gradient_accumulation
+        return [(first + span.number // parts, span) for span in self._spans]
+
+    def told(self) -> dict[str, Any]:
+        """What rank 0 needs of this rank, plain Python."""
+        counts = self._blocks.told()
+        passes = int(counts.pop("passes"))
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
+        else:
+            peak = max(0, (resident.peak_resident_bytes() or 0) - self._resident_before)
+        return {
+            "rank": self._rank,
+            "steps": passes // self._train.gradient_accumulation,
+            "device_peak_bytes": peak,
+            **counts,
+        }
+
+    def result(self, everyone: Sequence[dict[str, Any]]) -> MemoryResult:
+        """What the record says, from what all ranks told; on rank 0."""
+        found, train = self._found, self._train
+        return MemoryResult(
+            recompute=train.recompute,
+            swap=train.swap,
+            tier=self._tier_words,
+            parts=train.gradient_accumulation,
+            chain=found.chain,
+            rates=found.rates,
+            plan=found.plan,
+            in_core_bytes=found.in_core_bytes,
+            profile_s=found.profile_s,
+            checksum_share=1.0 if train.memory.verify and self._tier is not None else None,
+            ranks=tuple(RankMemory.model_validate(told) for told in everyone),
+            timeline=_timeline(self._spans),
+        )
+
+    def settings(self) -> list[Setting]:
+        """What was asked for and what is in force."""
+        plan = self._found.plan
+        count = {name: sum(block.decision == name for block in plan.blocks) for name in _DECIDED}
+        told = ", ".join(f"{number} {_DECIDED[name]}" for name, number in count.items() if number)
+        blocks = f"{len(plan.blocks)} blocks: {told}"
+        found = [
+            Setting(
+                key="train.recompute",
+                requested=self._train.recompute,
+                effective=self._train.recompute,
+                evidence=blocks,
+            ),
+            Setting(
+                key="train.swap",
+                requested=self._train.swap,
+                effective=self._train.swap,
+                evidence=f"{format_bytes(plan.predicted.swapped_bytes)} of a pass leave the device and come back",
+            ),
+        ]
+        if plan.capacity_bytes is not None:
+            found.append(
+                Setting(
+                    key="train.memory.capacity",
+                    requested=self._train.memory.capacity,
+                    effective=self._train.memory.capacity,
+                    evidence=f"{plan.capacity_bytes} bytes; planned {plan.predicted.peak_bytes}, in core "
+                    f"{self._found.in_core_bytes}",
+                )
+            )
+        return found
+
+    def close(self) -> None:
+        """Nothing is left on the network or in the far tier; twice does no harm."""
+        self._blocks.close()
+
+
+_DECIDED = {
+    "keep": "kept",
+    "swap": "swapped",
+    "recompute": "recomputed",
+    "recompute-swap": "recomputed with their input swapped",
+}
+
+
+def _expected(chain: Chain, plan: BlockPlan) -> list[BlockBytes]:
+    """Bytes of each block, as the chain was measured."""
+    costs = BlockCosts(chain)
+    outputs = [*(unit.input_bytes for unit in chain.units[1:]), chain.output_bytes]
+    return [
+        BlockBytes(
+            saved_bytes=costs.of(block.first, block.last, "keep").own_bytes,
+            input_bytes=chain.units[block.first].input_bytes,
+            input_saved=chain.units[block.first].input_saved,
+            output_bytes=outputs[block.last],
+        )
+        for block in plan.blocks
+    ]
+
+
+def memory_doubts(result: MemoryResult | None) -> list[str]:
+    """Reasons for doubt in how activations were treated, a sentence each."""
+    if result is None:
+        return []
+    over = [rank for rank in result.ranks if rank.over_budget_bytes]
+    if not over:
+        return []
+    worst = max(over, key=lambda rank: rank.over_budget_bytes)
+    return [
+        f"activations took up to {format_bytes(worst.over_budget_bytes)} more than the plan allowed on {len(over)} of "
+        f"{len(result.ranks)} ranks, most on rank {worst.rank}"
+    ]
+
+
+def _timeline(spans: Sequence[LaneSpan]) -> tuple[TransferSpan, ...]:
+    """The last watched pass, from its start."""
+    if not spans:
+        return ()
+    last = max(span.number for span in spans)
+    shown = [span for span in spans if span.number == last]
+    begin = min(span.start_ns for span in shown)
+    return tuple(
+        TransferSpan(
+            lane=span.lane,
+            kind=span.kind,
+            block=span.block,
+            start_s=(span.start_ns - begin) / 1e9,
+            end_s=(span.end_ns - begin) / 1e9,
+        )
+        for span in sorted(shown, key=lambda span: (span.start_ns, span.end_ns))
+    )

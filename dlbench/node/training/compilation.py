@@ -1,0 +1,206 @@
+"""`train.compile`: torch.compile of the network or, where a plan treats its activations, of each block.
+
+A whole network is compiled in place, so that its parameters keep their names; DDP's wrapper is compiled with what it
+wraps, which makes torch cut the backward pass where a bucket of gradients is full. Compiling falls into the warm-up.
+Evaluations run what was not compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from dlbench.errors import EnvironmentLacksError
+from dlbench.node.memory.profile import undisturbed
+from dlbench.node.memory.saved import HeldByOthers, activation_storage
+from dlbench.node.models.build import Batch
+from dlbench.records.record import Setting
+from dlbench.specs.plan import RunPlan
+from dlbench.units import format_bytes
+
+MOST_BLOCKS = 1024
+"""Blocks whose functions may be compiled one by one; torch's own limit, 8 for one function, is made for mistakes."""
+
+
+class Compilation:
+    """What is compiled on one rank.
+
+    Args:
+        plan: compiles, by `train.compile`.
+        device: where the network is.
+
+    Raises:
+        EnvironmentLacksError: torch's compiler lacks what it makes programs with.
+    """
+
+    def __init__(self, plan: RunPlan, device: torch.device) -> None:
+        _require_compiler(device)
+        self._plan, self._train, self._device = plan, plan.workload.train, device
+        import torch._dynamo.config
+        import torch._inductor.config
+
+        # As many as the rank has cores: ranks of one node share it.
+        torch._inductor.config.compile_threads = max(1, plan.layout.cores_per_rank)
+        # Blocks are one function with other contents each; a block that is left uncompiled would be no comparison.
+        torch._dynamo.config.recompile_limit = MOST_BLOCKS
+        torch._dynamo.config.accumulated_recompile_limit = MOST_BLOCKS
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        self._at_measuring: int | None = None
+        self._budget_bytes: tuple[int, int] | None = None
+
+    def set_budget(
+        self,
+        model: nn.Module,
+        loss_of: Callable[[Batch], Tensor],
+        batch_of: Callable[[int], Batch],
+        beat: Callable[[str], None],
+    ) -> None:
+        """Puts `train.activation_budget` in force, and measures what it changes: one compilation without, one with it.
+
+        Args:
+            model: in training mode, on its device; nothing is hooked to it yet.
+            loss_of: forward pass and loss.
+            batch_of: so many samples, on the device.
+            beat: told before each compilation.
+        """
+        budget = self._train.activation_budget
+        if budget is None:
+            return
+        import torch._functorch.config
+
+        batch = batch_of(self._train.batch_per_rank // self._train.gradient_accumulation)
+        found = []
+        for share in (torch._functorch.config.activation_memory_budget, budget):
+            beat(f"compiling with an activation budget of {share:g}")
+            torch._functorch.config.activation_memory_budget = share
+            with undisturbed(model, self._device):
+                model.compile()  # type: ignore[no-untyped-call]
+                found.append(_saved_bytes(model, loss_of, batch))
+            model._compiled_call_impl = None
+            torch._dynamo.reset()
+        self._budget_bytes = found[0], found[1]
+
+    def network(self, wrapped: nn.Module) -> None:
+        """Compiles a whole network, as the engine wraps it, when it is called first."""
+        wrapped.compile()  # type: ignore[no-untyped-call]
+
+    def block(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of one block, compiled when it is called first."""
+        compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
+        return compiled
+
+    def begin_measuring(self) -> None:
+        """What is compiled from here on lies in measured steps."""
+        self._at_measuring = _graphs()
+
+    @property
+    def warnings(self) -> list[str]:
+        """Reasons for doubt, a sentence each."""
+        found = []
+        late = 0 if self._at_measuring is None else _graphs() - self._at_measuring
+        if late:
+            found.append(
+                f"train.compile: {late} graphs were compiled in measured steps, which took longer for it; more warm-up "
+                "steps would have had them"
+            )
+        plan = self._plan
+        if plan.layout.ranks > 1 and self._train.is_in_core and plan.engine.name != "ddp":
+            found.append(
+                "train.compile: the compiled backward pass hands over all gradients at its end, so that their exchange "
+                "does not overlap with it"
+            )
+        if self._budget_bytes is not None and self._budget_bytes[0] == self._budget_bytes[1]:
+            found.append(
+                f"train.activation_budget {self._train.activation_budget:g} changed nothing: the compiled network keeps "
+                f"{format_bytes(self._budget_bytes[0])} for its backward pass with and without it"
+            )
+        return found
+
+    def settings(self) -> list[Setting]:
+        """What was asked for and what was in force."""
+        train, graphs = self._train, _graphs()
+        unit = "the network" if train.is_in_core else "each block"
+        found = [
+            Setting(
+                key="train.compile",
+                requested=train.compile,
+                effective=train.compile if graphs else "none",
+                evidence=f"torch.compile of {unit}: {graphs} graphs",
+            )
+        ]
+        if train.activation_budget is not None and self._budget_bytes is not None:
+            import torch._functorch.config
+
+            before, after = self._budget_bytes
+            found.append(
+                Setting(
+                    key="train.activation_budget",
+                    requested=train.activation_budget,
+                    effective=torch._functorch.config.activation_memory_budget,
+                    evidence=f"kept for the backward pass: {before} bytes without it, {after} with it",
+                )
+            )
+        return found
+
+
+def compilation_for(plan: RunPlan, device: torch.device) -> Compilation | None:
+    """What a plan compiles; None where it compiles nothing.
+
+    Raises:
+        EnvironmentLacksError: torch's compiler lacks what it makes programs with.
+    """
+    return None if plan.workload.train.compile == "none" else Compilation(plan, device)
+
+
+def uncompiled(compilation: Compilation | None) -> AbstractContextManager[object]:
+    """Within it, what was compiled runs as it was written: for evaluations, which need no second program."""
+    return nullcontext() if compilation is None else torch.compiler.set_stance("force_eager")
+
+
+def _graphs() -> int:
+    """Graphs that were compiled in this process so far."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _saved_bytes(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Batch) -> int:
+    """Activations that a forward pass keeps for the backward pass, each storage once."""
+    others = HeldByOthers(model)
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = activation_storage(tensor, others)
+        if storage is not None:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = loss_of(batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return sum(storages.values())
+
+
+def _require_compiler(device: torch.device) -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except RuntimeError:
+        raise EnvironmentLacksError(
+            "train.compile default: torch.compile needs a C++ compiler, and none works here; install g++, name one in "
+            "CXX, or set train.compile to none"
+        ) from None
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise EnvironmentLacksError(
+                "train.compile default: torch.compile needs Triton on a GPU, and there is none that knows this one; "
+                "install it, or set train.compile to none"
+            )

@@ -1,0 +1,440 @@
+"""Runs that differ in how they hold activations, and in their batch, beside each other.
+
+Throughput, memory and bytes are those of the runs; what was predicted is compared with them:
+
+* peak: what the simulator predicts a rank to hold, against the measured peak of the rank that held most, and against
+  the capacity that the plan was made for;
+* step: predicted pass x passes of a step + what the run's own warm-up spent beside forward and backward passes (input,
+  exchange, optimiser), against the median measured step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from dlbench.reading.comparability import group_id, planned_id
+from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
+from dlbench.reading.warm_up import beside_passes_s
+from dlbench.records.memory import MemoryResult
+from dlbench.records.scan import Run
+from dlbench.report.wording import ENGINE_TITLES, place_text
+from dlbench.stats.estimates import Estimate, RunKey, mean_estimate, median_estimate, ratio_estimate
+from dlbench.views.memory.numbers import ended_without_memory
+from dlbench.views.out_of_core.methods import IN_CORE, Method, method_of, rank_of, without_method
+from dlbench.views.out_of_core.passes import Passage, passage_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodPoint:
+    """One method with one batch at one rank count."""
+
+    ranks: int
+    nodes: int
+    method: str
+    """Its title."""
+    label: str
+    """With what tells methods of one title apart."""
+    recompute: str
+    swap: str
+    capacity: str
+    """As asked for; empty where none was."""
+    batch: int
+    """Samples per rank and step."""
+    parts: int
+    """Passes of a step."""
+    throughput: Estimate | None = None
+    """Samples per second, all ranks; None where no run has figures."""
+    step: Estimate | None = None
+    """Median measured step, seconds."""
+    process_peak: Estimate | None = None
+    """Bytes of the rank that held most: allocated on its GPU, or resident in its process with all that it loaded."""
+    device_peak: Estimate | None = None
+    """Bytes that training took of it, as `RankMemory.device_peak_bytes`; None in core."""
+    predicted_peak_bytes: int | None = None
+    in_core_bytes: int | None = None
+    """What a rank would hold in core, by the chain."""
+    capacity_bytes: int | None = None
+    """What it was planned for."""
+    over_budget_bytes: int | None = None
+    """By how much activations were more than the plan allowed, the most of any rank and run."""
+    swapped_bytes: Estimate | None = None
+    """Bytes that left the device, per rank and step, mean over ranks."""
+    recompute_share: Estimate | None = None
+    """Of the mean step, recomputing, mean over ranks."""
+    room_wait_s: Estimate | None = None
+    """Forward passes waited for room, seconds per step, mean over ranks."""
+    swap_wait_s: Estimate | None = None
+    """Backward passes waited for tensors, likewise."""
+    predicted_step: Estimate | None = None
+    """Seconds; None without a prediction or a warm-up of two steps."""
+    step_error: float | None = None
+    """Predicted over measured step - 1; None where one is missing."""
+    host_update_s: Estimate | None = None
+    """Seconds per step in which rank 0's forward passes waited for parameters that the host updates."""
+    host_update_bytes: Estimate | None = None
+    """Gradients and parameters copied for that, per step."""
+    checksum_share: float | None = None
+    """Of the swapped bytes, the least of any run; None where nothing was verified."""
+    tier: str = ""
+    """Where swapped tensors were; empty where nothing was swapped."""
+    num_runs: int = 0
+    """Runs with figures."""
+    num_without_memory: int = 0
+    """Runs that ended because memory was used up, or that no plan fits."""
+    run_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """The largest batch in core."""
+
+    ranks: int
+    nodes: int
+    capacity_bytes: int
+    """Of the plans."""
+    batch: int
+    """Samples of a pass that this holds in core, by the measured chains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """What a plan gains over the methods that treat all blocks alike."""
+
+    ranks: int
+    nodes: int
+    batch: int
+    planned: str
+    """Label of the fastest planned method."""
+    over: str
+    """Label of the fastest method that treats all blocks alike and is not in core."""
+    ratio: Estimate
+    """Throughput of the plan over that method's."""
+    planned_peak_bytes: float | None
+    """Measured; see `MethodPoint.device_peak`."""
+    over_peak_bytes: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfCore:
+    """Methods beside each other."""
+
+    id: str
+    label: str
+    """What the runs have in common."""
+    workload: str
+    preset: str
+    engine: str
+    sample_unit: str
+    points: tuple[MethodPoint, ...]
+    """By rank count, method and batch."""
+    limits: tuple[Limit, ...]
+    """At each rank count whose plans were made for one capacity in bytes."""
+    gains: tuple[Gain, ...]
+    """At each rank count and batch that ran with a plan and with a method that treats all blocks alike."""
+    median_step_error: float | None
+    """Of the predicted step, the median of absolute errors over `points`; None without a prediction."""
+    passages: tuple[Passage, ...]
+    """A pass of one run of each method, with its largest batch at the largest rank count."""
+
+
+def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[OutOfCore, ...]:
+    """All sets of runs that differ in nothing but method and batch, where any has a method; in the order of the groups.
+
+    Args:
+        groups: comparable runs.
+        table: of the same runs.
+    """
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        found.setdefault(group_id(_neutral(group.sample)), []).append(group)
+    return tuple(
+        _compared(digest, members, table) for digest, members in found.items() if any(map(_has_method, members))
+    )
+
+
+def _neutral(run: Run) -> Run:
+    """A run as if it had no method and batches of one sample."""
+    plan = run.plan
+    workload = plan.workload.model_copy(update={"train": without_method(plan.workload.train)})
+    # Which keys were swept tells nothing here that the workload does not.
+    return dataclasses.replace(run, plan=plan.model_copy(update={"workload": workload}))
+
+
+def _has_method(group: Group) -> bool:
+    train = group.sample.plan.workload.train
+    return not train.is_in_core or train.optimizer_state == "host" or train.activation_budget is not None
+
+
+Key = tuple[int, int, str, int]
+"""Ranks, nodes, label of the method, batch."""
+
+
+def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCore:
+    plan = groups[0].sample.plan
+    subject = planned_id(_neutral(groups[0].sample))
+    points: dict[Key, MethodPoint] = {}
+    methods: dict[str, Method] = {}
+    for group in groups:
+        for point in group.points:
+            made = _point(point, [table.runs[run_id] for run_id in point.run_ids])
+            points[made.ranks, made.nodes, made.label, made.batch] = made
+            methods[made.label] = method_of(group.sample.plan.workload.train)
+    for item in table.without:
+        if _cannot_hold(item.why) and planned_id(_neutral(item.run)) == subject:
+            method = method_of(item.run.plan.workload.train)
+            methods[method.label] = method
+            key = _key(item.run, method)
+            before = points.get(key) or _empty(item.run, method)
+            points[key] = dataclasses.replace(before, num_without_memory=before.num_without_memory + 1)
+    in_core = {(one.batch, one.parts): one.in_core_bytes for one in points.values() if one.in_core_bytes is not None}
+    ordered = sorted(
+        (_with_in_core(one, in_core.get((one.batch, one.parts))) for one in points.values()),
+        key=lambda one: (one.ranks, one.nodes, rank_of(methods[one.label]), one.label, one.batch),
+    )
+    errors = [abs(one.step_error) for one in ordered if one.step_error is not None]
+    return OutOfCore(
+        id=digest,
+        label=f"{plan.workload.title} ({plan.workload.preset}, {ENGINE_TITLES[plan.engine.name]}, "
+        f"{plan.workload.train.precision})",
+        workload=plan.workload.name,
+        preset=plan.workload.preset,
+        engine=plan.engine.name,
+        sample_unit=plan.workload.sample_unit,
+        points=tuple(ordered),
+        limits=tuple(_limits(groups, table)),
+        gains=tuple(_gains(ordered, table)),
+        median_step_error=median(errors) if errors else None,
+        passages=tuple(_passages(ordered, table)),
+    )
+
+
+def _with_in_core(point: MethodPoint, in_core_bytes: int | None) -> MethodPoint:
+    """What the chain of runs with a method says of those in core with the same batch."""
+    if point.in_core_bytes is not None or (point.recompute, point.swap) != IN_CORE:
+        return point
+    return dataclasses.replace(point, in_core_bytes=in_core_bytes, predicted_peak_bytes=in_core_bytes)
+
+
+def _cannot_hold(why: str) -> bool:
+    return ended_without_memory(why) or "does not fit" in why
+
+
+def _key(run: Run, method: Method) -> Key:
+    layout = run.plan.layout
+    return layout.ranks, layout.nodes, method.label, run.plan.workload.train.batch_per_rank
+
+
+def _memory(run: Run) -> MemoryResult | None:
+    return None if run.record is None else run.record.memory
+
+
+def _empty(run: Run, method: Method) -> MethodPoint:
+    """A method and batch without any figure."""
+    train, layout = run.plan.workload.train, run.plan.layout
+    return MethodPoint(
+        ranks=layout.ranks,
+        nodes=layout.nodes,
+        method=method.title,
+        label=method.label,
+        recompute=method.recompute,
+        swap=method.swap,
+        capacity=method.capacity,
+        batch=train.batch_per_rank,
+        parts=train.gradient_accumulation,
+    )
+
+
+def _point(point: Point, runs: Sequence[Run]) -> MethodPoint:
+    """All runs of one method, batch and rank count."""
+    method = method_of(runs[0].plan.workload.train)
+    told = [found for run in runs if (found := _memory(run)) is not None]
+    first = told[0] if told else None
+    predicted = _estimate(runs, _predicted_step_s, "s")
+    step = point.step
+    shares = [one.checksum_share for one in told if one.checksum_share is not None]
+    return dataclasses.replace(
+        _empty(runs[0], method),
+        throughput=point.throughput,
+        step=step,
+        process_peak=_estimate(runs, _process_peak, "bytes"),
+        device_peak=_estimate(
+            runs, _of_memory(lambda one: float(max(r.device_peak_bytes for r in one.ranks))), "bytes"
+        ),
+        predicted_peak_bytes=None if first is None else first.plan.predicted.peak_bytes,
+        in_core_bytes=None if first is None else first.in_core_bytes,
+        capacity_bytes=None if first is None else first.plan.capacity_bytes,
+        over_budget_bytes=max((r.over_budget_bytes for one in told for r in one.ranks), default=None),
+        swapped_bytes=_estimate(runs, _of_memory(lambda one: _per_step(one, "swapped_out_bytes")), "bytes"),
+        recompute_share=_recompute_share(runs, point),
+        room_wait_s=_mean(runs, _of_memory(lambda one: _per_step(one, "room_wait_s"))),
+        swap_wait_s=_mean(runs, _of_memory(lambda one: _per_step(one, "swap_wait_s"))),
+        predicted_step=predicted,
+        step_error=None if predicted is None else predicted.value / step.value - 1,
+        host_update_s=_mean(runs, _host_wait_s),
+        host_update_bytes=_estimate(runs, _host_bytes, "bytes"),
+        checksum_share=min(shares, default=None),
+        tier="" if first is None or first.tier is None else first.tier,
+        num_runs=len(runs),
+        run_ids=point.run_ids,
+    )
+
+
+Figure = Callable[[Run], float | None]
+
+
+def _values(runs: Sequence[Run], figure: Figure) -> list[float]:
+    return [value for run in runs if (value := figure(run)) is not None]
+
+
+def _estimate(runs: Sequence[Run], figure: Figure, unit: str) -> Estimate | None:
+    values = _values(runs, figure)
+    return median_estimate(values, unit) if values else None
+
+
+def _mean(runs: Sequence[Run], figure: Figure) -> Estimate | None:
+    values = _values(runs, figure)
+    return mean_estimate(values, "s") if values else None
+
+
+def _of_memory(figure: Callable[[MemoryResult], float | None]) -> Figure:
+    def of(run: Run) -> float | None:
+        told = _memory(run)
+        return None if told is None else figure(told)
+
+    return of
+
+
+def _per_step(told: MemoryResult, name: str) -> float | None:
+    """A sum over the measured steps, per step, mean over ranks; None where a rank counted none."""
+    if any(not one.steps for one in told.ranks):
+        return None
+    return math.fsum(getattr(one, name) / one.steps for one in told.ranks) / len(told.ranks)
+
+
+def _recompute_share(runs: Sequence[Run], point: Point) -> Estimate | None:
+    seconds = _mean(runs, _of_memory(lambda one: _per_step(one, "recompute_s")))
+    whole = point.whole.seconds.value
+    return None if seconds is None or whole <= 0 else seconds.scaled(1 / whole, "fraction")
+
+
+def _process_peak(run: Run) -> float | None:
+    assert run.record is not None
+    peaks = [rank.peak_memory_bytes for rank in run.record.ranks if rank.peak_memory_bytes is not None]
+    return float(max(peaks)) if peaks else None
+
+
+def _predicted_step_s(run: Run) -> float | None:
+    """The step as the plan and the run's own warm-up have it."""
+    told = _memory(run)
+    beside = None if told is None else beside_passes_s(run)
+    return None if told is None or beside is None else told.plan.predicted.pass_s * told.parts + beside
+
+
+def _host_wait_s(run: Run) -> float | None:
+    record = run.record
+    if record is None or record.host_update is None:
+        return None
+    return record.host_update.wait_s / _measured_steps(run)
+
+
+def _host_bytes(run: Run) -> float | None:
+    record = run.record
+    if record is None or record.host_update is None:
+        return None
+    return record.host_update.copied_bytes / _measured_steps(run)
+
+
+def _measured_steps(run: Run) -> int:
+    """Of rank 0."""
+    assert run.record is not None
+    return max(1, run.record.steps - run.plan.measure.warmup_steps)
+
+
+def _limits(groups: Sequence[Group], table: RunTable) -> list[Limit]:
+    """Where all plans of a rank count were made for one capacity in bytes: the largest batch that it holds in core."""
+    told: dict[tuple[int, int], list[MemoryResult]] = {}
+    for group in groups:
+        asked = method_of(group.sample.plan.workload.train).capacity
+        if not asked or asked.endswith("%"):
+            continue
+        for point in group.points:
+            found = (_memory(table.runs[run_id]) for run_id in point.run_ids)
+            told.setdefault((point.ranks, point.nodes), []).extend(one for one in found if one is not None)
+    limits = []
+    for (ranks, nodes), results in sorted(told.items()):
+        capacities = {one.plan.capacity_bytes for one in results}
+        capacity = capacities.pop() if len(capacities) == 1 else None
+        if capacity is None:
+            continue
+        batches = [_in_core_batch(one, capacity) for one in results]
+        limits.append(Limit(ranks=ranks, nodes=nodes, capacity_bytes=capacity, batch=round(median(batches))))
+    return limits
+
+
+def _in_core_batch(told: MemoryResult, capacity: int) -> int:
+    """Samples of a pass that a capacity holds in core, activations taken as proportional to them."""
+    state = told.chain.state_bytes
+    per_sample = (told.in_core_bytes - state) / told.chain.batch
+    return max(0, math.floor((capacity - state) / per_sample)) if per_sample > 0 else told.chain.batch
+
+
+def _gains(points: Sequence[MethodPoint], table: RunTable) -> list[Gain]:
+    """By rank count and batch."""
+    cells: dict[tuple[int, int, int, int], list[MethodPoint]] = {}
+    for point in points:
+        if point.throughput is not None and point.num_runs:
+            cells.setdefault((point.ranks, point.nodes, point.batch, point.parts), []).append(point)
+    found = []
+    for cell in cells.values():
+        planned = [one for one in cell if "planned" in (one.recompute, one.swap)]
+        alike = [one for one in cell if one not in planned and (one.recompute, one.swap) != IN_CORE]
+        if not planned or not alike:
+            continue
+        best, over = (max(some, key=_speed) for some in (planned, alike))
+        found.append(
+            Gain(
+                ranks=best.ranks,
+                nodes=best.nodes,
+                batch=best.batch,
+                planned=best.label,
+                over=over.label,
+                ratio=ratio_estimate(_throughputs(best, table), _throughputs(over, table)),
+                planned_peak_bytes=None if best.device_peak is None else best.device_peak.value,
+                over_peak_bytes=None if over.device_peak is None else over.device_peak.value,
+            )
+        )
+    return found
+
+
+def _speed(point: MethodPoint) -> float:
+    return 0.0 if point.throughput is None else point.throughput.value
+
+
+def _throughputs(point: MethodPoint, table: RunTable) -> dict[RunKey, float]:
+    """Samples per second of its runs."""
+    keys = table.keys
+    rows = table.figures.set_index("run_id")["throughput"]
+    return {keys[run_id]: float(rows[run_id]) for run_id in point.run_ids}
+
+
+def _passages(points: Sequence[MethodPoint], table: RunTable) -> list[Passage]:
+    """One of each method: its largest batch at the largest rank count; the one that shows most is the first."""
+    chosen: dict[str, MethodPoint] = {}
+    for point in points:
+        if point.run_ids and _memory(table.runs[point.run_ids[0]]) is not None:
+            chosen[point.label] = point
+    found = []
+    for label, point in chosen.items():
+        runs = [table.runs[run_id] for run_id in point.run_ids]
+        # One with a measured pass, if there is one.
+        run = next((run for run in runs if (one := _memory(run)) is not None and one.timeline), runs[0])
+        told = _memory(run)
+        assert told is not None
+        where = f"{label}, batch {point.batch}, {place_text(point.ranks, point.nodes)}"
+        found.append(passage_of(told, run_id=run.plan.run_id, label=where))
+    return sorted(found, key=lambda one: one.order)

@@ -1,0 +1,327 @@
+"""Training out of core: to the last bit what training in core gives, within its budget."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from dlbench.errors import RunError
+from dlbench.node.memory.executor import OutOfCore, Prefetch
+from dlbench.node.memory.tiers.disk import DiskTicket, DiskTier
+from dlbench.specs.memory.plan import Decision, PlannedBlock
+from tests.node.memory.networks import (
+    Task,
+    bert_task,
+    chain_task,
+    cosmoflow_task,
+    cut,
+    planned,
+    resnet_task,
+    train,
+)
+from tests.node.memory.test_cut import Pair, UNet, WithPair
+
+TASKS = {"resnet": resnet_task, "cosmoflow": cosmoflow_task, "bert": bert_task}
+METHODS: list[tuple[Decision, Prefetch]] = [
+    ("recompute", "room"),
+    ("swap", "room"),
+    ("swap", "one-block"),
+    ("swap", "blocking"),
+    ("recompute-swap", "one-block"),
+]
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[DiskTier]:
+    tier = DiskTier(tmp_path, 8 << 20)
+    yield tier
+    tier.close()
+
+
+def bf16() -> AbstractContextManager[object]:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_method_gives_what_core_gives(name: str, tier: DiskTier) -> None:
+    task = TASKS[name]()
+    in_core = train(task, task.model(), steps=2, parts=2)
+    for decision, prefetch in METHODS:
+        model = task.model()
+        units = cut(task, model)
+        out_of_core = OutOfCore(model, units, planned(units, decision), tier=tier, prefetch=prefetch, verify=True)
+        out_of_core.install()
+        assert train(task, model, steps=2, parts=2).equals(in_core), (decision, prefetch)
+        told = out_of_core.told()
+        assert told["passes"] == 4
+        assert (told["swapped_out_bytes"] > 0) == ("swap" in decision)
+        out_of_core.remove()
+
+
+@pytest.mark.parametrize("name", ["resnet", "bert"])
+def test_bf16_gives_what_core_gives_in_bf16(name: str, tier: DiskTier) -> None:
+    task = resnet_task() if name == "resnet" else bert_task(3)
+    in_core = train(task, task.model(), steps=2, context=bf16)
+    for decision in ("recompute", "swap"):
+        model = task.model()
+        units = cut(task, model)
+        OutOfCore(model, units, planned(units, decision), tier=tier).install()  # type: ignore[arg-type]
+        assert train(task, model, steps=2, context=bf16).equals(in_core), decision
+
+
+KINDS = st.lists(
+    # In core, too, a ReLU in place may only stand behind what does not need its own output again.
+    st.sampled_from(["linear", "norm", "linear relu", "norm relu", "gelu", "dropout", "residual", "view"]),
+    min_size=3,
+    max_size=7,
+)
+DECISIONS: st.SearchStrategy[Decision] = st.sampled_from(["keep", "swap", "recompute", "recompute-swap"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(kinds=KINDS, data=st.data(), needs_gradient=st.booleans())
+def test_any_plan_gives_what_core_gives(
+    kinds: list[str], data: st.DataObject, needs_gradient: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    task = chain_task(" ".join(["linear", *kinds, "linear"]).split(), needs_gradient)
+    in_core = train(task, task.model(), steps=2, parts=2)
+    model = task.model()
+    units = cut(task, model)
+    starts = [0, *(n for n in range(1, len(units)) if not units[n].joins or data.draw(st.booleans()))]
+    blocks = [
+        PlannedBlock(first=first, last=after - 1, decision=data.draw(DECISIONS))
+        for first, after in zip(starts, [*starts[1:], len(units)], strict=True)
+    ]
+    budget = data.draw(st.sampled_from([None, 20_000, 60_000]))
+    prefetch = data.draw(st.sampled_from(["room", "one-block", "blocking"]))
+    tier = DiskTier(tmp_path_factory.getbasetemp(), 1 << 20)
+    try:
+        out_of_core = OutOfCore(model, units, blocks, tier=tier, budget_bytes=budget, prefetch=prefetch, verify=True)
+        out_of_core.install()
+        assert train(task, model, steps=2, parts=2).equals(in_core)
+    finally:
+        tier.close()
+
+
+def deep_chain() -> Task:
+    return chain_task(["linear", "gelu"] * 6)
+
+
+def test_the_budget_is_kept_and_what_exceeds_it_is_counted(tier: DiskTier) -> None:
+    task = deep_chain()
+    in_core = train(task, task.model())
+    model = task.model()
+    units = cut(task, model)
+    counting = OutOfCore(model, units, planned(units, "keep"), count=True)
+    counting.install()
+    train(task, model, steps=1)
+    whole, bytes_ = counting.told()["activation_peak_bytes"], counting.block_bytes()
+    # Eleven inputs of 8 KiB each that lie between two units, and the output; GELU saves nothing else.
+    assert whole == 12 * 8192
+    assert [one.input_saved for one in bytes_] == [False] + [True] * 11
+    counting.remove()
+    for budget in (whole // 2, 4 * 8192, 8192):
+        model = task.model()
+        units = cut(task, model)
+        limited = OutOfCore(model, units, planned(units, "swap"), tier=tier, budget_bytes=int(budget), expected=bytes_)
+        limited.install()
+        assert train(task, model).equals(in_core)
+        told = limited.told()
+        # Two boundaries are there at a time: a budget below that cannot be kept, and ends in a count, not in waiting.
+        assert told["over_budget_bytes"] == max(0, 2 * 8192 - budget)
+        assert told["activation_peak_bytes"] == max(2 * 8192, budget // 8192 * 8192)
+        limited.remove()
+
+
+def test_nothing_is_installed_where_all_is_kept() -> None:
+    task = deep_chain()
+    model = task.model()
+    units = cut(task, model)
+    kept = OutOfCore(model, units, planned(units, "keep"))
+    kept.install()
+    assert not kept.installed
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_removed_the_network_is_as_it_was(tier: DiskTier) -> None:
+    task = resnet_task()
+    model = task.model()
+    units = cut(task, model)
+    out_of_core = OutOfCore(model, units, planned(units, "swap"), tier=tier)
+    out_of_core.install()
+    assert any("forward" in vars(module) for module in model.modules())
+    out_of_core.close()
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert train(task, model).equals(train(task, task.model()))
+
+
+def test_blocks_of_several_units_run_once_per_pass(tier: DiskTier) -> None:
+    task = bert_task(6)
+    in_core = train(task, task.model())
+    model = task.model()
+    units = cut(task, model)
+    blocks = [
+        PlannedBlock(first=0, last=1, decision="recompute"),
+        PlannedBlock(first=2, last=4, decision="recompute-swap"),
+        PlannedBlock(first=5, last=6, decision="swap"),
+        PlannedBlock(first=7, last=7, decision="keep"),
+    ]
+    calls = []
+    OutOfCore(model, units, blocks, tier=tier).install()
+    model.layers[1].attention.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[union-attr, index, operator]
+    assert train(task, model).equals(in_core)
+    assert len(calls) == 3 * 2  # and once more, to recompute
+
+
+def test_evaluation_is_left_alone(tier: DiskTier) -> None:
+    task = resnet_task()
+    model = task.model()
+    units = cut(task, model)
+    out_of_core = OutOfCore(model, units, planned(units, "swap"), tier=tier)
+    wanted = task.model().eval()(*task.inputs())
+    out_of_core.install()
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(model(*task.inputs()), wanted)
+    assert out_of_core.told()["swapped_out_bytes"] == 0
+
+
+def test_a_pass_that_ends_midway_harms_no_other(tier: DiskTier) -> None:
+    task = deep_chain()
+    in_core = train(task, task.model())
+    model = task.model()
+    units = cut(task, model)
+    OutOfCore(model, units, planned(units, ["swap", "recompute"] * 6), tier=tier).install()
+    task.loss(model)  # no backward pass follows
+    abandoned = task.loss(model)
+    fails = model[7].register_forward_hook(lambda *_: 1 / 0)  # type: ignore[index]
+    with pytest.raises(ZeroDivisionError):
+        task.loss(model)
+    fails.remove()
+    loss = task.loss(model)
+    loss.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    del loss
+    assert train(task, model).equals(in_core)
+    abandoned.backward()  # its tensors are still there
+
+
+def test_places_in_the_file_are_used_again(tier: DiskTier) -> None:
+    task = deep_chain()
+    model = task.model()
+    units = cut(task, model)
+    OutOfCore(model, units, planned(units, "swap"), tier=tier).install()
+    train(task, model, steps=1)
+    used = tier._slots.end
+    train(task, model, steps=4)
+    for _ in range(3):
+        task.loss(model)  # with its graph goes what it had swapped
+    gc.collect()
+    train(task, model, steps=1)
+    assert tier._slots.end <= 2 * used
+
+
+def test_activations_are_freed_when_they_are_away(tmp_path: Path, tier: DiskTier) -> None:
+    task = deep_chain()
+    model = task.model()
+    units = cut(task, model)
+    OutOfCore(model, units, planned(units, "swap"), tier=tier).install()
+    loss = task.loss(model)
+    sent = [ticket for ticket in _tickets() if ticket.is_out or tier.wait_out(ticket) is None]
+    assert len(sent) >= 10
+    assert all(ticket.storage is None for ticket in sent)
+    del sent
+    loss.backward()
+    gc.collect()
+    assert _tickets() == []
+
+
+def _tickets() -> list[DiskTicket]:
+    return [one for one in gc.get_objects() if type(one) is DiskTicket]
+
+
+@pytest.mark.parametrize("decision", ["recompute", "swap", "recompute-swap"])
+def test_networks_that_are_not_only_a_chain(decision: Decision, tier: DiskTier) -> None:
+    x = torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
+    for build in (UNet, WithPair, lambda: nn.Sequential(nn.Linear(64, 64), Pair())):
+        task = Task(build, lambda: (x,))
+        in_core = train(task, task.model())
+        model = task.model()
+        units = cut(task, model)
+        OutOfCore(model, units, planned(units, decision), tier=tier).install()
+        assert train(task, model).equals(in_core)
+
+
+def test_a_changed_byte_is_found_and_named(tmp_path: Path, tier: DiskTier) -> None:
+    task = deep_chain()
+    model = task.model()
+    units = cut(task, model)
+    OutOfCore(model, units, planned(units, "swap"), tier=tier, verify=True, rank=3).install()
+    loss = task.loss(model)
+    for ticket in _tickets():
+        tier.wait_out(ticket)
+    overwritten = os.pwrite(tier._file, _page(tier._file, lambda page: page[:100] + b"\x01" + page[101:]), 0)
+    assert overwritten == 4096
+    with pytest.raises(RunError, match=r"rank 3: a swapped tensor of block \d+ \(shape 16x128, float32\) .*checksum"):
+        loss.backward()
+
+
+def test_nan_that_came_in_between_is_named(tier: DiskTier) -> None:
+    task = deep_chain()
+    model = task.model()
+    units = cut(task, model)
+    OutOfCore(model, units, planned(units, "swap"), tier=tier, verify=True).install()
+    loss = task.loss(model)
+    for ticket in _tickets():
+        tier.wait_out(ticket)
+    nan = torch.full((1024,), torch.nan).numpy().tobytes()
+    os.pwrite(tier._file, _page(tier._file, lambda _: nan), 0)
+    with pytest.raises(RunError, match="now holds NaN or infinity"):
+        loss.backward()
+
+
+def _page(file: int, changed):  # type: ignore[no-untyped-def]
+    """The first page of a file, changed; in memory that direct I/O can write."""
+    import mmap
+
+    memory = mmap.mmap(-1, 4096)
+    os.preadv(file, [memory], 0)
+    memory[:] = changed(bytes(memory))
+    return memory
+
+
+def test_watched_passes_are_told_operation_by_operation(tier: DiskTier) -> None:
+    task = deep_chain()
+    model = task.model()
+    units = cut(task, model)
+    out_of_core = OutOfCore(model, units, planned(units, ["swap", "recompute", "keep"] * 4), tier=tier)
+    out_of_core.install()
+    train(task, model, steps=1)
+    assert out_of_core.take_spans() == []
+    out_of_core.watch(True)
+    train(task, model, steps=2)
+    out_of_core.watch(False)
+    train(task, model, steps=1)
+    spans = out_of_core.take_spans()
+    assert {span.number for span in spans} == {0, 1}
+    for number in (0, 1):
+        mine = [span for span in spans if span.number == number]
+        forward = [span.block for span in mine if span.kind == "forward"]
+        backward = list(dict.fromkeys(span.block for span in mine if span.kind == "backward"))
+        assert (forward, backward) == (list(range(12)), list(range(11, -1, -1)))
+        assert [span.block for span in mine if span.kind == "recompute"] == [10, 7, 4, 1]
+        assert {span.block for span in mine if span.lane == "out"} == {3, 6, 9}
+        assert sorted(span.block for span in mine if span.lane == "in") == [3, 6, 9]
+        assert all(span.start_ns <= span.end_ns for span in mine)
+    compute = [span for span in spans if span.lane == "compute"]
+    assert all(a.end_ns <= b.start_ns for a, b in zip(compute, compute[1:], strict=False))
