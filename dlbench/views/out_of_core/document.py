@@ -24,7 +24,7 @@ METHODS_CAPTION = (
 )
 BATCH_CAPTION = (
     "Samples per second of forward and backward passes, predicted: times and activations in proportion to the batch. "
-    "In brackets: the method holds more than the capacity; a dash: no plan fits."
+    "A dash: the method does not fit."
 )
 
 
@@ -220,8 +220,7 @@ def _batch_sheet(found: MemoryPlan) -> Sheet[Forecast]:
 def _rate_if_it_fits(one: Forecast) -> Cell:
     if one.samples_per_s is None:
         return Cell(DASH)
-    text = format_number(one.samples_per_s, 3)
-    return Cell(text if one.fits else f"({text})", number=one.samples_per_s)
+    return Cell(format_number(one.samples_per_s, 3), number=one.samples_per_s)
 
 
 def _trade_words(found: MemoryPlan) -> Iterator[str]:
