@@ -76,6 +76,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.__main__": NODE_FLOOR
     | {"node.ranks", "node.cores", "node.failures", "node.preflight"}
     | {"node.sync", "node.watching", "node.training", "node.collectives"},
+    "node.memory_profile": NODE_FLOOR
+    | {"node.ranks", "node.cores", "node.failures", "node.models", "node.memory", "node.training"},
     "__main__": {"cli"},
 }
 

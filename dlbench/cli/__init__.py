@@ -25,6 +25,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ("submit", "submit", "submit", "Write batch scripts and submit them to Slurm."),
     ("status", "status", "status", "Tell how far runs are, and why some failed."),
     ("io", "io", "io", "Tell what storage and readers give, what accelerators need, and what input costs."),
+    ("memory", "memory", "memory", "Plan which activations stay, are swapped or recomputed, for a capacity."),
     ("comm", "comm.command", "comm", "Measure collectives message by message, fit and predict them."),
     ("report", "report", "report", "Turn runs into a scaling report."),
     ("trace", "trace", "trace", "Write what a run did when as a file for Perfetto, or as tables."),

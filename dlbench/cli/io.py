@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,12 +217,13 @@ def _print_orders(orders: list[dict[str, Any]]) -> None:
 
 
 def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand, ...]) -> Document:
+    from dlbench.jobs.interruption import interrupted_by_signals
     from dlbench.jobs.reader_rate import reading_rate
     from dlbench.views.storage.document import io_document
     from dlbench.views.storage.numbers import Io, need_of, supply_of
 
     answers = []
-    with _interrupted_by_signals():
+    with interrupted_by_signals():
         for number, order in enumerate(orders, 1):
             cache = order["data"]["cache"]
             size = f"{order['processes']} rank{'s' * (order['processes'] > 1)}"
@@ -245,24 +243,6 @@ def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand
             needs=tuple(need_of(demand, supplies) for demand in demands),
         )
     )
-
-
-@contextmanager
-def _interrupted_by_signals() -> Iterator[None]:
-    """A cancelled job or a closed terminal ends the readers as Ctrl-C does; nohup asks for the contrary."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,3 +57,21 @@ class Interruption:
         if not self._times:
             for number, handler in self._before.items():
                 signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """A cancelled job or a closed terminal ends what runs as Ctrl-C does; nohup asks for the contrary."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

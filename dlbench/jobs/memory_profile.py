@@ -8,7 +8,7 @@ from typing import Any
 from dlbench.jobs.node_program import answer_of, supervised
 from dlbench.records.memory_profile import MemoryProfile
 
-MODULE = "dlbench.node.memory.profile_command"
+MODULE = "dlbench.node.memory_profile"
 
 
 def profile_command(python: str) -> list[str]:
@@ -20,7 +20,7 @@ def memory_profile(order: Mapping[str, Any], python: str) -> MemoryProfile:
     """Measures what the order names.
 
     Args:
-        order: as `dlbench.node.memory.profile_command` wants it, ready for JSON.
+        order: as `dlbench.node.memory_profile` wants it, ready for JSON.
         python: the interpreter of the compute side.
 
     Raises:

@@ -23,7 +23,8 @@ CASES = {
 
 
 def record_of(run: Run) -> Record:
-    assert run.record is not None and run.state == "valid", run.story
+    assert run.record is not None, run.story
+    assert run.state == "valid", run.story
     return run.record
 
 
@@ -39,6 +40,8 @@ def test_two_ranks_train_the_same_numbers(case: str, tmp_path: Path) -> None:
     device, host = found["device"], found["host"]
     assert [r.final_parameters_sha256 for r in host.ranks] == [r.final_parameters_sha256 for r in device.ranks]
     assert device.host_update is None
-    assert host.host_update is not None and host.host_update.update_s > 0 and host.host_update.copied_bytes == 0
+    assert host.host_update is not None
+    assert host.host_update.update_s > 0
+    assert host.host_update.copied_bytes == 0
     assert any("only the overlap is tried" in text for text in host.warnings)
     assert [s.effective for s in host.settings if s.key == "train.optimizer_state"] == ["host"]

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dlbench.errors import UserError, nearest
 from dlbench.specs.memory.chain import Chain
 from dlbench.specs.memory.plan import Decision, PlannedBlock
 
@@ -178,3 +179,17 @@ def cut(chain: Chain, starts: Sequence[int] | None = None) -> tuple[tuple[int, i
             raise ValueError(f"no block can begin with unit {start}: the chain has units 0 to {count - 1}")
     begins = sorted({0, *starts, *(number for number in range(1, count) if not chain.units[number].joins)})
     return tuple((first, after - 1) for first, after in zip(begins, [*begins[1:], count], strict=True))
+
+
+def block_starts(names: Sequence[str], units: Sequence[str]) -> list[int] | None:
+    """Numbers of the units with which blocks begin (`train.memory.blocks`); None where no names are given.
+
+    Raises:
+        UserError: a name is no unit's.
+    """
+    if not names:
+        return None
+    for name in names:
+        if name not in units:
+            raise UserError(f"train.memory.blocks: no block can begin with {name!r}; {nearest(name, units)}")
+    return sorted({units.index(name) for name in names})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,14 +23,13 @@ class Needed:
 class ForwardOrder:
     """Hooks in front of all modules that own trained parameters; the first forward pass tells their order.
 
-    A module that is never called itself (torch's attention reads the weights of its output projection) counts as
-    called with what is around it.
+    The parameters of a module that is never called itself (torch's attention reads the weights of its output
+    projection) are waited for by the nearest module around it that is, at the latest before the network is called.
+    Blocks of an out-of-core network call their modules as the network itself does.
 
     Args:
         model: the network.
         reach: called before every call of such a module.
-        blocks: names of modules that are run within the call of the first of each group, whenever their own call comes
-            (`dlbench.node.memory.install`).
         is_hooked: False: nothing is hooked and order is that of definition (a compiled network has no such moments).
     """
 
@@ -38,14 +37,12 @@ class ForwardOrder:
         self,
         model: nn.Module,
         reach: Callable[[nn.Module], None],
-        blocks: Sequence[Sequence[str]] = (),
         *,
         is_hooked: bool = True,
     ) -> None:
         self._model = model
         self._reach = reach
         self._modules = dict(model.named_modules())
-        self._first_of = {name: names[0] for names in blocks for name in names}
         self._owners: dict[nn.Parameter, list[str]] = {}
         for name, module in self._modules.items():
             for parameter in module.parameters(recurse=False):
@@ -53,7 +50,7 @@ class ForwardOrder:
                     self._owners.setdefault(parameter, []).append(name)
         self._calls: dict[str, int] = {}
         self._hooks = []
-        for name in dict.fromkeys(("", *(place for names in self._owners.values() for place in map(self._at, names)))):
+        for name in dict.fromkeys(("", *(name for names in self._owners.values() for name in names))):
             if is_hooked:
                 self._hooks.append(self._modules[name].register_forward_pre_hook(partial(self._called, name)))
             else:
@@ -63,12 +60,8 @@ class ForwardOrder:
         self._calls.setdefault(name, len(self._calls))
         self._reach(module)
 
-    def _at(self, owner: str) -> str:
-        """Where an owner's parameters are waited for: at its call, or at that of the block that runs it."""
-        return next((self._first_of[name] for name in _around(owner) if name in self._first_of), owner)
-
     def _place(self, owner: str) -> str:
-        return next(name for name in _around(self._at(owner)) if name in self._calls or not name)
+        return next(name for name in _around(owner) if name in self._calls or not name)
 
     def groups(self) -> list[Needed]:
         """All trained parameters in the order in which the forward pass needs them; after its first run."""

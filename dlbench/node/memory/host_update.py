@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -57,7 +56,6 @@ class HostUpdate:
         optimizer: of `build_optimizer` for the same network, wrapped by an engine or not; restored already.
         spec: its specification.
         host: where the host updates.
-        blocks: as for `ForwardOrder`.
         overlaps: whether the forward pass waits module by module; otherwise, before it begins, for all.
         whole_steps: so many first steps end with their update: after them the engine moves gradients.
     """
@@ -69,14 +67,13 @@ class HostUpdate:
         spec: OptimizerSpec,
         host: HostParameters,
         *,
-        blocks: Sequence[Sequence[str]] = (),
         overlaps: bool = True,
         whole_steps: int = 0,
     ) -> None:
         self._optimizer, self._spec, self._host = optimizer, spec, host
         self._overlaps = overlaps
         self._whole_steps = whole_steps
-        self._order = ForwardOrder(model, self._reach, blocks, is_hooked=overlaps)
+        self._order = ForwardOrder(model, self._reach, is_hooked=overlaps)
         self._groups: list[_Group] = []
         self._group_of: dict[nn.Module, _Group] = {}
         self._adopt()

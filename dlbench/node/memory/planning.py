@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dlbench.costs.memory.blocks import block_starts
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
 from dlbench.costs.memory.simulator import simulate
 from dlbench.costs.memory.smallest import DoesNotFitError
 from dlbench.datasets.staging.place import tier_path
-from dlbench.errors import EnvironmentLacksError, UserError, nearest
+from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.cut import Cut, find_units
 from dlbench.node.memory.profile import ChainProfile, undisturbed
 from dlbench.node.memory.rates import measure_rates, sizes_of
@@ -154,20 +155,6 @@ def planned(chain: Chain, rates: TransferRates | None, train: TrainSpec) -> tupl
         asked = train.memory.capacity
         told = f" ({format_bytes(capacity)})" if str(asked).endswith("%") else ""
         raise EnvironmentLacksError(f"train.memory.capacity {asked}{told}: {error}") from None
-
-
-def block_starts(names: Sequence[str], units: Sequence[str]) -> list[int] | None:
-    """Numbers of the units with which blocks begin; None where no names are given.
-
-    Raises:
-        UserError: a name is no unit's.
-    """
-    if not names:
-        return None
-    for name in names:
-        if name not in units:
-            raise UserError(f"train.memory.blocks: no block can begin with {name!r}; {nearest(name, units)}")
-    return sorted({units.index(name) for name in names})
 
 
 def far_tier(

@@ -26,6 +26,8 @@ class Precision:
     """
 
     def __init__(self, spec: TrainSpec, device: torch.device) -> None:
+        # fp32 means fp32: by default torch lets cuDNN compute convolutions in TF32 on an A100 and newer.
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         self._device = device
         self._type = _TYPES.get(spec.precision)
         self.warnings = _require(spec, device)

@@ -161,8 +161,6 @@ def _network(
 ) -> _Network:
     workload = plan.workload
     train = workload.train
-    # fp32 means fp32: by default torch lets cuDNN compute convolutions in TF32 on an A100 and newer.
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     precision = Precision(train, device)
     resident_before = resident_bytes() or 0
     torch.manual_seed(train.seed)
@@ -258,6 +256,7 @@ def _ready(
         _close(source)
         raise
     loss, batches, fault = _planted(plan, place, network.loss, iter(source))
+    host = _host_update(plan, network, device)
     trainee = Trainee(
         model=network.wrapped,
         optimizer=network.optimizer,
@@ -295,18 +294,16 @@ def _ready(
     )
 
 
-def _host_update(
-    plan: RunPlan, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
-) -> HostUpdate | None:
-    """The update by the host, where that is planned; the network has its first parameters."""
+def _host_update(plan: RunPlan, network: _Network, device: torch.device) -> HostUpdate | None:
+    """The update by the host, where that is planned; network and optimiser are as the first step finds them."""
     train = plan.workload.train
     if train.optimizer_state == "device":
         return None
     return HostUpdate(
-        model,
-        optimizer,
+        network.model,
+        network.optimizer,
         train.optimizer,
-        host_parameters((p for p in model.parameters() if p.requires_grad), device),
+        host_parameters((p for p in network.model.parameters() if p.requires_grad), device),
         overlaps=train.compile == "none",
         # Our own exchange arranges its buffers, of which gradients are parts, anew after some of its first steps.
         whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,

@@ -47,7 +47,7 @@ class _Subject:
 
 
 def method_charts(found: OutOfCore, number: int) -> list[Chart]:
-    """Throughput over the batch and peak memory, at the largest rank count; a pass of the method that shows most."""
+    """Throughput over the batch and peak memory, at the largest rank count."""
     last = found.points[-1]
     points = [one for one in found.points if (one.ranks, one.nodes) == (last.ranks, last.nodes)]
     where = place_text(last.ranks, last.nodes)
@@ -59,9 +59,12 @@ def method_charts(found: OutOfCore, number: int) -> list[Chart]:
         charts.append(_throughput_chart(found, with_figures, limit, subject))
     if any(one.device_peak is not None for one in points):
         charts.append(_memory_chart(found, points, subject))
-    if found.passages:
-        charts += passage_charts(found.passages[0], subject)
     return charts
+
+
+def byte_unit(most: float) -> tuple[int, str]:
+    """The unit in which an axis up to so many bytes has short numbers: its bytes, and its name."""
+    return next(((size, name) for size, name in ((2**30, "GiB"), (2**20, "MiB")) if most >= size), (2**10, "KiB"))
 
 
 def _colours(points: Sequence[MethodPoint]) -> dict[str, str]:
@@ -115,13 +118,12 @@ def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], limit: Li
     words = "; ".join(f"{row['method']}, batch {row['batch']}: {row['shown']}" for row in rows)
     mark = ""
     if limit is not None and limit.batch > 0:
-        top = max(row["high"] or row["value"] for row in rows)
         text = f"in core up to {limit.batch}"
-        line = alt.Chart(alt.InlineData(values=[{"batch": limit.batch, "text": text, "top": top}]))
+        line = alt.Chart(alt.InlineData(values=[{"batch": limit.batch, "text": text, "foot": 0}]))
         layers.append(line.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=alt.X("batch:Q")))
         layers.append(
-            line.mark_text(color=MUTED, align="left", dx=5, dy=-4, fontSize=12).encode(
-                x=alt.X("batch:Q"), y=alt.Y("top:Q"), text=alt.Text("text:N")
+            line.mark_text(color=MUTED, align="left", dx=5, dy=-8, fontSize=12).encode(
+                x=alt.X("batch:Q"), y=alt.Y("foot:Q"), text=alt.Text("text:N")
             )
         )
         mark = f" Dashed: {format_bytes(limit.capacity_bytes)} hold {limit.batch} samples of a pass in core."
@@ -139,14 +141,15 @@ def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], limit: Li
 def _memory_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: Subject) -> Chart:
     import altair as alt
 
+    size, unit = byte_unit(max(one.device_peak.value for one in points if one.device_peak is not None))
     rows: Rows = [
         {
             "at": f"{one.label}, {one.batch}",
-            "bytes": one.device_peak.value / 2**30,
-            "low": None if one.device_peak.low is None else one.device_peak.low / 2**30,
-            "high": None if one.device_peak.high is None else one.device_peak.high / 2**30,
-            "predicted": None if one.predicted_peak_bytes is None else one.predicted_peak_bytes / 2**30,
-            "capacity": None if one.capacity_bytes is None else one.capacity_bytes / 2**30,
+            "bytes": one.device_peak.value / size,
+            "low": None if one.device_peak.low is None else one.device_peak.low / size,
+            "high": None if one.device_peak.high is None else one.device_peak.high / size,
+            "predicted": None if one.predicted_peak_bytes is None else one.predicted_peak_bytes / size,
+            "capacity": None if one.capacity_bytes is None else one.capacity_bytes / size,
             "shown": figure_text(one.device_peak),
             "foreseen": "" if one.predicted_peak_bytes is None else format_bytes(one.predicted_peak_bytes),
             "allowed": "no limit" if one.capacity_bytes is None else format_bytes(one.capacity_bytes),
@@ -163,7 +166,7 @@ def _memory_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: Subj
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         y=alt.Y("at:N", title=None, sort=[row["at"] for row in rows]).axis(labelLimit=230)
     )
-    x = alt.X("bytes:Q", title="GiB at most").scale(domainMin=0).axis(tickCount=5, format=".4~g")
+    x = alt.X("bytes:Q", title=f"{unit} at most").scale(domainMin=0).axis(tickCount=5, format=".4~g")
     layers = [
         base.mark_bar(height={"band": 0.6}, color=MEASURED).encode(x=x, tooltip=tooltip),
         base.mark_tick(color=FORECAST, thickness=3, size=18).encode(x=alt.X("predicted:Q")),
@@ -187,9 +190,9 @@ def _memory_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: Subj
 # A pass
 
 
-def passage_charts(found: Passage, subject: Subject) -> list[Chart]:
-    """The lanes of a pass, measured above simulated, and what is held meanwhile."""
-    about = _Subject(id=subject.id, label=f"{subject.label}: {found.label}")
+def passage_charts(found: Passage, label: str, number: int) -> list[Chart]:
+    """The lanes of a pass, measured above predicted, and what is held meanwhile."""
+    about = _Subject(id=f"pass-{number}", label=f"{label}: {found.label}")
     sides = [("measured", found.measured), ("predicted", found.simulated)]
     charts = [lanes_chart([(name, spans) for name, spans in sides if spans], found.blocks, about)]
     if len(found.held) > 1:
@@ -266,7 +269,8 @@ def held_chart(
     """What is held over a pass, by the simulator, under the capacity."""
     import altair as alt
 
-    rows: Rows = [{"at": at, "bytes": num / 2**30, "shown": format_bytes(num)} for at, num in held]
+    size, unit = byte_unit(max(num for _, num in held))
+    rows: Rows = [{"at": at, "bytes": num / size, "shown": format_bytes(num)} for at, num in held]
     most = max(num for _, num in held)
     area = (
         alt.Chart(alt.InlineData(values=rows))
@@ -275,14 +279,14 @@ def held_chart(
             x=alt.X("at:Q", title="from the start of the pass")
             .scale(nice=False, domainMin=0)
             .axis(labelExpr="format(datum.value, '~s') + 's'", tickCount=6),
-            y=alt.Y("bytes:Q", title="GiB held").scale(domainMin=0).axis(tickCount=5, format=".4~g"),
+            y=alt.Y("bytes:Q", title=f"{unit} held").scale(domainMin=0).axis(tickCount=5, format=".4~g"),
             tooltip=[alt.Tooltip("shown:N", title="held")],
         )
     )
     layers = [area]
     limit = ""
     if capacity is not None:
-        line = alt.Chart(alt.InlineData(values=[{"bytes": capacity / 2**30}]))
+        line = alt.Chart(alt.InlineData(values=[{"bytes": capacity / size}]))
         layers.append(line.mark_rule(color=INK, strokeDash=[5, 4], strokeWidth=1.5).encode(y=alt.Y("bytes:Q")))
         limit = f"; dashed: the capacity, {format_bytes(capacity)}"
     return finish(

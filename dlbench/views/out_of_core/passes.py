@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlbench.costs.memory.blocks import BlockCosts
+from dlbench.costs.memory.planner import PREFETCH
 from dlbench.costs.memory.schedule import Schedule
-from dlbench.costs.memory.simulator import Prefetch, simulate
+from dlbench.costs.memory.simulator import simulate
 from dlbench.records.memory import MemoryResult
 from dlbench.specs.memory.chain import Chain, TransferRates
 from dlbench.specs.memory.plan import BlockPlan, Decision, Prediction
@@ -121,12 +122,9 @@ def blocks_of(chain: Chain, plan: BlockPlan, swap: Swap) -> tuple[PlannedPart, .
     return tuple(found)
 
 
-_PREFETCH: dict[Swap, Prefetch] = {"offload": "blocking", "streamed": "one-block"}
-
-
 def schedule_of(chain: Chain, plan: BlockPlan, rates: TransferRates | None, swap: Swap) -> Schedule:
     """A pass by the simulator, as the method brings tensors back."""
-    return simulate(chain, plan.blocks, rates, plan.capacity_bytes, prefetch=_PREFETCH.get(swap, "room"))
+    return simulate(chain, plan.blocks, rates, plan.capacity_bytes, prefetch=PREFETCH[swap])
 
 
 def spans_of(schedule: Schedule) -> tuple[PassSpan, ...]:

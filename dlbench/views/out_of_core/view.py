@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dlbench.report.document import Section
+from dlbench.report.table import Sheet
 from dlbench.report.wording import percent, place_text, runs_text, times_text
 from dlbench.units import format_bytes
 from dlbench.views.model import Report
-from dlbench.views.out_of_core.charts import method_charts
+from dlbench.views.out_of_core.charts import method_charts, passage_charts
 from dlbench.views.out_of_core.numbers import Gain, Limit, MethodPoint, OutOfCore, out_of_core
+from dlbench.views.out_of_core.passes import Passage, PlannedPart
 from dlbench.views.out_of_core.tables import blocks_sheet, methods_sheet, steps_sheet
 from dlbench.views.rerun import rerun
 from dlbench.views.view import ReportSource, ReportView
 
 TITLE = "Out of core"
+MAX_GAINS = 4
+"""Rank counts and batches whose gain is said in words, the largest first; the tables have all."""
 
 
 class OutOfCoreView(ReportView):
@@ -46,6 +50,7 @@ class OutOfCoreView(ReportView):
 
 def _section(found: OutOfCore, number: int) -> Section:
     words = tuple(_words(found))
+    first = found.passages[0] if found.passages else None
     blocks = tuple(
         blocks_sheet(one.blocks, f"Blocks of the plan: {one.label}") for one in found.passages if one.is_planned
     )
@@ -56,18 +61,35 @@ def _section(found: OutOfCore, number: int) -> Section:
         words=words,
         brief=words,
         charts=lambda: method_charts(found, number),
-        charts_per_row=2,
-        sheets=(methods_sheet(found), steps_sheet(found), *blocks),
+        sheets=(methods_sheet(found), steps_sheet(found)),
         notes=tuple(_notes(found)),
+        sections=() if first is None else (_pass_section(found, first, number, blocks),),
         where={"comparison": found.id, "of": found.label},
     )
 
 
+def _pass_section(found: OutOfCore, first: Passage, number: int, blocks: tuple[Sheet[PlannedPart], ...]) -> Section:
+    """One pass in its lanes, and the blocks of all plans."""
+    words = [f"A pass of {first.label}, predicted with the chain and the rates measured before training."]
+    if first.measured:
+        words.append("Measured: a watched pass of rank 0 of the same run.")
+    return Section(
+        id=f"pass-{number}",
+        title="One pass",
+        words=tuple(words),
+        brief=(),
+        charts=lambda: passage_charts(first, found.label, number),
+        charts_per_row=1,
+        sheets=blocks,
+        in_contents=False,
+    )
+
+
 def _words(found: OutOfCore) -> Iterator[str]:
+    for gain in sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS]:
+        yield _gain(gain)
     for limit in found.limits:
         yield _limit(limit)
-    for gain in found.gains:
-        yield _gain(gain)
     yield from _without_memory(found)
     if found.median_step_error is not None:
         worst = max(

@@ -1,0 +1,223 @@
+"""`dlbench memory`: which activations stay, are swapped or recomputed, planned before anything is trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from dlbench.cli import options as shared
+from dlbench.errors import EnvironmentLacksError, UserError
+
+if TYPE_CHECKING:
+    from dlbench.cli.report import FormatName
+    from dlbench.records.memory import MemoryResult
+    from dlbench.specs.memory.chain import Chain
+    from dlbench.specs.plan import RunPlan
+    from dlbench.views.out_of_core.planned import MemoryPlan
+
+_SUFFIXES: dict[str, FormatName] = {".html": "html", ".htm": "html", ".json": "json", ".md": "md", ".txt": "text"}
+_OF_WORKLOADS = ("preset", "overrides", "system", "dry_run")
+_DECIDED = ("train.recompute", "train.swap", "train.memory.capacity", "train.batch_per_rank")
+"""Keys that options of this command stand for, or that it compares."""
+
+
+@click.group()
+def memory() -> None:
+    """Plan which activations stay, leave the device, or are recomputed."""
+
+
+@memory.command("plan")
+@click.argument("subject", metavar="WORKLOAD|RUN")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples per rank and step (default: the workload's).")
+@click.option(
+    "--capacity", metavar="BYTES|SHARE", help="What a rank may hold, e.g. 8GiB, or 50% of what it would in core."
+)
+@click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`).")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan.")
+@click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .html, .md, .json or .txt.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--dry-run", is_flag=True, help="Print what would be measured; touch nothing.")
+def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) -> None:
+    """Measure the chain of WORKLOAD on this machine, plan for a capacity, and say what that takes.
+
+    The passes of one rank are measured by a process of its own, which needs little memory: each module is measured
+    alone. Then all is predicted: the plan block by block, its pass as a picture, other methods, capacities and batches.
+    With the folder of a finished RUN that recomputed or swapped, nothing is measured: its record has the chain. Ends
+    with 5 where no plan fits.
+
+    \b
+    Examples:
+      dlbench memory plan resnet50 --batch 64 --capacity 8GiB
+      dlbench memory plan cosmoflow --preset ci --batch 32 --capacity 50% -o plan.html
+      dlbench memory plan runs/RUN --capacity 1GiB --batch 128
+    """
+    from dlbench.cli.report import check_writable, format_by_suffix, require_modules
+
+    output = options["output"]
+    if options["as_json"] and output is not None:
+        raise UserError("--json and -o exclude each other: a name that ends in .json says it as well")
+    if output is not None:
+        check_writable(output)
+    chosen: FormatName = format_by_suffix(output, "json" if options["as_json"] else None, _SUFFIXES, "text")
+    if not options["dry_run"]:
+        require_modules("memory plan", "numpy", *(("altair", "vl_convert") if chosen == "html" else ()))
+    if Path(subject).is_dir():
+        found = _of_run(Path(subject), batch, capacity)
+    else:
+        asked = _asked(subject, batch, capacity, options)
+        if options["dry_run"]:
+            _print_order(asked)
+            return
+        found = _of_workload(asked)
+    from dlbench.cli.report import emit
+    from dlbench.views.out_of_core.document import memory_plan_document
+
+    emit(memory_plan_document(found, for_pages=chosen == "html"), chosen, output)
+
+
+# A workload, measured here
+
+
+def _asked(workload: str, batch: int | None, capacity: str | None, options: dict[str, Any]) -> RunPlan:
+    """The training of one rank with a plan for the capacity."""
+    from dlbench.specs.requests import Request, parse_set
+
+    if capacity is None:
+        raise UserError("give --capacity, e.g. 8GiB, or 50% of what training holds in core")
+    overrides = parse_set(options["overrides"])
+    for key in overrides:
+        if key in _DECIDED:
+            raise UserError(f"--set {key}: is decided by this command (--batch, --capacity); all methods are compared")
+    decided = {"train.recompute": "planned", "train.swap": "planned", "train.memory.capacity": capacity}
+    if batch is not None:
+        decided["train.batch_per_rank"] = batch  # type: ignore[assignment]
+    request = Request(
+        workload=workload,
+        preset=options["preset"],
+        system=options["system"],
+        engine="single",
+        launcher="local",
+        overrides={**overrides, **decided},
+    )
+    return shared.expand_request(request)[0]
+
+
+def _print_order(asked: RunPlan) -> None:
+    from dlbench.jobs.launch import quoted
+    from dlbench.jobs.memory_profile import profile_command
+
+    click.echo("# measures the plan on its standard input:")
+    click.echo(f"# {json.dumps(asked.model_dump(mode='json'))}")
+    click.echo(quoted(profile_command(asked.system.python or sys.executable)).encode())
+
+
+def _of_workload(asked: RunPlan) -> MemoryPlan:
+    from dlbench.jobs.interruption import interrupted_by_signals
+    from dlbench.jobs.memory_profile import memory_profile
+    from dlbench.views.out_of_core.planned import Measured, in_core_bytes, memory_plan
+
+    if not asked.system.python and importlib.util.find_spec("torch") is None:
+        raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {shared.INSTALL_NODE}")
+    train, workload = asked.workload.train, asked.workload
+    click.echo(
+        f"measuring {workload.name} ({workload.preset}), {train.batch_per_rank} {workload.sample_unit} per step",
+        err=True,
+    )
+    with interrupted_by_signals():
+        profile = memory_profile(asked.model_dump(mode="json"), asked.system.python or sys.executable)
+    capacity = train.memory.capacity_bytes(in_core_bytes(profile.chain))
+    assert capacity is not None
+    measured = Measured(
+        workload=workload.name,
+        preset=workload.preset,
+        where=f"this machine ({socket.gethostname()})",
+        device=profile.device,
+        sample_unit=workload.sample_unit,
+        parts=train.gradient_accumulation,
+        warnings=profile.warnings,
+    )
+    return memory_plan(measured, profile.chain, profile.rates, capacity, starts=_starts(asked, profile.chain))
+
+
+def _starts(asked: RunPlan, chain: Chain) -> list[int] | None:
+    from dlbench.costs.memory.blocks import block_starts
+
+    return block_starts(asked.workload.train.memory.blocks, [unit.name for unit in chain.units])
+
+
+# A finished run
+
+
+def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan:
+    """From what a run says; nothing is measured."""
+    from dlbench.records.scan import read_run
+    from dlbench.specs.memory.settings import MemorySpec
+    from dlbench.views.out_of_core.planned import Measured, in_core_bytes, memory_plan, scaled
+
+    context = click.get_current_context()
+    for name in _OF_WORKLOADS:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
+            raise UserError(f"{option}: has no effect on a finished run, which decided that")
+    run = read_run(folder)
+    told = None if run.record is None else run.record.memory
+    if run.record is None or told is None:
+        raise UserError(
+            f"{folder}: the run {'is ' + run.state if run.record is None else 'trained in core'} and says nothing of "
+            f"its activations; measure its workload: dlbench memory plan {run.plan.workload.name} --preset "
+            f"{run.plan.workload.preset} --capacity {capacity or '50%'}"
+        )
+    chain, warnings = told.chain, []
+    if batch is not None:
+        samples = _pass_of(batch, told)
+        if samples != chain.batch:
+            warnings.append(
+                f"Scaled from the measured {chain.batch} to {samples} samples of a pass: times and activations are "
+                "taken as proportional."
+            )
+            chain = scaled(chain, samples)
+    wanted = told.plan.capacity_bytes
+    if capacity is not None:
+        wanted = _spec(MemorySpec, capacity).capacity_bytes(in_core_bytes(chain))
+    if wanted is None:
+        raise UserError("give --capacity, e.g. 8GiB, or 50%: the run was planned for none")
+    workload = run.plan.workload
+    measured = Measured(
+        workload=workload.name,
+        preset=workload.preset,
+        where=f"run {run.plan.run_id}",
+        device=run.record.ranks[0].device,
+        sample_unit=workload.sample_unit,
+        parts=told.parts,
+        warnings=tuple(warnings),
+    )
+    return memory_plan(measured, chain, told.rates, wanted, starts=_starts(run.plan, chain))
+
+
+def _pass_of(batch: int, told: MemoryResult) -> int:
+    """Samples of a pass for a batch in as many parts as the run's."""
+    if batch % told.parts:
+        raise UserError(f"--batch {batch}: the run computes a batch in {told.parts} equal parts")
+    return batch // told.parts
+
+
+def _spec(kind: Any, capacity: str) -> Any:
+    """A checked capacity.
+
+    Raises:
+        UserError: it is none.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return kind(capacity=capacity)
+    except ValidationError:
+        raise UserError(f"--capacity {capacity}: is no size such as 8GiB, and no share such as 50%") from None
