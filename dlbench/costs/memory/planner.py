@@ -8,7 +8,7 @@ from dlbench.costs.memory.blocks import cut
 from dlbench.costs.memory.local_search import best_found
 from dlbench.costs.memory.schedule import predicted
 from dlbench.costs.memory.simulator import Prefetch, simulate
-from dlbench.costs.memory.smallest import DoesNotFitError, smallest_capacity
+from dlbench.costs.memory.smallest import DoesNotFitError, allowed, smallest_capacity
 from dlbench.specs.memory.chain import Chain, TransferRates
 from dlbench.specs.memory.plan import BlockPlan, Decision, PlannedBlock
 from dlbench.specs.memory.settings import Recompute, Swap
@@ -83,18 +83,9 @@ def plan_blocks(
         raise ValueError("blocks that are swapped need transfer rates")
     found = best_found(chain, rates, capacity_bytes, decisions=allowed(recompute=recompute, swap=swap), starts=starts)
     if found is None:
-        raise DoesNotFitError(chain, smallest_capacity(chain, recompute=recompute, swap=swap, starts=starts))
+        raise DoesNotFitError(
+            chain, capacity_bytes, smallest_capacity(chain, recompute=recompute, swap=swap, starts=starts)
+        )
     blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last, decision in found)
     schedule = simulate(chain, blocks, rates, capacity_bytes)
     return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner=PLANNER)
-
-
-def allowed(*, recompute: bool, swap: bool) -> tuple[Decision, ...]:
-    """Decisions that a plan may take."""
-    every: tuple[tuple[Decision, bool], ...] = (
-        ("keep", True),
-        ("swap", swap),
-        ("recompute", recompute),
-        ("recompute-swap", recompute and swap),
-    )
-    return tuple(decision for decision, may in every if may)
