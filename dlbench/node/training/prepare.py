@@ -120,11 +120,10 @@ def prepare(
     network = _network(plan, place, engine, device, timer, beat, stage)
     try:
         resumed = _resumed(plan, network.model, network.optimizer, network.precision)
-        host = _host_update(plan, network.model, network.optimizer, device)
         before_data()
         staging = bring(resumed.progress if resumed else None)
         data = _data(plan, place, engine, device, resumed, staging, beat)
-        return _ready(plan, place, engine, device, network, data, resumed, staging, host)
+        return _ready(plan, place, engine, device, network, data, resumed, staging)
     except BaseException:
         network.close()
         raise
@@ -246,7 +245,6 @@ def _ready(
     data: _Data,
     resumed: Checkpoint | None,
     staging: Staging | None,
-    host: HostUpdate | None,
 ) -> Prepared:
     """Network and data together."""
     train, source, reading = plan.workload.train, data.source, data.reading
