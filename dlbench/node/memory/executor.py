@@ -20,7 +20,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from dlbench.costs.memory.blocks import BlockCost
-from dlbench.errors import RunError
+from dlbench.errors import RunError, UserError
 from dlbench.node.memory.cut import UnitModule
 from dlbench.node.memory.install import Block, BlockFunction
 from dlbench.node.memory.room import BlockBytes, Room
@@ -72,6 +72,9 @@ class OutOfCore:
         moments: of the device; None: the host's clock.
         wrap_block: applied to the function of every block, e.g. torch.compile.
         count: note the bytes of every block in every pass; without it the first pass after `install` does.
+
+    Raises:
+        UserError: a block spans a unit that must begin one.
     """
 
     def __init__(
@@ -95,6 +98,10 @@ class OutOfCore:
             for number, block in enumerate(blocks)
         ]
         self._decisions = [block.decision for block in blocks]
+        for block in blocks:
+            alone = [unit.name for unit in units[block.first + 1 : block.last + 1] if not unit.joins]
+            if alone:
+                raise UserError(f"{alone[0]} must begin a block: what it is given is used elsewhere as well")
         held_by_others = {n for n, block in enumerate(blocks) if n and not units[block.first].joins}
         self._is_wrapped = wrap_block is not None
         self._tier = tier
