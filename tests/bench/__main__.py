@@ -11,6 +11,7 @@ from tests.bench import (
     faults,
     gate,
     history,
+    memory,
     reader_rate,
     reading,
     shuffling,
@@ -33,6 +34,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "faults": faults.figures,
     "shuffling": shuffling.figures,
     "staging": staging.figures,
+    "memory": memory.figures,
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -41,6 +43,11 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "reading.large": reading.large,
     "shuffling.times": shuffling.times,
     "shuffling.accuracies": shuffling.accuracies,
+    "memory.methods": memory.methods,
+    "memory.largest": memory.largest,
+    "memory.fitting": memory.fitting,
+    "memory.host": memory.host,
+    "memory.compiled": memory.compiled,
     **faults.PARTS,
 }
 """Of areas; measured only when named."""

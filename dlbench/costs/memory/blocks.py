@@ -182,7 +182,6 @@ def cut(chain: Chain, starts: Sequence[int] | None = None) -> tuple[tuple[int, i
     return tuple((first, after - 1) for first, after in zip(begins, [*begins[1:], count], strict=True))
 
 
-<<<<<<< HEAD
 def block_starts(names: Sequence[str], units: Sequence[str]) -> list[int] | None:
     """Numbers of the units with which blocks begin (`train.memory.blocks`); None where no names are given.
 
@@ -195,7 +194,8 @@ def block_starts(names: Sequence[str], units: Sequence[str]) -> list[int] | None
         if name not in units:
             raise UserError(f"train.memory.blocks: no block can begin with {name!r}; {nearest(name, units)}")
     return sorted({units.index(name) for name in names})
-=======
+
+
 def spans_of(chain: Chain, longest: int | None = None) -> tuple[tuple[int, int], ...]:
     """First and last units of all blocks that there may be, of at most `longest` units."""
     spans = []
@@ -206,4 +206,3 @@ def spans_of(chain: Chain, longest: int | None = None) -> tuple[tuple[int, int],
                 break
             spans.append((first, last))
     return tuple(spans)
->>>>>>> h-plan
