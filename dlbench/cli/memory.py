@@ -158,9 +158,10 @@ def _starts(asked: RunPlan, chain: Chain) -> list[int] | None:
 
 def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan:
     """From what a run says; nothing is measured."""
+    from dlbench.costs.memory.scaling import scaled
     from dlbench.records.scan import read_run
     from dlbench.specs.memory.settings import MemorySpec
-    from dlbench.views.out_of_core.planned import Measured, in_core_bytes, memory_plan, scaled
+    from dlbench.views.out_of_core.planned import Measured, in_core_bytes, memory_plan
 
     context = click.get_current_context()
     for name in _OF_WORKLOADS:

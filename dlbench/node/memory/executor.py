@@ -20,7 +20,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from dlbench.costs.memory.blocks import BlockCost
-from dlbench.errors import RunError
+from dlbench.errors import RunError, UserError
 from dlbench.node.memory.cut import UnitModule
 from dlbench.node.memory.install import Block, BlockFunction
 from dlbench.node.memory.room import BlockBytes, Room
@@ -72,6 +72,9 @@ class OutOfCore:
         moments: of the device; None: the host's clock.
         wrap_block: applied to the function of every block, e.g. torch.compile.
         count: note the bytes of every block in every pass; without it the first pass after `install` does.
+
+    Raises:
+        UserError: a block spans a unit that must begin one.
     """
 
     def __init__(
@@ -95,6 +98,10 @@ class OutOfCore:
             for number, block in enumerate(blocks)
         ]
         self._decisions = [block.decision for block in blocks]
+        for block in blocks:
+            alone = [unit.name for unit in units[block.first + 1 : block.last + 1] if not unit.joins]
+            if alone:
+                raise UserError(f"{alone[0]} must begin a block: what it is given is used elsewhere as well")
         held_by_others = {n for n, block in enumerate(blocks) if n and not units[block.first].joins}
         self._is_wrapped = wrap_block is not None
         self._tier = tier
@@ -145,6 +152,11 @@ class OutOfCore:
                 block.remove()
         self._installed = False
         self._pass = None
+
+    def computes(self, module: nn.Module) -> bool:
+        """Whether a call of a module, now, computes it: where blocks stand, some only begin a block or hand on."""
+        block = next((block for block in self._blocks if any(one is module for one in block.modules)), None)
+        return not self._installed or block is None or block.is_running
 
     def begin_measuring(self) -> None:
         """Counts begin at zero: before the first measured step."""

@@ -94,8 +94,8 @@ def _words(found: MemoryPlan) -> Iterator[str]:
     passes = "" if measured.parts == 1 else f" (a step has {measured.parts} passes)"
     yield (
         f"Predicted: a pass over {found.chain.batch} {measured.sample_unit} takes {format_seconds(predicted.pass_s)}"
-        f"{passes}, {format_number(found.chain.batch / predicted.pass_s, 3)} {measured.sample_unit}/s; in core it would "
-        f"take {format_seconds(predicted.useful_s)}. Input, exchange and optimiser come on top."
+        f"{passes}, {format_number(found.chain.batch / predicted.pass_s, 3)} {measured.sample_unit}/s; in core it "
+        f"would take {format_seconds(predicted.useful_s)}. Input, exchange and optimiser come on top."
     )
     yield (
         f"It holds {format_bytes(predicted.peak_bytes)} at most, of {format_bytes(found.capacity_bytes)}; in core it "

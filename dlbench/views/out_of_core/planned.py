@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
+from dlbench.costs.memory.scaling import scaled
 from dlbench.costs.memory.smallest import DoesNotFitError, smallest_capacity
 from dlbench.specs.memory.chain import Chain, TransferRates
 from dlbench.specs.memory.plan import BlockPlan
@@ -201,30 +202,3 @@ def in_core_batch(chain: Chain, capacity: int) -> int:
     """The largest batch that a capacity holds in core; 0: none."""
     per_sample = (in_core_bytes(chain) - chain.state_bytes) / chain.batch
     return max(0, int((capacity - chain.state_bytes) / per_sample)) if per_sample > 0 else chain.batch
-
-
-def scaled(chain: Chain, batch: int) -> Chain:
-    """The chain for another batch: times and activations in proportion to the samples, the state as it is."""
-    factor = batch / chain.batch
-    times = ("before_s", "turn_s", "after_s")
-    return chain.model_copy(
-        update={
-            "units": tuple(
-                unit.model_copy(
-                    update={
-                        "forward_s": unit.forward_s * factor,
-                        "backward_s": unit.backward_s * factor,
-                        "saved_bytes": round(unit.saved_bytes * factor),
-                        "input_bytes": round(unit.input_bytes * factor),
-                    }
-                )
-                for unit in chain.units
-            ),
-            "batch": batch,
-            **{name: getattr(chain, name) * factor for name in times},
-            **{
-                name: round(getattr(chain, name) * factor)
-                for name in ("output_bytes", "outside_bytes", "working_bytes")
-            },
-        }
-    )
