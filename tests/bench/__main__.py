@@ -12,6 +12,7 @@ from tests.bench import (
     gate,
     history,
     memory,
+    memory_plan,
     reader_rate,
     reading,
     shuffling,
@@ -35,6 +36,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "shuffling": shuffling.figures,
     "staging": staging.figures,
     "memory": memory.figures,
+    "memory-plan": memory_plan.figures,
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {

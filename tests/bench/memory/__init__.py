@@ -205,21 +205,11 @@ def _beyond(found: dict[str, Any], budget: int) -> str:
 
 def limits(key: str) -> dict[str, Any]:
     """The largest batch of each method by the chain, scaled; in a process of its own."""
-    from dlbench.views.out_of_core.planned import scaled
     from tests.bench.memory.workshop import METHODS
 
     with _workshop(key) as shop:
         budget = shop.in_core_bytes // 2
-        chain = shop.measured[1]
-        batches = {}
-        for method in METHODS:
-            low, high = 1, 2
-            while shop.fits(method, scaled(chain, high), budget) and high < 4096:
-                low, high = high, 2 * high
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (middle, high) if shop.fits(method, scaled(chain, middle), budget) else (low, middle)
-            batches[method] = low
+        batches = {method: shop.largest_batch(method, budget) for method in METHODS}
         return {"budget": budget, "batches": batches}
 
 

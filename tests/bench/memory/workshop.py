@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from dlbench.costs.memory.simulator import simulate
+from dlbench.costs.memory.blocks import block_starts
 from dlbench.costs.memory.smallest import smallest_capacity
+from dlbench.costs.memory.tradeoff import largest_batch
 from dlbench.machine.resident import peak_resident_bytes, reset_peak, resident_bytes
 from dlbench.node.memory.host_copies import host_parameters
 from dlbench.node.memory.host_update import HostUpdate
@@ -26,7 +27,6 @@ from dlbench.node.training.activations import ActivationMemory, sample_batches, 
 from dlbench.node.training.precision import Precision
 from dlbench.specs.expand import expand
 from dlbench.specs.memory.chain import Chain
-from dlbench.specs.memory.plan import PlannedBlock
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.requests import Request
 from dlbench.specs.training import TrainSpec
@@ -150,16 +150,12 @@ class Workshop:
             cut=cut, chain=chain, rates=rates, plan=found, in_core_bytes=in_core, profile_s=0.0, warnings=()
         )
 
-    def fits(self, method: str, chain: Chain, budget: int) -> bool:
-        """Whether a method keeps within a budget, by a chain."""
-        train, rates = self.train(method, budget), self.measured[2]
-        if method == IN_CORE:
-            keep = [PlannedBlock(first=n, last=n, decision="keep") for n in range(len(chain.units))]
-            return simulate(chain, keep, None, None).peak_bytes <= budget
-        if method == PLAN:
-            return smallest_capacity(chain, recompute=True, swap=True) <= budget
-        found, _ = planned(chain, rates if train.swap != "none" else None, train)
-        return found.predicted.peak_bytes <= budget
+    def largest_batch(self, method: str, budget: int) -> int:
+        """The largest that keeps within a budget, by the chain; 0: none does."""
+        _, chain, rates = self.measured
+        train = self.train(method, budget)
+        starts = block_starts(train.memory.blocks, [unit.name for unit in chain.units])
+        return largest_batch(chain, rates, (train.recompute, train.swap), budget, starts=starts)
 
     def smallest_bytes(self) -> int:
         """The smallest capacity of a plan."""
