@@ -11,6 +11,7 @@ from tests.bench import (
     faults,
     gate,
     history,
+    memory_plan,
     reader_rate,
     reading,
     shuffling,
@@ -33,6 +34,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "faults": faults.figures,
     "shuffling": shuffling.figures,
     "staging": staging.figures,
+    "memory-plan": memory_plan.figures,
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {

@@ -39,6 +39,7 @@ def best_found(
     *,
     decisions: Sequence[Decision],
     starts: Sequence[int] | None = None,
+    known: Sequence[Blocks] = (),
     effort: int = EFFORT,
 ) -> Blocks | None:
     """The best plan that was found; None where none fits.
@@ -49,9 +50,10 @@ def best_found(
         capacity_bytes: what a pass may hold.
         decisions: those that blocks may have.
         starts: units with which blocks begin; None: the search chooses.
+        known: plans to begin with, beside its own.
         effort: blocks that are simulated at most.
     """
-    return _Search(chain, Setting.of(chain, rates, capacity_bytes), decisions, starts, effort).run()
+    return _Search(chain, Setting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
 
 
 class _Search:
@@ -71,10 +73,13 @@ class _Search:
         self.best: Blocks | None = None
         self.least = math.inf
 
-    def run(self) -> Blocks | None:
+    def run(self, known: Sequence[Blocks] = ()) -> Blocks | None:
         """First plans, descents from the best of them, and random changes."""
+        keep = self._plan(["keep"] * len(self._spans))
+        if self.rate(keep) < math.inf:
+            return keep
         rated = sorted(
-            (self.rate(plan), number, plan) for number, plan in enumerate(dict.fromkeys(self._first_plans()))
+            (self.rate(plan), number, plan) for number, plan in enumerate(dict.fromkeys((*known, *self._first_plans())))
         )
         rated = [found for found in rated if found[0] < math.inf]
         if not rated:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from dlbench.costs.memory.blocks import BlockCosts, cut, spans_of
 from dlbench.costs.memory.simulator import Setting
 from dlbench.costs.memory.static_plans import cheapest_fitting
 from dlbench.errors import EnvironmentLacksError
-from dlbench.specs.memory.chain import Chain, TransferRates
+from dlbench.specs.memory.chain import Chain
 from dlbench.specs.memory.plan import Decision
 from dlbench.units import format_bytes
 
@@ -48,29 +47,41 @@ def smallest_capacity(chain: Chain, *, recompute: bool, swap: bool, starts: Sequ
         swap: whether blocks may move.
         starts: units with which blocks begin; None: all ways to cut the chain.
     """
-    costs = BlockCosts(chain)
-    decisions = allowed(recompute=recompute, swap=swap)
-    spans = cut(chain, starts) if starts is not None or swap or not recompute else spans_of(chain)
-    setting = Setting.of(chain, TransferRates(tier="any", out_bytes_per_s=1.0, in_bytes_per_s=1.0), None)
-    found = cheapest_fitting(costs, setting, decisions, spans, 0.0, front=1)
-    assert found is not None, "without a limit everything fits"
-    least, most = 0, found[1]
+    most = _least_peak(chain, None, recompute=recompute, swap=swap, starts=starts)
+    assert most is not None, "without a limit everything fits"
+    least = 0
     while least < most:
         middle = (least + most) // 2
-        found = cheapest_fitting(costs, replace(setting, budget=middle), decisions, spans, 0.0, front=1)
+        found = _least_peak(chain, middle, recompute=recompute, swap=swap, starts=starts)
         if found is None:
             least = middle + 1
         else:
-            most = found[1]
+            most = found
     return chain.fixed_bytes + most
+
+
+def fits(
+    chain: Chain, capacity_bytes: int, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None
+) -> bool:
+    """Whether some plan fits the capacity."""
+    budget = capacity_bytes - chain.fixed_bytes
+    return budget >= 0 and _least_peak(chain, budget, recompute=recompute, swap=swap, starts=starts) is not None
+
+
+def _least_peak(
+    chain: Chain, budget: int | None, *, recompute: bool, swap: bool, starts: Sequence[int] | None
+) -> int | None:
+    """Peak of activations of some plan that keeps to the budget; None: there is none."""
+    spans = cut(chain, starts) if starts is not None or swap or not recompute else spans_of(chain)
+    setting = Setting.of(chain, None, None if budget is None else chain.fixed_bytes + budget)
+    found = cheapest_fitting(BlockCosts(chain), setting, allowed(recompute=recompute, swap=swap), spans, 0.0, front=1)
+    return None if found is None else found[1]
 
 
 def largest_items(chain: Chain, smallest_bytes: int) -> str:
     """What takes most of the smallest capacity, in words."""
     outputs = [*(unit.input_bytes for unit in chain.units[1:]), chain.output_bytes]
-    sizes = [
-        unit.input_bytes + unit.saved_bytes + output for unit, output in zip(chain.units, outputs, strict=True)
-    ]
+    sizes = [unit.input_bytes + unit.saved_bytes + output for unit, output in zip(chain.units, outputs, strict=True)]
     largest = chain.units[sizes.index(max(sizes))].name
     items = [
         (chain.state_bytes, "parameters, gradients and optimiser state"),
