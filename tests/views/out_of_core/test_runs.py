@@ -160,6 +160,7 @@ def test_more_than_the_plan_allowed_and_what_was_verified_are_said(tmp_path: Pat
 
     def change(told: MemoryResult) -> MemoryResult:
         ranks = tuple(one.model_copy(update={"over_budget_bytes": 3 * MIB}) for one in told.ranks)
+        ranks = tuple(one.model_copy(update={"device_peak_bytes": 24 * MIB}) for one in ranks)
         return told.model_copy(update={"ranks": ranks, "checksum_share": 0.75, "timeline": ()})
 
     write_memory_run(tmp_path, plan, change=change)
@@ -169,6 +170,7 @@ def test_more_than_the_plan_allowed_and_what_was_verified_are_said(tmp_path: Pat
     assert found.passages[0].measured == ()
     (section,) = OutOfCoreView().sections(report)
     assert any("more than the plan allowed, by up to 3 MiB" in text for text in section.words)
+    assert any("The measured peak exceeds the capacity by up to 4 MiB" in text for text in section.words)
     assert any("No run of this set trained in core" in text for text in section.notes)
 
 
