@@ -120,8 +120,8 @@ def _beyond_capacity(found: OutOfCore) -> Iterator[str]:
     if most > 0:
         one = beyond[most]
         yield (
-            f"The measured peak exceeds the capacity by up to {format_bytes(most)} ({one.label}, batch {one.batch}): the "
-            "device needs that much more than the plan knows of."
+            f"The measured peak exceeds the capacity by up to {format_bytes(most)} ({one.label}, batch {one.batch}): "
+            "the device needs that much more than the plan knows of."
         )
 
 
