@@ -19,10 +19,12 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from dlbench.errors import RunError
+from dlbench.costs.memory.blocks import BlockCost
+from dlbench.errors import RunError, UserError
 from dlbench.node.memory.cut import UnitModule
 from dlbench.node.memory.install import Block, BlockFunction
-from dlbench.node.memory.running_pass import BlockBytes, Pass
+from dlbench.node.memory.room import BlockBytes, Room
+from dlbench.node.memory.running_pass import Pass
 from dlbench.node.memory.saved import (
     Checksum,
     Handle,
@@ -45,7 +47,7 @@ class _Counts:
 
     passes: int = 0
     peak: int = 0
-    over: int = 0
+    over: float = 0
     out: int = 0
     back: int = 0
 
@@ -63,13 +65,16 @@ class OutOfCore:
         tier: where swapped tensors go; None where no block swaps, and for `blocking` on a GPU, which is then torch's
             own `save_on_cpu` with page-locked memory, uncounted.
         budget_bytes: what activations of the chain may take (capacity less `Chain.fixed_bytes`); None: no limit.
-        expected: bytes of each block, so that the first pass keeps to the budget; later passes know their own.
+        costs: of each block (`BlockCosts.of_plan`); needed with a budget. Without, bytes are those that were last seen.
         prefetch: when swapped blocks come back.
         verify: compare checksums of what comes back.
         rank: for messages.
         moments: of the device; None: the host's clock.
         wrap_block: applied to the function of every block, e.g. torch.compile.
         count: note the bytes of every block in every pass; without it the first pass after `install` does.
+
+    Raises:
+        UserError: a block spans a unit that must begin one.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class OutOfCore:
         *,
         tier: Tier | None = None,
         budget_bytes: int | None = None,
-        expected: Sequence[BlockBytes] | None = None,
+        costs: Sequence[BlockCost] | None = None,
         prefetch: Prefetch = "room",
         verify: bool = False,
         rank: int = 0,
@@ -93,14 +98,18 @@ class OutOfCore:
             for number, block in enumerate(blocks)
         ]
         self._decisions = [block.decision for block in blocks]
+        for block in blocks:
+            alone = [unit.name for unit in units[block.first + 1 : block.last + 1] if not unit.joins]
+            if alone:
+                raise UserError(f"{alone[0]} must begin a block: what it is given is used elsewhere as well")
+        held_by_others = {n for n, block in enumerate(blocks) if n and not units[block.first].joins}
         self._is_wrapped = wrap_block is not None
         self._tier = tier
-        self._budget = budget_bytes
         self._prefetch: Prefetch = prefetch
         self._verifies = verify
         self._rank = rank
         self._others = HeldByOthers(model)
-        self._bytes = list(expected) if expected is not None else [BlockBytes()] * len(blocks)
+        self._room = Room(self._decisions, budget_bytes, costs, held_by_others)
         self._saves_output = [True] * len(blocks)
         """Of each block whether it saves its output, as the last counted pass showed."""
         self._counts_always = count
@@ -114,6 +123,8 @@ class OutOfCore:
         self._swaps = any("swap" in decision for decision in self._decisions)
         if self._swaps and tier is None and prefetch != "blocking":
             raise ValueError("blocks that swap need a tier")
+        if budget_bytes is not None and costs is None:
+            raise ValueError("a budget needs the costs of blocks")
 
     @property
     def installed(self) -> bool:
@@ -142,6 +153,11 @@ class OutOfCore:
         self._installed = False
         self._pass = None
 
+    def computes(self, module: nn.Module) -> bool:
+        """Whether a call of a module, now, computes it: where blocks stand, some only begin a block or hand on."""
+        block = next((block for block in self._blocks if any(one is module for one in block.modules)), None)
+        return not self._installed or block is None or block.is_running
+
     def begin_measuring(self) -> None:
         """Counts begin at zero: before the first measured step."""
         self._others.look()
@@ -156,7 +172,7 @@ class OutOfCore:
         return {
             "passes": counts.passes,
             "activation_peak_bytes": counts.peak,
-            "over_budget_bytes": counts.over,
+            "over_budget_bytes": int(counts.over),
             "swapped_out_bytes": counts.out,
             "swapped_in_bytes": counts.back,
             **seconds,
@@ -164,7 +180,7 @@ class OutOfCore:
 
     def block_bytes(self) -> list[BlockBytes]:
         """Bytes of each block, of the last pass that counted them."""
-        return list(self._bytes)
+        return list(self._room.seen)
 
     def watch(self, watching: bool) -> None:
         """Between two steps: begins or ends noting operations of passes. Watched passes wait for nothing more."""
@@ -187,7 +203,7 @@ class OutOfCore:
             return block.function(*args, **kwargs)
         running = self._enter(block, args, kwargs)
         output = self._compute(running, block, args, kwargs)
-        self._leave(running, block.number, output)
+        self._leave(running, block, output)
         return output
 
     def _enter(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
@@ -207,37 +223,30 @@ class OutOfCore:
         self._others.give((*args[1:], *kwargs.values()))
         if number == 0 and args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
             _on_gradient(args[0], partial(self._end_of_first, running))
-        bytes_ = self._bytes[number]
-        is_last = number == len(self._blocks) - 1
-        after = bytes_.output_bytes if is_last or self._holds_input(number + 1) else 0
-        saved = 0 if self._recomputes(number) else bytes_.saved_bytes
-        self._make_room(running, saved + after)
-        running.charge_block(number, saved)
-        running.charge_input(number + 1, after)
+        needed = self._room.forward_bytes(number)
+        if self._prefetch == "one-block":
+            # Two blocks' buffers do: the one that leaves, and the one that is computed.
+            while len({handle.block for handle in running.leaving if handle.ticket is not None}) > 1:
+                self._wait_for_oldest(running)
+        self._make_room(running, needed)
+        running.charge_block(number, needed)
         self._note_peak(running)
         self._lane.switch(FORWARD, number)
         return running
 
-    def _recomputes(self, number: int) -> bool:
-        return self._decisions[number].startswith("recompute")
-
-    def _moves_input(self, number: int) -> bool:
-        return number < len(self._decisions) and self._decisions[number].endswith("swap")
-
-    def _holds_input(self, number: int) -> bool:
-        return self._recomputes(number) or self._bytes[number].input_saved
-
     def _make_room(self, running: Pass, num_bytes: int) -> None:
         """Waits for the oldest transfers out until so many bytes have room, or none runs any more."""
         self._release(running)
-        if self._budget is None or self._tier is None:
-            return
-        while running.leaving and running.resident + num_bytes > self._budget:
-            oldest = running.leaving[0]
-            if oldest.ticket is not None and not self._tier.is_out(oldest.ticket):
-                with self._lane.wait("room_wait_s"):
-                    self._tier.wait_out(oldest.ticket)
-            self._left(running)
+        while running.leaving and running.resident + num_bytes > self._room.budget:
+            self._wait_for_oldest(running)
+
+    def _wait_for_oldest(self, running: Pass) -> None:
+        """The oldest transfer out ends, and frees what it moved."""
+        oldest = running.leaving[0]
+        if oldest.ticket is not None and self._tier is not None and not self._tier.is_out(oldest.ticket):
+            with self._lane.wait("swap_wait_s" if running.has_turned else "room_wait_s"):
+                self._tier.wait_out(oldest.ticket)
+        self._left(running)
 
     def _release(self, running: Pass) -> None:
         """What has left since takes no room any more."""
@@ -256,13 +265,12 @@ class OutOfCore:
         counts = self._counts
         if running.resident > counts.peak:
             counts.peak = running.resident
-            if self._budget is not None:
-                counts.over = max(counts.over, running.resident - self._budget)
+            counts.over = max(counts.over, running.resident - self._room.budget)
 
     def _compute(self, running: Pass, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = block.number
         hooks = saved_tensors_hooks(partial(self._pack, running, number), partial(self._unpack, running))
-        if self._recomputes(number):
+        if self._room.recomputes(number):
             with hooks:
                 return checkpoint(
                     block.function,
@@ -277,10 +285,8 @@ class OutOfCore:
     def _hooks(self, number: int, hooks: saved_tensors_hooks) -> AbstractContextManager[object]:
         """What stands around a block that is not recomputed."""
         if self._decisions[number] == "swap":
-            if self._tier is None:
-                return save_on_cpu(pin_memory=True)
-            return hooks
-        follows = self._saves_output[number] and self._moves_input(number + 1)
+            return hooks if self._tier is not None else save_on_cpu(pin_memory=True)
+        follows = self._saves_output[number] and self._room.moves(number + 1)
         return hooks if follows or self._counts_now else nullcontext()
 
     @property
@@ -313,18 +319,22 @@ class OutOfCore:
             else:
                 running.owned[number].append(handle)
         if self._prefetch == "blocking" and self._tier is not None and handle.ticket is None:
-            self._send(running, handle)
-            with self._lane.wait("room_wait_s"):
-                self._tier.wait_out(handle.ticket)
+            self._send_blocking(running, number, handle, self._tier)
         return Packed(handle, tensor)
 
-    def _leave(self, running: Pass, number: int, output: Any) -> None:
+    def _send_blocking(self, running: Pass, number: int, handle: Handle, tier: Tier) -> None:
+        moves = self._room.moves(number) if handle.is_input else self._decisions[number] == "swap"
+        if moves:
+            self._send(running, handle)
+            with self._lane.wait("room_wait_s"):
+                tier.wait_out(handle.ticket)
+
+    def _leave(self, running: Pass, block: Block, output: Any) -> None:
+        number = block.number
         self._lane.switch(None, number)
         tensor = first_tensor(output)
         if tensor is None:
-            raise RunError(
-                f"{self._blocks[number].name}: returned no tensor, unlike when the network was cut into blocks"
-            )
+            raise RunError(f"{block.name}: returned no tensor, unlike when the network was cut into blocks")
         storage = tensor.untyped_storage()
         running.boundaries[number + 1] = weak_reference(storage)
         running.boundary_bytes[number + 1] = storage.nbytes()
@@ -334,15 +344,20 @@ class OutOfCore:
         self._settle(running, number)
         if tensor.requires_grad:
             _on_gradient(tensor, partial(self._reached, running, number))
-        if self._moves_input(number) and self._tier is not None and self._prefetch != "blocking":
-            for handle in running.handles(number):
-                if handle.storage is not None and handle.ticket is None:
+        if self._tier is not None and self._prefetch != "blocking":
+            for handle in self._moving(running, number):
+                if handle.storage is not None:
                     self._send(running, handle)
+
+    def _moving(self, running: Pass, number: int) -> list[Handle]:
+        """What leaves with a block, in the order of saving."""
+        inputs = running.inputs[number]
+        own = running.owned[number] if self._decisions[number] == "swap" else []
+        return [*([inputs] if inputs is not None and self._room.moves(number) else []), *own]
 
     def _hand_on(self, running: Pass, number: int, storage: torch.UntypedStorage) -> bool:
         """A block's output belongs to the next one; returns whether this one saved it."""
-        counted = storage._cdata in running.counted
-        running.counted.pop(storage._cdata, None)
+        counted = running.counted.pop(storage._cdata, None) is not None
         handle = running.table.find(storage)
         if handle is None or handle.block != number or handle.is_input:
             return counted
@@ -355,7 +370,7 @@ class OutOfCore:
         """Bytes of a block whose saved tensors were all seen."""
         boundary = running.boundaries[number]
         seen = boundary is not None and running.counted.pop(boundary.cdata, None) is not None
-        if self._recomputes(number):
+        if self._room.recomputes(number):
             saved = sum(num_bytes for _, num_bytes in running.counted.values())
         else:
             saved = sum(handle.num_bytes for handle in running.owned[number])
@@ -363,7 +378,7 @@ class OutOfCore:
         running.counted.clear()
         before = number > 0 and self._saves_output[number - 1]
         self._saves_output[number] = saves_output
-        self._bytes[number] = BlockBytes(
+        self._room.seen[number] = BlockBytes(
             saved_bytes=saved,
             input_bytes=running.boundary_bytes[number],
             input_saved=number > 0 and (seen or before),
@@ -371,32 +386,19 @@ class OutOfCore:
         )
 
     def _settle(self, running: Pass, number: int) -> None:
-        """What a block takes, now that it is known rather than expected."""
-        if not self._recomputes(number):
-            seen = sum(handle.num_bytes for handle in running.owned[number] if handle.ticket is None)
-            if self._decisions[number] == "keep" and not self._counts_now:
-                seen = self._bytes[number].saved_bytes
-            running.charge_block(number, seen)
-        if number > 0 and self._counts_now:
+        """What is held of a block after its forward pass: as seen or, where nobody looked, as it is known."""
+        own = self._room.own_bytes(number)
+        if self._decisions[number] == "swap" and self._tier is not None:
+            own = sum(handle.num_bytes for handle in running.owned[number] if handle.ticket is None)
+        running.charge_block(number, own)
+        if number > 0:
             handle = running.inputs[number]
-            gone = handle is not None and handle.ticket is not None
-            held = self._holds_input(number) and not gone
-            running.charge_input(number, running.boundary_bytes[number] if held else 0)
-        running.charge_input(
-            number + 1,
-            0 if self._is_away(running.inputs[number + 1]) else self._output_bytes(running, number),
-        )
+            kept = self._room.kept_bytes(number) if handle is None else handle.num_bytes
+            running.charge_input(number, 0 if handle is not None and handle.ticket is not None else kept)
+        after = running.inputs[number + 1]
+        away = after is not None and after.ticket is not None
+        running.charge_input(number + 1, 0 if away else running.boundary_bytes[number + 1])
         self._note_peak(running)
-
-    def _is_away(self, handle: Handle | None) -> bool:
-        return handle is not None and handle.ticket is not None
-
-    def _output_bytes(self, running: Pass, number: int) -> int:
-        """What is held of a block's output until the block before it... has gone backward."""
-        is_last = number == len(self._blocks) - 1
-        if is_last or self._counts_next or self._holds_input(number + 1):
-            return running.boundary_bytes[number + 1]
-        return 0
 
     def _send(self, running: Pass, handle: Handle) -> None:
         """A handle's bytes begin their way out."""
@@ -420,14 +422,22 @@ class OutOfCore:
         if not running.has_turned:
             running.has_turned = True
             self._counts_next = False
+            self._room.turn()
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, running))
         self._end_blocks(running, number)
         running.current = number
-        self._lane.switch(BACKWARD, number)
         self._bring(running, number)
-        if self._recomputes(number) and not running.charged[number]:
-            running.charge_block(number, self._bytes[number].saved_bytes)
+        self._room.start(number)
+        again = self._room.again_bytes(number, self._held_after(running, number) > 0)
+        if again and self._prefetch != "blocking":
+            self._make_room(running, again)
+            running.charge_block(number, running.charged[number] + again)
             self._note_peak(running)
+        self._lane.switch(BACKWARD, number)
+
+    def _held_after(self, running: Pass, number: int) -> int:
+        """What is held of a block's output until its backward pass is done."""
+        return self._room.kept_bytes(number + 1) if number + 1 < len(self._blocks) else running.boundary_bytes[-1]
 
     def _end_of_first(self, running: Pass, gradient: torch.Tensor) -> None:
         """The gradient of the chain's input is there."""
@@ -450,30 +460,52 @@ class OutOfCore:
             running.charge_input(block + 1, 0)
 
     def _bring(self, running: Pass, number: int) -> None:
-        """Begins the way back of as many blocks as may come and have room, in order; of this one in any case."""
-        self._release(running)
+        """Issues blocks in backward order while there is room; the one whose turn it is in any case.
+
+        It waits for transfers out where that one has no room; where none is left, the budget is exceeded.
+        """
         running.next_in = min(running.next_in, number)
-        furthest = max(number - 1, 0) if self._prefetch == "one-block" else 0
         if self._prefetch == "blocking":
-            furthest = number
-        while running.next_in >= furthest:
-            block = running.next_in
-            coming = [handle for handle in running.handles(block) if self._is_away(handle) and not handle.coming]
-            # Without a budget nobody reserves: what is computed again takes room when it is.
-            reserves = self._recomputes(block) and (self._budget is not None or block == number)
-            again = self._bytes[block].saved_bytes if reserves else 0
-            if self._prefetch == "blocking":
-                coming = []
-            needed = again + sum(handle.num_bytes for handle in coming)
-            if self._budget is not None and running.resident + needed > self._budget:
-                if block < number:
-                    return
-                self._make_room(running, needed)
-            running.charge_block(block, running.charged[block] + again)
-            for handle in reversed(coming):
-                self._start_back(running, handle, block)
-            self._note_peak(running)
-            running.next_in -= 1
+            return
+        furthest = max(number - 1, 0) if self._prefetch == "one-block" else 0
+        while True:
+            self._release(running)
+            while running.next_in >= furthest and self._issue(running, running.next_in, forced=False):
+                pass
+            if running.next_in < number:
+                return
+            if running.leaving:
+                self._wait_for_oldest(running)
+            else:
+                self._issue(running, running.next_in, forced=True)
+
+    def _issue(self, running: Pass, number: int, *, forced: bool) -> bool:
+        """Begins the way back of a block, the next one in backward order; False: it has no room."""
+        moved = [handle for handle in self._moving(running, number) if handle.ticket is not None and not handle.coming]
+        away = sum(handle.num_bytes for handle in moved if handle not in running.leaving)
+        total = sum(handle.num_bytes for handle in moved)
+        fits = self._room.leaves_enough(total) and running.resident + away <= self._room.budget
+        if total and not fits and not forced:
+            return False
+        for handle in reversed(moved):
+            if not self._recall(running, handle):
+                self._start_back(running, handle, number)
+        self._room.issue(number, total, self._held_after(running, number))
+        running.next_in -= 1
+        self._note_peak(running)
+        return True
+
+    def _recall(self, running: Pass, handle: Handle) -> bool:
+        """Keeps what has not left yet; False where it is away."""
+        assert self._tier is not None
+        handle.storage = self._tier.recall(handle.ticket)
+        if handle.storage is None:
+            return False
+        handle.ticket = handle.check = None
+        self._counts.out -= handle.num_bytes
+        if handle in running.leaving:
+            running.leaving.remove(handle)
+        return True
 
     def _start_back(self, running: Pass, handle: Handle, block: int) -> None:
         assert self._tier is not None

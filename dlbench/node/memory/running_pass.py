@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from torch.multiprocessing.reductions import StorageWeakRef as WeakReference
 
 from dlbench.node.memory.saved import Handle, Table
-
-
-@dataclass(frozen=True)
-class BlockBytes:
-    """Bytes of a block, as a pass had them; by the owner rule of `Chain`."""
-
-    saved_bytes: int = 0
-    """What its forward pass keeps (recompute: would keep), each storage once, inner units' inputs included; without its
-    own input and output, parameters and casts of them."""
-    input_bytes: int = 0
-    """Of its input's storage; 0 for the first block."""
-    input_saved: bool = False
-    """Whether a backward pass in core needs its input."""
-    output_bytes: int = 0
 
 
 class Pass:
@@ -64,8 +49,3 @@ class Pass:
         """What a block's input takes is so much now."""
         self.resident += num_bytes - self.charged_inputs[block]
         self.charged_inputs[block] = num_bytes
-
-    def handles(self, block: int) -> list[Handle]:
-        """What leaves with a block, in the order of saving."""
-        inputs = self.inputs[block]
-        return [*([inputs] if inputs is not None else []), *self.owned[block]]

@@ -13,7 +13,7 @@ from dlbench.costs.memory.blocks import BlockCosts
 from dlbench.costs.memory.planner import PREFETCH
 from dlbench.machine import resident
 from dlbench.node.data.synthetic import synthetic_batch
-from dlbench.node.memory.executor import BlockBytes, OutOfCore
+from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.install import BlockFunction
 from dlbench.node.memory.planning import Batch, MemoryPlan, Workbench, far_tier, plan_memory
 from dlbench.node.memory.spans import LaneSpan
@@ -26,8 +26,6 @@ from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import Course
 from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
 from dlbench.records.record import Setting
-from dlbench.specs.memory.chain import Chain
-from dlbench.specs.memory.plan import BlockPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
 from dlbench.units import format_bytes
@@ -153,14 +151,15 @@ class ActivationMemory:
         self._tier = open_tier(plan.predicted.swapped_bytes) if moves and own else None
         self._tier_words = self._tier.words if self._tier is not None else None
         capacity = plan.capacity_bytes
+        prefetch = PREFETCH[train.swap]
         self._blocks = OutOfCore(
             model,
             found.cut.units,
             plan.blocks,
             tier=self._tier,
             budget_bytes=None if capacity is None else max(0, capacity - chain.fixed_bytes),
-            expected=_expected(chain, plan),
-            prefetch=PREFETCH[train.swap],
+            costs=BlockCosts(chain, blocking=prefetch == "blocking").of_plan(plan.blocks),
+            prefetch=prefetch,
             verify=train.memory.verify,
             rank=rank,
             moments=clock_for(device),
@@ -192,6 +191,10 @@ class ActivationMemory:
         else:
             self._peak_before = resident.peak_resident_bytes() or 0
             resident.reset_peak()
+
+    def computes(self, module: nn.Module) -> bool:
+        """Whether a call of a module, now, computes it."""
+        return self._blocks.computes(module)
 
     @property
     def peak_resident_before(self) -> int:
@@ -293,21 +296,6 @@ _DECIDED = {
     "recompute": "recomputed",
     "recompute-swap": "recomputed with their input swapped",
 }
-
-
-def _expected(chain: Chain, plan: BlockPlan) -> list[BlockBytes]:
-    """Bytes of each block, as the chain was measured."""
-    costs = BlockCosts(chain)
-    outputs = [*(unit.input_bytes for unit in chain.units[1:]), chain.output_bytes]
-    return [
-        BlockBytes(
-            saved_bytes=costs.of(block.first, block.last, "keep").own_bytes,
-            input_bytes=chain.units[block.first].input_bytes,
-            input_saved=chain.units[block.first].input_saved,
-            output_bytes=outputs[block.last],
-        )
-        for block in plan.blocks
-    ]
 
 
 def memory_doubts(result: MemoryResult | None) -> list[str]:

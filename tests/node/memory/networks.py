@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from dlbench.node.memory.cut import UnitModule, find_units
-from dlbench.node.memory.executor import OutOfCore
+from dlbench.node.memory.room import BlockBytes
 from dlbench.node.memory.tiers.disk import DiskTier
 from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.cosmoflow import CosmoFlow
 from dlbench.node.models.resnet import ResNet
+from dlbench.specs.memory.chain import Chain, Unit
 from dlbench.specs.memory.plan import Decision, PlannedBlock
 
 
@@ -139,4 +140,21 @@ def disk(folder: Path, num_bytes: int = 1 << 20) -> DiskTier:
     return DiskTier(folder, num_bytes)
 
 
-__all__ = ["OutOfCore"]
+def measured_chain(units: Sequence[UnitModule], seen: Sequence[BlockBytes]) -> Chain:
+    """The chain of a network of which every unit was a block, with times of no meaning."""
+    return Chain(
+        units=tuple(
+            Unit(
+                name=unit.name,
+                forward_s=1.0,
+                backward_s=1.0,
+                saved_bytes=one.saved_bytes,
+                input_bytes=one.input_bytes,
+                input_saved=one.input_saved,
+                joins=unit.joins,
+            )
+            for unit, one in zip(units, seen, strict=True)
+        ),
+        batch=16,
+        output_bytes=seen[-1].output_bytes,
+    )

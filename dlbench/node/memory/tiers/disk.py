@@ -35,7 +35,18 @@ _HUGE = 2 << 20
 class DiskTicket:
     """Bytes of one storage in the file; changed by the tier alone."""
 
-    __slots__ = ("buffer", "failed", "incoming", "is_in", "is_out", "num_bytes", "offset", "place", "storage")
+    __slots__ = (
+        "buffer",
+        "failed",
+        "incoming",
+        "is_in",
+        "is_out",
+        "num_bytes",
+        "offset",
+        "place",
+        "recalled",
+        "storage",
+    )
 
     def __init__(self, storage: torch.UntypedStorage, offset: int, place: int) -> None:
         self.storage: torch.UntypedStorage | None = storage
@@ -46,6 +57,7 @@ class DiskTicket:
         self.is_out = False
         self.is_in = False
         self.incoming = False
+        self.recalled = False
         self.buffer: torch.UntypedStorage | None = None
 
 
@@ -123,6 +135,16 @@ class DiskTier:
 
     def wait_out(self, ticket: DiskTicket) -> None:
         self._wait(lambda: ticket.is_out)
+
+    def recall(self, ticket: DiskTicket) -> torch.UntypedStorage | None:
+        with self._changed:
+            self._require()
+            if ticket.is_out:
+                return None
+            ticket.recalled = True
+            storage, ticket.storage = ticket.storage, None
+        self.discard(ticket)
+        return storage
 
     def swap_in(self, ticket: DiskTicket, block: int) -> None:
         self._require()
@@ -207,9 +229,10 @@ class DiskTier:
         start = time.monotonic_ns()
         bounce = self._lanes[0].bounce
         storage = ticket.storage
-        assert storage is not None
+        if storage is None:  # recalled
+            return
         source, position = storage.data_ptr(), 0
-        while position < ticket.num_bytes:
+        while position < ticket.num_bytes and not ticket.recalled:
             size = min(CHUNK_BYTES, ticket.num_bytes - position)
             ctypes.memmove(bounce.address, source + position, size)
             _write_all(self._file, bounce.view[: aligned(size)], ticket.offset + position)
@@ -218,7 +241,6 @@ class DiskTier:
             # Starts to write what is dirty, and drops what is clean.
             os.posix_fadvise(self._file, ticket.offset, ticket.place, os.POSIX_FADV_DONTNEED)
         del storage
-        ticket.storage = None
         self._done(ticket, block, start, is_out=True)
 
     def _read(self, ticket: DiskTicket, block: int) -> None:
@@ -237,8 +259,11 @@ class DiskTier:
     def _done(self, ticket: DiskTicket, block: int, start: int, *, is_out: bool) -> None:
         end = time.monotonic_ns()
         with self._changed:
+            if ticket.recalled:
+                return
             if is_out:
                 ticket.is_out = True
+                ticket.storage = None
             else:
                 ticket.is_in = True
             if self._watching:

@@ -50,6 +50,9 @@ class Tier(Protocol):
     def wait_out(self, ticket: Any) -> None:
         """What is ordered from now on has the memory: waits for the transfer (a GPU's stream waits, not the host)."""
 
+    def recall(self, ticket: Any) -> torch.UntypedStorage | None:
+        """The storage, if its bytes have not left yet: they stay, and the ticket is done with. None: they are away."""
+
     def swap_in(self, ticket: Any, block: int) -> None:
         """Starts to bring the bytes back, after they are away."""
 
