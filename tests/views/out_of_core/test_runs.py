@@ -133,7 +133,7 @@ def test_the_section_says_it_all_and_a_page_can_be_made(runs: Path) -> None:
     report = assemble(scan(runs))
     (section,) = OutOfCoreView().sections(report)
     words = " ".join(section.words)
-    assert "In core with batch 32 at 1 rank: 5 runs ended without memory" in words
+    assert "In core with batch 32 at 1 rank: 5 runs did not fit" in words
     assert "In core 20 MiB hold 13 samples of a pass" in words
     assert "Predicted steps are off by" in words
     document = document_of(report)
@@ -187,7 +187,7 @@ def test_lanes_show_what_took_most_of_each_part() -> None:
     assert lanes(spans, width=10) == [
         ("compute", "FF=..RRBBB"),
         ("block", "00...00000"),
-        ("out", "..33......"),
+        ("out", "..333....."),
         ("in", ".........."),
     ]
     assert lanes([], width=10) == []
