@@ -209,8 +209,8 @@ class _Search:
                     yield (*head, (first, end, decision), *tail)
                 if after < end:
                     yield (*head, (first, after, now), (after + 1, end, then), *tail)
-            if last > first:
-                yield (*head, (first, last - 1, now), (last, end, then), *tail)
+                if last > first:
+                    yield (*head, (first, last - 1, now), (last, end, then), *tail)
             tail = plan[block + 1 :]
         if last > first:
             for second in sorted({(first + last + 1) // 2, first + 1, last}):
