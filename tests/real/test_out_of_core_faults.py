@@ -125,5 +125,5 @@ def _children(process: int) -> list[int]:
 
 def _has_nameless_file(process: int, folder: Path) -> bool:
     """Whether a process holds a file of a folder that has no name there."""
-    links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
+    links = [str(link.readlink()) for link in Path(f"/proc/{process}/fd").iterdir()]
     return any(link.startswith(str(folder)) and link.endswith("(deleted)") for link in links)
