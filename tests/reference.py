@@ -46,6 +46,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import SystemSpec
 from dlbench.views import model as report_model
 from dlbench.views.diagnosis.document import views_of as diagnosis_views
+from dlbench.views.out_of_core.planned import MemoryPlan
 from dlbench.views.registry import SCALING
 from dlbench.views.stalls.numbers import IoTiers
 from dlbench.views.storage.numbers import Io
@@ -467,6 +468,7 @@ def schemas() -> dict[Path, str]:
         "collectives": schema_of(CollectivesReport),
         "io": schema_of(Io),
         "io-tiers": schema_of(IoTiers),
+        "memory-plan": schema_of(MemoryPlan),
     }
     folder = ROOT / "docs" / "schemas"
     return {folder / f"{name}.schema.json": json.dumps(schema, indent=1) + "\n" for name, schema in found.items()}

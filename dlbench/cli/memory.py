@@ -120,9 +120,10 @@ def _print_order(asked: RunPlan) -> None:
 
 
 def _of_workload(asked: RunPlan) -> MemoryPlan:
+    from dlbench.costs.memory.tradeoff import in_core_bytes
     from dlbench.jobs.interruption import interrupted_by_signals
     from dlbench.jobs.memory_profile import memory_profile
-    from dlbench.views.out_of_core.planned import Measured, in_core_bytes, memory_plan
+    from dlbench.views.out_of_core.planned import Measured, memory_plan
 
     if not asked.system.python and importlib.util.find_spec("torch") is None:
         raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {shared.INSTALL_NODE}")
@@ -158,9 +159,10 @@ def _starts(asked: RunPlan, chain: Chain) -> list[int] | None:
 
 def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan:
     """From what a run says; nothing is measured."""
+    from dlbench.costs.memory.tradeoff import in_core_bytes, scaled
     from dlbench.records.scan import read_run
     from dlbench.specs.memory.settings import MemorySpec
-    from dlbench.views.out_of_core.planned import Measured, in_core_bytes, memory_plan, scaled
+    from dlbench.views.out_of_core.planned import Measured, memory_plan
 
     context = click.get_current_context()
     for name in _OF_WORKLOADS:

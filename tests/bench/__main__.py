@@ -11,6 +11,8 @@ from tests.bench import (
     faults,
     gate,
     history,
+    memory,
+    memory_plan,
     reader_rate,
     reading,
     shuffling,
@@ -33,6 +35,8 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "faults": faults.figures,
     "shuffling": shuffling.figures,
     "staging": staging.figures,
+    "memory": memory.figures,
+    "memory-plan": memory_plan.figures,
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -41,6 +45,11 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "reading.large": reading.large,
     "shuffling.times": shuffling.times,
     "shuffling.accuracies": shuffling.accuracies,
+    "memory.methods": memory.methods,
+    "memory.largest": memory.largest,
+    "memory.fitting": memory.fitting,
+    "memory.host": memory.host,
+    "memory.compiled": memory.compiled,
     **faults.PARTS,
 }
 """Of areas; measured only when named."""

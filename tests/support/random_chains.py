@@ -44,9 +44,7 @@ def random_case(seed: int, *, units: int | None = None, most: int = 10) -> Case:
         drag=draw.choice((0.0, 0.0, 0.1, 0.3, 1.0)),
     )
     share = 0.0 if draw.random() < 0.2 else draw.random()
-    return Case(
-        shape=shape, chain=chain, rates=rates, capacity_bytes=smallest + round(share * (in_core - smallest))
-    )
+    return Case(shape=shape, chain=chain, rates=rates, capacity_bytes=smallest + round(share * (in_core - smallest)))
 
 
 def _chain(draw: random.Random, count: int, shape: str) -> Chain:

@@ -93,14 +93,16 @@ class BlockCosts:
         kept = begin.input_bytes if begin.input_saved or recomputes or held_by_others else 0
         moving = 0 if held_by_others else kept
 
-        saved = passing = single = inner = 0
+        saved = passing = single = single_inner = inner = 0
         for position, (unit, output) in enumerate(zip(units, outputs, strict=True)):
             entering = unit.input_bytes if position else 0
             stays = entering if unit.input_saved else 0
             saved += stays + unit.saved_bytes
             passing = max(passing, entering + output)
+            beside = output if position + 1 < len(units) else 0
             single = max(single, entering + unit.saved_bytes + output)
-            inner = max(inner, saved + entering - stays + (output if position + 1 < len(units) else 0))
+            single_inner = max(single_inner, entering + unit.saved_bytes + beside)
+            inner = max(inner, saved + entering - stays + beside)
         bare = max(inner, saved + entering - stays + outputs[-1])
 
         idle = BlockCost(
@@ -128,14 +130,13 @@ class BlockCosts:
                 again_bare_bytes=bare,
             )
         if decision == "swap" and self._blocking:
-            back = single + moving
             return replace(
                 idle,
                 kept_bytes=kept - moving,
                 forward_bytes=single,
                 moved_bytes=saved + moving,
-                again_bytes=back,
-                again_bare_bytes=back,
+                again_bytes=single_inner + moving,
+                again_bare_bytes=single + moving,
             )
         moved = saved + moving if decision == "swap" else 0
         return replace(idle, own_bytes=saved, moved_bytes=moved, freed_bytes=moved, own_released_bytes=saved)
@@ -193,3 +194,15 @@ def block_starts(names: Sequence[str], units: Sequence[str]) -> list[int] | None
         if name not in units:
             raise UserError(f"train.memory.blocks: no block can begin with {name!r}; {nearest(name, units)}")
     return sorted({units.index(name) for name in names})
+
+
+def spans_of(chain: Chain, longest: int | None = None) -> tuple[tuple[int, int], ...]:
+    """First and last units of all blocks that there may be, of at most `longest` units."""
+    spans = []
+    for first in range(len(chain.units)):
+        spans.append((first, first))
+        for last in range(first + 1, min(len(chain.units), first + (longest or len(chain.units)))):
+            if not chain.units[last].joins:
+                break
+            spans.append((first, last))
+    return tuple(spans)

@@ -11,21 +11,25 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from dlbench.costs.memory.blocks import BlockCosts, cut
-from dlbench.costs.memory.simulator import Pass, Setting, backward, begin, forward
+from dlbench.costs.memory.blocks import BlockCosts, cut, spans_of
+from dlbench.costs.memory.simulator import Setting, backward, begin, forward
+from dlbench.costs.memory.static_plans import Blocks, cheapest_fitting
 from dlbench.specs.memory.chain import Chain, TransferRates
 from dlbench.specs.memory.plan import Decision
 
-Blocks = tuple[tuple[int, int, Decision], ...]
-"""First unit, last unit and decision of each block."""
-
-EFFORT = 250_000
+EFFORT = 200_000
 """Blocks that are simulated at most; about 3 microseconds each."""
 PATIENCE = 30
 """Random changes in a row that may come to nothing."""
 NEAR = 4
 """How many blocks apart two may be that are changed together, where there are more than `FEW`."""
 FEW = 16
+LONGEST = 8
+"""Units of a block in the first plans, in chains of more than `FEW` units."""
+PRICES = (0.0, 0.1, 0.3, 1.0, 3.0)
+"""What a second of moving may cost, in seconds of computing: transfers that are hidden cost nothing."""
+DESCENTS = 4
+"""First plans that are made better."""
 
 
 def best_found(
@@ -35,6 +39,7 @@ def best_found(
     *,
     decisions: Sequence[Decision],
     starts: Sequence[int] | None = None,
+    known: Sequence[Blocks] = (),
     effort: int = EFFORT,
 ) -> Blocks | None:
     """The best plan that was found; None where none fits.
@@ -45,25 +50,19 @@ def best_found(
         capacity_bytes: what a pass may hold.
         decisions: those that blocks may have.
         starts: units with which blocks begin; None: the search chooses.
+        known: plans to begin with, beside its own.
         effort: blocks that are simulated at most.
     """
-    search = _Search(chain, rates, capacity_bytes, decisions, starts, effort)
-    return search.run()
+    return _Search(chain, Setting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
 
 
 class _Search:
     def __init__(
-        self,
-        chain: Chain,
-        rates: TransferRates | None,
-        capacity_bytes: int,
-        decisions: Sequence[Decision],
-        starts: Sequence[int] | None,
-        effort: int,
+        self, chain: Chain, setting: Setting, decisions: Sequence[Decision], starts: Sequence[int] | None, effort: int
     ) -> None:
         self._chain = chain
         self._costs = BlockCosts(chain)
-        self._setting = Setting.of(chain, rates, capacity_bytes)
+        self._setting = setting
         self._decisions = decisions
         self._spans = cut(chain, starts)
         self._pinned = starts is not None
@@ -74,24 +73,29 @@ class _Search:
         self.best: Blocks | None = None
         self.least = math.inf
 
-    def run(self) -> Blocks | None:
-        """Starting points, descents from the best of them, and random changes."""
-        rated = sorted(((self.rate(plan), number, plan) for number, plan in enumerate(self._starting_points())))
+    def run(self, known: Sequence[Blocks] = ()) -> Blocks | None:
+        """First plans, descents from the best of them, and random changes."""
+        keep = self._plan(["keep"] * len(self._spans))
+        if self.rate(keep) < math.inf:
+            return keep
+        rated = sorted(
+            (self.rate(plan), number, plan) for number, plan in enumerate(dict.fromkeys((*known, *self._first_plans())))
+        )
         rated = [found for found in rated if found[0] < math.inf]
         if not rated:
             return None
         self.least, _, self.best = rated[0]
-        for least, _, plan in rated[:4]:
+        for least, _, plan in rated[:DESCENTS]:
             self._keep(*self._descend(plan, least))
         idle = 0
         while idle < PATIENCE and self._left > 0 and self.least > self._useful * (1 + 1e-9):
             changed = self._shaken(self.best)
             least = self.rate(changed)
-            if least == math.inf:
+            if least < math.inf and self._keep(*self._descend(changed, least)):
+                idle = 0
+            else:
                 idle += 1
-                continue
-            idle = 0 if self._keep(*self._descend(changed, least)) else idle + 1
-        return self.best
+        return self._lightened(self.best)
 
     def _keep(self, plan: Blocks, least: float) -> bool:
         if least < self.least * (1 - 1e-9):
@@ -122,82 +126,107 @@ class _Search:
         self._seen[plan] = done.clock
         return done.clock
 
-    # Starting points
+    # First plans
 
-    def _starting_points(self) -> Iterator[Blocks]:
-        spans = self._spans
-        keep: list[Decision] = ["keep"] * len(spans)
+    def _first_plans(self) -> Iterator[Blocks]:
+        keep: list[Decision] = ["keep"] * len(self._spans)
         yield self._plan(keep)
         for decision in self._decisions[1:]:
-            for head in range(1, len(spans) + 1):
-                yield self._plan([decision] * head + keep[head:])
+            yield self._plan([decision] * len(keep))
+            for head in range(1, len(keep)):
+                plan = self._plan([decision] * head + keep[head:])
+                if self.rate(plan) < math.inf:
+                    yield plan
+                    break
             for order in self._orders():
-                plan = keep[:]
+                some = keep[:]
                 for block in order:
-                    plan[block] = decision
-                    made = self._plan(plan)
-                    if self.rate(made) < math.inf:
-                        yield made
+                    some[block] = decision
+                    if self.rate(self._plan(some)) < math.inf:
+                        yield self._plan(some)
                         break
+        longest = None if len(self._chain.units) <= FEW else LONGEST
+        spans = self._spans if self._pinned else spans_of(self._chain, longest)
+        without = [decision for decision in self._decisions if decision in ("keep", "recompute")]
+        for decisions, price in ((without, 0.0), *((self._decisions, price) for price in PRICES)):
+            found = cheapest_fitting(self._costs, self._setting, decisions, spans, price)
+            if found is not None:
+                yield found[0]
 
     def _orders(self) -> Iterator[list[int]]:
+        """Blocks by the time that their bytes cost, and by their bytes."""
         kept = [self._costs.of(*span, "keep") for span in self._spans]
-        bytes_of = [cost.own_bytes + cost.kept_bytes for cost in kept]
-        yield sorted(range(len(kept)), key=lambda block: kept[block].forward_s / max(1, bytes_of[block]))
-        yield sorted(range(len(kept)), key=lambda block: -bytes_of[block])
-        yield sorted(range(len(kept)), key=lambda block: bytes_of[block])
+        sizes = [cost.own_bytes + cost.kept_bytes for cost in kept]
+        yield sorted(range(len(kept)), key=lambda block: kept[block].forward_s / max(1, sizes[block]))
+        yield sorted(range(len(kept)), key=lambda block: -sizes[block])
 
     def _plan(self, decisions: Sequence[Decision]) -> Blocks:
         return tuple((first, last, decision) for (first, last), decision in zip(self._spans, decisions, strict=True))
 
-    # Neighbours
+    # Better plans nearby
 
     def _descend(self, plan: Blocks, least: float) -> tuple[Blocks, float]:
-        improved = True
-        while improved and self._left > 0:
-            improved = False
-            for better in self._neighbours(plan):
-                value = self.rate(better, least)
-                if value < least * (1 - 1e-9):
-                    plan, least, improved = better, value, True
-                    break
-                if self._left <= 0:
-                    break
+        """The plan that is left when no change of one block, or of two near each other, makes it shorter."""
+        pairs = False
+        while self._left > 0:
+            better, value = self._round(plan, least, pairs=pairs)
+            if value < least:
+                plan, least, pairs = better, value, False
+            elif not pairs:
+                pairs = True
+            else:
+                break
         return plan, least
 
-    def _neighbours(self, plan: Blocks) -> Iterator[Blocks]:
-        count = len(plan)
-        for block, (first, last, now) in enumerate(plan):
-            for decision in self._decisions:
-                if decision != now:
-                    yield (*plan[:block], (first, last, decision), *plan[block + 1 :])
-        if not self._pinned:
-            yield from self._recut(plan)
-        near = count if count <= FEW else NEAR
-        for block, (first, last, now) in enumerate(plan):
-            for other in range(block + 1, min(count, block + near + 1)):
-                for decision in self._decisions:
-                    for second in self._decisions:
-                        if decision != now and second != plan[other][2]:
-                            changed = list(plan)
-                            changed[block] = (first, last, decision)
-                            changed[other] = (*plan[other][:2], second)
-                            yield tuple(changed)
+    def _round(self, plan: Blocks, least: float, *, pairs: bool) -> tuple[Blocks, float]:
+        """Looks once at every block, and takes what is better at once."""
+        block = 0
+        while block < len(plan) and self._left > 0:
+            for changed in self._pairs(plan, block) if pairs else self._changes(plan, block):
+                value = self.rate(changed, least)
+                if value < least * (1 - 1e-9):
+                    plan, least = changed, value
+                    break
+            else:
+                block += 1
+                continue
+            if pairs:
+                break
+        return plan, least
 
-    def _recut(self, plan: Blocks) -> Iterator[Blocks]:
-        for block in range(len(plan) - 1):
-            (first, last, now), (after, end, then) = plan[block], plan[block + 1]
+    def _changes(self, plan: Blocks, block: int) -> Iterator[Blocks]:
+        first, last, now = plan[block]
+        head, tail = plan[:block], plan[block + 1 :]
+        for decision in self._decisions:
+            if decision != now:
+                yield (*head, (first, last, decision), *tail)
+        if self._pinned:
+            return
+        if tail:
+            (after, end, then), tail = tail[0], tail[1:]
             if self._chain.units[after].joins:
-                for decision in dict.fromkeys((now, then, "recompute" if "recompute" in self._decisions else now)):
-                    yield (*plan[:block], (first, end, decision), *plan[block + 2 :])
+                for decision in dict.fromkeys((now, then, *self._decisions[2:3])):
+                    yield (*head, (first, end, decision), *tail)
                 if after < end:
-                    yield (*plan[:block], (first, after, now), (after + 1, end, then), *plan[block + 2 :])
+                    yield (*head, (first, after, now), (after + 1, end, then), *tail)
             if last > first:
-                yield (*plan[:block], (first, last - 1, now), (last, end, then), *plan[block + 2 :])
-        for block, (first, last, now) in enumerate(plan):
-            if last > first:
-                for begin_second in {(first + last + 1) // 2, first + 1, last}:
-                    yield (*plan[:block], (first, begin_second - 1, now), (begin_second, last, now), *plan[block + 1 :])
+                yield (*head, (first, last - 1, now), (last, end, then), *tail)
+            tail = plan[block + 1 :]
+        if last > first:
+            for second in sorted({(first + last + 1) // 2, first + 1, last}):
+                yield (*head, (first, second - 1, now), (second, last, now), *tail)
+
+    def _pairs(self, plan: Blocks, block: int) -> Iterator[Blocks]:
+        first, last, now = plan[block]
+        near = len(plan) if len(plan) <= FEW else NEAR
+        for other in range(block + 1, min(len(plan), block + near + 1)):
+            for decision in self._decisions:
+                for second in self._decisions:
+                    if decision != now and second != plan[other][2]:
+                        changed = list(plan)
+                        changed[block] = (first, last, decision)
+                        changed[other] = (*plan[other][:2], second)
+                        yield tuple(changed)
 
     def _shaken(self, plan: Blocks) -> Blocks:
         """With some blocks changed at random."""
@@ -206,3 +235,14 @@ class _Search:
             block = self._random.randrange(len(changed))
             changed[block] = (*changed[block][:2], self._random.choice(self._decisions))
         return tuple(changed)
+
+    def _lightened(self, plan: Blocks) -> Blocks:
+        """With less moved and recomputed, where the pass takes no longer for it."""
+        for block in range(len(plan)):
+            first, last, now = plan[block]
+            for decision in self._decisions[: self._decisions.index(now)]:
+                changed = (*plan[:block], (first, last, decision), *plan[block + 1 :])
+                if self.rate(changed) <= self.least * (1 + 1e-9):
+                    plan = changed
+                    break
+        return plan

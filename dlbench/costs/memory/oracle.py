@@ -81,8 +81,15 @@ class _Search:
         known = BlockCosts(chain)
         self._setting = Setting.of(chain, rates, capacity_bytes)
         self._spans = spans
-        self._options = [[known.of(*span, decision) for decision in decisions] for span in spans]
-        self._decisions = decisions
+        self._options: list[list[BlockCost]] = []
+        self._decisions: list[list[Decision]] = []
+        for span in spans:
+            # The first block's input is not held, so that some decisions come to the same.
+            different: dict[BlockCost, Decision] = {}
+            for decision in decisions:
+                different.setdefault(known.of(*span, decision), decision)
+            self._options.append(list(different))
+            self._decisions.append(list(different.values()))
         self._chosen: list[BlockCost] = [options[0] for options in self._options]
         self._picks = [0] * len(spans)
         self._forward_left = [0.0] * (len(spans) + 1)
@@ -106,13 +113,11 @@ class _Search:
             if end.peak <= self._setting.budget and end.clock < self.least:
                 self.least = end.clock
                 self.best = tuple(
-                    PlannedBlock(first=first, last=last, decision=self._decisions[pick])
-                    for (first, last), pick in zip(self._spans, self._picks, strict=True)
+                    PlannedBlock(first=first, last=last, decision=names[pick])
+                    for (first, last), names, pick in zip(self._spans, self._decisions, self._picks, strict=True)
                 )
             return
         for pick, cost in enumerate(self._options[block]):
-            if cost.recomputes == self._options[block][pick - 1].recomputes and pick and cost == self._options[block][pick - 1]:
-                continue
             self._chosen[block] = cost
             self._picks[block] = pick
             went = done.copy()

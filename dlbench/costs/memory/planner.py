@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dlbench.costs.memory.blocks import cut
-from dlbench.costs.memory.local_search import best_found
+from dlbench.costs.memory.local_search import EFFORT, best_found
 from dlbench.costs.memory.schedule import predicted
 from dlbench.costs.memory.simulator import Prefetch, simulate
-from dlbench.costs.memory.smallest import DoesNotFitError, smallest_capacity
+from dlbench.costs.memory.smallest import DoesNotFitError, allowed, smallest_capacity
 from dlbench.specs.memory.chain import Chain, TransferRates
 from dlbench.specs.memory.plan import BlockPlan, Decision, PlannedBlock
 from dlbench.specs.memory.settings import Recompute, Swap
@@ -64,8 +64,10 @@ def plan_blocks(
     recompute: bool,
     swap: bool,
     starts: Sequence[int] | None = None,
+    known: Iterable[Sequence[PlannedBlock]] = (),
+    effort: int = EFFORT,
 ) -> BlockPlan:
-    """The plan with the shortest pass that was found.
+    """The plan with the shortest pass that was found; always the same for the same arguments.
 
     Args:
         chain: the chain, as measured.
@@ -74,6 +76,8 @@ def plan_blocks(
         recompute: whether blocks may be recomputed.
         swap: whether blocks may move.
         starts: units with which blocks begin; None: the planner chooses.
+        known: plans to begin with, beside its own; with the same units.
+        effort: how many blocks it may simulate.
 
     Raises:
         DoesNotFitError: no plan fits; it names the smallest capacity that would do.
@@ -81,20 +85,19 @@ def plan_blocks(
     """
     if swap and rates is None:
         raise ValueError("blocks that are swapped need transfer rates")
-    found = best_found(chain, rates, capacity_bytes, decisions=allowed(recompute=recompute, swap=swap), starts=starts)
+    found = best_found(
+        chain,
+        rates,
+        capacity_bytes,
+        decisions=allowed(recompute=recompute, swap=swap),
+        starts=starts,
+        known=[tuple((block.first, block.last, block.decision) for block in plan) for plan in known],
+        effort=effort,
+    )
     if found is None:
-        raise DoesNotFitError(chain, smallest_capacity(chain, recompute=recompute, swap=swap, starts=starts))
+        raise DoesNotFitError(
+            chain, capacity_bytes, smallest_capacity(chain, recompute=recompute, swap=swap, starts=starts)
+        )
     blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last, decision in found)
     schedule = simulate(chain, blocks, rates, capacity_bytes)
     return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner=PLANNER)
-
-
-def allowed(*, recompute: bool, swap: bool) -> tuple[Decision, ...]:
-    """Decisions that a plan may take."""
-    every: tuple[tuple[Decision, bool], ...] = (
-        ("keep", True),
-        ("swap", swap),
-        ("recompute", recompute),
-        ("recompute-swap", recompute and swap),
-    )
-    return tuple(decision for decision, may in every if may)

@@ -383,19 +383,18 @@ class _WayBack:
         done, outs = self._done, self._done.outs
         setting = self._setting
         last = block if setting.blocking else max(0, block - 1) if setting.one_block else 0
-        budget = setting.budget
         while True:
             while done.oldest < self.pending and outs[done.oldest].end <= done.clock:
                 done.held -= outs[done.oldest].freed
                 done.oldest += 1
-            while self._next >= last and self._issue(budget):
+            while self._next >= last and self._issue(setting.budget):
                 pass
             if self._next < block:
                 break
             if done.oldest < self.pending:
                 done.clock = max(done.clock, outs[done.oldest].end)
             else:
-                budget = math.inf
+                self._issue(math.inf)
         done.clock = max(done.clock, self._ready[block])
 
     def _issue(self, budget: float) -> bool:

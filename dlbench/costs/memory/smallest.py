@@ -1,35 +1,97 @@
-"""The smallest capacity that some plan fits."""
+"""The smallest capacity that some plan fits, exactly, and what needs it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlbench.costs.memory.blocks import cut
-from dlbench.costs.memory.simulator import simulate
+from dlbench.costs.memory.blocks import BlockCosts, cut, spans_of
+from dlbench.costs.memory.simulator import Setting
+from dlbench.costs.memory.static_plans import cheapest_fitting
 from dlbench.errors import EnvironmentLacksError
-from dlbench.specs.memory.chain import Chain, TransferRates
-from dlbench.specs.memory.plan import Decision, PlannedBlock
+from dlbench.specs.memory.chain import Chain
+from dlbench.specs.memory.plan import Decision
 from dlbench.units import format_bytes
 
 
 class DoesNotFitError(EnvironmentLacksError):
-    """No plan fits the capacity."""
+    """No plan fits the capacity; `smallest_bytes` would do."""
 
-    def __init__(self, chain: Chain, smallest_bytes: int) -> None:
+    def __init__(self, chain: Chain, capacity_bytes: int, smallest_bytes: int) -> None:
         self.smallest_bytes = smallest_bytes
-        super().__init__(f"does not fit even so: needs at least {format_bytes(smallest_bytes)} ({smallest_bytes} B)")
+        super().__init__(
+            f"training does not fit into {format_bytes(capacity_bytes)} even so: needs at least "
+            f"{exact_bytes(smallest_bytes)}: {largest_items(chain, smallest_bytes)}"
+        )
+
+
+def allowed(*, recompute: bool, swap: bool) -> tuple[Decision, ...]:
+    """Decisions that a plan may take."""
+    every: tuple[tuple[Decision, bool], ...] = (
+        ("keep", True),
+        ("swap", swap),
+        ("recompute", recompute),
+        ("recompute-swap", recompute and swap),
+    )
+    return tuple(decision for decision, may in every if may)
 
 
 def smallest_capacity(chain: Chain, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None) -> int:
-    """Bytes of the smallest capacity that some plan fits."""
-    rates = TransferRates(tier="", out_bytes_per_s=1.0, in_bytes_per_s=1.0) if swap else None
-    allowed: list[Decision] = ["keep"]
-    allowed += ["recompute"] if recompute else []
-    allowed += ["swap"] if swap else []
-    allowed += ["recompute-swap"] if swap and recompute else []
-    found = []
-    for decision in allowed:
-        blocks = [PlannedBlock(first=first, last=last, decision=decision) for first, last in cut(chain, starts)]
-        done = simulate(chain, blocks, rates, 0)
-        found.append(done.over_bytes)
-    return min(found)
+    """Bytes of the smallest capacity that some plan fits; no plan fits one byte less.
+
+    Where blocks may be swapped, single units as blocks need the least: nothing else has to be held, and a block needs
+    no less than each of its units by itself. Otherwise all ways to cut the chain count.
+
+    Args:
+        chain: the chain.
+        recompute: whether blocks may be recomputed.
+        swap: whether blocks may move.
+        starts: units with which blocks begin; None: all ways to cut the chain.
+    """
+    most = _least_peak(chain, None, recompute=recompute, swap=swap, starts=starts)
+    assert most is not None, "without a limit everything fits"
+    least = 0
+    while least < most:
+        middle = (least + most) // 2
+        found = _least_peak(chain, middle, recompute=recompute, swap=swap, starts=starts)
+        if found is None:
+            least = middle + 1
+        else:
+            most = found
+    return chain.fixed_bytes + most
+
+
+def fits(
+    chain: Chain, capacity_bytes: int, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None
+) -> bool:
+    """Whether some plan fits the capacity."""
+    budget = capacity_bytes - chain.fixed_bytes
+    return budget >= 0 and _least_peak(chain, budget, recompute=recompute, swap=swap, starts=starts) is not None
+
+
+def _least_peak(
+    chain: Chain, budget: int | None, *, recompute: bool, swap: bool, starts: Sequence[int] | None
+) -> int | None:
+    """Peak of activations of some plan that keeps to the budget; None: there is none."""
+    spans = cut(chain, starts) if starts is not None or swap or not recompute else spans_of(chain)
+    setting = Setting.of(chain, None, None if budget is None else chain.fixed_bytes + budget)
+    found = cheapest_fitting(BlockCosts(chain), setting, allowed(recompute=recompute, swap=swap), spans, 0.0, front=1)
+    return None if found is None else found[1]
+
+
+def largest_items(chain: Chain, smallest_bytes: int) -> str:
+    """What takes most of the smallest capacity, in words."""
+    outputs = [*(unit.input_bytes for unit in chain.units[1:]), chain.output_bytes]
+    sizes = [unit.input_bytes + unit.saved_bytes + output for unit, output in zip(chain.units, outputs, strict=True)]
+    largest = chain.units[sizes.index(max(sizes))].name
+    items = [
+        (chain.state_bytes, "parameters, gradients and optimiser state"),
+        (chain.outside_bytes, "batch and modules outside of the chain"),
+        (chain.working_bytes, "workspace"),
+        (smallest_bytes - chain.fixed_bytes, f"activations (the largest: {largest})"),
+    ]
+    return ", ".join(f"{format_bytes(size)} {what}" for size, what in sorted(items, reverse=True)[:3] if size > 0)
+
+
+def exact_bytes(count: int) -> str:
+    """Bytes as text that can be given as a capacity, and in words."""
+    return f"{count} B" if count < 1024 else f"{count} B ({format_bytes(count)})"

@@ -153,6 +153,11 @@ class OutOfCore:
         self._installed = False
         self._pass = None
 
+    def computes(self, module: nn.Module) -> bool:
+        """Whether a call of a module, now, computes it: where blocks stand, some only begin a block or hand on."""
+        block = next((block for block in self._blocks if any(one is module for one in block.modules)), None)
+        return not self._installed or block is None or block.is_running
+
     def begin_measuring(self) -> None:
         """Counts begin at zero: before the first measured step."""
         self._others.look()

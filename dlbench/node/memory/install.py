@@ -63,11 +63,18 @@ class Block:
                 module.forward = forward
         self._output, self._given = None, ((), {})
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its modules are being computed now: other calls of them only begin the block or hand on."""
+        return self._is_running
+
     def buffers(self) -> list[torch.Tensor]:
         """Buffers of its modules."""
         return [buffer for module in self.modules for buffer in module.buffers()]
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_running:
+            return self._forwards[0](*args, **kwargs)
         output = self._run(self, args, kwargs)
         if len(self.modules) > 1:
             self._output, self._given = output, (args[1:], kwargs)
@@ -89,8 +96,8 @@ class Block:
     def _modules_called(self, *args: Any, **kwargs: Any) -> Any:
         self._is_running = True
         try:
-            x = self._forwards[0](*args, **kwargs)
-            for module in self.modules[1:]:
+            x = args[0]
+            for module in self.modules:
                 x = module(x, *args[1:], **kwargs)
             return x
         finally:

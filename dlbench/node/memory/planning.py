@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from dlbench.costs.memory.blocks import block_starts
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
 from dlbench.costs.memory.simulator import simulate
+from dlbench.costs.memory.tradeoff import scaled
+from dlbench.costs.memory.smallest import DoesNotFitError
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.cut import Cut, find_units
@@ -24,6 +26,7 @@ from dlbench.specs.memory.chain import Chain, TransferRates, Unit
 from dlbench.specs.memory.plan import BlockPlan, PlannedBlock
 from dlbench.specs.system import StorageSpec, TierSpec
 from dlbench.specs.training import OptimizerSpec, TrainSpec
+from dlbench.units import format_bytes
 
 Batch = dict[str, Tensor]
 Gather = Callable[[Any], list[Any]]
@@ -137,7 +140,7 @@ def planned(chain: Chain, rates: TransferRates | None, train: TrainSpec) -> tupl
 
     Raises:
         UserError: train.memory.blocks names what is no unit.
-        DoesNotFitError: no plan fits train.memory.capacity.
+        EnvironmentLacksError: no plan fits train.memory.capacity; names the smallest that would do.
     """
     keep = [PlannedBlock(first=number, last=number, decision="keep") for number in range(len(chain.units))]
     in_core = simulate(chain, keep, None, None).peak_bytes
@@ -146,15 +149,13 @@ def planned(chain: Chain, rates: TransferRates | None, train: TrainSpec) -> tupl
         return fixed_plan(chain, rates, train.recompute, train.swap, starts=starts), in_core
     capacity = train.memory.capacity_bytes(in_core)
     assert capacity is not None  # the plan's validator holds this
-    found = plan_blocks(
-        chain,
-        rates,
-        capacity,
-        recompute=train.recompute == "planned",
-        swap=train.swap == "planned",
-        starts=starts,
-    )
-    return found, in_core
+    recompute, swap = train.recompute == "planned", train.swap == "planned"
+    try:
+        return plan_blocks(chain, rates, capacity, recompute=recompute, swap=swap, starts=starts), in_core
+    except DoesNotFitError as error:
+        asked = train.memory.capacity
+        told = f" ({format_bytes(capacity)})" if str(asked).endswith("%") else ""
+        raise EnvironmentLacksError(f"train.memory.capacity {asked}{told}: {error}") from None
 
 
 def far_tier(

@@ -136,7 +136,7 @@ class _Passage:
             self.turn_gradients = self.made_gradients()
         leaf = ctx.x.requires_grad_(ctx.needs_input_grad[1])
         with torch.enable_grad(), ctx.autocast:
-            entry = leaf.clone() if link.changes_input else leaf
+            entry = leaf.clone() if link.changes_input else _Entry.apply(leaf)  # type: ignore[no-untyped-call]
             self.meter.mark(f"unit {link.number}")
             begin = self.now()
             with self.keeping(link.saved, link.casts):
@@ -156,6 +156,18 @@ class _Passage:
             self.moments["back"] = end
         found: Tensor | None = leaf.grad
         return found
+
+
+class _Entry(torch.autograd.Function):
+    """A unit's input, behind a node: what is made of a leaf alone would be taken for a parameter's cast."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient
 
 
 class _Repeated(torch.autograd.Function):

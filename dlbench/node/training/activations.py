@@ -192,6 +192,10 @@ class ActivationMemory:
             self._peak_before = resident.peak_resident_bytes() or 0
             resident.reset_peak()
 
+    def computes(self, module: nn.Module) -> bool:
+        """Whether a call of a module, now, computes it."""
+        return self._blocks.computes(module)
+
     @property
     def peak_resident_before(self) -> int:
         """The process's resident peak before its count began anew, bytes; 0 where it did not."""

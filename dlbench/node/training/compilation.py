@@ -79,7 +79,7 @@ class Compilation:
             beat(f"compiling with an activation budget of {share:g}")
             torch._functorch.config.activation_memory_budget = share
             with undisturbed(model, self._device):
-                model.compile()  # type: ignore[no-untyped-call]
+                model.compile()
                 found.append(_saved_bytes(model, loss_of, batch))
             model._compiled_call_impl = None
             torch._dynamo.reset()
@@ -87,7 +87,7 @@ class Compilation:
 
     def network(self, wrapped: nn.Module) -> None:
         """Compiles a whole network, as the engine wraps it, when it is called first."""
-        wrapped.compile()  # type: ignore[no-untyped-call]
+        wrapped.compile()
 
     def block(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function of one block, compiled when it is called first."""
@@ -116,8 +116,8 @@ class Compilation:
             )
         if self._budget_bytes is not None and self._budget_bytes[0] == self._budget_bytes[1]:
             found.append(
-                f"train.activation_budget {self._train.activation_budget:g} changed nothing: the compiled network keeps "
-                f"{format_bytes(self._budget_bytes[0])} for its backward pass with and without it"
+                f"train.activation_budget {self._train.activation_budget:g} changed nothing: with and without it "
+                f"the compiled network keeps {format_bytes(self._budget_bytes[0])} for its backward pass"
             )
         return found
 

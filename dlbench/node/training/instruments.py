@@ -88,7 +88,10 @@ class RankWatch:
         if watch is None or spans is None or not (self._traces and course.window):
             return
         device = next(model.parameters()).device
-        self._layers = LayerWatch(model, clock_for(device), spans.add)
+        if self._plan.workload.train.compile == "none":
+            computes = memory.computes if memory is not None else lambda _module: True
+            self._layers = LayerWatch(model, clock_for(device), spans.add, computes)
+        # Else hooks on modules would be compiled into the network, or never called.
         if watch.profiler and self._place.rank == 0:
             self._profile = ProfileWindow(self._folder.profile(0), device, spans.add)
 
@@ -121,29 +124,31 @@ class RankWatch:
         """A step of the warm-up comes next; at the edges of the window the device is idle."""
         if step == 0:
             self.stage("warm-up")
-        if self._layers is None:
+        if self._layers is None and self._profile is None:
             return
         if step not in self._course.window:
             self._close_layers()
             return
         if not self._is_open:
             self._is_open = True
-            self._layers.open()
+            if self._layers is not None:
+                self._layers.open()
             if self._profile is not None:
                 self._beat("the start of torch.profiler")
                 self._profile.open()
-        self._layers.enter(step)
+        if self._layers is not None:
+            self._layers.enter(step)
 
     def _close_layers(self) -> None:
         """Takes the hooks away and ends the profile, whose file is written later; twice does no harm."""
         if not self._is_open:
             return
         self._is_open = False
-        assert self._layers is not None
         if self._profile is not None:
             self._beat("the end of torch.profiler")
             self._profile.stop()
-        self._layers.close()
+        if self._layers is not None:
+            self._layers.close()
 
     def leave_step(self) -> None:
         """What comes now is no step, and not watched."""

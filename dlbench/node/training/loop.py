@@ -63,13 +63,9 @@ class Trainee:
     """What is compiled; None where nothing is."""
 
     def settings(self) -> list[Setting]:
-        """What was asked for of memory, compiler and host, and what is in force."""
-        return [
-            setting
-            for part in (self.memory, self.compilation, self.host)
-            if part is not None
-            for setting in part.settings()
-        ]
+        """What was asked for of memory, compiler and update, and what is in force."""
+        parts = (self.memory, self.compilation, self.host)
+        return [setting for part in parts if part is not None for setting in part.settings()]
 
 
 @dataclass(kw_only=True)
@@ -170,12 +166,9 @@ class TrainingLoop:
         self._is_measuring = True
         if self._trainee.fault is not None:
             self._trainee.fault.measuring()
-        if self._trainee.host is not None:
-            self._trainee.host.begin_measuring()
-        if self._trainee.memory is not None:
-            self._trainee.memory.begin_measuring()
-        if self._trainee.compilation is not None:
-            self._trainee.compilation.begin_measuring()
+        for beginning in (self._trainee.memory, self._trainee.compilation, self._trainee.host):
+            if beginning is not None:
+                beginning.begin_measuring()
         if self._watch is not None:
             self._watch.begin_measuring()
         self._trainee.engine.barrier()

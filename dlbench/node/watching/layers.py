@@ -6,6 +6,9 @@ they are the nodes behind the output whose sequence numbers were given out durin
 change nothing; unlike full backward hooks of modules they do not stand in the way of operations in place. They die with
 the graph of their step, hooks on modules are taken away when the window closes.
 
+A forward pass that is repeated within the backward pass is told as such. It lies within the time of the layer whose
+operation asked for it first, as waits for what was swapped do.
+
 On a GPU moments are CUDA events, set on the clock of the host when the window closes (not measured here).
 """
 
@@ -54,6 +57,9 @@ class _Call:
 
     name: str
     step: int
+    module: nn.Module
+    is_repeated: bool
+    """Whether it computes activations again, for a backward pass that has begun."""
     first_node: int
     """Sequence number of autograd at the beginning."""
     forward_start: Any
@@ -69,10 +75,18 @@ class LayerWatch:
         model: its leaf modules are watched, by their names.
         clock: of the device where it computes.
         add: where spans go.
+        computes: whether a call of a module, now, computes it; others are left out.
     """
 
-    def __init__(self, model: nn.Module, clock: MomentClock, add: AddSpan) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        clock: MomentClock,
+        add: AddSpan,
+        computes: Callable[[nn.Module], bool] = lambda _module: True,
+    ) -> None:
         self._model = model
+        self._computes = computes
         self._clock = clock
         self._add = add
         self._hooks: list[Any] = []
@@ -114,22 +128,31 @@ class LayerWatch:
         self._write()
 
     def _begin(self, name: str, module: nn.Module, inputs: object) -> None:
-        if self._step is None:
+        if self._step is None or not self._computes(module):
             return
         call = _Call(
             name=name,
             step=self._step,
+            module=module,
+            is_repeated=torch._C._current_graph_task_id() >= 0,
             first_node=torch._C._autograd._get_sequence_nr(),
             forward_start=self._clock.mark(),
         )
         self._running.append(call)
 
     def _end(self, module: nn.Module, inputs: object, outputs: object) -> None:
-        if self._step is None or not self._running:
+        if self._step is None or not self._computes(module):
+            return
+        # Calls that an error ended are passed over: a repeated forward pass ends where nothing more is needed.
+        while self._running and self._running[-1].module is not module:
+            self._running.pop()
+        if not self._running:
             return
         call = self._running.pop()
         call.forward_end = self._clock.mark()
         self._calls.append(call)
+        if call.is_repeated:
+            return
         behind = [tensor.grad_fn for tensor in _tensors(outputs) if tensor.grad_fn is not None]
         heads = [node for node in behind if _belongs(node, call.first_node)]
         for node in heads:
@@ -152,7 +175,8 @@ class LayerWatch:
         self._clock.settle()
         at = self._clock.monotonic_ns
         for call in calls:
-            self._add(COMPUTE, f"forward {call.name}", at(call.forward_start), at(call.forward_end), step=call.step)
+            forward = "recompute" if call.is_repeated else "forward"
+            self._add(COMPUTE, f"{forward} {call.name}", at(call.forward_start), at(call.forward_end), step=call.step)
             if call.backward_end is not None:
                 self._add(
                     COMPUTE, f"backward {call.name}", at(call.backward_start), at(call.backward_end), step=call.step

@@ -23,8 +23,8 @@ class MemorySpec(Spec):
     )
     blocks: tuple[str, ...] = Field(
         (),
-        description="Names of the modules with which blocks begin, e.g. layers.0; none: the plan chooses (planned), or "
-        "every module of the chain is a block (blocks, offload, streamed).",
+        description="Names of the modules with which blocks begin, as a list, or as text: layers.0,layers.8; none: the "
+        "plan chooses (planned), or every module of the chain is a block (blocks, offload, streamed).",
     )
     swap_folder: Annotated[str, Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*|~/)[^\x00-\x1f]*$")] | None = Field(
         None,
@@ -34,6 +34,14 @@ class MemorySpec(Spec):
     verify: Flag = Field(
         False, description="Compare a checksum of every tensor that comes back with that of what went out."
     )
+
+    @field_validator("blocks", mode="before")
+    @classmethod
+    def _blocks_from_text(cls, value: object) -> object:
+        """`--set` and `--ab` take one value: names with commas between them, or an empty text for none."""
+        if not isinstance(value, str):
+            return value
+        return tuple(part.strip() for part in value.split(",")) if value.strip() else ()
 
     @field_validator("capacity", mode="after")
     @classmethod

@@ -10,7 +10,7 @@ from dlbench.report.charts.chart import Chart, Rows, Subject, finish
 from dlbench.report.charts.style import FORECAST, HEIGHT, IDEAL, INK, MUTED, WIDE
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet
-from dlbench.report.wording import percent
+from dlbench.report.wording import DASH, percent
 from dlbench.units import format_bytes, format_number, format_seconds
 from dlbench.views.out_of_core.charts import byte_unit, held_chart, lanes_chart
 from dlbench.views.out_of_core.methods import COLOURS
@@ -24,7 +24,7 @@ METHODS_CAPTION = (
 )
 BATCH_CAPTION = (
     "Samples per second of forward and backward passes, predicted: times and activations in proportion to the batch. "
-    "In brackets: the method holds more than the capacity."
+    "A dash: the method does not fit."
 )
 
 
@@ -94,8 +94,8 @@ def _words(found: MemoryPlan) -> Iterator[str]:
     passes = "" if measured.parts == 1 else f" (a step has {measured.parts} passes)"
     yield (
         f"Predicted: a pass over {found.chain.batch} {measured.sample_unit} takes {format_seconds(predicted.pass_s)}"
-        f"{passes}, {format_number(found.chain.batch / predicted.pass_s, 3)} {measured.sample_unit}/s; in core it would "
-        f"take {format_seconds(predicted.useful_s)}. Input, exchange and optimiser come on top."
+        f"{passes}, {format_number(found.chain.batch / predicted.pass_s, 3)} {measured.sample_unit}/s; in core it "
+        f"would take {format_seconds(predicted.useful_s)}. Input, exchange and optimiser come on top."
     )
     yield (
         f"It holds {format_bytes(predicted.peak_bytes)} at most, of {format_bytes(found.capacity_bytes)}; in core it "
@@ -219,9 +219,8 @@ def _batch_sheet(found: MemoryPlan) -> Sheet[Forecast]:
 
 def _rate_if_it_fits(one: Forecast) -> Cell:
     if one.samples_per_s is None:
-        return Cell("does not fit")
-    text = format_number(one.samples_per_s, 3)
-    return Cell(text if one.fits else f"({text})", number=one.samples_per_s)
+        return Cell(DASH)
+    return Cell(format_number(one.samples_per_s, 3), number=one.samples_per_s)
 
 
 def _trade_words(found: MemoryPlan) -> Iterator[str]:

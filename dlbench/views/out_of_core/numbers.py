@@ -371,16 +371,24 @@ def _limits(groups: Sequence[Group], table: RunTable) -> list[Limit]:
         capacity = capacities.pop() if len(capacities) == 1 else None
         if capacity is None:
             continue
-        batches = [_in_core_batch(one, capacity) for one in results]
-        limits.append(Limit(ranks=ranks, nodes=nodes, capacity_bytes=capacity, batch=round(median(batches))))
+        batch = _in_core_batch(results, capacity)
+        limits.append(Limit(ranks=ranks, nodes=nodes, capacity_bytes=capacity, batch=batch))
     return limits
 
 
-def _in_core_batch(told: MemoryResult, capacity: int) -> int:
-    """Samples of a pass that a capacity holds in core, activations taken as proportional to them."""
-    state = told.chain.state_bytes
-    per_sample = (told.in_core_bytes - state) / told.chain.batch
-    return max(0, math.floor((capacity - state) / per_sample)) if per_sample > 0 else told.chain.batch
+def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
+    """Samples of a pass that a capacity holds in core: on the line through the two measured batches that are nearest.
+
+    With one batch what is no state is taken as proportional to it.
+    """
+    by_batch: dict[int, list[int]] = {}
+    for one in results:
+        by_batch.setdefault(one.chain.batch, []).append(one.in_core_bytes)
+    known = sorted(((batch, median(sizes)) for batch, sizes in by_batch.items()), key=lambda at: abs(at[1] - capacity))
+    batch, held = known[0]
+    other, less = known[1] if len(known) > 1 else (0, results[0].chain.state_bytes)
+    per_sample = (held - less) / (batch - other)
+    return max(0, math.floor(batch + (capacity - held) / per_sample)) if per_sample > 0 else batch
 
 
 def _gains(points: Sequence[MethodPoint], table: RunTable) -> list[Gain]:

@@ -10,16 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
-from dlbench.costs.memory.smallest import DoesNotFitError, smallest_capacity
+from dlbench.costs.memory.smallest import smallest_capacity
+from dlbench.costs.memory.tradeoff import (
+    METHODS,
+    Method,
+    Point,
+    against_batch,
+    against_capacity,
+    in_core_bytes,
+    largest_batch,
+    point,
+)
 from dlbench.specs.memory.chain import Chain, TransferRates
 from dlbench.specs.memory.plan import BlockPlan
-from dlbench.specs.memory.settings import Recompute, Swap
 from dlbench.views.out_of_core.methods import TITLES
 from dlbench.views.out_of_core.passes import PassSpan, PlannedPart, blocks_of, schedule_of, spans_of
 
-CAPACITY_STEPS = 8
-"""Capacities of the curve of memory against time, from the smallest to that of training in core."""
-BATCH_FACTORS = (0.5, 1, 1.5, 2, 3, 4)
+CAPACITIES = 6
+"""Of the curve of memory against time, from the smallest to that of training in core."""
+BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)
 """Batches of the curve of throughput, in multiples of the largest in core."""
 
 
@@ -115,116 +124,55 @@ def memory_plan(
     swap = rates is not None
     plan = plan_blocks(chain, rates, capacity_bytes, recompute=True, swap=swap, starts=starts)
     schedule = schedule_of(chain, plan, rates, "planned")
-    in_core = in_core_bytes(chain)
-    smallest = smallest_capacity(chain, recompute=True, swap=swap, starts=starts)
-    limit = in_core_batch(chain, capacity_bytes)
+    limit = largest_batch(chain, None, ("none", "none"), capacity_bytes)
     batches = sorted({max(1, round((limit or chain.batch) * factor)) for factor in BATCH_FACTORS} | {chain.batch})
-    capacities = _between(smallest, max(in_core, smallest))
+    methods = [method for method in METHODS if swap or method[1] == "none"]
+    best: Method = ("planned", "planned" if swap else "none")
+    by_capacity = against_capacity(chain, rates, best, points=CAPACITIES, starts=starts)
+    by_batch = [against_batch(chain, rates, one, capacity_bytes, batches, starts=starts) for one in methods]
     return MemoryPlan(
         measured=measured,
         chain=chain,
         rates=rates,
         capacity_bytes=capacity_bytes,
-        in_core_bytes=in_core,
-        smallest_bytes=smallest,
+        in_core_bytes=in_core_bytes(chain),
+        smallest_bytes=smallest_capacity(chain, recompute=True, swap=swap, starts=starts),
         in_core_batch=limit,
         plan=plan,
         blocks=blocks_of(chain, plan, "planned"),
         operations=spans_of(schedule),
         held=schedule.held,
-        methods=tuple(_methods(chain, rates, capacity_bytes, starts)),
-        by_capacity=tuple(
-            forecast(chain, rates, ("planned", "planned" if swap else "none"), capacity, starts)
-            for capacity in capacities
-        ),
-        by_batch=tuple(
-            one for batch in batches for one in _methods(scaled(chain, batch), rates, capacity_bytes, starts)
-        ),
+        methods=tuple(_forecast(_as_it_is(chain, rates, method, capacity_bytes, starts)) for method in methods),
+        by_capacity=tuple(map(_forecast, by_capacity)),
+        by_batch=tuple(_forecast(one) for row in zip(*by_batch, strict=True) for one in row),
     )
 
 
-def _between(low: int, high: int) -> list[int]:
-    return sorted({low + (high - low) * place // (CAPACITY_STEPS - 1) for place in range(CAPACITY_STEPS)})
-
-
-def _methods(chain: Chain, rates: TransferRates | None, capacity: int, starts: Sequence[int] | None) -> list[Forecast]:
-    """All methods with one batch; those that swap only where rates are known."""
-    return [
-        forecast(chain, rates, method, capacity, starts)
-        for method in TITLES
-        if rates is not None or method[1] == "none"
-    ]
-
-
-def forecast(
-    chain: Chain,
-    rates: TransferRates | None,
-    method: tuple[Recompute, Swap],
-    capacity: int,
-    starts: Sequence[int] | None = None,
-) -> Forecast:
-    """What a method would take; one that treats all blocks alike does not know of the capacity."""
+def _as_it_is(
+    chain: Chain, rates: TransferRates | None, method: Method, capacity: int, starts: Sequence[int] | None
+) -> Point:
+    """A method with this batch; one that treats all blocks alike even where it holds more than the capacity."""
     recompute, swap = method
-    plan: BlockPlan | None
     if "planned" in method:
-        try:
-            plan = plan_blocks(
-                chain, rates, capacity, recompute=recompute == "planned", swap=swap == "planned", starts=starts
-            )
-        except DoesNotFitError:
-            plan = None
-    else:
-        plan = fixed_plan(chain, rates if swap != "none" else None, recompute, swap, starts=starts)
-    found = None if plan is None else plan.predicted
+        return point(chain, rates, method, capacity, starts=starts)
+    plan = fixed_plan(chain, rates if swap != "none" else None, recompute, swap, starts=starts)
+    return Point(method=method, batch=chain.batch, capacity_bytes=capacity, plan=plan)
+
+
+def _forecast(one: Point) -> Forecast:
+    found = None if one.plan is None else one.plan.predicted
+    recompute, swap = one.method
     return Forecast(
-        method=TITLES[method],
+        method=TITLES[one.method],
         recompute=recompute,
         swap=swap,
-        batch=chain.batch,
-        capacity_bytes=capacity,
-        fits=found is not None and found.peak_bytes <= capacity,
+        batch=one.batch,
+        capacity_bytes=one.capacity_bytes,
+        fits=found is not None and found.peak_bytes <= one.capacity_bytes,
         pass_s=None if found is None else found.pass_s,
-        samples_per_s=None if found is None or not found.pass_s else chain.batch / found.pass_s,
+        samples_per_s=one.samples_per_s,
         peak_bytes=None if found is None else found.peak_bytes,
         recompute_s=None if found is None else found.recompute_s,
         stall_s=None if found is None else found.stall_s,
         swapped_bytes=None if found is None else found.swapped_bytes,
-    )
-
-
-def in_core_bytes(chain: Chain) -> int:
-    """What training holds in core."""
-    return fixed_plan(chain, None, "none", "none").predicted.peak_bytes
-
-
-def in_core_batch(chain: Chain, capacity: int) -> int:
-    """The largest batch that a capacity holds in core; 0: none."""
-    per_sample = (in_core_bytes(chain) - chain.state_bytes) / chain.batch
-    return max(0, int((capacity - chain.state_bytes) / per_sample)) if per_sample > 0 else chain.batch
-
-
-def scaled(chain: Chain, batch: int) -> Chain:
-    """The chain for another batch: times and activations in proportion to the samples, the state as it is."""
-    factor = batch / chain.batch
-    times = ("before_s", "turn_s", "after_s")
-    return chain.model_copy(
-        update={
-            "units": tuple(
-                unit.model_copy(
-                    update={
-                        "forward_s": unit.forward_s * factor,
-                        "backward_s": unit.backward_s * factor,
-                        "saved_bytes": round(unit.saved_bytes * factor),
-                        "input_bytes": round(unit.input_bytes * factor),
-                    }
-                )
-                for unit in chain.units
-            ),
-            "batch": batch,
-            **{name: getattr(chain, name) * factor for name in times},
-            **{
-                name: round(getattr(chain, name) * factor)
-                for name in ("output_bytes", "outside_bytes", "working_bytes")
-            },
-        }
     )

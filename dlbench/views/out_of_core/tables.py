@@ -14,7 +14,8 @@ from dlbench.views.view import place_of
 METHODS_CAPTION = (
     "Medians over runs. Peak: measured, of the rank that held most: allocated by torch on a GPU, or resident on a CPU "
     "beyond what the process held before the network was built; predicted: by the simulator, state and workspace "
-    "included. In core nothing is counted: the peak of the whole process is all there is."
+    "included. In core nothing is counted: the peak of the whole process is all there is. Runs that did not fit ended "
+    "because memory was used up, or because no plan fits the capacity."
 )
 STEPS_CAPTION = (
     "Predicted step: the predicted pass, times the passes of a step, and what the run's own warm-up spent beside "
@@ -73,7 +74,7 @@ def methods_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
         Column("runs", "Runs", lambda one: one.num_runs),
         Column(
             "runs_without_memory",
-            "Ended without memory",
+            "Did not fit",
             lambda one: one.num_without_memory,
             lambda one: runs_text(one.num_without_memory) if one.num_without_memory else "none",
         ),
@@ -92,7 +93,7 @@ def methods_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
 def _throughput(one: MethodPoint) -> Estimate | Cell:
     if one.throughput is not None:
         return one.throughput
-    return Cell("no memory" if one.num_without_memory else DASH)
+    return Cell("does not fit" if one.num_without_memory else DASH)
 
 
 def steps_sheet(found: OutOfCore) -> Sheet[MethodPoint]:

@@ -130,7 +130,7 @@ def _without_memory(found: OutOfCore) -> Iterator[str]:
         if one.num_without_memory:
             yield (
                 f"{_upper(one.label)} with batch {one.batch} at {place_text(one.ranks, one.nodes)}: "
-                f"{runs_text(one.num_without_memory)} ended without memory"
+                f"{runs_text(one.num_without_memory)} did not fit"
                 f"{f', {one.num_runs} did not' if one.num_runs else ''}."
             )
 

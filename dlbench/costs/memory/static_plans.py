@@ -1,0 +1,135 @@
+"""Plans that fit, by dynamic programming over the chain: what has to be held does not depend on times.
+
+When all swap-outs have ended, a block's forward and backward pass find held what earlier blocks leave on the device,
+whatever the order of events (`dlbench.costs.memory.simulator`). So a plan fits just when each block finds its room
+beside that sum, and of two ways to treat the first units the one that leaves less is never the worse one. Times count
+here by a price: recomputing at its length, moving at `price` times the length of its transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dlbench.costs.memory.blocks import BlockCost, BlockCosts
+from dlbench.costs.memory.simulator import Setting
+from dlbench.specs.memory.plan import Decision
+
+Blocks = tuple[tuple[int, int, Decision], ...]
+"""First unit, last unit and decision of each block."""
+
+FRONT = 12
+"""Ways to treat the first units that are followed at a time: from the one that leaves least to the fastest."""
+
+
+class _Way(NamedTuple):
+    left: int
+    """What the blocks so far leave on the device."""
+    seconds: float
+    peak: int
+    """The most that they need at a time."""
+    block: tuple[int, int, Decision] | None
+    before: _Way | None
+
+
+def cheapest_fitting(
+    costs: BlockCosts,
+    setting: Setting,
+    decisions: Sequence[Decision],
+    spans: Sequence[tuple[int, int]],
+    price: float,
+    *,
+    front: int = FRONT,
+) -> tuple[Blocks, int] | None:
+    """The plan of the least price that was found, and its peak in bytes of activations; None: no plan fits.
+
+    None is exact; the price is exact where `front` ways are enough.
+
+    Args:
+        costs: of the chain's blocks.
+        setting: of the pass; its budget must hold the peak.
+        decisions: those that blocks may have.
+        spans: first and last units that blocks may have.
+        price: what a second of moving costs, in seconds of computing.
+        front: ways that are followed at a time.
+    """
+    units = costs.chain.units
+    per_byte = price * (setting.in_s + setting.out_s) / 2
+    after: list[list[int]] = [[] for _ in units]
+    for first, last in spans:
+        after[first].append(last)
+    # By unit and by whether the block that begins there holds its input for the backward pass.
+    ways: list[tuple[list[_Way], list[_Way]]] = [([], []) for _ in range(len(units) + 1)]
+    ways[0][False].append(_Way(0, 0.0, 0, None, None))
+    ways[0][True].append(_Way(0, 0.0, 0, None, None))
+    for first in range(len(units)):
+        for held in (False, True):
+            known = _thinned(ways[first][held], front)
+            for last in after[first] if known else ():
+                for decision in decisions:
+                    cost = costs.of(first, last, decision)
+                    if cost.input_bytes and (cost.kept_bytes > 0) != held:
+                        continue
+                    seconds = (cost.forward_s if cost.recomputes else 0.0) + cost.moved_bytes * per_byte
+                    _extend(ways[last + 1], known, cost, (first, last, decision), seconds, setting, costs)
+    ended = _thinned(ways[-1][False] + ways[-1][True], front)
+    if not ended:
+        return None
+    way: _Way | None = min(ended, key=lambda found: (found.seconds, found.peak))
+    assert way is not None
+    peak, blocks = way.peak, []
+    while way is not None and way.block is not None:
+        blocks.append(way.block)
+        way = way.before
+    return tuple(reversed(blocks)), peak
+
+
+def _extend(
+    target: tuple[list[_Way], list[_Way]],
+    known: Sequence[_Way],
+    cost: BlockCost,
+    block: tuple[int, int, Decision],
+    seconds: float,
+    setting: Setting,
+    costs: BlockCosts,
+) -> None:
+    """Adds what becomes of the known ways with one block more."""
+    units = costs.chain.units
+    after = block[1] + 1
+    ends = after == len(units)
+    output = setting.output_bytes if ends else units[after].input_bytes
+    stays = cost.own_bytes + cost.kept_bytes
+    forward = cost.input_bytes + cost.forward_bytes
+    for held_next in (False, True):
+        if (ends or output == 0) and held_next:
+            continue
+        end = output if held_next or ends else 0
+        again = cost.again_bytes if end else cost.again_bare_bytes
+        needed = max(forward, stays + end + again)
+        for way in known:
+            if way.left + needed > setting.budget:
+                continue
+            target[held_next].append(
+                _Way(
+                    way.left + stays - cost.freed_bytes,
+                    way.seconds + seconds,
+                    max(way.peak, way.left + needed),
+                    block,
+                    way,
+                )
+            )
+            if output == 0 and not ends:
+                target[True].append(target[False][-1])
+
+
+def _thinned(ways: Sequence[_Way], front: int) -> list[_Way]:
+    """Those that no other way beats in both, at most `front` of them: the first leaves the least."""
+    best: list[_Way] = []
+    for way in sorted(ways, key=lambda found: (found.left, found.seconds)):
+        if not best or way.seconds < best[-1].seconds:
+            best.append(way)
+    if len(best) <= front:
+        return best
+    if front == 1:
+        return best[:1]
+    return [best[number * (len(best) - 1) // (front - 1)] for number in range(front)]

@@ -1,0 +1,18 @@
+"""One measurement of the area in a process of its own: prints what it found as JSON."""
+
+import json
+import os
+import sys
+
+import torch
+
+from tests.bench import memory
+
+MEASUREMENTS = {
+    one.__name__: one
+    for one in (memory.compare, memory.limits, memory.peak, memory.ratios_of_fitting, memory.ratios_of_host)
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    print(json.dumps(MEASUREMENTS[sys.argv[1]](*sys.argv[2:])))

@@ -1,0 +1,180 @@
+"""`dlbench memory plan` with a program at its boundary that answers as the profile would; wrong input in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dlbench.cli import cli
+from dlbench.cli.ending import ending_of
+from dlbench.errors import ExitCode, RunError
+from dlbench.jobs import memory_profile
+from dlbench.records.memory_profile import MemoryProfile
+from dlbench.units import bytes_option, parse_bytes
+from tests.support.memory_factory import MIB, RATES, a_chain, method_plans, write_memory_run
+
+Answering = Callable[[str], None]
+
+CHAIN = a_chain(32)
+ANSWER = MemoryProfile(
+    format="dlbench.memory-profile", device="cpu, 2 threads", chain=CHAIN, rates=RATES, warnings=("it was warm",)
+).model_dump_json()
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answering:
+    """Puts a program where the profile is: its text, in Python."""
+
+    def answering(text: str) -> None:
+        program = tmp_path / "profile.py"
+        program.write_text(text, encoding="utf-8")
+        command = [sys.executable, "-P", "-m", "dlbench.supervisor", sys.executable, str(program)]
+        monkeypatch.setattr(memory_profile, "profile_command", lambda python: command)
+
+    return answering
+
+
+def plan(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["memory", "plan", *map(str, words)])
+
+
+def refused(*words: object, code: ExitCode = ExitCode.USAGE) -> str:
+    """What a wrong request is answered with."""
+    result = plan(*words)
+    assert result.exception is not None
+    ending = ending_of(result.exception)
+    assert ending.code == code
+    assert "\n" not in ending.line
+    return ending.line
+
+
+def test_a_workload_is_measured_planned_and_told_in_eighty_columns(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(f"import sys\nassert '\"batch_per_rank\": 32' in sys.stdin.read()\nprint({ANSWER!r})")
+    monkeypatch.setattr("socket.gethostname", lambda: "n0")
+    result = plan("resnet50", "--preset", "ci", "--batch", 32, "--capacity", "20MiB")
+    assert result.exit_code == 0, result.exception
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "Measured on this machine (n0), cpu, 2 threads; to a file on node-local disk" in result.stdout
+    # Three lanes and the line of blocks, of one length.
+    lanes = {name: re.search(rf"^ *{name}  (\S+)$", result.stdout, re.MULTILINE) for name in ("compute", "out", "in")}
+    assert len({len(found[1]) for found in lanes.values() if found}) == 1
+    assert all(lanes.values())
+    compute = lanes["compute"]
+    assert compute is not None
+    assert re.fullmatch(r"F+[FRB.=]*B+=*", compute[1])
+    for title in ("The plan", "A pass, predicted", "Methods with batch 32", "Capacities with batch 32, planned"):
+        assert title in lines
+
+
+def test_the_plan_of_the_json_keeps_to_its_capacity_and_says_what_else_would(answering: Answering) -> None:
+    answering(f"print({ANSWER!r})")
+    found = json.loads(plan("resnet50", "--preset", "ci", "--capacity", "50%", "--json").stdout)
+    assert (found["format"], found["version"]) == ("dlbench.memory-plan", 1)
+    assert found["in_core_bytes"] == 41 * MIB
+    assert found["capacity_bytes"] == round(20.5 * MIB)
+    assert found["plan"]["predicted"]["peak_bytes"] <= found["capacity_bytes"]
+    # What is held over the pass is what the plan says of its peak.
+    assert max(num for _, num in found["held"]) == found["plan"]["predicted"]["peak_bytes"]
+    assert max(one["end_s"] for one in found["operations"]) == pytest.approx(found["plan"]["predicted"]["pass_s"])
+    assert [block["number"] for block in found["blocks"]] == list(range(len(found["plan"]["blocks"])))
+    in_core = next(one for one in found["methods"] if one["method"] == "in core")
+    assert not in_core["fits"]
+    assert in_core["pass_s"] == pytest.approx(CHAIN.useful_s)
+    by_capacity = found["by_capacity"]
+    assert by_capacity[0]["capacity_bytes"] == found["smallest_bytes"]
+    assert all(one["fits"] for one in by_capacity)
+    assert by_capacity[-1]["pass_s"] == pytest.approx(CHAIN.useful_s)
+    # All but the state is in proportion to the batch.
+    assert found["in_core_batch"] == int((20.5 - 4) / (37 / 32))
+    fits = {one["batch"]: one["fits"] for one in found["by_batch"] if one["method"] == "in core"}
+    assert all(is_in == (batch <= found["in_core_batch"]) for batch, is_in in fits.items())
+    assert len(fits) > 4
+
+
+def test_a_capacity_that_no_plan_fits_ends_with_the_smallest_that_would(answering: Answering) -> None:
+    answering(f"print({ANSWER!r})")
+    line = refused("resnet50", "--preset", "ci", "--capacity", "6MiB", code=ExitCode.ENVIRONMENT)
+    assert "does not fit into 6 MiB even so" in line
+    smallest = int(re.findall(r"needs at least (\d+) B", line)[0])
+    assert plan("resnet50", "--preset", "ci", "--capacity", smallest).exit_code == 0
+    refused("resnet50", "--preset", "ci", "--capacity", smallest - 1, code=ExitCode.ENVIRONMENT)
+
+
+def test_a_finished_run_is_planned_anew_without_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_profile, "profile_command", lambda python: ["/nowhere"])
+    (planned,) = method_plans([("planned", "planned")], batches=(32,), repeats=1)
+    (in_core,) = method_plans([("none", "none")], batches=(32,), repeats=1)
+    told = write_memory_run(tmp_path, planned)
+    write_memory_run(tmp_path, in_core)
+    folder = tmp_path / planned.run_id
+    found = json.loads(plan(folder, "--json").stdout)
+    assert found["plan"] == told.plan.model_dump(mode="json")
+    assert found["measured"]["where"] == f"run {planned.run_id}"
+    larger = json.loads(plan(folder, "--batch", 64, "--capacity", "30MiB", "--json").stdout)
+    assert larger["chain"]["batch"] == 64
+    assert larger["in_core_bytes"] == (4 + 2 * 37) * MIB
+    assert "Scaled from the measured 32 to 64" in larger["measured"]["warnings"][0]
+    assert "trained in core and says nothing" in refused(tmp_path / in_core.run_id)
+    assert "--preset: has no effect on a finished run" in refused(folder, "--preset", "ci")
+    assert "--capacity lots: is no size" in refused(folder, "--capacity", "lots")
+
+
+def test_a_page_has_the_schedule_and_the_trade_off_drawn(answering: Answering, tmp_path: Path) -> None:
+    answering(f"print({ANSWER!r})")
+    page = tmp_path / "plan.html"
+    assert plan("resnet50", "--preset", "ci", "--capacity", "20MiB", "-o", page).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    for name in ("lanes", "held", "capacity", "batches"):
+        assert f"chart-memory-plan-{name}" in text
+
+
+def test_what_would_be_measured_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = plan("cosmoflow", "--preset", "ci", "--capacity", "1GiB", "--dry-run")
+    assert result.exit_code == 0
+    assert "dlbench.node.memory_profile" in result.stdout
+    order = json.loads(next(line[2:] for line in result.stdout.splitlines() if line.startswith("# {")))
+    assert order["workload"]["train"]["memory"]["capacity"] == "1GiB"
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["resnet50"], "give --capacity"),
+        (["resnet50", "--capacity", "lots"], "capacity"),
+        (["resnet50", "--capacity", "0"], "must be more than no bytes"),
+        (
+            ["resnet50", "--capacity", "1GiB", "--set", "train.swap=none"],
+            "--set train.swap: is decided by this command",
+        ),
+        (["resnet50", "--capacity", "1GiB", "--json", "-o", "a.json"], "--json and -o exclude each other"),
+        (["resnet50", "--capacity", "1GiB", "-o", "a.csv"], "the suffix '.csv' tells none"),
+        (["nope", "--capacity", "1GiB"], "unknown workload"),
+    ],
+)
+def test_wrong_requests_are_one_line(words: list[str], answer: str) -> None:
+    assert answer in refused(*words)
+
+
+def test_a_profile_that_dies_is_one_line(answering: Answering) -> None:
+    answering("print('{}')")
+    found = plan("resnet50", "--preset", "ci", "--capacity", "1GiB").exception
+    assert isinstance(found, RunError)
+    assert "the profile's process answered nothing that can be read: format" in str(found)
+    answering("import sys\nprint('dlbench: error: no chain: one module', file=sys.stderr)\nsys.exit(2)")
+    assert "no chain: one module" in refused("resnet50", "--preset", "ci", "--capacity", "1GiB")
+
+
+@pytest.mark.parametrize("num_bytes", [1, 1023, 99 * 1024, 100 * 1024, 123_456_789, 2**33 + 1, 2**50])
+def test_sizes_in_commands_are_never_too_small(num_bytes: int) -> None:
+    text = bytes_option(num_bytes)
+    assert num_bytes <= parse_bytes(text) <= num_bytes * 1.011

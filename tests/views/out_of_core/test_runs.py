@@ -1,0 +1,193 @@
+"""Methods to hold activations beside each other: kept apart, compared with what was predicted, the limit marked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlbench.reading.scaling import groups
+from dlbench.reading.table import tabulate
+from dlbench.records.memory import MemoryResult
+from dlbench.records.scan import scan
+from dlbench.report.document import Section
+from dlbench.report.formats import terminal
+from dlbench.report.formats.json import as_plain
+from dlbench.views.assemble import assemble
+from dlbench.views.document import document_of
+from dlbench.views.out_of_core.charts import method_charts, passage_charts
+from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, out_of_core
+from dlbench.views.out_of_core.passes import PassSpan
+from dlbench.views.out_of_core.picture import lanes
+from dlbench.views.out_of_core.view import OutOfCoreView
+from tests.support.memory_factory import METHODS, MIB, OTHER_MS, method_plans, write_memory_run
+from tests.support.run_factory import write_scaling, write_unfinished
+
+SLOWER = 1.1
+"""Measured passes over predicted ones."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five runs of every method with two batches; in core the larger one does not fit, nor does any plan in 8 MiB."""
+    out = tmp_path_factory.mktemp("methods")
+    for plan in method_plans(batches=(8, 32)):
+        train = plan.workload.train
+        if train.is_in_core and train.batch_per_rank == 32:
+            write_unfinished(out, plan, "failed", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+        else:
+            write_memory_run(out, plan, SLOWER * (1 + plan.series.repeat / 1000))
+    (small,) = method_plans([("planned", "planned")], batches=(64,), capacity="20 MiB", repeats=1, series="more")
+    write_unfinished(out, small, "failed", "does not fit even so: needs at least 30 MiB (31457280 B)")
+    return out
+
+
+@pytest.fixture(scope="module")
+def found(runs: Path) -> OutOfCore:
+    table = tabulate(scan(runs), with_causes=True)
+    (found,) = out_of_core(groups(table), table)
+    return found
+
+
+def point(found: OutOfCore, method: str, batch: int) -> MethodPoint:
+    (one,) = [one for one in found.points if one.method == method and one.batch == batch and one.num_runs]
+    return one
+
+
+def test_every_method_and_batch_is_a_point_of_its_own(runs: Path, found: OutOfCore) -> None:
+    with_figures = [one for one in found.points if one.num_runs]
+    assert len(with_figures) == 2 * len(METHODS) - 1
+    assert {one.num_runs for one in with_figures} == {5}
+    # No method is averaged with another.
+    assert len(groups(tabulate(scan(runs)))) == len(with_figures)
+
+
+def test_peaks_and_steps_stand_beside_what_was_predicted(found: OutOfCore) -> None:
+    one = point(found, "planned (KARMA)", 32)
+    assert one.capacity_bytes == 20 * MIB
+    assert one.predicted_peak_bytes is not None
+    assert one.predicted_peak_bytes <= one.capacity_bytes
+    assert one.device_peak is not None
+    assert one.device_peak.value == one.predicted_peak_bytes + MIB
+    assert one.in_core_bytes == 41 * MIB
+    assert one.step is not None
+    assert one.predicted_step is not None
+    beside = sum(OTHER_MS.values()) / 1e3
+    measured = one.step.value - beside
+    # All that is beside the passes is known exactly, so the error is that of the passes, diluted by it.
+    assert (one.predicted_step.value - beside) * SLOWER == pytest.approx(measured, rel=5e-3)
+    assert one.step_error == pytest.approx(one.predicted_step.value / one.step.value - 1)
+    assert found.median_step_error == pytest.approx(1 - 1 / SLOWER, abs=0.03)
+
+
+def test_waits_and_bytes_are_per_step_and_rank(found: OutOfCore) -> None:
+    recomputed = point(found, "all recomputed", 32)
+    assert recomputed.recompute_share is not None
+    assert recomputed.step is not None
+    assert recomputed.recompute_share.value == pytest.approx(0.032 / recomputed.step.value, rel=0.02)
+    streamed = point(found, "all streamed", 32)
+    assert streamed.swapped_bytes is not None
+    # 32 samples of 1 MiB, and their seven inputs of 1/8 of an eighth.
+    assert streamed.swapped_bytes.value == pytest.approx((32 + 7 / 8 * 4) * MIB)
+    assert streamed.tier == "a file on node-local disk"
+    assert point(found, "in core", 8).swapped_bytes is None
+
+
+def test_the_limit_in_core_comes_from_the_chain_and_from_runs_that_ended(found: OutOfCore) -> None:
+    (limit,) = found.limits
+    assert (limit.capacity_bytes, limit.batch) == (20 * MIB, 13)
+    failed = next(one for one in found.points if one.method == "in core" and one.batch == 32)
+    assert failed.num_without_memory == 5
+    assert failed.throughput is None
+    # What the other methods' chains say of it.
+    assert failed.predicted_peak_bytes == 41 * MIB
+    refused = next(one for one in found.points if one.batch == 64)
+    assert refused.num_without_memory == 1
+
+
+def test_the_plan_is_compared_with_the_fastest_that_treats_all_blocks_alike(found: OutOfCore) -> None:
+    gain = next(one for one in found.gains if one.batch == 32)
+    assert gain.planned.startswith("planned (KARMA)")
+    rates = {one.label: one.throughput.value for one in found.points if one.batch == 32 and one.throughput}
+    others = {label: rate for label, rate in rates.items() if not label.startswith("planned")}
+    assert gain.over == max(others, key=lambda label: others[label])
+    assert gain.ratio.value == pytest.approx(rates[gain.planned] / others[gain.over])
+
+
+def test_a_pass_is_drawn_measured_and_predicted(found: OutOfCore) -> None:
+    first = found.passages[0]
+    assert first.is_planned
+    (throughput, memory) = method_charts(found, 1)
+    assert "in core up to 13" in json.dumps(throughput.spec)
+    assert "capacity" in memory.title
+    chart, held = passage_charts(first, found.label, 1)
+    (rows,) = chart.spec["datasets"].values()
+    assert {row["lane"] for row in rows} == {
+        f"{lane}, {side}" for lane in ("compute", "out", "in") for side in ("measured", "predicted")
+    }
+    assert "dashed: the capacity, 20 MiB" in held.alt
+
+
+def test_the_section_says_it_all_and_a_page_can_be_made(runs: Path) -> None:
+    report = assemble(scan(runs))
+    (section,) = OutOfCoreView().sections(report)
+    words = " ".join(section.words)
+    assert "In core with batch 32 at 1 rank: 5 runs did not fit" in words
+    assert "In core 20 MiB hold 13 samples of a pass" in words
+    assert "Predicted steps are off by" in words
+    document = document_of(report)
+    text = terminal.to_text(document)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "planned (KARMA), in 20MiB" in text
+    only = [one for one in document.sections if isinstance(one, Section) and one.id.startswith("out-of-core")]
+    tables = {sheet.name for one in only for sheet in one.sheets}
+    assert tables == {"out-of-core", "out-of-core-steps"}
+    assert {sheet.name for one in only for inner in one.sections for sheet in inner.sheets} == {"out-of-core-blocks"}
+    assert as_plain(report)["out_of_core"][0]["points"][0]["method"] == "in core"
+
+
+def test_runs_without_a_method_are_told_how_to_get_one(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1,), repeats=2)
+    report = assemble(scan(tmp_path))
+    assert OutOfCoreView().sections(report) == ()
+    (told,) = [one.text for one in report.missing if one.view == "out-of-core"]
+    assert "--set train.recompute=planned --set train.swap=planned --set train.memory.capacity=50%" in told
+
+
+def test_more_than_the_plan_allowed_and_what_was_verified_are_said(tmp_path: Path) -> None:
+    (plan,) = method_plans([("planned", "planned")], batches=(32,), repeats=1)
+
+    def change(told: MemoryResult) -> MemoryResult:
+        ranks = tuple(one.model_copy(update={"over_budget_bytes": 3 * MIB}) for one in told.ranks)
+        return told.model_copy(update={"ranks": ranks, "checksum_share": 0.75, "timeline": ()})
+
+    write_memory_run(tmp_path, plan, change=change)
+    report = assemble(scan(tmp_path))
+    (found,) = report.all_of(OutOfCore)
+    assert found.points[0].checksum_share == 0.75
+    assert found.passages[0].measured == ()
+    (section,) = OutOfCoreView().sections(report)
+    assert any("more than the plan allowed, by up to 3 MiB" in text for text in section.words)
+    assert any("No run of this set trained in core" in text for text in section.notes)
+
+
+def test_lanes_show_what_took_most_of_each_part() -> None:
+    def span(lane: str, kind: str, block: int | None, start: float, end: float) -> PassSpan:
+        return PassSpan(lane=lane, kind=kind, block=block, start_s=start, end_s=end)
+
+    spans = [
+        span("compute", "forward", 0, 0.0, 2.0),
+        span("compute", "outside", None, 2.0, 3.0),
+        span("compute", "wait", 0, 3.0, 5.0),
+        span("compute", "recompute", 0, 5.0, 7.0),
+        span("compute", "backward", 0, 7.0, 10.0),
+        span("out", "swap out", 13, 2.0, 4.4),
+    ]
+    assert lanes(spans, width=10) == [
+        ("compute", "FF=..RRBBB"),
+        ("block", "00...00000"),
+        ("out", "..333....."),
+        ("in", ".........."),
+    ]
+    assert lanes([], width=10) == []
