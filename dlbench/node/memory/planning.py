@@ -190,7 +190,9 @@ def state_bytes(model: nn.Module, train: TrainSpec) -> int:
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
-    copies = optimizer_copies(train.optimizer) if train.optimizer_state == "device" else 0
+    # On a CPU the host's memory is the device's, wherever the state is said to lie.
+    on_host = train.optimizer_state == "host" and any(p.device.type != "cpu" for p in model.parameters())
+    copies = 0 if on_host else optimizer_copies(train.optimizer)
     return parameters + buffers + trained * (1 + copies)
 
 
