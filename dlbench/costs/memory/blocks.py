@@ -73,6 +73,11 @@ class BlockCosts:
             found = self._known[key] = self._cost(first, last, decision)
         return found
 
+    def of_all(self, blocks: Sequence[tuple[int, int, Decision]]) -> list[BlockCost]:
+        """Blocks by first unit, last unit and decision."""
+        known = self._known
+        return [known.get(block) or self.of(*block) for block in blocks]
+
     def of_plan(self, blocks: Sequence[PlannedBlock]) -> list[BlockCost]:
         """The blocks of a plan.
 

@@ -1,6 +1,9 @@
 """The search for a plan: from plans that are easily made to better ones nearby, with a bounded number of simulations.
 
-A plan is made better by changing one block, or two, or where a block begins, as long as the simulated pass gets
+It begins with every method that treats all blocks alike, with those where as many of the first, the largest or the
+cheapest blocks are treated so as are needed to fit, and with the cheapest plans that fit at some prices of moving
+(`dlbench.costs.memory.static_plans`), which choose where blocks begin as well; so what is found is never worse than
+any of these. A plan is made better by changing one block, or two, or where a block begins, as long as the simulated pass gets
 shorter. Where nothing near helps, some blocks are changed at random (always in the same way) and the search goes on
 from there. It ends when its simulations are used up, so that it takes a bounded time and always finds the same.
 """
@@ -108,7 +111,7 @@ class _Search:
         known = self._seen.get(plan)
         if known is not None:
             return known
-        costs = [self._costs.of(*block) for block in plan]
+        costs = self._costs.of_all(plan)
         setting = self._setting
         again = sum(cost.forward_s for cost in costs if cost.recomputes)
         if self._useful + again >= cutoff:
@@ -133,18 +136,8 @@ class _Search:
         yield self._plan(keep)
         for decision in self._decisions[1:]:
             yield self._plan([decision] * len(keep))
-            for head in range(1, len(keep)):
-                plan = self._plan([decision] * head + keep[head:])
-                if self.rate(plan) < math.inf:
-                    yield plan
-                    break
-            for order in self._orders():
-                some = keep[:]
-                for block in order:
-                    some[block] = decision
-                    if self.rate(self._plan(some)) < math.inf:
-                        yield self._plan(some)
-                        break
+            for order in ([*range(len(keep))], *self._orders()):
+                yield self._shortest(order, decision)
         longest = None if len(self._chain.units) <= FEW else LONGEST
         spans = self._spans if self._pinned else spans_of(self._chain, longest)
         without = [decision for decision in self._decisions if decision in ("keep", "recompute")]
@@ -152,6 +145,21 @@ class _Search:
             found = cheapest_fitting(self._costs, self._setting, decisions, spans, price)
             if found is not None:
                 yield found[0]
+
+    def _shortest(self, order: Sequence[int], decision: Decision) -> Blocks:
+        """So many of the first blocks in this order as a plan needs to fit; all where that is not enough."""
+
+        def plan(count: int) -> Blocks:
+            some: list[Decision] = ["keep"] * len(order)
+            for block in order[:count]:
+                some[block] = decision
+            return self._plan(some)
+
+        low, high = 0, len(order)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.rate(plan(middle)) < math.inf else (middle, high)
+        return plan(high)
 
     def _orders(self) -> Iterator[list[int]]:
         """Blocks by the time that their bytes cost, and by their bytes."""

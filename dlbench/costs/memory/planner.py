@@ -15,7 +15,7 @@ from dlbench.specs.memory.settings import Recompute, Swap
 
 PREFETCH: dict[Swap, Prefetch] = {"none": "room", "offload": "blocking", "streamed": "one-block", "planned": "room"}
 """How early blocks come back, by `train.swap`."""
-PLANNER = "local search"
+PLANNER = "dynamic programming and local search"
 
 _DECISION: dict[tuple[Recompute, Swap], Decision] = {
     ("none", "none"): "keep",

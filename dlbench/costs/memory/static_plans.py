@@ -9,7 +9,7 @@ here by a price: recomputing at its length, moving at `price` times the length o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from operator import itemgetter
 
 from dlbench.costs.memory.blocks import BlockCost, BlockCosts
 from dlbench.costs.memory.simulator import Setting
@@ -22,14 +22,9 @@ FRONT = 12
 """Ways to treat the first units that are followed at a time: from the one that leaves least to the fastest."""
 
 
-class _Way(NamedTuple):
-    left: int
-    """What the blocks so far leave on the device."""
-    seconds: float
-    peak: int
-    """The most that they need at a time."""
-    block: tuple[int, int, Decision] | None
-    before: _Way | None
+_Way = tuple[int, float, int, tuple[int, int, Decision] | None, "_Way | None"]
+"""What the blocks so far leave on the device, their price in seconds, the most that they need at a time, the last of
+them, and the way before it. Plain, as hundreds of thousands are made."""
 
 
 def cheapest_fitting(
@@ -60,8 +55,8 @@ def cheapest_fitting(
         after[first].append(last)
     # By unit and by whether the block that begins there holds its input for the backward pass.
     ways: list[tuple[list[_Way], list[_Way]]] = [([], []) for _ in range(len(units) + 1)]
-    ways[0][False].append(_Way(0, 0.0, 0, None, None))
-    ways[0][True].append(_Way(0, 0.0, 0, None, None))
+    ways[0][False].append((0, 0.0, 0, None, None))
+    ways[0][True].append((0, 0.0, 0, None, None))
     for first in range(len(units)):
         for held in (False, True):
             known = _thinned(ways[first][held], front)
@@ -75,13 +70,13 @@ def cheapest_fitting(
     ended = _thinned(ways[-1][False] + ways[-1][True], front)
     if not ended:
         return None
-    way: _Way | None = min(ended, key=lambda found: (found.seconds, found.peak))
-    assert way is not None
-    peak, blocks = way.peak, []
-    while way is not None and way.block is not None:
-        blocks.append(way.block)
-        way = way.before
-    return tuple(reversed(blocks)), peak
+    best = min(ended, key=itemgetter(1, 2))
+    blocks = []
+    way: _Way | None = best
+    while way is not None and way[3] is not None:
+        blocks.append(way[3])
+        way = way[4]
+    return tuple(reversed(blocks)), best[2]
 
 
 def _extend(
@@ -106,27 +101,23 @@ def _extend(
         end = output if held_next or ends else 0
         again = cost.again_bytes if end else cost.again_bare_bytes
         needed = max(forward, stays + end + again)
-        for way in known:
-            if way.left + needed > setting.budget:
-                continue
-            target[held_next].append(
-                _Way(
-                    way.left + stays - cost.freed_bytes,
-                    way.seconds + seconds,
-                    max(way.peak, way.left + needed),
-                    block,
-                    way,
-                )
-            )
-            if output == 0 and not ends:
-                target[True].append(target[False][-1])
+        limit = setting.budget - needed
+        gain = stays - cost.freed_bytes
+        made = [
+            (way[0] + gain, way[1] + seconds, max(way[2], way[0] + needed), block, way)
+            for way in known
+            if way[0] <= limit
+        ]
+        target[held_next].extend(made)
+        if output == 0 and not ends:
+            target[True].extend(made)
 
 
 def _thinned(ways: Sequence[_Way], front: int) -> list[_Way]:
     """Those that no other way beats in both, at most `front` of them: the first leaves the least."""
     best: list[_Way] = []
-    for way in sorted(ways, key=lambda found: (found.left, found.seconds)):
-        if not best or way.seconds < best[-1].seconds:
+    for way in sorted(ways, key=itemgetter(0, 1)):
+        if not best or way[1] < best[-1][1]:
             best.append(way)
     if len(best) <= front:
         return best

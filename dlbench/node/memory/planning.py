@@ -26,7 +26,6 @@ from dlbench.specs.memory.chain import Chain, TransferRates, Unit
 from dlbench.specs.memory.plan import BlockPlan, PlannedBlock
 from dlbench.specs.system import StorageSpec, TierSpec
 from dlbench.specs.training import OptimizerSpec, TrainSpec
-from dlbench.units import format_bytes
 
 Batch = dict[str, Tensor]
 Gather = Callable[[Any], list[Any]]
@@ -153,9 +152,7 @@ def planned(chain: Chain, rates: TransferRates | None, train: TrainSpec) -> tupl
     try:
         return plan_blocks(chain, rates, capacity, recompute=recompute, swap=swap, starts=starts), in_core
     except DoesNotFitError as error:
-        asked = train.memory.capacity
-        told = f" ({format_bytes(capacity)})" if str(asked).endswith("%") else ""
-        raise EnvironmentLacksError(f"train.memory.capacity {asked}{told}: {error}") from None
+        raise EnvironmentLacksError(f"train.memory.capacity {train.memory.capacity}: {error}") from None
 
 
 def far_tier(

@@ -185,8 +185,8 @@ def test_what_others_use_is_never_spanned() -> None:
     capacity = smallest_capacity(chain, recompute=True, swap=False)
     plan = plan_blocks(chain, None, capacity, recompute=True, swap=False)
     assert 3 in {block.first for block in plan.blocks}
-    for seed in range(6):
-        case = random_case(seed, units=24)
+    for seed in (16, 23):
+        case = random_case(seed, units=40)
         plan = plan_blocks(case.chain, case.rates, case.capacity_bytes, recompute=True, swap=True, effort=20_000)
         check_blocks(case.chain, plan.blocks)
 
