@@ -15,6 +15,8 @@ REPEATS = 3
 LEAST_BYTES = 1 << 20
 MOST_BYTES = 256 << 20
 """Largest transfer that is tried: the far tier must not be filled for a measurement."""
+_PART_BYTES = 32 << 20
+"""Of one transfer beside computation, at most: several are under way."""
 _BESIDE_S = 0.5
 """Computation beside transfers lasts at most about so long."""
 
@@ -90,10 +92,11 @@ class _Trials:
         alone = self._timed(compute)
         times = max(1, min(1000, round(_BESIDE_S / max(alone, 1e-6))))
         alone = statistics.median(self._timed(compute) for _ in range(REPEATS)) * times
-        # Enough to last: in and out alternate, as one lane does in a pass.
-        pairs = max(1, round(alone / max(pair_s, 1e-6)))
-        tickets = []
-        begin = self._now()
+        # Enough to last, but no more memory than the largest transfer takes.
+        num_bytes, pair_s = min(num_bytes, _PART_BYTES), pair_s * min(1.0, _PART_BYTES / num_bytes)
+        pairs = max(1, min(MOST_BYTES // num_bytes, round(alone / max(pair_s, 1e-6))))
+        self._tier.watch(True)
+        begin, begin_ns, tickets = self._now(), time.monotonic_ns(), []
         for _ in range(pairs):
             ticket = self._tier.swap_out(self._storage(num_bytes), 0)
             self._tier.swap_in(ticket, 0)
@@ -101,12 +104,15 @@ class _Trials:
         for _ in range(times):
             compute()
         beside = self._now_of_compute() - begin
+        end_ns = time.monotonic_ns()
         for ticket in tickets:
             self._tier.take(ticket)
             self._tier.discard(ticket)
-        ended = self._now() - begin
-        overlapped = min(beside, ended)
-        return max(0.0, (beside - alone) / overlapped) if overlapped > 0 else 0.0
+        self._now()
+        self._tier.watch(False)
+        moving = [(one.start_ns, min(one.end_ns, end_ns)) for one in self._tier.take_transfers()]
+        beside_s = _covered(moving, begin_ns) / 1e9
+        return max(0.0, (beside - alone) / beside_s) if beside_s > 0 else 0.0
 
     def _storage(self, num_bytes: int) -> torch.UntypedStorage:
         # Written to, so that a CPU really gives the memory.
@@ -142,3 +148,12 @@ def _line(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, fl
         if latency >= 0:
             return rate, latency
     return many / max(many_s, 1e-9), 0.0
+
+
+def _covered(intervals: Sequence[tuple[int, int]], begin: int) -> int:
+    """Length of the union of intervals from `begin` on."""
+    total, reach = 0, begin
+    for first, last in sorted(intervals):
+        total += max(0, last - max(first, reach))
+        reach = max(reach, last)
+    return total

@@ -1,0 +1,53 @@
+"""`dlbench memory plan` with a real profile: of a small network, of a network that is none, and interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+from tests.support.leftovers import Leftovers
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("cosmoflow", "--preset", "ci", "--set", "model.input_size=32", "--batch", "2")
+
+
+def test_a_chain_is_measured_by_a_process_of_its_own_and_planned(cli: Cli, tmp_path: Path) -> None:
+    words = ("--set", f"train.memory.swap_folder={tmp_path}", "--capacity", "95%", "--json")
+    done = cli("memory", "plan", *SMALL, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "measuring cosmoflow (ci), 2 volumes per step\n"
+    found = json.loads(done.stdout)
+    assert found["measured"]["device"].startswith("cpu, ")
+    assert found["chain"]["batch"] == 2
+    names = [unit["name"] for unit in found["chain"]["units"]]
+    assert names[0] == "features.0"
+    assert sum(unit["saved_bytes"] + unit["input_bytes"] for unit in found["chain"]["units"]) > 1 << 20
+    assert found["rates"]["out_bytes_per_s"] > 0
+    assert found["plan"]["predicted"]["peak_bytes"] <= found["capacity_bytes"] < found["in_core_bytes"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_profile_leaves_nothing(tmp_path: Path, number: int) -> None:
+    words = ["memory", "plan", "resnet50", "--preset", "ci", "--batch", "256", "--capacity", "50%"]
+    with Leftovers() as leftovers:
+        command = [sys.executable, "-P", "-m", "dlbench", *words]
+        process = subprocess.Popen(command, cwd=tmp_path, env=leftovers.environment, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while len(leftovers.processes()) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert said.decode().splitlines()[-1] == "dlbench: interrupted"
+        assert leftovers.within(5.0) == []
+        assert list(tmp_path.iterdir()) == []
