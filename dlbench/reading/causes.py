@@ -54,7 +54,7 @@ class Causes:
     """Causes that this run did not measure, and why; they are 0 here, and their time is part of `compute`."""
     throttling_evidence: str
     """How the share of lowered clocks is known; empty where it is not."""
-    memory_evidence: str
+    memory_evidence: str = ""
     """How `memory` is known, or why it is 0; empty where it is not known."""
     input_ns: dict[str, int]
     """`input` by `INPUT_PARTS`, nanoseconds; empty where the run does not say what its readers did."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from dlbench.costs.memory.blocks import block_starts
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
 from dlbench.costs.memory.simulator import simulate
-from dlbench.costs.memory.tradeoff import scaled
 from dlbench.costs.memory.smallest import DoesNotFitError
+from dlbench.costs.memory.tradeoff import scaled
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.cut import Cut, find_units
@@ -26,7 +26,6 @@ from dlbench.specs.memory.chain import Chain, TransferRates, Unit
 from dlbench.specs.memory.plan import BlockPlan, PlannedBlock
 from dlbench.specs.system import StorageSpec, TierSpec
 from dlbench.specs.training import OptimizerSpec, TrainSpec
-from dlbench.units import format_bytes
 
 Batch = dict[str, Tensor]
 Gather = Callable[[Any], list[Any]]
@@ -153,9 +152,7 @@ def planned(chain: Chain, rates: TransferRates | None, train: TrainSpec) -> tupl
     try:
         return plan_blocks(chain, rates, capacity, recompute=recompute, swap=swap, starts=starts), in_core
     except DoesNotFitError as error:
-        asked = train.memory.capacity
-        told = f" ({format_bytes(capacity)})" if str(asked).endswith("%") else ""
-        raise EnvironmentLacksError(f"train.memory.capacity {asked}{told}: {error}") from None
+        raise EnvironmentLacksError(f"train.memory.capacity {train.memory.capacity}: {error}") from None
 
 
 def far_tier(
@@ -193,7 +190,9 @@ def state_bytes(model: nn.Module, train: TrainSpec) -> int:
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
-    copies = optimizer_copies(train.optimizer) if train.optimizer_state == "device" else 0
+    # On a CPU the host's memory is the device's, wherever the state is said to lie.
+    on_host = train.optimizer_state == "host" and any(p.device.type != "cpu" for p in model.parameters())
+    copies = 0 if on_host else optimizer_copies(train.optimizer)
     return parameters + buffers + trained * (1 + copies)
 
 

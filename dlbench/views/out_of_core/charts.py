@@ -250,7 +250,7 @@ def lanes_chart(
         title="One pass in its three lanes",
         alt=f"What is computed, what leaves the device and what comes back over one pass. {_side_words(sides)}.",
         table=blocks_sheet(blocks, "Blocks of the plan"),
-        size=(2 * WIDE, 34 * len(names)),
+        size=(WIDE + 140, 34 * len(names)),
     )
 
 
@@ -296,5 +296,5 @@ def held_chart(
         title="Held over the pass, predicted",
         alt=f"Bytes held over one pass by the simulator, at most {format_bytes(most)}{limit}.",
         table=blocks_sheet(blocks, "Blocks of the plan"),
-        size=(2 * WIDE, 120),
+        size=(WIDE + 140, 120),
     )

@@ -75,7 +75,6 @@ def memory_plan_document(found: MemoryPlan, *, for_pages: bool = False) -> Docum
             words=tuple(_trade_words(found)),
             charts=lambda: [_capacity_chart(found, subject), _batch_chart(found, subject)],
             sheets=(_methods_sheet(found), _capacity_sheet(found), _batch_sheet(found)),
-            notes=measured.warnings,
         ),
     )
     return Document(
@@ -108,6 +107,7 @@ def _words(found: MemoryPlan) -> Iterator[str]:
         f"{format_bytes(predicted.swapped_bytes) if predicted.swapped_bytes else 'nothing'} out and back."
     )
     yield f"Measured on {measured.where}, {measured.device}{_rates(found)}."
+    yield from measured.warnings
 
 
 def _took(seconds: float, what: str) -> str:
@@ -118,9 +118,10 @@ def _rates(found: MemoryPlan) -> str:
     rates = found.rates
     if rates is None:
         return "; transfers were not measured, so nothing is swapped"
+    later = f", each transfer {format_seconds(rates.latency_s)} more" if rates.latency_s else ""
     return (
         f"; to {rates.tier} {format_number(rates.out_bytes_per_s / 1e9, 3)} GB/s, back "
-        f"{format_number(rates.in_bytes_per_s / 1e9, 3)} GB/s, each transfer {format_seconds(rates.latency_s)} more; "
+        f"{format_number(rates.in_bytes_per_s / 1e9, 3)} GB/s{later}; "
         f"computing takes {percent(rates.drag, 0)} longer beside them"
     )
 

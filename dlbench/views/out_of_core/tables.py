@@ -169,5 +169,5 @@ def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool
         caption="Saves: what its forward pass keeps for its backward pass, without its input. Moves: what leaves the "
         "device, and comes back.",
         in_terminal=in_terminal,
-        is_folded=len(blocks) > 16,
+        is_folded=not in_terminal and len(blocks) > 16,
     )

@@ -99,12 +99,29 @@ def _words(found: OutOfCore) -> Iterator[str]:
             f"Predicted steps are off by {percent(found.median_step_error)} (median of absolute errors), at most by "
             f"{percent(abs(worst.step_error or 0.0))} ({worst.label}, batch {worst.batch})."
         )
+    yield from _beyond_capacity(found)
     over = [one for one in found.points if one.over_budget_bytes]
     if over:
         most = max(over, key=lambda one: one.over_budget_bytes or 0)
         yield (
             f"Activations were more than the plan allowed, by up to {format_bytes(most.over_budget_bytes or 0)} "
             f"({most.label}, batch {most.batch})."
+        )
+
+
+def _beyond_capacity(found: OutOfCore) -> Iterator[str]:
+    """That the measured peak is more than was planned for, of the point where it exceeds that most."""
+    beyond = {
+        one.device_peak.value - one.capacity_bytes: one
+        for one in found.points
+        if one.device_peak is not None and one.capacity_bytes is not None
+    }
+    most = max(beyond, default=0.0)
+    if most > 0:
+        one = beyond[most]
+        yield (
+            f"The measured peak exceeds the capacity by up to {format_bytes(most)} ({one.label}, batch {one.batch}): "
+            "the device needs that much more than the plan knows of."
         )
 
 

@@ -215,7 +215,7 @@ def limits(key: str) -> dict[str, Any]:
 
 def peak(key: str, method: str, batch: str, budget: str) -> dict[str, Any]:
     """What a method holds in a step of a batch: predicted from the chain at that batch, and measured."""
-    from dlbench.costs.memory.smallest import DoesNotFitError
+    from dlbench.errors import EnvironmentLacksError
     from tests.bench.memory.workshop import IN_CORE, PLAN, give_back_at_once
 
     give_back_at_once()
@@ -223,7 +223,7 @@ def peak(key: str, method: str, batch: str, budget: str) -> dict[str, Any]:
         capacity = int(budget) if method == PLAN else None
         try:
             planned = None if method == IN_CORE else shop.plan(method, capacity).plan.predicted.peak_bytes
-        except DoesNotFitError:
+        except EnvironmentLacksError:
             return {"predicted": None, "peak": None}
         with shop.training_by(method, capacity):
             return {"predicted": planned or shop.in_core_bytes, "peak": shop.peak_bytes()}

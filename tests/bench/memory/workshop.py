@@ -141,7 +141,7 @@ class Workshop:
         """What is done with every block.
 
         Raises:
-            DoesNotFitError: nothing fits the capacity.
+            EnvironmentLacksError: nothing fits the capacity.
         """
         cut, chain, rates = self.measured
         train = self.train(method, capacity)

@@ -21,8 +21,9 @@ from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, out_of_cor
 from dlbench.views.out_of_core.passes import PassSpan
 from dlbench.views.out_of_core.picture import lanes
 from dlbench.views.out_of_core.view import OutOfCoreView
+from dlbench.views.sweep.numbers import sweeps
 from tests.support.memory_factory import METHODS, MIB, OTHER_MS, method_plans, write_memory_run
-from tests.support.run_factory import write_scaling, write_unfinished
+from tests.support.run_factory import plans, write_scaling, write_unfinished
 
 SLOWER = 1.1
 """Measured passes over predicted ones."""
@@ -160,6 +161,7 @@ def test_more_than_the_plan_allowed_and_what_was_verified_are_said(tmp_path: Pat
 
     def change(told: MemoryResult) -> MemoryResult:
         ranks = tuple(one.model_copy(update={"over_budget_bytes": 3 * MIB}) for one in told.ranks)
+        ranks = tuple(one.model_copy(update={"device_peak_bytes": 24 * MIB}) for one in ranks)
         return told.model_copy(update={"ranks": ranks, "checksum_share": 0.75, "timeline": ()})
 
     write_memory_run(tmp_path, plan, change=change)
@@ -169,7 +171,24 @@ def test_more_than_the_plan_allowed_and_what_was_verified_are_said(tmp_path: Pat
     assert found.passages[0].measured == ()
     (section,) = OutOfCoreView().sections(report)
     assert any("more than the plan allowed, by up to 3 MiB" in text for text in section.words)
+    assert any("The measured peak exceeds the capacity by up to 4 MiB" in text for text in section.words)
     assert any("No run of this set trained in core" in text for text in section.notes)
+
+
+def test_a_sweep_over_methods_compares_equal_arithmetic(tmp_path: Path) -> None:
+    for plan in plans(points=(1,), sweep={"train.swap": ("none", "streamed"), "train.recompute": ("none", "blocks")}):
+        write_memory_run(tmp_path, plan)
+    (sweep,) = sweeps(tabulate(scan(tmp_path)))
+    (cell,) = sweep.cells
+    assert [setting.label for setting in cell.settings] == [
+        "none, none",
+        "blocks, none",
+        "none, streamed",
+        "blocks, streamed",
+    ]
+    assert cell.baseline == "the default (none, none)"
+    # Bit by bit the same numbers: nothing to warn of.
+    assert {setting.changes for setting in cell.settings} == {()}
 
 
 def test_lanes_show_what_took_most_of_each_part() -> None:

@@ -28,8 +28,6 @@ from dlbench.units import format_bytes
 
 CHUNK_BYTES = 4 << 20
 """Bytes of a call of the system."""
-_HUGE = 2 << 20
-"""Buffers of at least this are asked for in huge pages: filling them takes far fewer page faults."""
 
 
 class DiskTicket:
@@ -58,7 +56,8 @@ class DiskTicket:
         self.is_in = False
         self.incoming = False
         self.recalled = False
-        self.buffer: torch.UntypedStorage | None = None
+        self.buffer: ctypes.Array[ctypes.c_char] | None = None
+        """Where its bytes come back to."""
 
 
 class DiskTier:
@@ -149,12 +148,16 @@ class DiskTier:
     def swap_in(self, ticket: DiskTicket, block: int) -> None:
         self._require()
         ticket.incoming = True
+        # Here and not on the other thread, for that allocates from memory of its own: so room that swapped tensors
+        # have left is used again, and the process does not grow.
+        ticket.buffer = _aligned_memory(aligned(ticket.num_bytes))
         self._lane(1).put(lambda: self._read(ticket, block))
 
     def take(self, ticket: DiskTicket) -> torch.UntypedStorage:
         self._wait(lambda: ticket.is_in)
-        assert ticket.buffer is not None
-        return ticket.buffer
+        buffer, ticket.buffer = ticket.buffer, None
+        assert buffer is not None
+        return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
     def is_in(self, ticket: DiskTicket) -> bool:
         self._require()
@@ -246,14 +249,12 @@ class DiskTier:
     def _read(self, ticket: DiskTicket, block: int) -> None:
         self._wait(lambda: ticket.is_out)
         start = time.monotonic_ns()
-        size = aligned(ticket.num_bytes)
-        memory = mmap.mmap(-1, size)
-        if size >= _HUGE:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        _read_all(self._file, memoryview(memory), ticket.offset)
+        buffer = ticket.buffer
+        if buffer is None:
+            return
+        _read_all(self._file, memoryview(buffer).cast("B"), ticket.offset)
         if not self._is_direct:
             os.posix_fadvise(self._file, ticket.offset, ticket.place, os.POSIX_FADV_DONTNEED)
-        ticket.buffer = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
         self._done(ticket, block, start, is_out=False)
 
     def _done(self, ticket: DiskTicket, block: int, start: int, *, is_out: bool) -> None:
@@ -306,6 +307,14 @@ class _Lane:
         while (work := self._work.get()) is not None:
             self._run(work)
             del work  # it holds a storage
+
+
+def _aligned_memory(num_bytes: int) -> ctypes.Array[ctypes.c_char]:
+    """Memory of the allocator that tensors use, at an address that direct I/O can read to."""
+    memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+    array = (ctypes.c_char * num_bytes).from_address(aligned(memory.data_ptr()))
+    array._memory = memory  # type: ignore[attr-defined]  # lives as long
+    return array
 
 
 def _open(folder: Path, reserve_bytes: int) -> tuple[int, bool]:

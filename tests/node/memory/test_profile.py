@@ -1,0 +1,178 @@
+"""The chain as it is measured: bytes as the executor counts them, and nothing of the network changed by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dlbench.node.memory.executor import OutOfCore
+from dlbench.node.memory.planning import Workbench, plan_memory, slowest_chain, slowest_rates
+from dlbench.node.memory.profile import ChainProfile
+from dlbench.node.memory.rates import measure_rates
+from dlbench.specs.memory.chain import Chain, TransferRates, Unit
+from dlbench.specs.training import OptimizerSpec, TrainSpec
+from tests.node.memory.networks import (
+    Task,
+    bert_task,
+    chain_task,
+    cosmoflow_task,
+    cut,
+    disk,
+    measured_chain,
+    planned,
+    resnet_task,
+)
+
+CPU = torch.device("cpu")
+
+
+def profiled(task: Task, model: nn.Module, *, parts: int = 1) -> Chain:
+    profile = ChainProfile(model=model, units=cut(task, model), device=CPU, parts=parts, beat=lambda _: None)
+    batch = {str(number): tensor for number, tensor in enumerate(task.inputs())}
+    return profile.measure(lambda _: task.loss(model), batch, state_bytes=0)
+
+
+@pytest.mark.parametrize("task", [resnet_task(), cosmoflow_task(), bert_task(2)], ids=["resnet", "cosmoflow", "bert"])
+def test_bytes_are_those_that_the_executor_counts(task: Task) -> None:
+    model = task.model()
+    chain = profiled(task, model)
+    units = cut(task, model)
+    counting = OutOfCore(model, units, planned(units, "keep"), count=True)
+    counting.install()
+    task.loss(model).backward()
+    counted = measured_chain(units, counting.block_bytes())
+    counting.close()
+
+    def bytes_of(one: Chain) -> list[tuple[object, ...]]:
+        return [(unit.name, unit.saved_bytes, unit.input_bytes, unit.input_saved, unit.joins) for unit in one.units]
+
+    assert bytes_of(chain) == bytes_of(counted)
+    assert chain.output_bytes == counted.output_bytes
+    assert all(unit.forward_s > 0 for unit in chain.units)
+
+
+def test_peak_of_a_unit_beyond_what_it_saves() -> None:
+    """A GELU between two linear layers: beside what is counted, the gradients of its output and of its input."""
+    task = chain_task(["linear", "gelu", "linear"])
+    chain = profiled(task, task.model())
+    tensor = 16 * 128 * 4
+    # A linear layer makes the gradients of its weights as well, which count as state.
+    assert 2 * tensor <= chain.working_bytes <= 3 * tensor + 1024
+
+
+def test_more_parts_need_room_for_gradients_that_are_added() -> None:
+    task = chain_task(["linear", "relu", "linear", "relu"])
+    one, two = (profiled(task, task.model(), parts=parts).working_bytes for parts in (1, 2))
+    assert two >= one + 100 * 128 * 4
+
+
+def test_nothing_of_the_network_changes() -> None:
+    """Weights, batch-norm statistics, gradients, random state and the modules' own forward."""
+    task = chain_task(["linear", "norm", "relu", "dropout", "residual"])
+    model = task.model()
+    task.loss(model).backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    before = [tensor.clone() for tensor in (*model.state_dict().values(), *(g for g in gradients if g is not None))]
+    random = torch.get_rng_state()
+    profiled(task, model)
+    after = [*model.state_dict().values(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert [parameter.grad for parameter in model.parameters()] == gradients or all(
+        parameter.grad is gradient for parameter, gradient in zip(model.parameters(), gradients, strict=True)
+    )
+    assert torch.equal(random, torch.get_rng_state())
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_rates_of_a_tier_are_of_its_order(tmp_path: Path) -> None:
+    """Two gigabytes per second and half of it would both be believed; nothing and infinity would not."""
+    chain = Chain(
+        units=tuple(
+            Unit(name=name, forward_s=0.01, backward_s=0.01, saved_bytes=8 << 20, input_bytes=1 << 20, input_saved=True)
+            for name in "ab"
+        ),
+        batch=1,
+        output_bytes=0,
+    )
+    tier, x = disk(tmp_path, 64 << 20), torch.randn(256, 256)
+    rates = measure_rates(tier, CPU, chain, lambda: x @ x, lambda _: None)
+    tier.close()
+    assert 1e6 < rates.out_bytes_per_s < 1e12
+    assert 1e6 < rates.in_bytes_per_s < 1e12
+    assert 0 <= rates.latency_s < 1
+    assert rates.tier.startswith("file in ")
+
+
+def chain_of(*forward_s: float, saved: int = 8 << 10) -> Chain:
+    return Chain(
+        units=tuple(
+            Unit(name=str(number), forward_s=s, backward_s=2 * s, saved_bytes=saved, input_bytes=4096, input_saved=True)
+            for number, s in enumerate(forward_s)
+        ),
+        batch=4,
+        output_bytes=4096,
+    )
+
+
+def test_the_slowest_of_all_ranks_counts_unit_by_unit() -> None:
+    merged = slowest_chain([chain_of(1.0, 5.0), chain_of(3.0, 2.0, saved=16 << 10)])
+    assert [unit.forward_s for unit in merged.units] == [3.0, 5.0]
+    assert [unit.saved_bytes for unit in merged.units] == [16 << 10] * 2
+    fast = TransferRates(tier="t", out_bytes_per_s=2e9, in_bytes_per_s=1e9, latency_s=1e-4, drag=0.1)
+    slow = TransferRates(tier="t", out_bytes_per_s=1e9, in_bytes_per_s=2e9, latency_s=1e-5, drag=0.3)
+    assert slowest_rates([fast, slow]) == TransferRates(
+        tier="t", out_bytes_per_s=1e9, in_bytes_per_s=1e9, latency_s=1e-4, drag=0.3
+    )
+
+
+def test_all_ranks_plan_alike_whatever_each_measured() -> None:
+    """Of two ranks one is slow; each gathers what both measured."""
+    task = chain_task(["linear", "relu"] * 4)
+    train = TrainSpec(
+        batch_per_rank=16,
+        recompute="planned",
+        memory={"capacity": "99.5%"},  # type: ignore[arg-type]
+        optimizer=OptimizerSpec(name="sgd", learning_rate=0.1),
+    )
+    told: list[Chain] = []
+
+    def bench(rank: int) -> Workbench:
+        model = task.model()
+
+        def gather(value: object) -> list[object]:
+            if value is None:
+                return [None, None]
+            own = Chain.model_validate(value)
+            other = own.model_copy(
+                update={"units": tuple(unit.model_copy(update={"forward_s": 1.0}) for unit in own.units)}
+            )
+            told.append(own)
+            pair = [own, other] if rank == 0 else [other, told[0]]
+            return [chain.model_dump(mode="json") for chain in pair]
+
+        def loss_of(_batch: dict[str, Tensor]) -> Tensor:
+            return task.loss(model)
+
+        def batch_of(_samples: int) -> dict[str, Tensor]:
+            return {"x": task.inputs()[0]}
+
+        return Workbench(
+            model=model,
+            train=train,
+            device=CPU,
+            loss_of=loss_of,
+            batch_of=batch_of,
+            open_tier=lambda _: pytest.fail("nothing is swapped"),
+            beat=lambda _: None,
+            gather=gather,
+        )
+
+    first, second = plan_memory(bench(0)), plan_memory(bench(1))
+    assert [block.decision for block in first.plan.blocks] == [block.decision for block in second.plan.blocks]
+    assert all(unit.forward_s == 1.0 for unit in first.chain.units)
+    assert first.plan.capacity_bytes == round(0.995 * first.in_core_bytes)
+    assert any(block.decision == "recompute" for block in first.plan.blocks)
+    assert first.plan.predicted.peak_bytes <= first.plan.capacity_bytes

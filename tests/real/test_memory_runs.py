@@ -1,0 +1,197 @@
+"""Real runs whose activations do not stay: the same training to the last bit, and what the record says of it."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from dlbench.errors import ExitCode
+from dlbench.jobs.launch import local_environments
+from dlbench.jobs.variables import resolve
+from dlbench.records.folder import create, prepare_output
+from dlbench.records.record import Record
+from dlbench.records.rows.spans import LANES, SWAP, SpanReader
+from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import Run
+from tests.support.forked_runs import planned, rank, run_forked
+from tests.support.forks import run_ranks
+
+SMALL = (
+    *("--preset", "ci", "--set", "system.launch.pin=false", "--set", "layout.cores_per_rank=1"),
+    *("--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=3"),
+)
+COSMOFLOW = ("cosmoflow", *SMALL)
+ALONE = ("--engine", "single", "--ranks", "1")
+PLANNED = ("train.recompute=planned", "train.swap=planned", "train.memory.capacity=90%")
+
+
+def settings(folder: Path, *keys: str) -> tuple[str, ...]:
+    """Options; whatever swaps does so to the folder."""
+    given = list(keys)
+    if any(key.startswith("train.swap=") for key in keys):
+        given.append(f"train.memory.swap_folder={folder}")
+    return tuple(word for key in given for word in ("--set", key))
+
+
+def run_of(folder: Path, series: str, *words: str | Path) -> tuple[Run, Record]:
+    (run,) = run_forked(*words, "--series", series, "--out", folder / "runs")
+    assert run.record is not None, run.story
+    assert run.state == "valid", run.story
+    return run, run.record
+
+
+def left_behind(run: Run) -> tuple[object, ...]:
+    """Losses of every rank and step, and parameters, to the last bit."""
+    assert run.record is not None
+    losses = [tuple(read_steps(run.folder.steps(one)).steps["loss"]) for one in range(run.plan.layout.ranks)]
+    return (losses, [result.final_parameters_sha256 for result in run.record.ranks])
+
+
+def test_a_run_says_what_its_activations_did(tmp_path: Path) -> None:
+    words = (*COSMOFLOW, *ALONE)
+    in_core, plain = run_of(tmp_path, "core", *words)
+    swapped, record = run_of(tmp_path, "swap", *words, *settings(tmp_path, "train.swap=streamed"))
+    assert left_behind(swapped) == left_behind(in_core)
+    assert plain.memory is None
+
+    memory = record.memory
+    assert memory is not None
+    assert memory.rates is not None
+    assert memory.tier == memory.rates.tier
+    assert str(tmp_path) in memory.tier
+    (told,) = memory.ranks
+    assert told.steps == 3
+    assert told.swapped_out_bytes == told.swapped_in_bytes == 3 * memory.plan.predicted.swapped_bytes
+    assert told.activation_peak_bytes
+    assert told.activation_peak_bytes <= memory.in_core_bytes - memory.chain.fixed_bytes
+    assert {span.lane for span in memory.timeline} == {"compute", "out", "in"}
+    assert {setting.key: setting.effective for setting in record.settings}["train.swap"] == "streamed"
+    assert record.inert == ()
+    assert not list(tmp_path.glob("*swap*"))
+
+    reader = SpanReader(path=swapped.folder.spans(0))
+    seen = {(LANES[row["lane"]], int(row["track"])) for rows in reader.blocks() for row in rows if row["lane"] == SWAP}
+    assert {("swap", 1), ("swap", 2)} <= seen
+
+
+@pytest.mark.horovod
+@pytest.mark.parametrize("engine", ["horovod", pytest.param("ddp", marks=pytest.mark.nightly)])
+def test_two_ranks_under_a_plan_train_as_in_core(tmp_path: Path, engine: str, horovod_installed: None) -> None:
+    words = (*COSMOFLOW, "--engine", engine, "--ranks", "2", "--set", "train.gradient_accumulation=2")
+    in_core, _ = run_of(tmp_path, "core", *words)
+    under, record = run_of(tmp_path, "plan", *words, *settings(tmp_path, *PLANNED))
+    assert left_behind(under) == left_behind(in_core)
+    memory = record.memory
+    assert memory is not None
+    assert [one.rank for one in memory.ranks] == [0, 1]
+    assert all(one.steps == 3 and not one.over_budget_bytes for one in memory.ranks)
+    assert memory.parts == 2
+    assert any(block.decision != "keep" for block in memory.plan.blocks)
+    assert record.exchange is not None
+    assert record.exchange.hidden_s is None or record.exchange.hidden_s > 0
+
+
+def ends(folder: Path, *words: str | Path) -> tuple[int, str]:
+    """How a run of one rank ends, and what it says."""
+    (plan,), out = planned(*words, "--series", "end", "--out", folder / "runs")
+    run = create(prepare_output(out), plan)
+    environments = [resolve(one) for one in local_environments(plan, secrets.token_hex(8))]
+    logs = folder / "logs"
+    logs.mkdir()
+    codes, said = run_ranks(rank, [str(run.plan)], environments, logs)
+    return codes[0], said[0]
+
+
+def test_a_capacity_that_nothing_fits_ends_before_training(tmp_path: Path) -> None:
+    keys = ("train.recompute=planned", "train.memory.capacity=1MiB")
+    code, said = ends(tmp_path, *COSMOFLOW, *ALONE, *settings(tmp_path, *keys))
+    assert code == ExitCode.ENVIRONMENT
+    assert "train.memory.capacity 1MiB" in said
+    assert "needs at least" in said
+
+
+def test_a_block_that_is_none_is_named_with_its_nearest(tmp_path: Path) -> None:
+    keys = ("train.recompute=blocks", "train.memory.blocks=feature.3")
+    code, said = ends(tmp_path, *COSMOFLOW, *ALONE, *settings(tmp_path, *keys))
+    assert code == ExitCode.USAGE
+    assert "train.memory.blocks" in said
+    assert "did you mean features.3" in said
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "workload",
+    [
+        ("resnet50",),
+        ("bert", "--set", "model.num_layers=24", "--set", "model.hidden_size=64", "--set", "model.num_heads=4"),
+        ("bert", "--set", "train.precision=bf16", "--set", "train.allow_emulation=true"),
+    ],
+    ids=["resnet50", "deep bert", "bf16"],
+)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("train.recompute=blocks",),
+        ("train.swap=offload",),
+        ("train.swap=streamed", "train.memory.verify=true"),
+        ("train.recompute=blocks", "train.swap=streamed"),
+        ("train.recompute=planned", "train.swap=planned", "train.memory.capacity=95%"),
+    ],
+    ids=["blocks", "offload", "streamed", "blocks streamed", "planned"],
+)
+def test_every_method_trains_as_in_core(tmp_path: Path, workload: tuple[str, ...], keys: tuple[str, ...]) -> None:
+    words = (*workload, *SMALL, *ALONE)
+    in_core, _ = run_of(tmp_path, "core", *words)
+    other, _ = run_of(tmp_path, "other", *words, *settings(tmp_path, *keys))
+    assert left_behind(other) == left_behind(in_core)
+
+
+@pytest.mark.nightly
+def test_the_noise_of_gradients_is_that_of_training_in_core(tmp_path: Path) -> None:
+    words = (*COSMOFLOW, *ALONE, "--set", "measure.noise_scale=true", "--set", "train.gradient_accumulation=2")
+    _, in_core = run_of(tmp_path, "core", *words)
+    _, under = run_of(tmp_path, "plan", *words, *settings(tmp_path, *PLANNED))
+    assert in_core.noise_scale is not None
+    assert under.noise_scale == in_core.noise_scale
+
+
+@pytest.mark.nightly
+def test_a_checkpoint_of_a_run_in_core_goes_on_under_a_plan(tmp_path: Path) -> None:
+    words = (
+        "resnet50",
+        "--preset",
+        "ci",
+        *ALONE,
+        "--set",
+        "layout.cores_per_rank=1",
+        "--set",
+        "measure.warmup_steps=0",
+    )
+    words = (*words, "--set", "system.launch.pin=false")
+    whole, record = run_of(
+        tmp_path, "whole", *words, "--set", "checkpoint.every_steps=3", "--set", "measure.measured_steps=5"
+    )
+    resumed, _ = run_of(
+        tmp_path,
+        "resumed",
+        *(*words, "--resume", whole.folder.checkpoints / record.checkpoints[0], "--set", "measure.measured_steps=2"),
+        *settings(tmp_path, "train.recompute=blocks", "train.swap=streamed"),
+    )
+    before, after = (read_steps(run.folder.steps(0)).steps["loss"] for run in (whole, resumed))
+    assert list(before[3:]) == list(after)
+    assert left_behind(resumed)[1] == left_behind(whole)[1]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("keys", [(), ("train.recompute=blocks", "train.memory.blocks=features.0,features.6")])
+def test_compiled_losses_are_those_of_eager(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    eager, _ = run_of(tmp_path, "eager", *COSMOFLOW, *ALONE)
+    compiled, record = run_of(
+        tmp_path, "compiled", *COSMOFLOW, *ALONE, *settings(tmp_path, "train.compile=default", *keys)
+    )
+    first, second = (read_steps(run.folder.steps(0)).steps["loss"] for run in (eager, compiled))
+    assert first == pytest.approx(second, rel=1e-4)
+    assert {setting.key: setting.effective for setting in record.settings}["train.compile"] == "default"
+    assert not any("compiled in measured steps" in text for text in record.warnings)
