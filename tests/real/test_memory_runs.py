@@ -93,11 +93,11 @@ def test_two_ranks_under_a_plan_train_as_in_core(tmp_path: Path, engine: str, ho
     assert record.exchange.hidden_s is None or record.exchange.hidden_s > 0
 
 
-def ends(folder: Path, *words: str | Path) -> tuple[int, str]:
-    """How a run of one rank ends, and what it says."""
+def ends(folder: Path, *words: str | Path, **variables: str) -> tuple[int, str]:
+    """How a run of one rank ends, and what it says; with more variables in its environment."""
     (plan,), out = planned(*words, "--series", "end", "--out", folder / "runs")
     run = create(prepare_output(out), plan)
-    environments = [resolve(one) for one in local_environments(plan, secrets.token_hex(8))]
+    environments = [resolve(one) | variables for one in local_environments(plan, secrets.token_hex(8))]
     logs = folder / "logs"
     logs.mkdir()
     codes, said = run_ranks(rank, [str(run.plan)], environments, logs)
@@ -195,3 +195,21 @@ def test_compiled_losses_are_those_of_eager(tmp_path: Path, keys: tuple[str, ...
     assert first == pytest.approx(second, rel=1e-4)
     assert {setting.key: setting.effective for setting in record.settings}["train.compile"] == "default"
     assert not any("compiled in measured steps" in text for text in record.warnings)
+
+
+@pytest.mark.nightly
+def test_without_a_compiler_nothing_is_compiled(tmp_path: Path) -> None:
+    words = (*COSMOFLOW, *ALONE, *settings(tmp_path, "train.compile=default"))
+    code, said = ends(tmp_path, *words, PATH="/nonexistent")
+    assert code == ExitCode.ENVIRONMENT
+    assert "needs a C++ compiler" in said
+
+
+@pytest.mark.nightly
+def test_what_fits_is_left_alone(tmp_path: Path) -> None:
+    keys = ("train.recompute=planned", "train.swap=planned", "train.memory.capacity=200%")
+    _, record = run_of(tmp_path, "all", *COSMOFLOW, *ALONE, *settings(tmp_path, *keys))
+    assert record.memory is not None
+    assert [block.decision for block in record.memory.plan.blocks] == ["keep"] * len(record.memory.plan.blocks)
+    assert "fits in core: nothing swapped or recomputed" in record.warnings
+    assert record.memory.timeline == ()

@@ -17,7 +17,7 @@ MOST_BYTES = 256 << 20
 """Largest transfer that is tried: the far tier must not be filled for a measurement."""
 _PART_BYTES = 32 << 20
 """Of one transfer beside computation, at most: several are under way."""
-_BESIDE_S = 0.5
+_BESIDE_S = 0.25
 """Computation beside transfers lasts at most about so long."""
 
 
@@ -89,12 +89,18 @@ class _Trials:
 
     def drag(self, num_bytes: int, pair_s: float, compute: Callable[[], object]) -> float:
         """Seconds by which a second of transfers beside it lengthens computing."""
-        alone = self._timed(compute)
-        times = max(1, min(1000, round(_BESIDE_S / max(alone, 1e-6))))
-        alone = statistics.median(self._timed(compute) for _ in range(REPEATS)) * times
+        once = self._timed(compute)
+        times = max(1, min(1000, round(_BESIDE_S / max(once, 1e-6))))
         # Enough to last, but no more memory than the largest transfer takes.
         num_bytes, pair_s = min(num_bytes, _PART_BYTES), pair_s * min(1.0, _PART_BYTES / num_bytes)
-        pairs = max(1, min(MOST_BYTES // num_bytes, round(alone / max(pair_s, 1e-6))))
+        pairs = max(1, min(MOST_BYTES // num_bytes, round(once * times / max(pair_s, 1e-6))))
+        return statistics.median(self._one_drag(num_bytes, pairs, compute, times) for _ in range(REPEATS))
+
+    def _one_drag(self, num_bytes: int, pairs: int, compute: Callable[[], object], times: int) -> float:
+        begin = self._now()
+        for _ in range(times):
+            compute()
+        alone = self._now_of_compute() - begin
         self._tier.watch(True)
         begin, begin_ns, tickets = self._now(), time.monotonic_ns(), []
         for _ in range(pairs):

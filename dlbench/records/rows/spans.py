@@ -1,9 +1,9 @@
 """`rank-NNNN.spans`: what one rank did when, beyond the phases of its steps; blocks of rows.
 
-Lanes are the threads of a trace. Stages (starting, building, staging, warm-up, measuring, evaluation, checkpoint,
-finishing) come from every rank; layers, messages and reading only from the window of watched steps; staging from the
-first rank of each node, stream by stream; swap from the window of runs that treat activations by a plan: recomputing
-and waiting (track 0), what leaves the device (1), what comes back (2).
+Lanes are the threads of a trace. Stages (starting, building, profiling memory, staging, warm-up, measuring, evaluation,
+checkpoint, finishing) come from every rank; layers, messages and reading only from the window of watched steps; staging
+from the first rank of each node, stream by stream; swap from the window of runs that treat activations by a plan:
+recomputing and waiting (track 0), what leaves the device (1), what comes back (2).
 """
 
 from __future__ import annotations
