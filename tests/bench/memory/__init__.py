@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.bench.figures import Figure, median_interval
@@ -313,7 +314,7 @@ def compiled() -> Iterator[Figure]:
                 yield Figure(name=name, value=None, unit="", goal=goal, reason=(done.stderr or done.stdout)[-300:])
                 continue
             rates = {}
-            for run in scan([out]).runs:
+            for run in scan(Path(out)).runs:
                 assert run.record is not None
                 rank = run.record.ranks[0]
                 rates[run.plan.workload.train.compile] = rank.samples / rank.measured_s
