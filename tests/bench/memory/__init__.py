@@ -1,9 +1,9 @@
 """Training out of core: a plan against every method at one memory budget, predictions against measurements.
 
 All methods train one network in one process, in turns, so that a machine that is loaded slows all of them; each ratio
-is of neighbours. Half of what training holds in core is the budget of ResNet-50, and of a CosmoFlow whose layers hold
-about equally much. In the published CosmoFlow the first layer alone needs more than that: its budget is the smallest
-that a plan keeps to, and 2 % more.
+is of neighbours. The budget is half of what training holds in core or, where no plan keeps to that, the least that one
+keeps to and 2 % more: in CosmoFlow the first layer and the gradients beside it alone need more than half, less so where
+its layers hold about equally much.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.bench.figures import Figure, median_interval
@@ -313,7 +314,7 @@ def compiled() -> Iterator[Figure]:
                 yield Figure(name=name, value=None, unit="", goal=goal, reason=(done.stderr or done.stdout)[-300:])
                 continue
             rates = {}
-            for run in scan([out]).runs:
+            for run in scan(Path(out)).runs:
                 assert run.record is not None
                 rank = run.record.ranks[0]
                 rates[run.plan.workload.train.compile] = rank.samples / rank.measured_s
