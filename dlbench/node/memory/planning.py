@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from dlbench.costs.memory.blocks import block_starts
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
 from dlbench.costs.memory.simulator import simulate
-from dlbench.costs.memory.tradeoff import scaled
 from dlbench.costs.memory.smallest import DoesNotFitError
+from dlbench.costs.memory.tradeoff import scaled
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.cut import Cut, find_units
