@@ -3,7 +3,9 @@
 It begins with every method that treats all blocks alike, with those where as many of the first, the largest or the
 cheapest blocks are treated so as are needed to fit, and with the cheapest plans that fit at some prices of moving
 (`dlbench.costs.memory.static_plans`), which choose where blocks begin as well; so what is found is never worse than
-any of these. A plan is made better by changing one block, or two, or where a block begins, as long as the simulated pass gets
+any of these.
+
+A plan is made better by changing one block, or two, or where a block begins, as long as the simulated pass gets
 shorter. Where nothing near helps, some blocks are changed at random (always in the same way) and the search goes on
 from there. It ends when its simulations are used up, so that it takes a bounded time and always finds the same.
 """
