@@ -48,8 +48,19 @@ def test_help_lists_the_commands_in_the_order_of_work(cli: Cli) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         section = done.stdout.partition("Commands, in the order of work:\n")[2]
         names = [line.split()[0] for line in section.splitlines() if line.startswith("  ") and line[2] != " "]
-        expected = ["doctor", "setup", "data", "ls", "show", "run", "submit", "status", "io", "memory", "comm", "report"]
-        expected += ["trace", "diagnose", "compare", "check", "baseline", "history", "estimate", "export", "box"]
+        expected = ["doctor", "setup", "data", "ls", "show", "run", "submit", "status", "io", "memory", "comm"]
+        expected += [
+            "report",
+            "trace",
+            "diagnose",
+            "compare",
+            "check",
+            "baseline",
+            "history",
+            "estimate",
+            "export",
+            "box",
+        ]
         assert names == expected
 
 

@@ -176,7 +176,7 @@ class HostUpdate:
             except BaseException as error:
                 # Whatever it is, it belongs to the step that waits for it.
                 self._failure = error
-            finally:
+                # Only here: once the last group is ready, the next step may have begun.
                 for group in self._groups:
                     group.ready.set()
 

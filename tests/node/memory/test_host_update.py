@@ -172,6 +172,22 @@ def test_the_host_updates_as_the_device_does(name: str, kind: str) -> None:
     host.close()
 
 
+def test_a_thread_that_is_late_to_end_a_step_does_not_end_the_next() -> None:
+    device, host = Training(OPTIMIZERS["sgd"]), Training(OPTIMIZERS["sgd"]).on_host("copies")
+    assert host.host is not None
+    update_all = host.host._update_all
+
+    def update_and_sleep(since: Any) -> None:
+        update_all(since)
+        time.sleep(0.02)  # everything is ready, and the next step begins
+
+    host.host._update_all = update_and_sleep  # type: ignore[method-assign]
+    device.steps(0, 5)
+    host.steps(0, 5)
+    assert_same(device, host)
+    host.close()
+
+
 def test_nothing_waits_where_the_network_is_compiled_but_its_beginning() -> None:
     device, host = Training(OPTIMIZERS["sgd"]), Training(OPTIMIZERS["sgd"]).on_host(overlaps=False)
     assert not any(module._forward_pre_hooks for module in host.model.modules())
