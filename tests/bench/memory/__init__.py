@@ -1,9 +1,9 @@
 """Training out of core: a plan against every method at one memory budget, predictions against measurements.
 
 All methods train one network in one process, in turns, so that a machine that is loaded slows all of them; each ratio
-is of neighbours. Half of what training holds in core is the budget of ResNet-50, and of a CosmoFlow whose layers hold
-about equally much. In the published CosmoFlow the first layer alone needs more than that: its budget is the smallest
-that a plan keeps to, and 2 % more.
+is of neighbours. The budget is half of what training holds in core or, where no plan keeps to that, the least that one
+keeps to and 2 % more: in CosmoFlow the first layer and the gradients beside it alone need more than half, less so where
+its layers hold about equally much.
 """
 
 from __future__ import annotations
