@@ -489,6 +489,9 @@ class OutOfCore:
             return False
         for handle in reversed(moved):
             if not self._recall(running, handle):
+                if handle in running.leaving:  # it has left since, behind one that has not
+                    running.leaving.remove(handle)
+                    running.charge(handle, -handle.num_bytes)
                 self._start_back(running, handle, number)
         self._room.issue(number, total, self._held_after(running, number))
         running.next_in -= 1

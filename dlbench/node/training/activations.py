@@ -13,6 +13,7 @@ from dlbench.costs.memory.blocks import BlockCosts
 from dlbench.costs.memory.planner import PREFETCH
 from dlbench.machine import resident
 from dlbench.node.data.synthetic import synthetic_batch
+from dlbench.node.memory.allocator import give_back_freed
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.install import BlockFunction
 from dlbench.node.memory.planning import Batch, MemoryPlan, Workbench, far_tier, plan_memory
@@ -91,6 +92,8 @@ def activation_memory(
     if train.is_in_core:
         return None
     stage("profiling memory")
+    # Before anything is measured, for it makes computing slower.
+    allocator = give_back_freed(True) if device.type == "cpu" else None
 
     open_tier = far_tier(train, plan.system.storage, device, host=place.host, rank=place.rank, variables=os.environ)
     found = plan_memory(
@@ -105,9 +108,12 @@ def activation_memory(
             gather=engine.gather,
         )
     )
+    if allocator is not None and all(block.decision == "keep" for block in found.plan.blocks):
+        allocator = give_back_freed(False)
     stage("building")
     return ActivationMemory(
         *(train, found, model, device, place.rank, open_tier),
+        allocator=allocator,
         wrap_block=wrap_block,
         resident_before=resident_before,
     )
@@ -123,6 +129,7 @@ class ActivationMemory:
         device: where it is.
         rank: of this process.
         open_tier: the far tier with room for so many bytes.
+        allocator: how freed memory is treated, in words; None: as the C library does.
         wrap_block: applied to every block's function; None: nothing.
         resident_before: resident memory before the network was built, bytes.
 
@@ -139,9 +146,11 @@ class ActivationMemory:
         rank: int,
         open_tier: Callable[[int], Tier],
         *,
+        allocator: str | None = None,
         wrap_block: Callable[[BlockFunction], BlockFunction] | None,
         resident_before: int,
     ) -> None:
+        self._allocator = allocator
         self._train, self._found, self._device, self._rank = train, found, device, rank
         self._resident_before = resident_before
         plan, chain = found.plan, found.chain
@@ -273,6 +282,10 @@ class ActivationMemory:
                 evidence=f"{format_bytes(plan.predicted.swapped_bytes)} of a pass leave the device and come back",
             ),
         ]
+        if self._allocator is not None:
+            found.append(
+                Setting(key="memory.allocator", requested=None, effective=self._allocator, evidence="answer of mallopt")
+            )
         if plan.capacity_bytes is not None:
             found.append(
                 Setting(
