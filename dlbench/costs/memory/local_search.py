@@ -22,7 +22,7 @@ from dlbench.costs.memory.static_plans import Blocks, cheapest_fitting
 from dlbench.specs.memory.chain import Chain, TransferRates
 from dlbench.specs.memory.plan import Decision
 
-EFFORT = 200_000
+EFFORT = 120_000
 """Blocks that are simulated at most; about 3 microseconds each."""
 PATIENCE = 30
 """Random changes in a row that may come to nothing."""
