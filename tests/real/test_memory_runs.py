@@ -63,7 +63,8 @@ def test_a_run_says_what_its_activations_did(tmp_path: Path) -> None:
     assert str(tmp_path) in memory.tier
     (told,) = memory.ranks
     assert told.steps == 3
-    assert told.swapped_out_bytes == told.swapped_in_bytes == 3 * memory.plan.predicted.swapped_bytes
+    # What has not left when it is needed again stays: a slow disk moves less than was planned.
+    assert 0 < told.swapped_in_bytes <= told.swapped_out_bytes <= 3 * memory.plan.predicted.swapped_bytes
     assert told.activation_peak_bytes
     assert told.activation_peak_bytes <= memory.in_core_bytes - memory.chain.fixed_bytes
     assert {span.lane for span in memory.timeline} == {"compute", "out", "in"}
