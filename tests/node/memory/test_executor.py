@@ -250,9 +250,10 @@ def test_places_in_the_file_are_used_again(tier: DiskTier) -> None:
     for _ in range(3):
         task.loss(model)  # with its graph goes what it had swapped
     gc.collect()
-    train(task, model, steps=1)
+    train(task, model, steps=1)  # behind what the threads still had to do
+    grown = tier._slots.end
     train(task, model, steps=20)
-    assert tier._slots.end <= 4 * used
+    assert tier._slots.end <= grown + used
 
 
 def test_activations_are_freed_when_they_are_away(tmp_path: Path, tier: DiskTier) -> None:
@@ -332,6 +333,8 @@ def test_watched_passes_are_told_operation_by_operation(tier: DiskTier) -> None:
     out_of_core.install()
     train(task, model, steps=1)
     assert out_of_core.take_spans() == []
+    # What has not left when it is needed again stays; here all has left.
+    model[-1].register_forward_hook(lambda *_: ([tier.wait_out(ticket) for ticket in _tickets()], None)[1])  # type: ignore[index]
     out_of_core.watch(True)
     train(task, model, steps=2)
     out_of_core.watch(False)
@@ -344,9 +347,8 @@ def test_watched_passes_are_told_operation_by_operation(tier: DiskTier) -> None:
         backward = list(dict.fromkeys(span.block for span in mine if span.kind == "backward"))
         assert (forward, backward) == (list(range(12)), list(range(11, -1, -1)))
         assert [span.block for span in mine if span.kind == "recompute"] == [10, 7, 4, 1]
-        # The last ones may not have left yet when they are needed again.
-        assert {3} <= {span.block for span in mine if span.lane == "out"} <= {3, 6, 9}
-        assert {span.block for span in mine if span.lane == "in"} <= {3, 6, 9}
+        assert {span.block for span in mine if span.lane == "out"} == {3, 6, 9}
+        assert sorted(span.block for span in mine if span.lane == "in") == [3, 6, 9]
         assert all(span.start_ns <= span.end_ns for span in mine)
     compute = [span for span in spans if span.lane == "compute"]
     assert all(a.end_ns <= b.start_ns for a, b in pairwise(compute))
