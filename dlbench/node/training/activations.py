@@ -65,7 +65,6 @@ def activation_memory(
     loss: Loss,
     *,
     wrap_block: Callable[[BlockFunction], BlockFunction] | None,
-    resident_before: int,
     beat: Callable[[str], None],
     stage: Callable[[str], None],
 ) -> ActivationMemory | None:
@@ -80,7 +79,6 @@ def activation_memory(
         precision: of training.
         loss: forward pass and loss.
         wrap_block: applied to the function of every block, e.g. torch.compile; None: nothing.
-        resident_before: resident memory before the network was built, bytes.
         beat: told what moves.
         stage: told of the stage.
 
@@ -115,7 +113,6 @@ def activation_memory(
         *(train, found, model, device, place.rank, open_tier),
         allocator=allocator,
         wrap_block=wrap_block,
-        resident_before=resident_before,
     )
 
 
@@ -131,7 +128,6 @@ class ActivationMemory:
         open_tier: the far tier with room for so many bytes.
         allocator: how freed memory is treated, in words; None: as the C library does.
         wrap_block: applied to every block's function; None: nothing.
-        resident_before: resident memory before the network was built, bytes.
 
     Raises:
         EnvironmentLacksError: what will be swapped has no room in the far tier.
@@ -148,11 +144,12 @@ class ActivationMemory:
         *,
         allocator: str | None = None,
         wrap_block: Callable[[BlockFunction], BlockFunction] | None,
-        resident_before: int,
     ) -> None:
         self._allocator = allocator
         self._train, self._found, self._device, self._rank = train, found, device, rank
-        self._resident_before = resident_before
+        gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        self._held_between_steps = max(0, found.chain.state_bytes - gradients)
+        self._resident_between: int | None = None
         plan, chain = found.plan, found.chain
         moves = any(block.decision in ("swap", "recompute-swap") for block in plan.blocks)
         # On a GPU offload is torch's own save_on_cpu.
@@ -199,7 +196,8 @@ class ActivationMemory:
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
             self._peak_before = resident.peak_resident_bytes() or 0
-            resident.reset_peak()
+            if resident.reset_peak() and self._allocator is not None:
+                self._resident_between = resident.resident_bytes()
 
     def computes(self, module: nn.Module) -> bool:
         """Whether a call of a module, now, computes it."""
@@ -233,16 +231,26 @@ class ActivationMemory:
         """What rank 0 needs of this rank, plain Python."""
         counts = self._blocks.told()
         passes = int(counts.pop("passes"))
-        if self._device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self._device)
-        else:
-            peak = max(0, (resident.peak_resident_bytes() or 0) - self._resident_before)
         return {
             "rank": self._rank,
             "steps": passes // self._train.gradient_accumulation,
-            "device_peak_bytes": peak,
+            "device_peak_bytes": self._device_peak_bytes(),
             **counts,
         }
+
+    def _device_peak_bytes(self) -> int | None:
+        """What training took at most of its device; None where that cannot be told.
+
+        On a CPU libraries and their code are in the process, too, and what of that is used grows with the first steps:
+        so the peak counts from what is resident between two steps, when parameters and the optimiser's state are there
+        and nothing of a pass is.
+        """
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        peak = resident.peak_resident_bytes()
+        if peak is None or self._resident_between is None:
+            return None
+        return max(0, peak - self._resident_between) + self._held_between_steps
 
     def result(self, everyone: Sequence[dict[str, Any]]) -> MemoryResult:
         """What the record says, from what all ranks told; on rank 0."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.machine.resident import resident_bytes
 from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
@@ -161,7 +160,6 @@ def _network(
     workload = plan.workload
     train = workload.train
     precision = Precision(train, device)
-    resident_before = resident_bytes() or 0
     torch.manual_seed(train.seed)
     model = build_model(workload.model).to(device)
     loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
@@ -169,7 +167,6 @@ def _network(
     memory = activation_memory(
         *(plan, place, engine, model, device, precision, loss),
         wrap_block=compilation.block if compilation is not None else None,
-        resident_before=resident_before,
         beat=beat,
         stage=stage,
     )

@@ -262,9 +262,7 @@ def _point(point: Point, runs: Sequence[Run]) -> MethodPoint:
         throughput=point.throughput,
         step=step,
         process_peak=_estimate(runs, _process_peak, "bytes"),
-        device_peak=_estimate(
-            runs, _of_memory(lambda one: float(max(r.device_peak_bytes for r in one.ranks))), "bytes"
-        ),
+        device_peak=_estimate(runs, _of_memory(_device_peak), "bytes"),
         predicted_peak_bytes=None if first is None else first.plan.predicted.peak_bytes,
         in_core_bytes=None if first is None else first.in_core_bytes,
         capacity_bytes=None if first is None else first.plan.capacity_bytes,
@@ -446,3 +444,9 @@ def _passages(points: Sequence[MethodPoint], table: RunTable) -> list[Passage]:
         where = f"{label}, batch {point.batch}, {place_text(point.ranks, point.nodes)}"
         found.append(passage_of(told, run_id=run.plan.run_id, label=where))
     return sorted(found, key=lambda one: one.order)
+
+
+def _device_peak(told: MemoryResult) -> float | None:
+    """Of the rank that held most; None unless all tell."""
+    peaks = [rank.device_peak_bytes for rank in told.ranks]
+    return None if None in peaks else float(max(peak for peak in peaks if peak is not None))

@@ -142,9 +142,11 @@ def _compared(case: Case, found: dict[str, Any], best: list[float]) -> Iterator[
 
 
 def compare(key: str) -> dict[str, Any]:
-    """Seconds of a step by every method, in turns; in a process of its own."""
+    """Seconds of a step by every method, in turns; memory is given back as in runs out of core."""
+    from dlbench.node.memory.allocator import give_back_freed
     from tests.bench.memory.workshop import IN_CORE, METHODS, PLAN
 
+    give_back_freed(True)
     with _workshop(key) as shop:
         budget = max(shop.in_core_bytes // 2, math.ceil(1.02 * shop.smallest_bytes()))
         seconds: dict[str, list[float]] = {method: [] for method in METHODS}
@@ -217,9 +219,10 @@ def limits(key: str) -> dict[str, Any]:
 def peak(key: str, method: str, batch: str, budget: str) -> dict[str, Any]:
     """What a method holds in a step of a batch: predicted from the chain at that batch, and measured."""
     from dlbench.errors import EnvironmentLacksError
-    from tests.bench.memory.workshop import IN_CORE, PLAN, give_back_at_once
+    from dlbench.node.memory.allocator import give_back_freed
+    from tests.bench.memory.workshop import IN_CORE, PLAN
 
-    give_back_at_once()
+    give_back_freed(True)
     with _workshop(key, int(batch)) as shop:
         capacity = int(budget) if method == PLAN else None
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import statistics
 import time
@@ -175,7 +174,6 @@ class Workshop:
         memory = ActivationMemory(
             *(self.train(method, capacity), self.plan(method, capacity), self.model, self.device, 0, self._open_tier),
             wrap_block=None,
-            resident_before=0,
         )
         try:
             yield memory
@@ -211,7 +209,7 @@ class Workshop:
     def peak_bytes(self) -> int:
         """The most that a step holds: state and batch, and what resident memory grows by in the step.
 
-        Only in a process that gave memory back to the system from its start (`give_back_at_once`).
+        Only in a process that gave memory back to the system from its start (`give_back_freed`).
         """
         for _ in range(2):  # libraries make their own buffers in the first
             self.step()
@@ -222,9 +220,3 @@ class Workshop:
             raise RuntimeError("the kernel does not tell resident memory")
         self.step()
         return sum(t.numel() * t.element_size() for t in held) + (peak_resident_bytes() or 0) - before
-
-
-def give_back_at_once() -> None:
-    """From now on the C library maps every larger block by itself, so that what is released is resident no more."""
-    m_mmap_threshold = -3
-    ctypes.CDLL(None).mallopt(m_mmap_threshold, 32 << 10)
