@@ -22,10 +22,10 @@ from tests.bench.figures import Figure, median_interval
 from tests.support.random_chains import Case, random_case
 
 CHAINS, CHAINS_MORE = 1000, 250
-FIRST_SEED = 10_000
-"""Other chains than those that the planner was made on."""
 """Compared with the optimum of keep, swap and recompute; and of these and recompute-swap, which takes ten times as
 long."""
+FIRST_SEED = 10_000
+"""Other chains than those that the planner was made on."""
 BLOCKS = 10
 CUT_CHAINS, CUT_UNITS = 100, 6
 LARGE_CHAINS, LARGE_UNITS = 15, 100
