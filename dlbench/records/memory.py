@@ -21,8 +21,8 @@ class RankMemory(Spec):
     over_budget_bytes: CountOrZero = Field(description="By how much that was more than the plan allowed, at most.")
     device_peak_bytes: CountOrZero | None = Field(
         description="Peak of the measured steps: allocated by torch (GPU), or resident beyond what is so between two "
-        "steps, plus parameters and optimiser state (CPU); null where freed memory stays with the process (a CPU, and a plan "
-        "that keeps all)."
+        "steps, plus parameters and optimiser state (CPU); null where freed memory stays with the process (a CPU, and "
+        "a plan that keeps all)."
     )
     swapped_out_bytes: CountOrZero = Field(description="Bytes that left the device, all measured steps.")
     swapped_in_bytes: CountOrZero = Field(description="Bytes that came back.")
