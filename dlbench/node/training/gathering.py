@@ -22,6 +22,7 @@ from dlbench.node.training.staging import staging_result
 from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
 from dlbench.node.watching.byte_budget import window_ranks
 from dlbench.records.exchange import ExchangeResult
+from dlbench.records.memory import MemoryResult
 from dlbench.records.record import NoiseScale, RankResult, Record, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WINDOW_STEPS
@@ -73,15 +74,6 @@ def make_record(
     watched = [item["watch"] for item in everyone]
     exchange = with_layers_told(plan, ready.course, exchange)
     memory = ready.trainee.memory.result([item["memory"] for item in everyone]) if ready.trainee.memory else None
-    doubts = [
-        *dict.fromkeys(text for item in everyone for text in item["warnings"]),
-        *dict.fromkeys(text for item in everyone if item["staging"] for text in item["staging"]["warnings"]),
-        *_doubts_of_compute(plan, ranks, device),
-        *sanity.exchange_doubts(exchange, is_scaled=precision.is_scaled),
-        *watch_doubts(plan, ready.course, watched, exchange),
-        *(reading.warnings() if reading is not None else []),
-        *memory_doubts(memory),
-    ]
     return Record.model_validate(
         {
             "run_id": plan.run_id,
@@ -99,7 +91,7 @@ def make_record(
             "exchange": with_tuning_cost(exchange, seen.step_s),
             "watch": watch_result(plan, ready.course, watched, ranks),
             "inert": sanity.inert(settings, ranks=plan.layout.ranks),
-            "warnings": tuple(doubts),
+            "warnings": tuple(_doubts(plan, ready, ranks, everyone, exchange, memory, device)),
             "data": ready.source.describe(),
             "staging": staging_result(plan, ready.staging, everyone),
             "shuffle": shuffle.result,
@@ -122,6 +114,27 @@ def make_record(
             "environment_differences": _environment_differences(everyone, reference),
         }
     )
+
+
+def _doubts(
+    plan: RunPlan,
+    ready: Prepared,
+    ranks: Sequence[RankResult],
+    everyone: Told,
+    exchange: ExchangeResult | None,
+    memory: MemoryResult | None,
+    device: torch.device,
+) -> list[str]:
+    """Reasons for doubt, each a sentence."""
+    return [
+        *dict.fromkeys(text for item in everyone for text in item["warnings"]),
+        *dict.fromkeys(text for item in everyone if item["staging"] for text in item["staging"]["warnings"]),
+        *_doubts_of_compute(plan, ranks, device),
+        *sanity.exchange_doubts(exchange, is_scaled=ready.trainee.precision.is_scaled),
+        *watch_doubts(plan, ready.course, [item["watch"] for item in everyone], exchange),
+        *(ready.reading.warnings() if ready.reading is not None else []),
+        *memory_doubts(memory),
+    ]
 
 
 def _noise_scale(plan: RunPlan, norms: list[list[list[float]]]) -> NoiseScale | None:
