@@ -133,7 +133,7 @@ class DiskTier:
         return ticket.is_out
 
     def wait_out(self, ticket: DiskTicket) -> None:
-        self._wait(lambda: ticket.is_out)
+        self._wait(lambda: ticket.is_out or ticket.recalled)
 
     def recall(self, ticket: DiskTicket) -> torch.UntypedStorage | None:
         with self._changed:
