@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ctypes
 
+from dlbench.units import format_bytes
+
 MAPPED_FROM_BYTES = 1 << 20
 """Tensors of at least this are mapped one by one."""
 _GLIBC_MOST = 32 << 20
@@ -20,8 +22,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Numbers of mallopt(3)."""
 
 
-def give_back_freed(at_once: bool) -> str | None:
+def give_back_freed(at_once: bool, mapped_from_bytes: int = MAPPED_FROM_BYTES) -> str | None:
     """Freed tensors go back to the system at once, or as glibc does it after training for a while.
+
+    Args:
+        at_once: whether.
+        mapped_from_bytes: tensors of at least this.
 
     Returns:
         What is in force, in words; None where the C library has no such setting (not glibc).
@@ -30,7 +36,7 @@ def give_back_freed(at_once: bool) -> str | None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return None
-    threshold = MAPPED_FROM_BYTES if at_once else _GLIBC_MOST
+    threshold = mapped_from_bytes if at_once else _GLIBC_MOST
     if mallopt(_M_MMAP_THRESHOLD, threshold) != 1 or mallopt(_M_TRIM_THRESHOLD, 2 * _GLIBC_MOST) != 1:
         return None
-    return f"tensors from {threshold >> 20} MiB on are mapped one by one (mallopt M_MMAP_THRESHOLD)"
+    return f"tensors from {format_bytes(threshold)} on are mapped one by one (mallopt M_MMAP_THRESHOLD)"

@@ -25,8 +25,11 @@ from dlbench.node.memory.peaks import NoPeaks, PeakMeter, peaks_on
 from dlbench.node.memory.saved import HeldByOthers, activation_storage, is_of_parameter
 from dlbench.specs.memory.chain import Chain, Unit
 
-TIMED_PASSES = 3
-"""Passes whose times count, after one that counts bytes and warms up; medians are taken."""
+WARM_PASSES, TIMED_PASSES = 3, 9
+"""Passes after the one that counts bytes, whose times do not count yet (tried: the first ones of a process take 1.3 to
+1.6 times as long); and those whose medians are taken."""
+LEAST_PASSES, LONG_S = 2, 4.0
+"""Of each: as few are enough once they have taken so long, seconds."""
 
 Batch = dict[str, Tensor]
 Storages = dict[int, int]
@@ -135,8 +138,10 @@ class _Passage:
             self.moments["turned"] = self.now()
             self.turn_gradients = self.made_gradients()
         leaf = ctx.x.requires_grad_(ctx.needs_input_grad[1])
+        back: list[Tensor] = []
         with torch.enable_grad(), ctx.autocast:
-            entry = leaf.clone() if link.changes_input else _Entry.apply(leaf)  # type: ignore[no-untyped-call]
+            entry = _Entry.apply(leaf, back)  # type: ignore[no-untyped-call]
+            entry = entry.clone() if link.changes_input else entry
             self.meter.mark(f"unit {link.number}")
             begin = self.now()
             with self.keeping(link.saved, link.casts):
@@ -154,20 +159,24 @@ class _Passage:
             link.backward_s.append(end - middle)
         if link.number == 0:
             self.moments["back"] = end
-        found: Tensor | None = leaf.grad
-        return found
+        return back[0] if back else None
 
 
 class _Entry(torch.autograd.Function):
-    """A unit's input, behind a node: what is made of a leaf alone would be taken for a parameter's cast."""
+    """A unit's input, behind a node: what is made of a leaf alone would be taken for a parameter's cast.
+
+    The gradient goes into a list: as that of a leaf it would be copied, which training does not do.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, back: list[Tensor]) -> Tensor:
+        ctx.back = back
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient
+        ctx.back.append(gradient)
+        return None, None
 
 
 class _Repeated(torch.autograd.Function):
@@ -270,7 +279,11 @@ class ChainProfile:
         links = [_Link(number=number, unit=unit) for number, unit in enumerate(self.units)]
         with undisturbed(self.model, self.device, holds_gradients=self.parts > 1):
             counted = self._pass(links, loss_of, batch, peaks_on(self.device), counts=True)
-            timed = [self._pass(links, loss_of, batch, NoPeaks(), counts=False) for _ in range(TIMED_PASSES)]
+            self._timed(links, loss_of, batch, WARM_PASSES)
+            for link in links:
+                link.forward_s.clear()
+                link.backward_s.clear()
+            timed = self._timed(links, loss_of, batch, TIMED_PASSES)
         units = self._units(links)
         outside = sum(size for address, size in counted.outside.items() if address != counted.chain_output)
         casts = sum(counted.casts.values()) + sum(sum(link.casts.values()) for link in links)
@@ -285,6 +298,12 @@ class ChainProfile:
             outside_bytes=outside + casts,
             working_bytes=self._working(links, units, counted),
         )
+
+    def _timed(self, links: list[_Link], loss_of: Callable[[Batch], Tensor], batch: Batch, most: int) -> list[_Passage]:
+        begun, passages = time.monotonic(), list[_Passage]()
+        while len(passages) < most and (len(passages) < LEAST_PASSES or time.monotonic() - begun < LONG_S):
+            passages.append(self._pass(links, loss_of, batch, NoPeaks(), counts=False))
+        return passages
 
     def _pass(
         self, links: list[_Link], loss_of: Callable[[Batch], Tensor], batch: Batch, meter: PeakMeter, *, counts: bool

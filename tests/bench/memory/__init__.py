@@ -222,7 +222,7 @@ def peak(key: str, method: str, batch: str, budget: str) -> dict[str, Any]:
     from dlbench.node.memory.allocator import give_back_freed
     from tests.bench.memory.workshop import IN_CORE, PLAN
 
-    give_back_freed(True)
+    give_back_freed(True, 32 << 10)  # tensors of few samples are small
     with _workshop(key, int(batch)) as shop:
         capacity = int(budget) if method == PLAN else None
         try:
