@@ -96,8 +96,11 @@ def test_files_leave_the_cache_and_come_back(files: list[Path], monkeypatch: pyt
 def test_another_user_can_do_the_same_with_files_of_root(files: list[Path]) -> None:
     def there() -> None:
         told: list[str] = []
-        done(fill(files, told))
-        assert cached_pages(files).share == 1
+        for _ in range(5):  # a kernel may take pages back at any time
+            done(fill(files, told))
+            if (share := cached_pages(files).share) == 1:
+                break
+        assert share == 1
         told.clear()
         done(evict(files, told))  # the kernel's file is not for everybody
         assert told[0] == "emptied of these files by posix_fadvise"
