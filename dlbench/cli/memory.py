@@ -161,7 +161,6 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan
     """From what a run says; nothing is measured."""
     from dlbench.costs.memory.tradeoff import in_core_bytes, scaled
     from dlbench.records.scan import read_run
-    from dlbench.specs.memory.settings import MemorySpec
     from dlbench.views.out_of_core.planned import Measured, memory_plan
 
     context = click.get_current_context()
@@ -188,7 +187,7 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan
             chain = scaled(chain, samples)
     wanted = told.plan.capacity_bytes
     if capacity is not None:
-        wanted = _spec(MemorySpec, capacity).capacity_bytes(in_core_bytes(chain))
+        wanted = _wanted(capacity, in_core_bytes(chain))
     if wanted is None:
         raise UserError("give --capacity, e.g. 8GiB, or 50%: the run was planned for none")
     workload = run.plan.workload
@@ -211,15 +210,17 @@ def _pass_of(batch: int, told: MemoryResult) -> int:
     return batch // told.parts
 
 
-def _spec(kind: Any, capacity: str) -> Any:
-    """A checked capacity.
+def _wanted(capacity: str, in_core: int) -> int | None:
+    """A capacity in bytes, where training holds `in_core` bytes in core.
 
     Raises:
         UserError: it is none.
     """
     from pydantic import ValidationError
 
+    from dlbench.specs.memory.settings import MemorySpec
+
     try:
-        return kind(capacity=capacity)
+        return MemorySpec(capacity=capacity).capacity_bytes(in_core)
     except ValidationError:
         raise UserError(f"--capacity {capacity}: is no size such as 8GiB, and no share such as 50%") from None

@@ -9,7 +9,6 @@ Nothing heavy is imported before the process is bound to the cores of a rank, be
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import traceback
@@ -58,9 +57,8 @@ def measure(plan: RunPlan) -> MemoryProfile:
     binding = bind(plan, place)
     import torch
 
-    from dlbench.node.memory.planning import Workbench, far_tier
     from dlbench.node.models.build import build_model, loss_for
-    from dlbench.node.training.activations import sample_batches, sample_loss
+    from dlbench.node.training.activations import workbench
     from dlbench.node.training.precision import Precision
     from dlbench.node.training.prepare import device_for
 
@@ -69,17 +67,8 @@ def measure(plan: RunPlan) -> MemoryProfile:
     torch.manual_seed(workload.train.seed)
     model = build_model(workload.model).to(device)
     loss = loss_for(workload.model, label_smoothing=workload.train.label_smoothing)
-    bench = Workbench(
-        model=model,
-        train=workload.train,
-        device=device,
-        loss_of=sample_loss(model, loss, Precision(workload.train, device)),
-        batch_of=sample_batches(plan, device),
-        open_tier=far_tier(
-            workload.train, plan.system.storage, device, host=place.host, rank=place.rank, variables=os.environ
-        ),
-        beat=lambda _what: None,
-    )
+    precision = Precision(workload.train, device)
+    bench = workbench(plan, place, model, device, precision, loss, beat=lambda _what: None)
     _, chain, rates, warnings = bench.measure()
     threads = f"{binding.threads} thread{'s' * (binding.threads > 1)}"
     return MemoryProfile(

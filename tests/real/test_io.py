@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from dlbench.jobs.reader_rate import reading_rate
 from dlbench.views.storage.numbers import supply_of
 from tests.conftest import Cli
-from tests.support.leftovers import Leftovers
+from tests.support.leftovers import interrupt
 from tests.support.run_factory import plans
 from tests.support.volumes import write_volumes
 
@@ -70,15 +68,4 @@ def test_readers_are_measured_cold_and_warm(cli: Cli, volumes: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_reader_leaves_nothing(tmp_path: Path, volumes: Path, number: int) -> None:
     words = ["io", "cosmoflow", "--preset", "ci", "--data", str(volumes), "--ranks", "2", "--seconds", "60"]
-    with Leftovers() as leftovers:
-        command = [sys.executable, "-P", "-m", "dlbench", *words, "--set", "data.loader_workers=1"]
-        process = subprocess.Popen(command, cwd=tmp_path, env=leftovers.environment, stderr=subprocess.PIPE)
-        deadline = time.monotonic() + 60
-        while len(leftovers.processes()) < 6 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        process.send_signal(number)
-        _, said = process.communicate(timeout=30)
-        assert process.returncode == 130
-        assert said.decode().splitlines()[-1] == "dlbench: interrupted"
-        assert leftovers.within(5.0) == []
-        assert list(tmp_path.iterdir()) == []
+    interrupt([*words, "--set", "data.loader_workers=1"], number, tmp_path, processes=6)

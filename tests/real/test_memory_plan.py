@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Cli
-from tests.support.leftovers import Leftovers
+from tests.support.leftovers import interrupt
 
 pytestmark = pytest.mark.slow
 
@@ -39,15 +36,4 @@ def test_a_chain_is_measured_by_a_process_of_its_own_and_planned(cli: Cli, tmp_p
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_profile_leaves_nothing(tmp_path: Path, number: int) -> None:
     words = ["memory", "plan", "resnet50", "--preset", "ci", "--batch", "256", "--capacity", "50%"]
-    with Leftovers() as leftovers:
-        command = [sys.executable, "-P", "-m", "dlbench", *words]
-        process = subprocess.Popen(command, cwd=tmp_path, env=leftovers.environment, stderr=subprocess.PIPE)
-        deadline = time.monotonic() + 60
-        while len(leftovers.processes()) < 3 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        process.send_signal(number)
-        _, said = process.communicate(timeout=30)
-        assert process.returncode == 130
-        assert said.decode().splitlines()[-1] == "dlbench: interrupted"
-        assert leftovers.within(5.0) == []
-        assert list(tmp_path.iterdir()) == []
+    interrupt(words, number, tmp_path, processes=3)

@@ -19,9 +19,11 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -110,6 +112,22 @@ def _inode(name: str) -> int:
     with suppress(OSError):
         return (SHARED_MEMORY / name).lstat().st_ino
     return 0
+
+
+def interrupt(words: Sequence[str], number: int, folder: Path, *, processes: int) -> None:
+    """Starts dlbench in an empty folder, ends it by a signal when it has so many processes, and finds nothing left."""
+    with Leftovers() as leftovers:
+        command = [sys.executable, "-P", "-m", "dlbench", *words]
+        process = subprocess.Popen(command, cwd=folder, env=leftovers.environment, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while len(leftovers.processes()) < processes and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert said.decode().splitlines()[-1] == "dlbench: interrupted"
+        assert leftovers.within(5.0) == []
+        assert list(folder.iterdir()) == []
 
 
 def _pids() -> Iterator[int]:

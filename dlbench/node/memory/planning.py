@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from dlbench.costs.memory.blocks import block_starts
 from dlbench.costs.memory.planner import fixed_plan, plan_blocks
-from dlbench.costs.memory.simulator import simulate
 from dlbench.costs.memory.smallest import DoesNotFitError
-from dlbench.costs.memory.tradeoff import scaled
+from dlbench.costs.memory.tradeoff import in_core_bytes, scaled
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.cut import Cut, find_units
@@ -23,13 +22,19 @@ from dlbench.node.memory.rates import measure_rates, sizes_of
 from dlbench.node.memory.tiers.disk import DiskTier
 from dlbench.node.memory.tiers.tier import Tier
 from dlbench.specs.memory.chain import Chain, TransferRates, Unit
-from dlbench.specs.memory.plan import BlockPlan, PlannedBlock
+from dlbench.specs.memory.plan import BlockPlan
 from dlbench.specs.system import StorageSpec, TierSpec
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 
 Batch = dict[str, Tensor]
 Gather = Callable[[Any], list[Any]]
 """What JSON can hold, of every rank, by rank; on every rank."""
+
+
+def alone(value: Any) -> list[Any]:
+    """A `Gather` of one rank."""
+    return [value]
+
 
 _CUT_BATCH = 2
 """Samples of the passes in which units are found."""
@@ -70,7 +75,7 @@ class Workbench:
     batch_of: Callable[[int], Batch]
     open_tier: Callable[[int], Tier]
     beat: Callable[[str], None]
-    gather: Gather = lambda value: [value]
+    gather: Gather = alone
 
     def measure(self) -> tuple[Cut, Chain, TransferRates | None, list[str]]:
         """Units, chain and transfer rates, and what a person should know of them.
@@ -141,8 +146,7 @@ def planned(chain: Chain, rates: TransferRates | None, train: TrainSpec) -> tupl
         UserError: train.memory.blocks names what is no unit.
         EnvironmentLacksError: no plan fits train.memory.capacity; names the smallest that would do.
     """
-    keep = [PlannedBlock(first=number, last=number, decision="keep") for number in range(len(chain.units))]
-    in_core = simulate(chain, keep, None, None).peak_bytes
+    in_core = in_core_bytes(chain)
     starts = block_starts(train.memory.blocks, [unit.name for unit in chain.units])
     if not train.is_planned:
         return fixed_plan(chain, rates, train.recompute, train.swap, starts=starts), in_core

@@ -16,7 +16,7 @@ from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.memory.allocator import give_back_freed
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.install import BlockFunction
-from dlbench.node.memory.planning import Batch, MemoryPlan, Workbench, far_tier, plan_memory
+from dlbench.node.memory.planning import Batch, Gather, MemoryPlan, Workbench, alone, far_tier, plan_memory
 from dlbench.node.memory.spans import LaneSpan
 from dlbench.node.memory.tiers.tier import Tier
 from dlbench.node.models.build import Loss
@@ -55,6 +55,31 @@ def sample_batches(plan: RunPlan, device: torch.device) -> Callable[[int], Batch
     return batch_of
 
 
+def workbench(
+    plan: RunPlan,
+    place: RankPlace,
+    model: nn.Module,
+    device: torch.device,
+    precision: Precision,
+    loss: Loss,
+    *,
+    beat: Callable[[str], None],
+    gather: Gather = alone,
+) -> Workbench:
+    """What the memory of a plan's network is measured with; arguments as of `activation_memory`."""
+    train = plan.workload.train
+    return Workbench(
+        model=model,
+        train=train,
+        device=device,
+        loss_of=sample_loss(model, loss, precision),
+        batch_of=sample_batches(plan, device),
+        open_tier=far_tier(train, plan.system.storage, device, host=place.host, rank=place.rank, variables=os.environ),
+        beat=beat,
+        gather=gather,
+    )
+
+
 def activation_memory(
     plan: RunPlan,
     place: RankPlace,
@@ -67,8 +92,8 @@ def activation_memory(
     wrap_block: Callable[[BlockFunction], BlockFunction] | None,
     beat: Callable[[str], None],
     stage: Callable[[str], None],
-) -> ActivationMemory | None:
-    """What a plan says of activations, installed on the network; None where they are left to autograd.
+) -> ActivationMemory:
+    """What a plan says of activations, installed on the network; not for training in core.
 
     Args:
         plan: the run.
@@ -87,30 +112,17 @@ def activation_memory(
         EnvironmentLacksError: no plan fits, memory cannot be measured, or nothing can be swapped to.
     """
     train = plan.workload.train
-    if train.is_in_core:
-        return None
     stage("profiling memory")
     # Before anything is measured, for it makes computing slower.
     allocator = give_back_freed(True) if device.type == "cpu" else None
 
-    open_tier = far_tier(train, plan.system.storage, device, host=place.host, rank=place.rank, variables=os.environ)
-    found = plan_memory(
-        Workbench(
-            model=model,
-            train=train,
-            device=device,
-            loss_of=sample_loss(model, loss, precision),
-            batch_of=sample_batches(plan, device),
-            open_tier=open_tier,
-            beat=beat,
-            gather=engine.gather,
-        )
-    )
+    bench = workbench(plan, place, model, device, precision, loss, beat=beat, gather=engine.gather)
+    found = plan_memory(bench)
     if allocator is not None and all(block.decision == "keep" for block in found.plan.blocks):
         allocator = give_back_freed(False)
     stage("building")
     return ActivationMemory(
-        *(train, found, model, device, place.rank, open_tier),
+        *(train, found, model, device, place.rank, bench.open_tier),
         allocator=allocator,
         wrap_block=wrap_block,
     )
@@ -317,20 +329,6 @@ _DECIDED = {
     "recompute": "recomputed",
     "recompute-swap": "recomputed with their input swapped",
 }
-
-
-def memory_doubts(result: MemoryResult | None) -> list[str]:
-    """Reasons for doubt in how activations were treated, a sentence each."""
-    if result is None:
-        return []
-    over = [rank for rank in result.ranks if rank.over_budget_bytes]
-    if not over:
-        return []
-    worst = max(over, key=lambda rank: rank.over_budget_bytes)
-    return [
-        f"activations took up to {format_bytes(worst.over_budget_bytes)} more than the plan allowed on {len(over)} of "
-        f"{len(result.ranks)} ranks, most on rank {worst.rank}"
-    ]
 
 
 def _timeline(spans: Sequence[LaneSpan]) -> tuple[TransferSpan, ...]:

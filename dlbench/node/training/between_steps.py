@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from dlbench.node.models.build import criterion_for, outputs_for
 from dlbench.node.models.metrics import Meter, Quality, meter_for
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training.checkpoint import Progress, prune, write_checkpoint
-from dlbench.node.training.compilation import uncompiled
 from dlbench.node.training.events import Events
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.prepare import SHARED_BY, Prepared, data_identity, trained_identity
@@ -41,8 +41,9 @@ def evaluate(
     outputs_of, criterion = outputs_for(workload.model), criterion_for(workload.model)
     meter: Meter = meter_for(workload.model)()
     model.eval()
+    compilation = ready.trainee.compilation
     try:
-        with torch.no_grad(), uncompiled(ready.trainee.compilation):
+        with torch.no_grad(), compilation.uncompiled() if compilation is not None else nullcontext():
             for number, batch in enumerate(source.batches()):
                 beat(f"batch {number} of an evaluation")
                 moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

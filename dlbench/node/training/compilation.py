@@ -8,7 +8,7 @@ Evaluations run what was not compiled.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -94,6 +94,11 @@ class Compilation:
         compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
         return compiled
 
+    def uncompiled(self) -> AbstractContextManager[object]:
+        """Within it, what was compiled runs as it was written: for evaluations, which need no second program."""
+        stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+        return stance
+
     def begin_measuring(self) -> None:
         """What is compiled from here on lies in measured steps."""
         self._at_measuring = _graphs()
@@ -146,20 +151,6 @@ class Compilation:
                 )
             )
         return found
-
-
-def compilation_for(plan: RunPlan, device: torch.device) -> Compilation | None:
-    """What a plan compiles; None where it compiles nothing.
-
-    Raises:
-        EnvironmentLacksError: torch's compiler lacks what it makes programs with.
-    """
-    return None if plan.workload.train.compile == "none" else Compilation(plan, device)
-
-
-def uncompiled(compilation: Compilation | None) -> AbstractContextManager[object]:
-    """Within it, what was compiled runs as it was written: for evaluations, which need no second program."""
-    return nullcontext() if compilation is None else torch.compiler.set_stance("force_eager")
 
 
 def _graphs() -> int:

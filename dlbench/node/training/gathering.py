@@ -11,7 +11,6 @@ from dlbench.machine import environment
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.autotune import with_tuning_cost
 from dlbench.node.training import noise_scale, sanity
-from dlbench.node.training.activations import memory_doubts
 from dlbench.node.training.between_steps import Pauses
 from dlbench.node.training.events import Events
 from dlbench.node.training.instruments import watch_result
@@ -133,7 +132,7 @@ def _doubts(
         *sanity.exchange_doubts(exchange, is_scaled=ready.trainee.precision.is_scaled),
         *watch_doubts(plan, ready.course, [item["watch"] for item in everyone], exchange),
         *(ready.reading.warnings() if ready.reading is not None else []),
-        *memory_doubts(memory),
+        *sanity.memory_doubts(memory),
     ]
 
 

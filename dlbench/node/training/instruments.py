@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -19,7 +19,6 @@ from dlbench.node.memory.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneS
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.clocks import clock_for
 from dlbench.node.sync.engine import Engine, MessageSpan
-from dlbench.node.training.activations import ActivationMemory
 from dlbench.node.training.step_schedule import Course
 from dlbench.node.watching.agent import NodeSampler
 from dlbench.node.watching.byte_budget import window_ranks
@@ -32,6 +31,9 @@ from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGING, SWAP
 from dlbench.records.watch import NodeWatch, WatchOverhead, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
+
+if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
+    from dlbench.node.training.activations import ActivationMemory
 
 _SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}
 """Of the lane swap: recomputing and waiting, what leaves the device, what comes back."""

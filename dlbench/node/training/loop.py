@@ -10,17 +10,15 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from dlbench.node.data.reading.rank_reading import EpochRest
-from dlbench.node.memory.host_update import HostUpdate
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
-from dlbench.node.training.activations import ActivationMemory
-from dlbench.node.training.compilation import Compilation
 from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.noise_scale import NoiseProbe
@@ -30,6 +28,11 @@ from dlbench.node.training.step_schedule import Course
 from dlbench.records.record import Setting
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.training import TrainSpec
+
+if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
+    from dlbench.node.memory.host_update import HostUpdate
+    from dlbench.node.training.activations import ActivationMemory
+    from dlbench.node.training.compilation import Compilation
 
 Batch = dict[str, torch.Tensor]
 

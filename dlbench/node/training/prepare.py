@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,8 +15,6 @@ from dlbench.node.data.reading.rank_reading import EpochRest, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.shuffling.exchange import Meeting
 from dlbench.node.data.source import BatchSource, build_source
-from dlbench.node.memory.host_copies import host_parameters
-from dlbench.node.memory.host_update import HostUpdate
 from dlbench.node.models.build import Batch, Loss, build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.models.schedule import LearningRate
@@ -24,9 +22,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import own_address
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases, sanity
-from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
 from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint
-from dlbench.node.training.compilation import Compilation, compilation_for
 from dlbench.node.training.fault import PlantedFault
 from dlbench.node.training.loop import Trainee
 from dlbench.node.training.noise_scale import NoiseProbe
@@ -36,6 +32,11 @@ from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import Course, plan_course
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
+
+if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
+    from dlbench.node.memory.host_update import HostUpdate
+    from dlbench.node.training.activations import ActivationMemory
+    from dlbench.node.training.compilation import Compilation
 
 
 def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
@@ -163,14 +164,24 @@ def _network(
     torch.manual_seed(train.seed)
     model = build_model(workload.model).to(device)
     loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
-    compilation = compilation_for(plan, device)
-    memory = activation_memory(
-        *(plan, place, engine, model, device, precision, loss),
-        wrap_block=compilation.block if compilation is not None else None,
-        beat=beat,
-        stage=stage,
-    )
+    compilation: Compilation | None = None
+    memory: ActivationMemory | None = None
+    if train.compile != "none":
+        from dlbench.node.training.compilation import Compilation
+
+        compilation = Compilation(plan, device)
+    if not train.is_in_core:
+        from dlbench.node.training.activations import activation_memory
+
+        memory = activation_memory(
+            *(plan, place, engine, model, device, precision, loss),
+            wrap_block=compilation.block if compilation is not None else None,
+            beat=beat,
+            stage=stage,
+        )
     if compilation is not None:
+        from dlbench.node.training.activations import sample_batches, sample_loss
+
         compilation.set_budget(model, sample_loss(model, loss, precision), sample_batches(plan, device), beat)
     # Before the engine's own hooks, which hand the gradient on.
     noise = NoiseProbe(model, train.gradient_accumulation) if plan.measure.noise_scale else None
@@ -294,6 +305,9 @@ def _host_update(plan: RunPlan, network: _Network, device: torch.device) -> Host
     train = plan.workload.train
     if train.optimizer_state == "device":
         return None
+    from dlbench.node.memory.host_copies import host_parameters
+    from dlbench.node.memory.host_update import HostUpdate
+
     return HostUpdate(
         network.model,
         network.optimizer,

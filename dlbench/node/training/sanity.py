@@ -8,9 +8,10 @@ from torch import nn
 
 from dlbench.records.data_path import ShuffleResult
 from dlbench.records.exchange import ExchangeResult
+from dlbench.records.memory import MemoryResult
 from dlbench.records.record import Check, RankResult, Setting
 from dlbench.specs.plan import RunPlan
-from dlbench.units import format_seconds
+from dlbench.units import format_bytes, format_seconds
 
 
 def parameters_digest(model: nn.Module) -> str:
@@ -192,3 +193,17 @@ def _equal_work(plan: RunPlan, ranks: list[RankResult], measured_steps: int) -> 
 def _some(ranks: list[int], limit: int = 8) -> str:
     shown = ", ".join(map(str, ranks[:limit]))
     return shown + (f" and {len(ranks) - limit} more" if len(ranks) > limit else "")
+
+
+def memory_doubts(result: MemoryResult | None) -> list[str]:
+    """Reasons for doubt in how activations were treated, a sentence each."""
+    if result is None:
+        return []
+    over = [rank for rank in result.ranks if rank.over_budget_bytes]
+    if not over:
+        return []
+    worst = max(over, key=lambda rank: rank.over_budget_bytes)
+    return [
+        f"activations took up to {format_bytes(worst.over_budget_bytes)} more than the plan allowed on {len(over)} of "
+        f"{len(result.ranks)} ranks, most on rank {worst.rank}"
+    ]

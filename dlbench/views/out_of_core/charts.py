@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
 from dlbench.report.charts.style import FORECAST, HEIGHT, IDEAL, INK, MEASURED, MUTED, PART_COLOURS, WIDE
@@ -67,6 +68,20 @@ def byte_unit(most: float) -> tuple[int, str]:
     return next(((size, name) for size, name in ((2**30, "GiB"), (2**20, "MiB")) if most >= size), (2**10, "KiB"))
 
 
+def in_core_mark(batch: int) -> list[Any]:
+    """Layers that mark the largest batch in core on an axis of batches."""
+    import altair as alt
+
+    text = {"batch": batch, "text": f"in core up to {batch}", "foot": 0}
+    mark = alt.Chart(alt.InlineData(values=[text]))
+    return [
+        mark.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=alt.X("batch:Q")),
+        mark.mark_text(color=MUTED, align="left", dx=5, dy=-8, fontSize=12).encode(
+            x=alt.X("batch:Q"), y=alt.Y("foot:Q"), text=alt.Text("text:N")
+        ),
+    ]
+
+
 def _colours(points: Sequence[MethodPoint]) -> dict[str, str]:
     """Colours by label: that of its method, and others where several labels share one."""
     chosen: dict[str, str] = {}
@@ -118,14 +133,7 @@ def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], limit: Li
     words = "; ".join(f"{row['method']}, batch {row['batch']}: {row['shown']}" for row in rows)
     mark = ""
     if limit is not None and limit.batch > 0:
-        text = f"in core up to {limit.batch}"
-        line = alt.Chart(alt.InlineData(values=[{"batch": limit.batch, "text": text, "foot": 0}]))
-        layers.append(line.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=alt.X("batch:Q")))
-        layers.append(
-            line.mark_text(color=MUTED, align="left", dx=5, dy=-8, fontSize=12).encode(
-                x=alt.X("batch:Q"), y=alt.Y("foot:Q"), text=alt.Text("text:N")
-            )
-        )
+        layers += in_core_mark(limit.batch)
         mark = f" Dashed: {format_bytes(limit.capacity_bytes)} hold {limit.batch} samples of a pass in core."
     return finish(
         alt.layer(*layers),
@@ -269,9 +277,9 @@ def held_chart(
     """What is held over a pass, by the simulator, under the capacity."""
     import altair as alt
 
-    size, unit = byte_unit(max(num for _, num in held))
-    rows: Rows = [{"at": at, "bytes": num / size, "shown": format_bytes(num)} for at, num in held]
     most = max(num for _, num in held)
+    size, unit = byte_unit(most)
+    rows: Rows = [{"at": at, "bytes": num / size, "shown": format_bytes(num)} for at, num in held]
     area = (
         alt.Chart(alt.InlineData(values=rows))
         .mark_area(interpolate="step-after", color=MEASURED, opacity=0.35, line={"color": MEASURED})

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import dlbench
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
-from dlbench.report.charts.style import FORECAST, HEIGHT, IDEAL, INK, MUTED, WIDE
+from dlbench.report.charts.style import FORECAST, HEIGHT, INK, WIDE
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet
 from dlbench.report.wording import DASH, percent
 from dlbench.units import format_bytes, format_number, format_seconds
-from dlbench.views.out_of_core.charts import byte_unit, held_chart, lanes_chart
+from dlbench.views.out_of_core.charts import byte_unit, held_chart, in_core_mark, lanes_chart
 from dlbench.views.out_of_core.methods import COLOURS
 from dlbench.views.out_of_core.picture import LEGEND, lanes
 from dlbench.views.out_of_core.planned import Forecast, MemoryPlan
@@ -326,14 +326,7 @@ def _batch_chart(found: MemoryPlan, subject: Subject) -> Chart:
         base.mark_point(size=60, opacity=1).encode(tooltip=tooltip),
     ]
     if found.in_core_batch:
-        text = {"batch": found.in_core_batch, "text": f"in core up to {found.in_core_batch}", "foot": 0}
-        mark = alt.Chart(alt.InlineData(values=[text]))
-        layers += [
-            mark.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=alt.X("batch:Q")),
-            mark.mark_text(color=MUTED, align="left", dx=5, dy=-8, fontSize=12).encode(
-                x=alt.X("batch:Q"), y=alt.Y("foot:Q"), text=alt.Text("text:N")
-            ),
-        ]
+        layers += in_core_mark(found.in_core_batch)
     words = "; ".join(f"{row['method']}, {row['batch']}: {row['shown']}" for row in rows)
     return finish(
         alt.layer(*layers),

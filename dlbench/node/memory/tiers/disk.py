@@ -35,7 +35,6 @@ class DiskTicket:
 
     __slots__ = (
         "buffer",
-        "failed",
         "incoming",
         "is_in",
         "is_out",
