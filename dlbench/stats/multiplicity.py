@@ -68,6 +68,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p values, in the order given: below q, at most a share q of the claims is false on average.
+
+    Benjamini and Hochberg, JRSS B 57(1), 1995; holds for independent and for positively dependent tests (Benjamini and
+    Yekutieli, Annals of Statistics 29, 2001).
+    """
+    adjusted = [1.0] * len(p_values)
+    lowest = 1.0
+    ranked = sorted(range(len(p_values)), key=lambda i: p_values[i], reverse=True)
+    for above, index in enumerate(ranked):
+        lowest = min(lowest, p_values[index] * len(p_values) / (len(p_values) - above))
+        adjusted[index] = lowest
+    return adjusted
+
+
 def repeats_for(scatter: float, difference: float, comparisons: int) -> int:
     """Repeats of each setting that show a difference of this size, by the normal approximation.
 

@@ -18,6 +18,7 @@ from tests.bench import (
     shuffling,
     spine,
     staging,
+    truth,
     watching,
     workloads,
 )
@@ -37,6 +38,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "staging": staging.figures,
     "memory": memory.figures,
     "memory-plan": memory_plan.figures,
+    "truth": truth.figures,
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -51,6 +53,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "memory.host": memory.host,
     "memory.compiled": memory.compiled,
     **faults.PARTS,
+    **{f"truth.{name}": figures for name, figures in truth.SUBJECTS.items()},
 }
 """Of areas; measured only when named."""
 

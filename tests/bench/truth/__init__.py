@@ -1,0 +1,20 @@
+"""Truth: does every interval cover what it says, does every verdict keep its promise? Simulated, with fixed seeds.
+
+Each subject is a module with `figures()`; every figure has the goal that it is held against. `truth-sessions` makes
+real runs and so is an area of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tests.bench.figures import Figure
+
+SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {}
+"""Name -> its figures; in the order of the issue they answer."""
+
+
+def figures() -> Iterator[Figure]:
+    """All subjects, one after the other."""
+    for subject in SUBJECTS.values():
+        yield from subject()
