@@ -41,6 +41,18 @@ class Environments:
     differences: tuple[Difference, ...]
 
 
+TELLING = (
+    *("system.", "dlbench.", "package.", "torch.", "gpu.", "cpu.", "kernel", "os", "python", "libc", "memory."),
+    *("data.", "variable."),
+)
+"""Beginnings of keys that explain differences of speed, the likeliest first."""
+
+
+def order_of(key: str) -> tuple[int, str]:
+    """Keys in this order begin with what most likely explains a difference."""
+    return next((number for number, start in enumerate(TELLING) if key.startswith(start)), len(TELLING)), key
+
+
 def names_the_job(key: str) -> bool:
     """Whether a key of the environment names the job or the place in it, and so differs by nature."""
     return _EXPECTED.fullmatch(key) is not None
@@ -54,7 +66,17 @@ def compare(runs: Sequence[Run], *, with_data: bool = False) -> Environments:
         with_data: also compare what the data source says of itself, as keys `data.…`; only runs of
             one workload can agree there.
     """
-    return side_by_side({run.plan.run_id: _facts(run.record, with_data) for run in runs if run.record is not None})
+    return side_by_side({run.plan.run_id: _told(run.record, with_data) for run in runs if run.record is not None})
+
+
+def facts(record: Record) -> dict[str, str]:
+    """What a run met, by key: its environment without what names the job or the host, and what its data say."""
+    return without_names(_told(record, with_data=True))
+
+
+def without_names(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what names the job or the place in it."""
+    return {key: value for key, value in environment.items() if not names_the_job(key)}
 
 
 def side_by_side(known: Mapping[str, Mapping[str, str]]) -> Environments:
@@ -75,6 +97,6 @@ def side_by_side(known: Mapping[str, Mapping[str, str]]) -> Environments:
     return Environments(common=common, differences=tuple(differences))
 
 
-def _facts(record: Record, with_data: bool) -> dict[str, str]:
+def _told(record: Record, with_data: bool) -> dict[str, str]:
     data = {f"data.{key}": str(record.data[key]) for key in _DATA_KEYS if key in record.data} if with_data else {}
     return {**record.environment, **data}

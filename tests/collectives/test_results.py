@@ -228,7 +228,7 @@ def test_unchecked_results_other_environments_and_warnings_are_doubts(tmp_path: 
     found = doubts(only(tmp_path))
     assert found["unchecked"].startswith("results of 2 points were not checked")
     assert found["recorded"] == "ranks share cores"
-    assert found["run-environment"] == "runs differ in their environment: kernel: 6.1 in 4; 5.10 in 1"
+    assert found["unlike-runs"] == "runs differ in their environment: kernel: 6.1 in 4; 5.10 in 1"
     assert found["pretended-groups"].startswith("all groups are on one host")
 
 

@@ -610,9 +610,9 @@ def test_doubts_of_a_comparison_are_told(tmp_path: Path) -> None:
     write_pair(tmp_path / "a", Story(environment={"kernel": "1"}), Story(environment={"kernel": "2"}))
     write_pair(tmp_path / "b", Story(), Story(cores=lambda rank: (2 * rank, 2 * rank + 1), threads=2))
     write_pair(tmp_path / "c", Story(data={"index_sha256": "1"}), Story(data={"index_sha256": "2"}))
-    assert codes(tmp_path / "a") == {"synthetic-data", "few-repeats", "run-environment"}
+    assert codes(tmp_path / "a") == {"synthetic-data", "few-repeats", "unlike-runs"}
     assert codes(tmp_path / "b") == {"synthetic-data", "few-repeats", "cores-differ"}
-    assert codes(tmp_path / "c") == {"synthetic-data", "few-repeats", "run-environment"}
+    assert codes(tmp_path / "c") == {"synthetic-data", "few-repeats", "unlike-runs"}
 
 
 def test_noisy_steps_raise_doubt(tmp_path: Path) -> None:
