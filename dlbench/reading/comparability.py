@@ -32,7 +32,7 @@ _WORDS = {"title", "about", "notice", "sample_unit"}
 NOT_SHAPING = frozenset(
     {
         # Words, and peak rates that figures are compared with.
-        *("system.name", "system.title", "system.storage.shared_title"),
+        *("system.title", "system.storage.shared_title"),
         *("system.node.peak_tflops", "system.node.peak_source"),
         # Who pays, when and how long; which nodes of the kind. Leaving out a slow node keeps runs comparable.
         *("system.slurm.account", "system.slurm.qos", "system.slurm.reservation", "system.slurm.time_limit"),
@@ -128,6 +128,11 @@ def averaged_id(run: Run) -> str:
 def repeat_id(run: Run) -> str:
     """The same for repeats: also met by equal software and machines; what names the job or the host does not count."""
     return digest_of({**_averaged_content(run), "met": {} if run.record is None else facts(run.record)})
+
+
+def told_of(run: Run) -> dict[str, str]:
+    """What a run was asked for of the system, and what it met, by key; equal for repeats."""
+    return {**system_content(run.plan), **({} if run.record is None else facts(run.record))}
 
 
 def planned_id(run: Run) -> str:

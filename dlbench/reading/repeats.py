@@ -27,21 +27,42 @@ def unlike_runs(places: Mapping[str, Mapping[str, Facts]]) -> list[Doubt]:
         places: facts of the runs, by run, of each figure, by what it is called ("2 ranks"). Keys that name the job or
             the host do not count.
     """
-    averaged: dict[str, list[str]] = {}
-    for place, runs in places.items():
-        for one in _differences(runs):
-            averaged.setdefault(one.key, []).append(place)
-    every = _differences({run: facts for runs in places.values() for run, facts in runs.items()})
-    inside = [one for one in every if one.key in averaged]
-    between = [one for one in every if one.key not in averaged]
-    found = []
-    if inside:
-        met = list(dict.fromkeys(place for one in inside for place in averaged[one.key]))
-        where = "" if len(met) == len(places) else f" (at {', '.join(met)})"
-        found.append(f"runs that are averaged{where} are no repeats: {named(inside)}")
+    averaged = averaged_unlike(places)
+    between = compared_unlike(places)
+    found = [averaged] if averaged else []
     if between:
         found.append(f"figures are compared that did not run alike: {named(between)}; their ratio holds that too")
     return [Doubt(code=CODE, severity="serious", text=text) for text in found]
+
+
+def averaged_unlike(places: Mapping[str, Mapping[str, Facts]]) -> str:
+    """Keys that differ between runs of one figure, in a sentence without a full stop; empty where none does."""
+    found = _averaged(places)
+    if not found:
+        return ""
+    met = list(dict.fromkeys(place for where in found.values() for place in where))
+    where = "" if len(met) == len(places) else f" (at {', '.join(met)})"
+    inside = [one for one in _differences(_all(places)) if one.key in found]
+    return f"runs that are averaged{where} are no repeats: {named(inside)}"
+
+
+def compared_unlike(places: Mapping[str, Mapping[str, Facts]]) -> list[Difference]:
+    """Keys that differ between figures and within none of them."""
+    found = _averaged(places)
+    return [one for one in _differences(_all(places)) if one.key not in found]
+
+
+def _averaged(places: Mapping[str, Mapping[str, Facts]]) -> dict[str, list[str]]:
+    """Keys that differ within a figure, with the figures."""
+    found: dict[str, list[str]] = {}
+    for place, runs in places.items():
+        for one in _differences(runs):
+            found.setdefault(one.key, []).append(place)
+    return found
+
+
+def _all(places: Mapping[str, Mapping[str, Facts]]) -> dict[str, Facts]:
+    return {run: facts for runs in places.values() for run, facts in runs.items()}
 
 
 def named(differences: Iterable[Difference]) -> str:
