@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
+from dlbench.specs.plan import LaunchPlan
 
-# What names the job, the place in it or the number of ranks, and so differs between runs by nature.
+# What names the job, who pays for it, the place in it or the number of ranks, and so differs between runs by nature.
 _EXPECTED = re.compile(
     r"host|variable\.(SLURM_(JOB_ID|JOB_NODELIST|JOB_NUM_NODES|NTASKS|NTASKS_PER_NODE|RESTART_COUNT)"
+    r"|SLURM_(JOB_(ACCOUNT|QOS|RESERVATION)|CPU_BIND|CPU_BIND_LIST|GPUS|GPUS_ON_NODE|GPUS_PER_NODE)"
+    r"|(CUDA|ROCR|HIP)_VISIBLE_DEVICES"
     r"|HOROVOD_(RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|HOSTNAME|GLOO_RENDEZVOUS_(ADDR|PORT))"
     r"|OMPI_MCA_(ess|orte|pmix|initial|shmem)_.*)"
 )
 
+
+NOT_SET = "not set"
+"""Value of a key that a run does not have."""
 
 # What a data source says of itself that must not change between repeats; the rest depends on the rank count.
 _DATA_KEYS = ("kind", "index_sha256", "num_samples", "decoder")
@@ -42,7 +48,7 @@ class Environments:
 
 
 TELLING = (
-    *("system.", "dlbench.", "package.", "torch.", "gpu.", "cpu.", "kernel", "os", "python", "libc", "memory."),
+    *("system.", "dlbench.", "package.", "torch.", "mpi.", "gpu.", "cpu.", "kernel", "os", "python", "libc", "memory."),
     *("data.", "variable."),
 )
 """Beginnings of keys that explain differences of speed, the likeliest first."""
@@ -79,6 +85,23 @@ def without_names(environment: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in environment.items() if not names_the_job(key)}
 
 
+def environment_doubts(plan: LaunchPlan, environment: Mapping[str, str], *, on_gpu: bool) -> Iterator[tuple[str, str]]:
+    """Codes and texts of what one environment has that makes figures doubtful."""
+    version = environment.get("dlbench.version", plan.dlbench_version)
+    if version != plan.dlbench_version:
+        yield (
+            "other-dlbench",
+            f"the ranks ran dlbench {version}, the plan was made by {plan.dlbench_version}: set system.python to a Python "
+            "with the same",
+        )
+    if on_gpu and environment.get("variable.CUDA_LAUNCH_BLOCKING", "0") != "0":
+        yield (
+            "launch-blocking",
+            "CUDA_LAUNCH_BLOCKING was set, which is for debugging: each kernel was waited for before the next was "
+            "launched, and nothing overlaps",
+        )
+
+
 def side_by_side(known: Mapping[str, Mapping[str, str]]) -> Environments:
     """The same of environments by the id of their run."""
     keys = sorted({key for environment in known.values() for key in environment})
@@ -87,7 +110,7 @@ def side_by_side(known: Mapping[str, Mapping[str, str]]) -> Environments:
     for key in keys:
         by_value: dict[str, list[str]] = {}
         for run_id, environment in known.items():
-            by_value.setdefault(environment.get(key, "not set"), []).append(run_id)
+            by_value.setdefault(environment.get(key, NOT_SET), []).append(run_id)
         if len(by_value) == 1:
             common[key] = next(iter(by_value))
             continue

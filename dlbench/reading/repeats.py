@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from dlbench.reading.doubts import Doubt
-from dlbench.reading.environments import Difference, order_of, side_by_side, without_names
+from dlbench.reading.environments import NOT_SET, Difference, order_of, side_by_side, without_names
 from dlbench.specs.plan import LaunchPlan
 
 CODE = "unlike-runs"
@@ -81,8 +81,17 @@ def _clipped(value: str) -> str:
     return value if len(value) <= MAX_LENGTH else f"{value[: MAX_LENGTH - 3]}..."
 
 
+_WHERE_LOADED = frozenset({"mpi.library"})
+"""Facts of libraries that a run loads only where it needs them: a run without one has no other."""
+
+
 def _differences(runs: Mapping[str, Facts]) -> list[Difference]:
-    return list(side_by_side({run: without_names(facts) for run, facts in runs.items()}).differences)
+    found = side_by_side({run: without_names(facts) for run, facts in runs.items()}).differences
+    return [one for one in found if not (one.key in _WHERE_LOADED and _is_set_alike(one))]
+
+
+def _is_set_alike(one: Difference) -> bool:
+    return len([value for value, _ in one.values if value != NOT_SET]) == 1
 
 
 def shared_nodes(plan: LaunchPlan) -> str:

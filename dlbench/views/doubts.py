@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dlbench.reading.doubts import Doubt, Severity, merged
-from dlbench.reading.environments import facts
+from dlbench.reading.environments import environment_doubts, facts
 from dlbench.reading.repeats import shared_nodes, unlike_runs
 from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable
@@ -46,6 +46,9 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
     shared = shared_nodes(run.plan)
     if shared:
         yield "shared-nodes", "serious", shared
+    on_gpu = any(rank.device.startswith("cuda") for rank in record.ranks)
+    for code, text in environment_doubts(run.plan, record.environment, on_gpu=on_gpu):
+        yield code, "serious", text
     crowded = _crowded_hosts(record)
     if crowded:
         yield "oversubscribed", "serious", f"more compute threads than cores: {'; '.join(crowded)}"

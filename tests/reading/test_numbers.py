@@ -571,6 +571,8 @@ def test_healthy_runs_raise_one_note_only(tmp_path: Path) -> None:
         (Story(bad_sample_count=2), "bad-samples"),
         (Story(environment_differences=["rank 1: kernel: 1, rank 0 has 2"]), "rank-environment"),
         (Story(settings=[{"key": "k", "requested": 1, "effective": 2, "evidence": "read back"}]), "inert"),
+        (Story(environment={"dlbench.version": "0.0.1"}), "other-dlbench"),
+        (Story(environment={"variable.CUDA_LAUNCH_BLOCKING": "1"}, device="cuda:0 (A100)"), "launch-blocking"),
     ],
 )
 def test_doubts_of_a_run_are_told(tmp_path: Path, story: Story, code: str) -> None:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from dlbench.collectives.results.measurements import CollectiveGroup, layout_of, name_of, why_not
 from dlbench.costs.collectives import Layout, RankCounts, counts
 from dlbench.reading.doubts import Doubt, merged
-from dlbench.reading.environments import Environments, side_by_side
+from dlbench.reading.environments import Environments, environment_doubts, side_by_side
 from dlbench.reading.repeats import shared_nodes, unlike_runs
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun
@@ -37,6 +37,8 @@ def run_doubts(run: CommRun) -> list[Doubt]:
     found = [Doubt(code="recorded", severity="serious", text=text, runs=ids) for text in record.warnings]
     if shared := shared_nodes(run.plan):
         found.append(Doubt(code="shared-nodes", severity="serious", text=shared, runs=ids))
+    for code, text in environment_doubts(run.plan, record.environment, on_gpu=record.device.startswith("cuda")):
+        found.append(Doubt(code=code, severity="serious", text=text, runs=ids))
     for point in record.points:
         if why_not(point):
             continue
