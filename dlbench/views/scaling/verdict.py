@@ -75,7 +75,7 @@ def _explanation(point: Point, causes: LostPercent | None) -> str:
         return ". That is more than the ideal: the baseline ran with a handicap, or its runs drifted."
     if loss < WORTH_EXPLAINING:
         return ". There is no loss worth explaining."
-    noisy = figure.kind == "bootstrap 95 %" and figure.high is not None and figure.high >= 1
+    noisy = figure.is_confident and figure.high is not None and figure.high >= 1
     doubt = " The interval reaches 100 %: the loss may be noise." if noisy else ""
     worst = main_loss(point)
     if worst is None or point.whole.lost.value <= 0:
