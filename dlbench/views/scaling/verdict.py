@@ -79,8 +79,8 @@ def _explanation(point: Point, causes: LostPercent | None) -> str:
     doubt = " The interval reaches 100 %: the loss may be noise." if noisy else ""
     worst = main_loss(point)
     if worst is None or point.whole.lost.value <= 0:
-        return f". On average over the runs nothing is lost: medians and means disagree.{doubt}"
-    # Only means sum to a whole, so the parts are means; the efficiency before them is made of medians.
+        return f". On average over the runs nothing is lost: arithmetic and geometric means disagree.{doubt}"
+    # Only means sum to a whole, so the parts are arithmetic means; the efficiency before them is of geometric ones.
     name, lost = _largest_cause(point, causes) or (_part_title(worst), worst.lost.value)
     share = f"{lost * 100:.1f} of the {points(point.whole.lost.value)} lost on average"
     return f"; the largest part of the loss is {name} ({share}).{doubt}"
