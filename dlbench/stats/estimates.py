@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
     Indices = npt.NDArray[np.integer[Any]]
 
-Kind = Literal["bootstrap 95 %", "range", "single run", "by definition", "within-run", "fit 95 %"]
-"""How an interval was made. `within-run`: the middle half of the iterations of a single run; `fit 95 %`: of a fitted
-parameter."""
+Kind = Literal["bootstrap 95 %", "simultaneous 95 %", "range", "single run", "by definition", "within-run", "fit 95 %"]
+"""How an interval was made. `simultaneous 95 %`: of the best of many, corrected for the choice; `within-run`: the
+middle half of the iterations of a single run; `fit 95 %`: of a fitted parameter."""
 
 MIN_RUNS = 5
 """Fewer runs carry no 95 % interval, and no comparison."""
