@@ -131,15 +131,20 @@ def interval_text(figure: Estimate) -> str:
 def basis_text(figure: Estimate, unit: str = "run") -> str:
     """What the interval is and how many runs (or nights, as `unit` says) stand behind it."""
     count = f"{figure.n} {unit}{'' if figure.n == 1 else 's'}"
-    return {
-        "bootstrap 95 %": f"95 % bootstrap, {count}",
-        "simultaneous 95 %": f"simultaneous 95 %, {count}",
-        "range": f"range of {count}",
+    level = level_text(figure.level)
+    text = {
+        "range": f"range of {count}{level and f' ({level})'}",
         "single run": f"single {unit}, no interval",
         "by definition": f"baseline by definition, {count}",
         "within-run": "within-run: middle half of the iterations of a single run",
-        "fit 95 %": "95 % interval of the fit",
-    }[figure.kind]
+        "fit": f"{level} interval of the fit",
+    }.get(figure.kind, f"{level} ({figure.kind}), {count}")
+    return f"{text}, {figure.unpaired} without a partner left out" if figure.unpaired else text
+
+
+def level_text(level: float | None) -> str:
+    """The confidence of an interval, e.g. ``95 %``, ``93.8 %``; empty if there is none."""
+    return "" if level is None else f"{round(level * 100, 1):g} %"
 
 
 def figure_text(figure: Estimate) -> str:

@@ -45,4 +45,6 @@ def gain_of_best(logs: Sequence[Sequence[float]], best: int) -> Estimate:
     freedom = pooled_freedom(m, pairs)
     low = mean - student_quantile(1 - LEVEL / (2 * m), freedom) * error
     high = mean + student_quantile(1 - LEVEL / 2, freedom) * error
-    return interval(math.exp((low + high) / 2), math.exp(low), math.exp(high), len(own), "simultaneous 95 %", "ratio")
+    return interval(
+        math.exp((low + high) / 2), math.exp(low), math.exp(high), len(own), "Student t", "ratio", level=1 - LEVEL
+    )

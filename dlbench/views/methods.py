@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dlbench.report.document import Missing
-from dlbench.stats.estimates import MIN_RUNS, RESAMPLES
+from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.resampling import RESAMPLES
 from dlbench.views.model import Group
 
 METHODS: tuple[tuple[str, str], ...] = (

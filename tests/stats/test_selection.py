@@ -41,7 +41,7 @@ def test_one_setting_alone_has_students_interval() -> None:
     error = math.sqrt(0.00025 / 5) * 2.776445
     assert found.value == pytest.approx(math.exp(0.03))
     assert (found.low, found.high) == (pytest.approx(math.exp(0.03 - error)), pytest.approx(math.exp(0.03 + error)))
-    assert (found.n, found.kind) == (5, "simultaneous 95 %")
+    assert (found.n, found.kind, found.level) == (5, "Student t", 0.95)
 
 
 def test_too_few_pairs_have_none() -> None:

@@ -17,7 +17,7 @@ ends = st.floats(-10, 10)
 
 
 def estimate(low: float, high: float, n: int = 5) -> Estimate:
-    return Estimate((low + high) / 2, low, high, n, "range" if n < 5 else "simultaneous 95 %")
+    return Estimate((low + high) / 2, low, high, n, "range" if n < 5 else "Student t")
 
 
 @given(ends, ends, ends, ends)

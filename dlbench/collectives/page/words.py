@@ -12,7 +12,8 @@ from dlbench.collectives.results.measurements import CollectiveGroup
 from dlbench.collectives.results.predictions import Prediction, Predictions
 from dlbench.reading.comparability import Condition
 from dlbench.report.wording import figure_text, optional, percent, place_text
-from dlbench.stats.estimates import MIN_RUNS, RESAMPLES
+from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.resampling import RESAMPLES
 from dlbench.units import format_bytes, format_number
 
 TITLE: Final = "dlbench collective benchmark"

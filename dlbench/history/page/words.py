@@ -11,7 +11,8 @@ from dlbench.history.trends.slow_months import RECENT_DAYS, HostCourse
 from dlbench.reading.slow_nodes import SLOW
 from dlbench.report.table import Cell, unit_cell
 from dlbench.report.wording import basis_text, clean, number_text, place_text
-from dlbench.stats.estimates import MIN_RUNS, RESAMPLES, Estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate
+from dlbench.stats.resampling import RESAMPLES
 
 MAX_COMMITS = 3
 MAX_COMMIT_LENGTH = 60

@@ -602,7 +602,7 @@ def test_five_runs_have_a_bootstrap_interval(tmp_path: Path) -> None:
     write_series(tmp_path, [300, 310, 320, 330, 340])
     each = kind_of(measured(tmp_path)).energy_per_sample
     assert each is not None
-    assert each.kind == "bootstrap 95 %"
+    assert each.kind == "order statistics"
 
 
 def test_lines_say_figure_method_share_and_what_is_missing(tmp_path: Path) -> None:

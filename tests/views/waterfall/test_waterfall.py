@@ -19,7 +19,7 @@ from dlbench.reading.digest import RankStepMap
 from dlbench.reading.scaling import Group, Point, groups
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
-from dlbench.stats.estimates import RunKey
+from dlbench.stats.pairing import RunKey
 from dlbench.views.steps.slow_periods import MIN_EXCESS, find_slow_period
 from dlbench.views.waterfall.numbers import FACTORS, FactoredPoint, factorise, waterfall
 from tests.reading.test_causes import random_work, simulate
@@ -138,7 +138,7 @@ def test_drift_that_hits_pairs_alike_leaves_no_width(point: Point) -> None:
     paired = factorise(point, drifting(own, "a"), drifting(base, "a"), work=1.0, is_baseline=False)
     apart = factorise(point, drifting(own, "a"), drifting(base, "b"), work=1.0, is_baseline=False)
     for factor in paired.factors:
-        assert factor.relative.kind == "bootstrap 95 %"
+        assert factor.relative.kind == "Student t"
         assert factor.relative.low == pytest.approx(factor.relative.high, rel=1e-12)
     compute = next(factor for factor in apart.factors if factor.name == "compute")
     assert compute.relative.low is not None
