@@ -115,10 +115,12 @@ def _turned(estimate: Estimate, is_turned: bool) -> Estimate:
 
 def _verdict(one: Difference) -> str:
     if one.verdict == "agree":
-        return f"both agree (within their scatter, or {percent(MARGIN, 0)} of a step)"
+        return f"both agree within {percent(MARGIN, 0)} of a step"
     is_less = one.gap_s.value < 0
     amount = figure_text(_turned(one.gap_s, is_less))
     gap = f"the difference is {amount} {'less' if is_less else 'more'} than the phase"
     if one.verdict == "insufficient":
         return f"{gap}; {one.gap_s.n} of {MIN_RUNS} pairs of runs that a verdict needs: use --repeats {MIN_RUNS}"
+    if one.verdict == "undecided":
+        return f"{gap}, which is undecided: it reaches over {percent(MARGIN, 0)} of a step; more repeats decide"
     return f"{gap}; {one.reason}"
