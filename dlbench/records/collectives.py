@@ -25,9 +25,7 @@ class CommPoint(Spec):
     operations: Count = Field(
         1, description="Operations of an iteration, back to back: more than one where it is short."
     )
-    skew_s: tuple[NonNegative, ...] = Field(
-        (), description="How far apart ranks began each timed iteration, seconds; see above."
-    )
+    skew_s: tuple[NonNegative, ...] = Field((), description="How far apart ranks began each timed iteration, seconds.")
     correct: Flag | None = Field(description="Whether all ranks held the right result; null if not checked.")
     max_error: NonNegative | None = Field(description="Largest relative error over ranks and elements.")
     steps: CountOrZero | None = Field(None, description="Most steps of a rank, counted; null for libraries.")
