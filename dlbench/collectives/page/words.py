@@ -167,8 +167,11 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Time",
-        "In each iteration the slowest rank counts, from a common start. A run's time is the median over its timed "
-        "iterations.",
+        "An iteration is one operation, or several back to back where one is shorter than 2 ms (fewer where sums of "
+        "sums would leave the type's range); its time is divided by them. Ranks meet at the carrier's own barrier "
+        "first. On one host the time runs from the last rank's start to the last end, otherwise it is the slowest "
+        "rank's. A broadcast on CPUs has a barrier before each operation, outside of the timer. The start skew is how "
+        "far apart ranks began an iteration. A run's time is the median over its timed iterations.",
     ),
     (
         "Medians and intervals",

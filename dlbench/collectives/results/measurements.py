@@ -64,6 +64,10 @@ class Measurement:
     """GB/s; None for one rank, where nothing crosses a bus."""
     iterations: int
     """Timed iterations of each run, at least."""
+    operations: int = 1
+    """Of an iteration, back to back, at least: its time is divided by them."""
+    skew_s: float | None = None
+    """Median over all iterations of how far apart ranks began them, seconds; None where it was not recorded."""
     steps: int | None = None
     """Most steps of a rank, counted; None for libraries."""
     messages: int | None = None
@@ -318,12 +322,15 @@ def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> M
         low, high = np.percentile(next(iter(times.values())), [25, 75])
         time = interval(time.value, low, high, 1, "within-run", "s")
     one = points[0][1]
+    skews = [seconds for _, point in points for seconds in point.skew_s]
     return Measurement(
         num_bytes=one.num_bytes,
         time=time,
         algbw=rate(time, one.num_bytes),
         busbw=rate(time, one.num_bytes * factor) if factor > 0 else None,
         iterations=min(map(len, times.values())),
+        operations=min(point.operations for _, point in points),
+        skew_s=float(np.median(skews)) if skews else None,
         steps=one.steps,
         messages=max(one.messages, default=None),
         bytes_sent=max(one.bytes_sent, default=None),
