@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.rendezvous",
     },
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
-    "node.collectives": NODE_FLOOR | {"node.sync", "node.ranks", "node.rendezvous", "node.failures"},
+    "node.collectives": NODE_FLOOR | {"node.sync", "node.ranks", "node.cores", "node.rendezvous", "node.failures"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
     "node.local_sockets": set(),
