@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from dlbench.stats.estimates import SEED
 from dlbench.stats.multiplicity import student_quantile
+from dlbench.stats.resampling import SEED
 
 if TYPE_CHECKING:
     import numpy as np
