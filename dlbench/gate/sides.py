@@ -15,7 +15,7 @@ from dlbench.reading.repeats import named, shared_nodes, unlike_runs
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run, Scan
-from dlbench.stats.estimates import RunKey
+from dlbench.stats.pairing import RunKey
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, CommScan
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.plan import ALGORITHMS, BACKENDS, Collective
-from dlbench.stats.estimates import Estimate, RunKey, interval, median_estimate
+from dlbench.stats.estimates import Estimate, interval, median_estimate
+from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 
 LIBRARY = "library"
@@ -62,6 +63,10 @@ class Measurement:
     """GB/s; None for one rank, where nothing crosses a bus."""
     iterations: int
     """Timed iterations of each run, at least."""
+    operations: int = 1
+    """Of an iteration, back to back, at least: its time is divided by them."""
+    skew_s: float | None = None
+    """Median over all iterations of how far apart ranks began them, seconds; None where it was not recorded."""
     steps: int | None = None
     """Most steps of a rank, counted; None for libraries."""
     messages: int | None = None
@@ -327,12 +332,15 @@ def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> M
         low, high = np.percentile(next(iter(times.values())), [25, 75])
         time = interval(time.value, low, high, 1, "within-run", "s")
     one = points[0][1]
+    skews = [seconds for _, point in points for seconds in point.skew_s]
     return Measurement(
         num_bytes=one.num_bytes,
         time=time,
         algbw=rate(time, one.num_bytes),
         busbw=rate(time, one.num_bytes * factor) if factor > 0 else None,
         iterations=min(map(len, times.values())),
+        operations=min(point.operations for _, point in points),
+        skew_s=float(np.median(skews)) if skews else None,
         steps=one.steps,
         messages=max(one.messages, default=None),
         bytes_sent=max(one.bytes_sent, default=None),
@@ -343,7 +351,4 @@ def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> M
 
 def rate(time: Estimate, num_bytes: float) -> Estimate:
     """GB/s of an estimate of seconds; the ends of the interval change places."""
-    value = num_bytes / time.value
-    if time.low is None or time.high is None:
-        return Estimate(value * GIGA, None, None, time.n, time.kind, "GB/s")
-    return interval(value, num_bytes / time.high, num_bytes / time.low, time.n, time.kind).scaled(GIGA, "GB/s")
+    return time.mapped(lambda seconds: num_bytes / seconds * GIGA, "GB/s")
