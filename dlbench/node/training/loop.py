@@ -1,8 +1,8 @@
 """The measured loop: plain training with time stamps between its phases.
 
 Warm-up and measured steps run the same code; only the mark in the step file differs. On a GPU the loop adds no
-synchronisation to steps unless the plan asks for the synchronised phase mode; between steps it waits for the device where
-training pauses, and to collect garbage every `COLLECT_EVERY` steps.
+synchronisation to steps unless the plan asks for the synchronised phase mode; between steps it waits for the device
+where training pauses, and to collect garbage every `COLLECT_EVERY` steps.
 """
 
 from __future__ import annotations
