@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import unicodedata
 
-from dlbench.stats.estimates import Estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import bytes_parts, format_number, seconds_parts
 
 DASH = "–"
@@ -145,6 +145,16 @@ def basis_text(figure: Estimate, unit: str = "run") -> str:
 def level_text(level: float | None) -> str:
     """The confidence of an interval, e.g. ``95 %``, ``93.8 %``; empty if there is none."""
     return "" if level is None else f"{round(level * 100, 1):g} %"
+
+
+INTERVALS = (
+    f"With {MIN_RUNS} runs or more, a median lies between two of the ordered runs, at a level of 95 % or the next above "
+    "it (order statistics; five runs: their range, 93.8 %). Means and ratios have a 95 % interval by Student's t (on "
+    "logarithms for ratios; Welch's without pairs), moved out to that of an exact test (sign flips in pairs, rank sums "
+    "without) at 93.75 % where t is narrower and would miss two states of a machine. A slow state so rare that no run "
+    "met it is in no interval."
+)
+"""How intervals over runs are made, for the methods of every document."""
 
 
 def figure_text(figure: Estimate) -> str:

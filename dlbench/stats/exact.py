@@ -68,9 +68,10 @@ def _subsets(n: int) -> Array:
     return weights
 
 
-def rank_sum_level(na: int, nb: int) -> float:
-    """The level of the range of all differences between two sides as an interval of their shift."""
-    return 1 - 2 / math.comb(na + nb, na)
+def rank_sum_level(na: int, nb: int, level: float = 1.0) -> float:
+    """The level that `rank_sums` attains where `level` is wanted; of the range of all differences if it is 1."""
+    places, tail = _rank_sums_beyond(na, nb, (1 - level) / 2)
+    return 1 - 2 * (tail if places else 1 / math.comb(na + nb, na))
 
 
 def rank_sums(a: Array, b: Array, level: float) -> tuple[float, float]:
@@ -87,21 +88,21 @@ def rank_sums(a: Array, b: Array, level: float) -> tuple[float, float]:
     import numpy as np
 
     differences = np.subtract.outer(a, b).ravel()
-    below = max(0, _rank_sums_beyond(len(a), len(b), (1 - level) / 2) - 1)
+    below = max(0, _rank_sums_beyond(len(a), len(b), (1 - level) / 2)[0] - 1)
     ends = np.partition(differences, (below, len(differences) - 1 - below))
     return float(ends[below]), float(ends[len(differences) - 1 - below])
 
 
 @cache
-def _rank_sums_beyond(na: int, nb: int, tail: float) -> int:
-    """How many of the smallest values of the Mann-Whitney statistic have at most this probability together."""
+def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
+    """How many of the smallest values of the Mann-Whitney statistic have at most this probability; and theirs."""
     import numpy as np
 
     if na * nb > _EXACT_PAIRS:
         from statistics import NormalDist
 
         sigma = math.sqrt(na * nb * (na + nb + 1) / 12)
-        return max(0, math.floor(na * nb / 2 + NormalDist().inv_cdf(tail) * sigma + 0.5))
+        return (max(0, math.floor(na * nb / 2 + NormalDist().inv_cdf(tail) * sigma + 0.5)), tail) if tail else (0, 0.0)
     size = na * nb + 1
     # Row j: probabilities of the statistic of i runs against j; i grows with the outer loop.
     rows = [np.eye(1, size)[0] for _ in range(nb + 1)]
@@ -109,4 +110,6 @@ def _rank_sums_beyond(na: int, nb: int, tail: float) -> int:
         for j in range(1, nb + 1):
             last_of_a = np.concatenate([np.zeros(j), rows[j][: size - j]])
             rows[j] = (i * last_of_a + j * rows[j - 1]) / (i + j)
-    return int(np.searchsorted(np.cumsum(rows[nb]), tail * (1 + 1e-9), side="right"))
+    tails = np.cumsum(rows[nb])
+    places = int(np.searchsorted(tails, tail * (1 + 1e-9), side="right"))
+    return places, float(tails[places - 1]) if places else 0.0

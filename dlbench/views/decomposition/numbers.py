@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dlbench.reading.comparability import told_of
 from dlbench.reading.measures import PARTS, measured_or_why
+from dlbench.reading.repeats import unlike_runs
 from dlbench.records.scan import Run
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import Estimate, mean_estimate
@@ -81,6 +83,8 @@ class Decomposition:
     differences: tuple[Difference, ...]
     missing: tuple[str, ...]
     """What of the plan could not be compared, in sentences."""
+    doubts: tuple[str, ...] = ()
+    """Why its runs are no repeats, in sentences."""
 
 
 Parts = Mapping[str, float]
@@ -109,6 +113,7 @@ def _has_variants(runs: Sequence[Run]) -> bool:
 
 def _point(runs: Sequence[Run]) -> Decomposition:
     measured: dict[Variant, dict[int, Parts]] = {}
+    told: dict[str, dict[str, Mapping[str, str]]] = {}
     missing: list[str] = []
     for run in runs:
         series = run.plan.series
@@ -119,6 +124,7 @@ def _point(runs: Sequence[Run]) -> Decomposition:
         if found is None:
             missing.append(why)
             continue
+        told.setdefault(series.variant, {})[run.plan.run_id] = told_of(run)
         known[series.repeat] = {name: found.parts[name] for name in OWN_PARTS}
     plain = measured.get("plain", {})
     planned = {run.plan.series.variant for run in runs}
@@ -140,6 +146,7 @@ def _point(runs: Sequence[Run]) -> Decomposition:
         step_s=mean_estimate([_whole(parts) for parts in plain.values()], "s") if plain else None,
         differences=tuple(differences),
         missing=tuple(missing),
+        doubts=tuple(doubt.text for doubt in unlike_runs(told)),
     )
 
 

@@ -95,7 +95,8 @@ def _title(point: Decomposition) -> str:
 
 
 def _sentences(point: Decomposition) -> tuple[str, ...]:
-    return (*map(_sentence, point.differences), *(f"left out: {text}" for text in point.missing))
+    doubts = (f"! {text}" for text in point.doubts)
+    return (*doubts, *map(_sentence, point.differences), *(f"left out: {text}" for text in point.missing))
 
 
 def _sentence(one: Difference) -> str:

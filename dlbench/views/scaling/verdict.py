@@ -91,8 +91,8 @@ def _explanation(point: Point, causes: LostPercent | None) -> str:
     doubt = " The interval reaches 100 %: the loss may be noise." if is_noise else ""
     worst = main_loss(point)
     if worst is None or point.whole.lost.value <= 0:
-        return f". On average over the runs nothing is lost: medians and means disagree.{doubt}"
-    # Only means sum to a whole, so the parts are means; the efficiency before them is made of medians.
+        return f". On average over the runs nothing is lost: arithmetic and geometric means disagree.{doubt}"
+    # Only means sum to a whole, so the parts are arithmetic means; the efficiency before them is of geometric ones.
     name, lost, is_noise = _largest_cause(point, causes) or (_part_title(worst), worst.lost.value, False)
     share = f"{name} ({share_of_loss(lost, point.whole.lost.value)} on average{', within the noise' * is_noise})"
     return f"; the largest part of the loss is {share}.{doubt}"

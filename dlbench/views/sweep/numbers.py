@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
-from dlbench.reading.environments import compare
+from dlbench.reading.comparability import told_of
+from dlbench.reading.repeats import averaged_unlike, compared_unlike, named
 from dlbench.reading.table import RunTable
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
@@ -394,7 +395,7 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
 
 
 def _ratio(top: Mapping[int, float], bottom: Mapping[int, float]) -> Estimate | None:
-    """The ratio of two settings over the repeats that both have, resampled in pairs; None without any."""
+    """The ratio of two settings over the repeats that both have, in pairs; None without any."""
     both = sorted(top.keys() & bottom.keys())
     if not both:
         return None
@@ -452,7 +453,14 @@ def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) ->
     devices = sorted({rank.device.split(":")[0] for run in measured if run.record for rank in run.record.ranks})
     if len(devices) > 1:
         yield f"Runs were on different devices ({', '.join(devices)}): the ratios hold that difference too."
-    keys = [item.key for item in compare(measured).differences if not item.expected]
-    if keys:
-        shown = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
-        yield f"Runs differ in their environment ({shown}): unless the swept keys set that, the ratios hold it too."
+    told = {
+        label(found[0].plan.series.axes): {run.plan.run_id: told_of(run) for run in found}
+        for found in _by_setting(measured)
+    }
+    averaged = averaged_unlike(told)
+    if averaged:
+        yield f"{averaged[0].upper()}{averaged[1:]}."
+    swept = {key for run in measured for key in run.plan.series.axes}
+    differences = [one for one in compared_unlike(told) if one.key not in swept]
+    if differences:
+        yield f"Settings differ in {named(differences)}; unless the swept keys set that, the ratios hold it too."
