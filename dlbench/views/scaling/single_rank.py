@@ -35,10 +35,11 @@ def baseline_note(group: Group, groups: Sequence[Group], table: RunTable) -> str
         rates = table.figures.set_index("run_id")["throughput"]
         top, bottom = ({table.keys[run_id]: float(rates[run_id]) for run_id in one.run_ids} for one in (largest, point))
         ratio = ratio_estimate(top, bottom)
+        rate = f"{figure_text(point.throughput)} {unit}/s"
         return (
-            f"Against the best single-rank run here ({plan.engine.name}, {_cores(other)}; {figure_text(point.throughput)} "
-            f"{unit}/s): {times_text(ratio)} with {place_text(largest.ranks, largest.nodes)} ({basis_text(ratio)}); "
-            f"ranks of the baseline have {_cores(group)}."
+            f"Against the best single-rank run here ({plan.engine.name}, {_cores(other)}; {rate}): {times_text(ratio)} "
+            f"with {place_text(largest.ranks, largest.nodes)} ({basis_text(ratio)}); ranks of the baseline have "
+            f"{_cores(group)}."
         )
     is_on_cpu = group.sample.record is not None and group.sample.record.ranks[0].device.startswith("cpu")
     if is_on_cpu and largest.ranks * base.nodes > base.ranks * largest.nodes:

@@ -15,13 +15,11 @@ from dlbench.report.wording import (
 )
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.stats.verdicts import placed
+from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.words import CAUSE_TITLES
 from dlbench.views.exchange.numbers import ExchangePoint
 from dlbench.views.model import Group
-
-WORTH_EXPLAINING = 0.01
-"""Share of the ideal below which a loss is not attributed."""
 
 
 def verdict(
