@@ -423,6 +423,12 @@ def test_what_was_not_read_is_a_gap_and_never_a_zero(tmp_path: Path) -> None:
     assert found.processes()[2] == "node n0"
 
 
+def test_the_load_average_is_called_so() -> None:
+    """Viewers put a counter's unit behind its name."""
+    (counter,) = trace_counters.counters_of(["host.load_1min"], cores=False)
+    assert f"{counter.name} {counter.unit}" == "load average (1 min)"
+
+
 def test_counters_of_bytes_become_rates(tmp_path: Path) -> None:
     # The counter starts anywhere, is not read once, and falls once, as after a reset of the card.
     values = [5e9, 5e9 + 1e6, NAN, 5e9 + 4e6, 2e6, 5e6]
