@@ -24,6 +24,7 @@ import dlbench.perfetto.profile as profile_module
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.perfetto.clocks import make_axis
+from dlbench.perfetto.counters import counters_of
 from dlbench.perfetto.notes import Notes
 from dlbench.perfetto.run import read_trace_run
 from dlbench.perfetto.selection import Selection
@@ -425,7 +426,7 @@ def test_what_was_not_read_is_a_gap_and_never_a_zero(tmp_path: Path) -> None:
 
 def test_the_load_average_is_called_so() -> None:
     """Viewers put a counter's unit behind its name."""
-    (counter,) = trace_counters.counters_of(["host.load_1min"], cores=False)
+    (counter,) = counters_of(["host.load_1min"], cores=False)
     assert f"{counter.name} {counter.unit}" == "load average (1 min)"
 
 
