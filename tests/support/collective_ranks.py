@@ -34,6 +34,7 @@ from dlbench.node.collectives.run import CommRun
 from dlbench.node.collectives.torch_transport import GlooTransport
 from dlbench.node.collectives.transport import Transport
 from dlbench.node.collectives.verify import check
+from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace, detect
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
@@ -69,6 +70,7 @@ class Rank:
             self.plan,
             self.folder,
             self.place,
+            CoreBinding(cores=tuple(sorted(os.sched_getaffinity(0))), pinned=False, threads=1, warnings=()),
             CPU,
             lambda done, total, text: points.append((done, total, text)),
             beat,

@@ -8,19 +8,19 @@ all-gather the gathered result, for reduce-scatter the input.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dlbench.costs.collectives import Layout
 from dlbench.costs.fit.link_fit import fit_line
 from dlbench.costs.predictions import bus_factor
+from dlbench.reading.comparability import digest_of, system_content
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, CommScan
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.plan import ALGORITHMS, BACKENDS, Collective
-from dlbench.stats.estimates import Estimate, RunKey, interval, median_estimate
+from dlbench.stats.estimates import Estimate, interval, median_estimate
+from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 
 LIBRARY = "library"
@@ -218,10 +218,22 @@ def layout_of(run: CommRun) -> Layout:
 
 
 def group_id(run: CommRun) -> str:
-    """A digest equal for exactly those runs whose points may be compared; stable over time and machines."""
+    """A digest equal for exactly those runs whose points may be averaged; stable over time and machines.
+
+    Runs that were asked for unlike of the system are apart; what only their records show is a doubt.
+    """
+    return digest_of({**_comparable(run), "asked": system_content(run.plan)})
+
+
+def comparable_id(run: CommRun) -> str:
+    """The same for runs that may be compared: what was asked of the system may differ."""
+    return digest_of(_comparable(run))
+
+
+def _comparable(run: CommRun) -> dict[str, object]:
     plan = run.plan
     assert run.record is not None
-    content = {
+    return {
         "system": plan.system.name,
         "launch": plan.system.launch.model_dump(mode="json"),
         "layout": plan.layout.model_dump(mode="json"),
@@ -231,7 +243,6 @@ def group_id(run: CommRun) -> str:
         "dtype": plan.comm.dtype,
         "device": run.record.device,
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def series_order(name: SeriesName, collective: Collective) -> tuple[bool, int, str, str]:
@@ -340,7 +351,4 @@ def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> M
 
 def rate(time: Estimate, num_bytes: float) -> Estimate:
     """GB/s of an estimate of seconds; the ends of the interval change places."""
-    value = num_bytes / time.value
-    if time.low is None or time.high is None:
-        return Estimate(value * GIGA, None, None, time.n, time.kind, "GB/s")
-    return interval(value, num_bytes / time.high, num_bytes / time.low, time.n, time.kind).scaled(GIGA, "GB/s")
+    return time.mapped(lambda seconds: num_bytes / seconds * GIGA, "GB/s")
