@@ -615,7 +615,13 @@ def test_costs_and_predictions_have_intervals_over_runs(tmp_path: Path) -> None:
         assert series.low is not None
         assert series.high is not None
         truth = [
-            predict("allreduce", series.name, size, Layout(ranks=16, group_size=2), factory.network(inside=INSIDE, across=ACROSS))
+            predict(
+                "allreduce",
+                series.name,
+                size,
+                Layout(ranks=16, group_size=2),
+                factory.network(inside=INSIDE, across=ACROSS),
+            )
             for size in SIZES
         ]
         for least, value, most, true in zip(series.low, series.seconds, series.high, truth, strict=True):
