@@ -233,7 +233,7 @@ def test_a_law_beyond_the_node_is_fitted_beyond_the_node(tmp_path: Path) -> None
     _, found = forecast_of(tmp_path)
     assert {point.nodes for point in found.law.points} == {2, 4, 8}
     coming = found.forecasts[0]
-    truth = 100 / (100 * step_of("weak", 16, a=0.1) + 30)
+    truth = 100 * step_of("weak", 2, a=0.1) / (100 * step_of("weak", 32, a=0.1) + 30)
     assert coming.low <= truth <= coming.high
 
 
