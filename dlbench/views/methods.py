@@ -45,14 +45,14 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "Laws and forecasts",
         "With k = p/p0: T(k)/T(1) = ideal + a (1 - 1/k) + b log2 k + c (k - 1) + d (beyond the baseline's one node), "
-        "one or two of the terms, none below 0; the ideal is 1 (weak) or 1/k (strong scaling), where the "
-        "first term is Amdahl's law. Fitted to the relative times of the points on several nodes, or, without these, of those on one node. A law is ruled out if the "
-        "points miss it by more than the scatter of the runs explains (1 %, simulated); of the others the one counts "
-        "that, fitted without the largest point, comes nearest to it. A forecast's interval goes from the lowest to "
-        "the highest end of the 95 % bootstrap intervals (over runs, stretched to Student's t) of all laws that are "
-        "not ruled out. No fit with fewer than three rank counts; no forecast beyond a node from points inside one, "
-        "from fewer than three runs a point, if no law is left, or if ranks shared cores. Forecasts are not "
-        "measurements and never share a line, a column or a headline with them.",
+        "one or two of the terms, none below 0; the ideal is 1 (weak) or 1/k (strong scaling), where the first term "
+        "is Amdahl's law. Fitted to the relative times of the points on several nodes, or, without these, of those on "
+        "one node. A law is ruled out if the points miss it by more than the scatter of the runs explains (1 %, "
+        "simulated); of the others the one counts that, fitted without the largest point, comes nearest to it. A "
+        "forecast's interval goes from the lowest to the highest end of the 95 % bootstrap intervals (over runs, "
+        "stretched to Student's t) of all laws that are not ruled out. No fit with fewer than three rank counts; no "
+        "forecast beyond a node from points inside one, from fewer than three runs a point, if no law is left, or if "
+        "ranks shared cores. Forecasts are not measurements and never share a line, a column or a headline with them.",
     ),
     (
         "Published figures",
