@@ -1,89 +1,43 @@
-"""Runs drawn again, all points of a run together: what fits are redone with for their intervals.
-
-Points of one run share its state (neighbours, clocks, placement), so that it is runs that are drawn, never points or
-iterations. Runs with equal keys were interleaved and are drawn together. Percentiles of resamples of few values are
-too narrow; so each resample's distance from the centre is stretched, as logarithm, by Student's quantile over the
-normal one and by sqrt(n / (n - 1)): for a mean that gives Student's t interval (Hesterberg, The American Statistician
-69(4), 2015, expanded percentile interval).
-"""
+"""Bootstrap over runs (Efron, Annals of Statistics 7, 1979), for fits that have no interval of their own."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Mapping, Sequence
-from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal, TypeVar
-
-from dlbench.stats.estimates import SEED
-from dlbench.stats.multiplicity import student_quantile
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     Array = npt.NDArray[np.float64]
+    Indices = npt.NDArray[np.integer[Any]]
 
-Key = TypeVar("Key", bound=Hashable)
-
-RESAMPLES = 200
-"""Of a fit: enough for the ends of 95 % to within their own scatter, and a fit takes milliseconds."""
-LEAST_RUNS = 3
-"""Fewer runs of a point give no interval: for two, Student's quantile is 12.7."""
+RESAMPLES = 10_000
+SEED = 20_150_815
+"""Fixed, so that the same runs give the same interval, byte for byte."""
 
 
-def stretch(runs: int) -> float:
-    """By how much deviations of resamples of so many runs (two or more) are stretched."""
-    return student_quantile(0.975, runs - 1) / NormalDist().inv_cdf(0.975) * math.sqrt(runs / (runs - 1))
+def resample_weights(n: int, *, stream: int) -> Array:
+    """How much each of n runs counts in each resample: shape (`RESAMPLES`, n), every row sums to 1.
 
-
-def resampled(
-    points: Sequence[Mapping[Key, float]],
-    *,
-    centre: Literal["median", "geometric mean"],
-    resamples: int = RESAMPLES,
-) -> Array | None:
-    """The centre over runs of each point in each resample, shape (resamples, points).
-
-    Args:
-        points: of each point a positive value for each run, by a key that interleaved runs of different points share.
-        centre: what is made of the runs.
-        resamples: how many.
-
-    Returns:
-        None where a point has fewer than `LEAST_RUNS` runs.
+    Equal `stream` numbers give equal resamples; pairs of runs share one, independent sides do not.
     """
     import numpy as np
 
-    if min(map(len, points), default=0) < LEAST_RUNS:
-        return None
-    middle = np.nanmedian if centre == "median" else np.nanmean
-    found = np.empty((resamples, len(points)))
-    for number, (keys, members) in enumerate(_drawn_together(points)):
-        places = {key: place for place, key in enumerate(keys)}
-        values = np.full((len(members), len(keys)), np.nan)
-        for row, member in enumerate(members):
-            for key, value in points[member].items():
-                values[row, places[key]] = math.log(value)
-        picks = np.random.default_rng([SEED, number]).integers(0, len(keys), size=(resamples, len(keys)))
-        centres = middle(values, axis=1)
-        drawn = values[:, picks]
-        missed = np.isnan(drawn).all(axis=2)  # a point of fewer runs, and none of them drawn: it stays where it is
-        drawn[missed, 0] = np.broadcast_to(centres[:, None], missed.shape)[missed]
-        factor = np.array([stretch(len(points[member])) for member in members])[:, None]
-        found[:, members] = np.exp(centres[:, None] + factor * (middle(drawn, axis=2) - centres[:, None])).T
-    return found
+    # As if 1/n were added for each time that a run was drawn.
+    weights: Array = np.concatenate([[0.0], np.cumsum(np.full(n, 1 / n))])[_counts(n, stream)]
+    return weights
 
 
-def _drawn_together(points: Sequence[Mapping[Key, float]]) -> list[tuple[list[Key], list[int]]]:
-    """Keys that are linked by points, and these points."""
-    groups: list[tuple[set[Key], list[int]]] = []
-    for index, point in enumerate(points):
-        keys, members = set(point), [index]
-        apart = []
-        for other, others in groups:
-            if keys & other:
-                keys, members = keys | other, [*others, *members]
-            else:
-                apart.append((other, others))
-        groups = [*apart, (keys, members)]
-    return [(sorted(keys, key=repr), members) for keys, members in groups]
+@lru_cache(maxsize=4)
+def _counts(n: int, stream: int) -> Indices:
+    """How often each of n runs is in each resample, shape (RESAMPLES, n); read-only."""
+    import numpy as np
+
+    picks = np.random.default_rng([SEED, stream]).integers(0, n, size=(RESAMPLES, n))
+    rows = np.arange(len(picks))[:, None] * n
+    counts = np.bincount((rows + picks).ravel(), minlength=picks.size).reshape(picks.shape)
+    # In as few bytes as will do: thousands of runs make tens of millions of them.
+    narrow: Indices = counts.astype(np.min_scalar_type(n))
+    narrow.setflags(write=False)
+    return narrow

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.collectives.page.report import assemble
 from dlbench.collectives.results import choice
 from dlbench.collectives.results.doubts import group_doubts
 from dlbench.collectives.results.fits import Fit, Scope, fit_all, fit_one, lines_of
@@ -68,7 +69,7 @@ def test_figures_are_medians_over_runs_of_medians_over_iterations(tmp_path: Path
         factory.write_comm_run(tmp_path, plan, factory.Story(change=functools.partial(dict, times_s=times)))
     (one,) = only(tmp_path).series[0].rows
     assert sorted(one.by_run.values()) == sorted(by_repeat.values())
-    assert (one.time.value, one.time.unit, one.time.kind) == (0.03, "s", "bootstrap 95 %")
+    assert (one.time.value, one.time.unit, one.time.kind) == (0.03, "s", "order statistics")
     assert one.time.low is not None
     assert one.time.high is not None
     assert 0.01 <= one.time.low < 0.03 < one.time.high <= 0.05
@@ -230,8 +231,18 @@ def test_unchecked_results_other_environments_and_warnings_are_doubts(tmp_path: 
     found = doubts(only(tmp_path))
     assert found["unchecked"].startswith("results of 2 points were not checked")
     assert found["recorded"] == "ranks share cores"
-    assert found["run-environment"] == "runs differ in their environment: kernel: 6.1 in 4; 5.10 in 1"
+    assert found["unlike-runs"] == "runs that are averaged are no repeats: kernel: 6.1 in 4, 5.10 in 1"
     assert found["pretended-groups"].startswith("all groups are on one host")
+
+
+def test_runs_that_were_asked_for_unlike_are_groups_of_their_own(tmp_path: Path) -> None:
+    for modules in ("openmpi/4.1", "openmpi/5.0"):
+        asked = {"algorithms": "ring", "backends": "none", "sizes": "4KiB", "overrides": {"system.modules": modules}}
+        for plan in factory.comm_plans(series=modules.replace("/", "-"), **asked):
+            factory.write_comm_run(tmp_path, plan)
+    report = assemble(scan_comm(tmp_path))
+    assert [group.num_runs for group in report.groups] == [5, 5]
+    assert ["system.modules openmpi/4.1" in group.label for group in report.groups].count(True) == 1
 
 
 # Choices
@@ -485,7 +496,7 @@ def test_other_collectives_have_lines_of_their_own_name(tmp_path: Path) -> None:
     [
         ({}, "one file holds one of box, local; choose by --system"),
         ({"system": "bx"}, "--system bx: not among the runs in runs: did you mean box"),
-        ({"system": "local"}, "one file holds one of torch-gloo, mpi; choose by --transport"),
+        ({"system": "local"}, "one file holds one of mpi, torch-gloo; choose by --transport"),
         ({"system": "local", "transport": "nccl"}, "--transport nccl: not among the runs"),
         ({"system": "box", "dtype": "bf16"}, "--dtype bf16: not among the runs in runs: did you mean fp16"),
     ],

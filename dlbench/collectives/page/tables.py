@@ -51,6 +51,8 @@ _POINTS: tuple[Column[Point], ...] = (
     Column("runs", "", lambda one: one.at.time.n),
     Column("interval", "Interval", lambda one: one.at.time.kind, lambda one: basis_text(one.at.time)),
     Column("iterations", "", lambda one: one.at.iterations),
+    Column("operations", "Operations", lambda one: one.at.operations, unit="count"),
+    Column("skew_s", "Start skew", lambda one: one.at.skew_s, unit="s", is_brief=True),
     Column("steps", "Steps", lambda one: one.at.steps, unit="count"),
     Column("messages", "Messages", lambda one: one.at.messages, unit="count"),
     Column("bytes_sent", "Bytes sent", lambda one: one.at.bytes_sent, unit="count", is_brief=True),
@@ -200,7 +202,7 @@ def _costs(piece: LevelCosts, before: LevelCosts | None) -> _Costs:
 
 
 def _fitted(value: float, low: float | None, high: float | None, unit: str = "") -> Estimate:
-    return Estimate(value, low, high, 1, "fit 95 %", unit)
+    return Estimate(value, low, high, 1, "fit", unit, level=None if low is None else 0.95)
 
 
 def _rate(beta: Estimate) -> Cell:

@@ -11,9 +11,9 @@ from dlbench.collectives.results.fits import Fit
 from dlbench.collectives.results.measurements import CollectiveGroup
 from dlbench.collectives.results.predictions import Prediction, Predictions
 from dlbench.reading.comparability import Condition
-from dlbench.report.wording import figure_text, optional, percent, place_text
+from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text
 from dlbench.specs.collectives.network import LargestHeldOut
-from dlbench.stats.estimates import MIN_RUNS, RESAMPLES
+from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import format_bytes, format_number
 
 TITLE: Final = "dlbench collective benchmark"
@@ -197,14 +197,16 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Time",
-        "In each iteration the slowest rank counts, from a common start. A run's time is the median over its timed "
-        "iterations.",
+        "An iteration is one operation, or several back to back where one is shorter than 2 ms (fewer where sums of "
+        "sums would leave the type's range); its time is divided by them. Ranks meet at the carrier's own barrier "
+        "first. On one host the time runs from the last rank's start to the last end, otherwise it is the slowest "
+        "rank's. A broadcast on CPUs has a barrier before each operation, outside of the timer. The start skew is how "
+        "far apart ranks began an iteration. A run's time is the median over its timed iterations.",
     ),
     (
         "Medians and intervals",
-        f"The run is the experimental unit, not the iteration. Figures are medians over runs. With {MIN_RUNS} runs or "
-        f"more, the interval is a 95 % percentile bootstrap of the median ({RESAMPLES:,} resamples, fixed seed). With "
-        "fewer runs the range is printed. For a single run it is the middle half of its iterations, labelled "
+        f"The run is the experimental unit, not the iteration. Figures are medians over runs. {INTERVALS} With fewer "
+        "runs the range is printed, with its level. For a single run it is the middle half of its iterations, labelled "
         "within-run, which says nothing on how runs differ.",
     ),
     (
@@ -251,7 +253,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Against libraries",
-        "Time of the library over time of dlbench's algorithm, from runs that hold both, resampled in pairs. Above 1, "
+        "Time of the library over time of dlbench's algorithm, in pairs of runs that hold both. Above 1, "
         "the algorithm is faster.",
     ),
 )

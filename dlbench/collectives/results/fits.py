@@ -19,7 +19,7 @@ from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.network import LargestHeldOut, Level, LevelName, LineCost, NetworkModel
 from dlbench.specs.collectives.plan import ELEMENT_BYTES
-from dlbench.stats.resampling import LEAST_RUNS, resampled, stretch
+from dlbench.stats.run_draws import LEAST_RUNS, resampled, stretch
 
 LARGE_BYTES = 1_000_000
 """Messages from here on are told apart in the errors: what gradients are sent in."""

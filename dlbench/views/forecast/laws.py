@@ -24,7 +24,7 @@ from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate, interval
-from dlbench.stats.resampling import LEAST_RUNS, resampled
+from dlbench.stats.run_draws import LEAST_RUNS, resampled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -352,7 +352,7 @@ def _law(group: Group, data: _Data, chosen: _Candidate, left: tuple[_Candidate, 
         coefficients=tuple(
             Estimate(float(value), None, None, runs, "single run", "ratio")
             if ends is None
-            else interval(float(value), ends[0, place], ends[1, place], runs, "bootstrap 95 %", "ratio")
+            else interval(float(value), ends[0, place], ends[1, place], runs, "bootstrap", "ratio", level=0.95)
             for place, value in enumerate(chosen.coefficients)
         ),
         worst_residual=worst,
