@@ -45,14 +45,15 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Laws and forecasts",
-        "With k = p/p0: Amdahl's law for strong scaling, S = 1/(f + (1 - f)/k), and Gustafson's for weak scaling, "
-        "S = k - f(k - 1) (Communications of the ACM 31(5), 1988). f is fitted by least squares to 1/S - 1/k and to "
-        "1 - E, both straight lines through the origin in 1 - 1/k; its interval is a bootstrap over runs. No fit with "
-        "fewer than three rank counts; no forecast if the law misses a measured point by more than 3 points of "
-        "efficiency, if points exceed the ideal, or if ranks shared cores. A forecast's interval is the law at the "
-        "ends of f's interval, widened by what the law missed (its largest residual, and the largest point when "
-        "fitted without it) times how far it is extrapolated (2 or 4). Forecasts are not measurements and never share "
-        "a line, a column or a headline with them.",
+        "With k = p/p0: T(k)/T(1) = ideal + a (1 - 1/k) + b log2 k + c (k - 1) + d (beyond the baseline's one node), "
+        "one or two of the terms, none below 0; the ideal is 1 (weak) or 1/k (strong scaling), where the first term "
+        "is Amdahl's law. Fitted to the relative times of the points on several nodes, or, without these, of those on "
+        "one node. A law is ruled out if the points miss it by more than the scatter of the runs explains (1 %, "
+        "simulated); of the others the one counts that, fitted without the largest point, comes nearest to it. A "
+        "forecast's interval goes from the lowest to the highest end of the 95 % bootstrap intervals (over runs, "
+        "stretched to Student's t) of all laws that are not ruled out. No fit with fewer than three rank counts; no "
+        "forecast beyond a node from points inside one, from fewer than three runs a point, if no law is left, or if "
+        "ranks shared cores. Forecasts are not measurements and never share a line, a column or a headline with them.",
     ),
     (
         "Published figures",

@@ -35,6 +35,9 @@ class NextExperiment:
     text: str
     forecast_gain: float | None
     """Forecast growth of the throughput, a fraction."""
+    forecast_low: float | None
+    """Ends of its 95 % interval; None: too few runs of the network's fit or of the point."""
+    forecast_high: float | None
     basis: str
     """What the forecast was computed from, or why there is none; empty where none was asked for."""
 
@@ -125,20 +128,26 @@ def _finding(case: Case, largest: Part | None) -> Finding:
 def _next(experiment: Experiment, case: Case, network: NetworkModel | None) -> NextExperiment:
     text = experiment.text(case)
     if network is None or experiment.way is None:
-        return NextExperiment(text=text, forecast_gain=None, basis="")
+        return _without_forecast(text, "")
     if case.exchange is None:
-        return NextExperiment(text=text, forecast_gain=None, basis="the runs do not report their messages")
+        return _without_forecast(text, "the runs do not report their messages")
     found = forecast(
         network,
         case.exchange,
         ranks=case.point.ranks,
         new=experiment.way(case),
-        exchange_s=case.part("exchange").seconds.value,
-        step_s=case.whole.seconds.value,
+        exchange=case.part("exchange").seconds,
+        step=case.whole.seconds,
     )
     if isinstance(found, str):
-        return NextExperiment(text=text, forecast_gain=None, basis=found)
-    return NextExperiment(text=text, forecast_gain=found.gain, basis=found.basis)
+        return _without_forecast(text, found)
+    return NextExperiment(
+        text=text, forecast_gain=found.gain, forecast_low=found.low, forecast_high=found.high, basis=found.basis
+    )
+
+
+def _without_forecast(text: str, why: str) -> NextExperiment:
+    return NextExperiment(text=text, forecast_gain=None, forecast_low=None, forecast_high=None, basis=why)
 
 
 def _by_gain(experiments: Sequence[NextExperiment]) -> tuple[NextExperiment, ...]:
@@ -192,7 +201,7 @@ def _found_line(
     if advised:
         text += f"; try {advised[0].text}"
         if advised[0].forecast_gain is not None:
-            return f"{text}, forecast {gain_text(advised[0].forecast_gain)}"
+            return f"{text}, forecast {experiment_gain(advised[0])}"
     return text if bound is None else f"{text}; {bound_text(bound)}"
 
 
@@ -212,6 +221,16 @@ def _late(case: Case, largest: Part) -> str:
 def gain_text(gain: float) -> str:
     """``+18 % throughput``; a loss with its sign."""
     return f"{'+' if gain >= 0 else ''}{percent(gain, 0)} throughput"
+
+
+def experiment_gain(one: NextExperiment) -> str:
+    """The forecast gain with its interval; `+18 % [12, 25] throughput`."""
+    if one.forecast_gain is None:
+        return ""
+    if one.forecast_low is None or one.forecast_high is None:
+        return gain_text(one.forecast_gain)
+    ends = ", ".join(percent(end, 0).removesuffix(" %") for end in (one.forecast_low, one.forecast_high))
+    return gain_text(one.forecast_gain).replace(" throughput", f" [{ends}] throughput")
 
 
 def bound_text(bound: float) -> str:

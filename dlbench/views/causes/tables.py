@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value
 from dlbench.report.wording import basis_text, percent, place_text
 from dlbench.stats.estimates import Estimate
-from dlbench.views.causes.diagnosis import NextExperiment, gain_text
+from dlbench.views.causes.diagnosis import NextExperiment, experiment_gain
 from dlbench.views.causes.numbers import CausePoint, CauseShare
 from dlbench.views.causes.words import CAUSE_TITLES, INPUT_TITLES, NOT_MEASURED
 from dlbench.views.parts.tables import lost_cell
@@ -156,6 +156,8 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
             lambda row: row[1].forecast_gain,
             _forecast,
         ),
+        Column("forecast_throughput_gain_fraction_low", "", lambda row: row[1].forecast_low),
+        Column("forecast_throughput_gain_fraction_high", "", lambda row: row[1].forecast_high),
         Column(
             "forecast_basis",
             "Forecast from, or why there is none" if is_forecast else "",
@@ -178,4 +180,4 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
 
 def _forecast(row: _Try) -> Cell | None:
     gain = row[1].forecast_gain
-    return None if gain is None else Cell(f"forecast {gain_text(gain)}", number=gain)
+    return None if gain is None else Cell(f"forecast {experiment_gain(row[1])}", number=gain)

@@ -71,8 +71,10 @@ def _communication(point: Point, told: ExchangePoint | None) -> str:
     text = f" Communication takes {value_text(told.communication)} per step, {value_text(told.exposed)} of it exposed"
     if told.prediction is None:
         return f"{text}."
-    best, attainable = told.prediction.best_exposed, told.prediction.efficiency
-    return f"{text}; at best {value_text(best)} would be, for {value_text(attainable)} of the ideal."
+    best, efficiency = told.prediction.best_exposed, told.prediction.efficiency
+    return (
+        f"{text}; by the model the best merging leaves {value_text(best)}, for {value_text(efficiency)} of the ideal."
+    )
 
 
 def _explanation(point: Point, causes: LostPercent | None) -> str:
