@@ -17,6 +17,7 @@ from dlbench.node.collectives.measure import Measurement
 from dlbench.node.collectives.participants import Lineup
 from dlbench.node.cores import CoreBinding, Seat, settle
 from dlbench.node.ranks import RankPlace
+from dlbench.node.torch_facts import torch_facts
 from dlbench.records.collectives import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives.plan import CommPlan
@@ -124,6 +125,7 @@ class CommRun:
         device = self._device
         problems: list[str] = []
         found = environment.capture(problems, withheld=self._plan.system.launch.referenced)
+        found |= torch_facts(problems, device)
         return CommRecord(
             run_id=self._plan.run_id,
             state="invalid" if any(point.correct is False for point in points) else "valid",

@@ -166,7 +166,10 @@ def _doubts_of_compute(plan: RunPlan, ranks: Sequence[RankResult], device: torch
 
 
 def _environment_differences(everyone: Told, reference: dict[str, str]) -> tuple[str, ...]:
-    own = ("variable.CUDA_VISIBLE_DEVICES", "variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME")
+    places = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    # mpirun hands lists of folders on to its own node only; what is loaded from them has keys of its own.
+    lists = environment.DIGESTED
+    own = [f"variable.{name}" for name in (*places, *lists, "HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME")]
     return tuple(
         f"rank {rank}: {text}"
         for rank, item in enumerate(everyone)
