@@ -60,7 +60,7 @@ def ratio_cell(ratio: Estimate | None) -> Cell | None:
 
 def p_text(p: float) -> str:
     """``p = 0.003``, or ``p <= 0.0002``: the permutations resolve no smaller one."""
-    return f"p {'<=' if p <= SMALLEST_P else '='} {p:.2g}"
+    return f"p <= {SMALLEST_P:.2g}" if p <= SMALLEST_P else f"p = {p:.2g}"
 
 
 def day(moment: str) -> str:
