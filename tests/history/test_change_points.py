@@ -23,7 +23,7 @@ from dlbench.history.trends.change_points import (
     nights_needed,
     segments,
 )
-from dlbench.history.trends.rank_sums import MIN_SEGMENT, SMALLEST_P
+from dlbench.history.trends.rank_sums import MIN_SEGMENT
 
 Array = npt.NDArray[np.float64]
 
@@ -47,7 +47,7 @@ def test_planted_steps_are_found_with_their_size() -> None:
         assert point.ratio.high is not None
         assert point.ratio.low <= factor <= point.ratio.high
         assert point.ratio.kind == "bootstrap 95 %"
-        assert SMALLEST_P <= point.p <= LEVEL
+        assert 0 < point.p <= LEVEL
     assert found[0].before.start == 0
     assert found[0].after == found[1].before
     assert found[1].after.end == 160
