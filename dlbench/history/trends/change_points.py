@@ -175,8 +175,9 @@ def detect(values: Sequence[float], *, level: float = LEVEL, min_effect: float =
     logs = np.log(array)
     places = _candidates(logs)
     seen: set[tuple[int, ...]] = set()
+    known: dict[tuple[int, int, int], _Tested] = {}
     while places:
-        tested = _tested(logs, places)
+        tested = _tested(logs, places, known)
         weak = [i for i, one in enumerate(tested) if one.p > level or one.effect < math.log1p(min_effect)]
         if weak:
             del places[max(weak, key=lambda i: (tested[i].p, -tested[i].effect))]
@@ -345,16 +346,20 @@ class _Tested:
     """Absolute difference of the medians of the logarithms."""
 
 
-def _tested(logs: Array, places: list[int]) -> list[_Tested]:
+def _tested(logs: Array, places: list[int], known: dict[tuple[int, int, int], _Tested]) -> list[_Tested]:
     """Each place between its neighbours, and where it belongs."""
+    ends = [0, *places, len(logs)]
+    for between in zip(ends[:-2], places, ends[2:], strict=True):
+        if between not in known:
+            known[between] = _test(logs, *between)
+    return [known[between] for between in zip(ends[:-2], places, ends[2:], strict=True)]
+
+
+def _test(logs: Array, start: int, old: int, end: int) -> _Tested:
     import numpy as np
 
-    ends = [0, *places, len(logs)]
-    tested = []
-    for start, old, end in zip(ends[:-2], places, ends[2:], strict=True):
-        part = logs[start:end]
-        place = int(_places(_nearness(part, old - start)))
-        statistic = float(rank_sums(ranks_of(whitened(part, place)))[place - MIN_SEGMENT])
-        effect = abs(float(np.median(part[place:]) - np.median(part[:place])))
-        tested.append(_Tested(start + place, p_value(statistic, len(part)), effect))
-    return tested
+    part = logs[start:end]
+    place = int(_places(_nearness(part, old - start)))
+    statistic = float(rank_sums(ranks_of(whitened(part, place)))[place - MIN_SEGMENT])
+    effect = abs(float(np.median(part[place:]) - np.median(part[:place])))
+    return _Tested(start + place, p_value(statistic, len(part)), effect)

@@ -28,8 +28,8 @@ _BOUND = NormalDist().inv_cdf(0.95)
 """The autocorrelation counts with the upper end of its one-sided 95 % interval: too little makes changes of nothing."""
 _MOST = 0.95
 """Largest autocorrelation that is taken out: at 1 nothing would be left of a level."""
-_TAIL = 0.01
-"""Beyond this share of the permutations p goes on as the tail of a normal process does."""
+_TAIL = 0.005
+"""Beyond this share of the permutations p is extrapolated."""
 _BLOCK = 2_000_000
 """Numbers permuted at a time, so that long histories need no gigabytes."""
 
@@ -78,19 +78,20 @@ def rank_sums(ranks: Array) -> Array:
 def p_value(statistic: float, n: int) -> float:
     """Share of permutations, the one seen among them, whose largest statistic is no smaller.
 
-    Of many histories only far smaller p count than permutations resolve: beyond their largest `_TAIL`, at b, p falls as
-    s exp(-s^2 / 2) from there, as the largest standardised deviation of a Brownian bridge does (James, James and
-    Siegmund, Biometrika 74, 1987); that of ranks falls faster.
+    Of many histories only far smaller p count than permutations resolve: beyond the largest `_TAIL` of them p goes on
+    as it fell before, exp(-c s^2) (the tail of permutations, as Knijnenburg et al., Bioinformatics 25, 2009, extend it;
+    the largest deviation of a Brownian bridge falls so, but for a factor s: James, James and Siegmund, Biometrika 74,
+    1987).
     """
     import numpy as np
 
     null = _null(n)
     as_large = _PERMUTATIONS - int(np.searchsorted(null, statistic - 1e-9))
     p = (as_large + 1) / (_PERMUTATIONS + 1)
-    begin = float(null[-round(_TAIL * _PERMUTATIONS)])
-    if statistic <= begin:
+    before, begin = (float(null[-round(share * _PERMUTATIONS)]) ** 2 for share in (10 * _TAIL, _TAIL))
+    if statistic**2 <= begin or begin <= before:
         return p
-    return min(p, _TAIL * statistic / begin * math.exp((begin**2 - statistic**2) / 2))
+    return min(p, _TAIL * math.exp(-math.log(10) * (statistic**2 - begin) / (begin - before)))
 
 
 @functools.lru_cache(maxsize=1024)
