@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlbench.stats.estimates import SEED
 from dlbench.stats.multiplicity import paired_p
+from dlbench.stats.resampling import SEED
 
 if TYPE_CHECKING:
     import numpy as np

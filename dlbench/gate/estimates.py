@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dlbench.stats.estimates import Estimate, ratio_estimate, resample_weights
+from dlbench.stats.estimates import Estimate, ratio_estimate
+from dlbench.stats.resampling import resample_weights
 
 if TYPE_CHECKING:
     import numpy as np

@@ -29,7 +29,7 @@ from dlbench.reading.causes import Causes
 from dlbench.reading.leaving import LATE
 from dlbench.reading.sessions import session_of
 from dlbench.reading.table import RunTable
-from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.multiplicity import benjamini_hochberg, student_p
 
 SLOW = 1 + LATE
@@ -174,8 +174,8 @@ def medians(by_session: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 def mean_ratio(ratios: Sequence[float]) -> Estimate:
-    """The mean over sessions, with its interval."""
-    return mean_estimate(ratios, "ratio")
+    """The geometric mean over sessions, with its interval."""
+    return geometric_mean_estimate(ratios, "ratio")
 
 
 def verdicts_of(hosts: Mapping[str, HostSessions]) -> dict[str, Verdict]:

@@ -22,8 +22,8 @@ from dlbench.gate.difference import paired_difference, unpaired_difference
 from dlbench.gate.estimates import equivalence_interval, ratio_of_sides, shift_ratio
 from dlbench.gate.power import power_of
 from dlbench.gate.verdicts import Judgement, Rule, Sample, Verdict, judge, overall
-from dlbench.stats.estimates import resample_weights
 from dlbench.stats.multiplicity import student_p, student_quantile
+from dlbench.stats.resampling import resample_weights
 
 # Step times as they are: whole nanoseconds of some milliseconds, near each other, with ties and with outliers.
 TIMES = st.one_of(st.integers(90_000_000, 112_000_000), st.integers(99, 102).map(lambda ms: ms * 1_000_000)).map(

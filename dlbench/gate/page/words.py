@@ -8,7 +8,8 @@ from dlbench.gate.comparison import Comparison
 from dlbench.gate.page.model import MetricResult, PointResult
 from dlbench.report.table import Cell
 from dlbench.report.wording import DASH, percent
-from dlbench.stats.estimates import MIN_RUNS, RESAMPLES, Estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate
+from dlbench.stats.resampling import RESAMPLES
 
 ORDER = ("regressed", "insufficient", "inconclusive", "improved", "equivalent")
 

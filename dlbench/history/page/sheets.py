@@ -40,7 +40,10 @@ MAX_NAMED_HOSTS = 4
 HOST_LENGTH = 253
 """Characters of a name that DNS takes."""
 
-_BASIS = "levels are medians over nights, a night is the median of its runs; in brackets 95 % bootstrap over nights"
+_BASIS = (
+    "levels are medians over nights, a night is the median of its runs; in brackets intervals over nights (order "
+    "statistics)"
+)
 
 
 @dataclass(frozen=True)

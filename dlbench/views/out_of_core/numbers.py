@@ -16,14 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dlbench.reading.comparability import group_id, planned_id
+from dlbench.reading.comparability import averaged_id, planned_id
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.reading.warm_up import beside_passes_s
 from dlbench.records.memory import MemoryResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import ENGINE_TITLES, place_text
-from dlbench.stats.estimates import Estimate, RunKey, mean_estimate, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
+from dlbench.stats.pairing import RunKey
 from dlbench.views.memory.numbers import ended_without_memory
 from dlbench.views.out_of_core.methods import IN_CORE, Method, method_of, rank_of, without_method
 from dlbench.views.out_of_core.passes import Passage, passage_of
@@ -151,7 +152,7 @@ def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[OutOfCore, ..
     """
     found: dict[str, list[Group]] = {}
     for group in groups:
-        found.setdefault(group_id(_neutral(group.sample)), []).append(group)
+        found.setdefault(averaged_id(_neutral(group.sample)), []).append(group)
     return tuple(
         _compared(digest, members, table) for digest, members in found.items() if any(map(_has_method, members))
     )

@@ -6,14 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dlbench.reading.comparability import group_id
+from dlbench.reading.comparability import averaged_id
 from dlbench.reading.samples.energy_sources import Kind
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.specs.training import TrainSpec
-from dlbench.stats.estimates import Estimate, RunKey, are_paired, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, median_estimate, ratio_estimate
+from dlbench.stats.pairing import RunKey, pairing
 from dlbench.views.precision import words
 
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -82,7 +83,7 @@ def without_precision(run: Run) -> str:
     neutral = {key: TrainSpec.model_fields[key].default for key in PRECISION_KEYS}
     train = plan.workload.train.model_copy(update=neutral)
     workload = plan.workload.model_copy(update={"train": train})
-    return group_id(replace(run, plan=plan.model_copy(update={"workload": workload})))
+    return averaged_id(replace(run, plan=plan.model_copy(update={"workload": workload})))
 
 
 def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionComparison, ...]:
@@ -196,7 +197,7 @@ def _row(side: _Side, reference: _Side) -> PrecisionRow:
         ranks=side.point.ranks,
         nodes=side.point.nodes,
         is_reference=is_reference,
-        is_paired=not is_reference and are_paired(side.speeds, reference.speeds),
+        is_paired=not is_reference and pairing(side.speeds, reference.speeds).is_paired,
         throughput=side.point.throughput,
         ratio=None if is_reference else ratio_estimate(side.speeds, reference.speeds),
         peak=median_estimate(list(side.peaks.values()), "bytes"),

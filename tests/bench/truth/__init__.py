@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.bench.figures import Figure
+from tests.bench.truth import collectives, hosts, trends
 
-SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {}
+SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "hosts": hosts.figures,
+    "trends": trends.figures,
+    "collectives": collectives.figures,
+}
 """Name -> its figures; in the order of the issue they answer."""
 
 

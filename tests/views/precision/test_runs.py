@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlbench.reading.comparability import group_id
+from dlbench.reading.comparability import averaged_id
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.document import Section
@@ -82,7 +82,7 @@ def test_precisions_beside_each_other(tmp_path: Path) -> None:
         fast = np.median([(1.6 + k / 100) / drift[k] for k in range(5)])
         assert row.ratio.value == pytest.approx(fast / np.median([1 / d for d in drift]), rel=1e-6)
         assert row.is_paired
-        assert row.ratio.kind == "bootstrap 95 %"
+        assert row.ratio.kind == "Student t"
         assert row.ratio.low is not None
         assert row.ratio.low > 1.5
         assert row.memory_ratio is not None
@@ -226,7 +226,7 @@ def test_what_keeps_runs_apart_is_what_groups_are_made_by(tmp_path: Path) -> Non
         (other,) = tabulate(scan(tmp_path / name)).runs.values()
         found = [item for item in run_differences([reference, other]) if item.kind == "setting"]
         assert found, name
-        is_apart = group_id(reference) != group_id(other)
+        is_apart = averaged_id(reference) != averaged_id(other)
         assert any(item.keeps_apart for item in found) == is_apart, name
 
 
