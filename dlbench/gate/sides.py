@@ -9,6 +9,7 @@ from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.gate.content import Content, content_of, digest
 from dlbench.reading import environments
 from dlbench.reading.metrics import metrics_by_run
+from dlbench.reading.sessions import sessions_of
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run, Scan
@@ -24,6 +25,8 @@ class SideRun:
     """UTC, ISO 8601."""
     figures: Mapping[str, float]
     """By name of `dlbench.reading.metrics.METRICS`; absent where the run does not tell."""
+    session: str
+    """Equal for runs that share one (`dlbench.reading.sessions.sessions_of`)."""
     pair: RunKey
     """Block and repeat: a run of the other side with the same one ran beside it; ("", 0) in a baseline file."""
 
@@ -123,15 +126,25 @@ def _property(run: Run, key: str, option: str) -> str:
 def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
     """The points of runs with figures, by ranks in the order in which their kinds are first met."""
     figures = metrics_by_run(table, damaged=damaged)
+    sessions, pairs = sessions_of(table.runs.values()), table.keys
     contents = {run_id: content_of(run) for run_id, run in table.runs.items()}
     found: dict[tuple[str, int, int], list[Run]] = {}
     for run_id, run in table.runs.items():
         layout = run.plan.layout
         found.setdefault((digest(contents[run_id]), layout.ranks, layout.nodes), []).append(run)
     order = {kind: number for number, kind in enumerate(dict.fromkeys(key[0] for key in found))}
-    pairs = {row["run_id"]: (str(row["block"]), int(row["repeat"])) for row in table.figures.to_dict(orient="records")}
+    members = {
+        run_id: SideRun(
+            run_id=run_id,
+            finished=run.record.finished if run.record else "",
+            figures=figures[run_id],
+            session=sessions[run_id],
+            pair=pairs[run_id],
+        )
+        for run_id, run in table.runs.items()
+    }
     return tuple(
-        _point(found[key], contents[found[key][0].plan.run_id], figures, pairs)
+        _point(found[key], contents[found[key][0].plan.run_id], members)
         for key in sorted(found, key=lambda key: (order[key[0]], *key[1:]))
     )
 
@@ -139,8 +152,7 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
 def _point(
     runs: Sequence[Run],
     content: Content,
-    figures: Mapping[str, Mapping[str, float]],
-    pairs: Mapping[object, RunKey],
+    members: Mapping[str, SideRun],
 ) -> SidePoint:
     plan = runs[0].plan
     tags = [run.plan.tags for run in runs]
@@ -150,15 +162,7 @@ def _point(
         nodes=plan.layout.nodes,
         sample_unit=plan.workload.sample_unit,
         notice=plan.workload.notice,
-        runs=tuple(
-            SideRun(
-                run_id=run.plan.run_id,
-                finished=run.record.finished if run.record else "",
-                figures=figures[run.plan.run_id],
-                pair=pairs[run.plan.run_id],
-            )
-            for run in runs
-        ),
+        runs=tuple(members[run.plan.run_id] for run in runs),
         environment={
             key: value
             for key, value in environments.compare(runs).common.items()

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.bench.figures import Figure
+from tests.bench.truth import gate
 
-SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {}
+SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "gate": gate.figures,
+}
 """Name -> its figures; in the order of the issue they answer."""
 
 
