@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dlbench.gate.evidence import Evidence, Sample, Unit
 from dlbench.gate.power import power_of
-from dlbench.gate.verdicts import Judgement, Rule, judge
+from dlbench.gate.verdicts import Rule, judge
 from tests.bench.figures import Figure
 from tests.bench.gate import share
 
@@ -40,9 +40,7 @@ def figures() -> Iterator[Figure]:
     yield from powers()
 
 
-def rate(
-    name: str, calls: Sequence[bool], goal: str, met: Callable[[float], bool] | None, reason: str = ""
-) -> Figure:
+def rate(name: str, calls: Sequence[bool], goal: str, met: Callable[[float], bool] | None, reason: str = "") -> Figure:
     """Share of comparisons with its interval of Clopper and Pearson."""
     value, low, high = share(sum(calls), len(calls))
     return Figure(
@@ -151,9 +149,7 @@ def sessions(trials: int = TRIALS // 2) -> Iterator[Figure]:
             )
         generator = np.random.default_rng([SEED, 5, list(shapes).index(name)])
         slower = [of_sessions(generator, 0.01, num_a, num_b, earlier, slowdown=0.1) for _ in range(trials // 2)]
-        yield rate(
-            f"found at +10%, {name}, sd between sessions 1.0%", [regressed(one) for one in slower], "told", None
-        )
+        yield rate(f"found at +10%, {name}, sd between sessions 1.0%", [regressed(one) for one in slower], "told", None)
 
 
 def of_sessions(
@@ -205,9 +201,7 @@ def powers(trials: int = TRIALS) -> Iterator[Figure]:
         needed = power_of(known(unit, 5, 5), level=RULE.level, tolerance=RULE.tolerance, wanted=0.04).repeats
         assert needed is not None
         found = [regressed(drawn(generator, unit, needed, needed, 0.04)) for _ in range(trials)]
-        yield rate(
-            f"{unit}s told to find +4%: {needed}", found, "at least 77", lambda value: value >= 77.0, "at sd 1%"
-        )
+        yield rate(f"{unit}s told to find +4%: {needed}", found, "at least 77", lambda value: value >= 77.0, "at sd 1%")
 
 
 def known(unit: Unit, num_a: int, num_b: int) -> Evidence:
