@@ -19,14 +19,17 @@ from dlbench.errors import IncompleteDataError
 @where_option("--where", "runs")
 @click.option("--allow-few", is_flag=True, help="Take points with fewer than five runs, which allow no verdict.")
 def baseline(runs: Path, output: Path, where: tuple[str, ...], allow_few: bool) -> None:
-    """Write the figures of the runs in folder RUNS as the baseline that dlbench check compares with.
+    """Write the figures of the runs in folder RUNS, or in a history, as what dlbench check compares with.
 
-    A small JSON file for a repository: the metrics of every run, and all that decides whether other runs may be
-    compared with them. Equal runs give equal bytes. Refuses points with fewer than five runs, and damaged data.
+    A small JSON file for a repository: the metrics of every run with its session (Slurm job or command), and all that
+    decides whether other runs may be compared with them. Take runs of five nights or more: from fewer sessions nobody
+    can tell how far nights differ. Equal runs give equal bytes. Refuses points with fewer than five runs, and damaged
+    data.
 
     \b
     Examples:
       dlbench baseline runs -o baseline.json
+      dlbench baseline "$DLBENCH_HISTORY" --where workload=resnet50 -o baseline.json
       dlbench baseline runs --where series=nightly --where ranks=2 -o baseline.json
     """
     check_writable(output)
