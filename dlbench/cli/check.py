@@ -54,8 +54,8 @@ def check(
 
     \b
     Exit codes: 0 equivalent or improved; 1 regressed; 6 inconclusive (too noisy, or one session a side) or insufficient
-    (fewer than five runs on a side); 2 wrong usage, or runs that are not comparable, the differing keys named; 4 damaged data, or
-    a side without figures. In JUnit, regressed is a failure, inconclusive and insufficient are errors.
+    (fewer than five runs on a side); 2 wrong usage, or runs that are not comparable, the differing keys named; 4
+    damaged data, or a side without figures. In JUnit, regressed is a failure, inconclusive and insufficient are errors.
 
     \b
     Examples:

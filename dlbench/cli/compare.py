@@ -38,11 +38,11 @@ def compare(
 ) -> None:
     """Say whether the runs of B are slower than those of A, by how much, and how sure that is.
 
-    A and B are folders of runs, single runs, histories, or baseline files (dlbench baseline). Points are matched by all that
-    decides what was computed, and by ranks and nodes; runs that differ in more than --allow names are refused, with
-    the differing keys. Five runs a side are needed for a verdict, and interleaved pairs (run --ab), or five sessions
-    (Slurm jobs or commands of different nights) of A, of B or of --history: what differs from night to night does not
-    show within one.
+    A and B are folders of runs, single runs, histories, or baseline files (dlbench baseline). Points are matched by all
+    that decides what was computed, and by ranks and nodes; runs that differ in more than --allow names are refused,
+    with the differing keys. Five runs a side are needed for a verdict, and interleaved pairs (run --ab), or five
+    sessions (Slurm jobs or commands of different nights) of A, of B or of --history: what differs from night to night
+    does not show within one.
 
     \b
     Verdicts and exit codes:
