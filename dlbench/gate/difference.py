@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbench.gate.evidence import Evidence
-from dlbench.stats.estimates import SEED
 from dlbench.stats.multiplicity import student_p
+from dlbench.stats.resampling import SEED
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,25 +5,35 @@ from __future__ import annotations
 import math
 
 from dlbench.gate.evidence import Evidence
-from dlbench.stats.estimates import Estimate
+from dlbench.stats.estimates import Estimate, interval
 from dlbench.stats.multiplicity import student_quantile
+from dlbench.stats.student import LEVEL, interval_of_difference, interval_of_mean
 
 
 def ratio_of(evidence: Evidence) -> Estimate:
-    """B / A of geometric means over units, with its 95 % interval by Student's t on logarithms.
+    """B / A of geometric means over units, with its 95 % interval.
 
     What is tested is the mean of logarithms too, so that no verdict contradicts this number.
     """
-    low, high = interval_of(evidence, 0.95)
     n = min(len(evidence.a), len(evidence.b))
-    return Estimate(math.exp(evidence.shift), low, high, n, "bootstrap 95 %", "ratio")
+    ends = interval_of(evidence, LEVEL)
+    return interval(math.exp(evidence.shift), *ends, n, "Student t", "ratio", level=LEVEL)
 
 
 def interval_of(evidence: Evidence, level: float) -> tuple[float, float]:
-    """The interval of the ratio B / A at this level, by Student's t on logarithms; exchanging the sides inverts it.
+    """The interval of the ratio B / A at this level, on logarithms as all ratios have it; inverted by exchanged sides.
 
     Where the one at 90 % lies inside the tolerance, both one-sided tests of "beyond the tolerance" reject at 5 %
     (TOST: Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
     """
-    width = student_quantile((1 + level) / 2, evidence.freedom) * evidence.error
-    return math.exp(evidence.shift - width), math.exp(evidence.shift + width)
+    import numpy as np
+
+    a, b = np.array(evidence.a), np.array(evidence.b)
+    if evidence.is_borrowed:
+        half = student_quantile((1 + level) / 2, evidence.freedom) * evidence.error
+        low, high = evidence.shift - half, evidence.shift + half
+    elif evidence.unit == "pair":
+        low, high = interval_of_mean(b - a, level)
+    else:
+        low, high = interval_of_difference(b, a, level)
+    return math.exp(low), math.exp(high)

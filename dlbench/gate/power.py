@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from dlbench.gate.difference import MAX_PAIRS, smallest_p, smallest_paired_p, smallest_unpaired_p
 from dlbench.gate.evidence import Evidence, Unit
-from dlbench.stats.estimates import MIN_RUNS, SEED
+from dlbench.stats.estimates import MIN_RUNS
 from dlbench.stats.multiplicity import POWER, student_quantile
+from dlbench.stats.resampling import SEED
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,7 +13,7 @@ from dlbench.reading.sessions import sessions_of
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run, Scan
-from dlbench.stats.estimates import RunKey
+from dlbench.stats.pairing import RunKey
 
 
 @dataclass(frozen=True, kw_only=True)

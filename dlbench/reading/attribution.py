@@ -13,20 +13,12 @@ whatever its cause; a slow rank, for example, shows as exchange time of the rank
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dlbench.reading.measures import PARTS
-from dlbench.stats.estimates import (
-    MIN_RUNS,
-    Estimate,
-    Kind,
-    RunKey,
-    are_paired,
-    by_definition,
-    interval,
-    resample_weights,
-)
+from dlbench.stats.estimates import Estimate, by_definition, difference_estimate, interval, mean_estimate
+from dlbench.stats.pairing import Pairing, RunKey, pairing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +37,7 @@ class Part:
     name: str
     """One of `dlbench.reading.measures.PARTS` or of `dlbench.reading.causes.CAUSES`; `step` for the whole."""
     seconds: Estimate
-    """Mean over runs of the run's mean seconds per step."""
+    """Mean over runs (where paired: over the pairs) of the run's mean seconds per step."""
     ideal_seconds: float
     """The same at the baseline, for the same number of samples per rank."""
     lost: Estimate
@@ -66,9 +58,10 @@ def attribute(
 ) -> Attribution:
     """The parts of a point against its baseline.
 
-    Means over runs, not medians, because only means of parts sum to the mean of the whole.
-    Intervals are made as in `dlbench.stats.estimates`: bootstrap over runs (in pairs where the
-    repeats are the same), the range below five runs, none for a single run.
+    Means over runs, not medians, because only means of parts sum to the mean of the whole. Where the two are paired
+    (`dlbench.stats.pairing`), both are means over the pairs. The interval of a lost share is that of
+    `dlbench.stats.estimates.difference_estimate` for the terms of its first-order expansion, one for each run: the
+    ratio of means hangs on the runs almost linearly, because whole steps differ little between them.
 
     Args:
         own: the parts of this point's runs.
@@ -77,17 +70,18 @@ def attribute(
         is_baseline: nothing is lost by definition.
         names: the parts, in order; together they are the whole step.
     """
-    a, b = _matrix(own, names), _matrix(baseline, names) * work
-    paired = are_paired(own, baseline)
-    value, ideal = a.mean(axis=0), b.mean(axis=0)
-    own_spread = a if len(a) < MIN_RUNS else resample_weights(len(a), stream=0) @ a
-    seconds = _estimates(value, own_spread, len(a), "s")
+    pairs = Pairing((), 0) if is_baseline else pairing(own, baseline)
+    keys = pairs.keys or sorted(own), pairs.keys or sorted(baseline)
+    a, b = _matrix(own, names, keys[0]), _matrix(baseline, names, keys[1]) * work
+    ideal = b.mean(axis=0)
+    seconds = [mean_estimate(column.tolist(), "s") for column in a.T]
     if is_baseline:
-        lost = [by_definition(0.0, len(a), "fraction") for _ in value]
+        lost = [by_definition(0.0, len(a), "fraction") for _ in seconds]
     else:
-        n = min(len(a), len(b))
-        spread = _lost_by_pair(a, b, paired) if n < MIN_RUNS else _lost_resampled(a, b, paired)
-        lost = _estimates((value - ideal) / value[-1], spread, n, "fraction")
+        lost = [
+            replace(_lost(part, a[:, -1], other, pairs), unpaired=pairs.left_out)
+            for part, other in zip(a.T, b.T, strict=True)
+        ]
     made = tuple(
         Part(name=name, seconds=seconds[i], ideal_seconds=float(ideal[i]), lost=lost[i])
         for i, name in enumerate((*names, "step"))
@@ -95,42 +89,34 @@ def attribute(
     return Attribution(parts=made[:-1], whole=made[-1])
 
 
-def _matrix(times: PartTimes, names: Sequence[str]) -> Matrix:
-    """Runs in the order of their keys x parts, with the sum of the parts as last column."""
+def _matrix(times: PartTimes, names: Sequence[str], keys: Sequence[RunKey]) -> Matrix:
+    """Runs x parts, with the sum of the parts as last column."""
     import numpy as np
 
-    parts = np.array([[times[key][name] for name in names] for key in sorted(times)], dtype=float)
+    parts = np.array([[times[key][name] for name in names] for key in keys], dtype=float)
     return np.column_stack([parts, parts.sum(axis=1)])
 
 
-def _lost_by_pair(a: Matrix, b: Matrix, paired: bool) -> Matrix:
-    """Lost shares of each pair of runs, or of all combinations; their range holds the share of the means.
+def _lost(part: Matrix, step: Matrix, ideal: Matrix, pairs: Pairing) -> Estimate:
+    """L = (mean part - mean ideal) / mean step, from the part and the step of each run and the baseline's ideal ones.
 
-    It does, because that share is an average of theirs, weighted with the steps' times.
+    To first order a run of this point moves L by (part - L step) / mean step, and one of the baseline by its ideal.
+    Below `MIN_RUNS` the range is that of the shares of single runs: L is their average, weighted with the steps.
     """
-    total = a[:, -1]
-    if paired:
-        lost: Matrix = (a - b) / total[:, None]
-    else:
-        lost = ((a[:, None, :] - b[None, :, :]) / total[:, None, None]).reshape(-1, a.shape[1])
-    return lost
-
-
-def _lost_resampled(a: Matrix, b: Matrix, paired: bool) -> Matrix:
-    """Lost shares of every resample, shape (resamples, parts + 1)."""
-    first = resample_weights(len(a), stream=0)
-    second = first if paired else resample_weights(len(b), stream=1)
-    top, bottom = first @ a, second @ b
-    lost: Matrix = (top - bottom) / top[:, -1:]
-    return lost
-
-
-def _estimates(value: Matrix, spread: Matrix, n: int, unit: str) -> list[Estimate]:
-    """One estimate for each part; `spread` holds resamples, or values of single runs where they are few."""
     import numpy as np
 
-    if n == 1:
-        return [Estimate(float(v), None, None, 1, "single run", unit) for v in value]
-    kind: Kind = "range" if n < MIN_RUNS else "bootstrap 95 %"
-    low, high = np.percentile(spread, [0, 100] if kind == "range" else [2.5, 97.5], axis=0)
-    return [interval(float(v), float(lo), float(hi), n, kind, unit) for v, lo, hi in zip(value, low, high, strict=True)]
+    mean = float(step.mean())
+    share = float(part.mean() - ideal.mean()) / mean
+    blocks = ("pairs", "pairs") if pairs.is_paired else ("own", "baseline")
+    moves = [
+        {(block, place): float(value) for place, value in enumerate(values)}
+        for block, values in zip(blocks, ((part - share * step) / mean, ideal / mean), strict=True)
+    ]
+    found = difference_estimate(moves[0], moves[1], "fraction").mapped(lambda moved: share + moved, "fraction")
+    if found.low is None or found.high is None:
+        return replace(found, value=share)
+    low, high = found.low, found.high
+    if found.kind == "range":
+        lost = (part - ideal) / step if pairs.is_paired else np.subtract.outer(part, ideal) / step[:, None]
+        low, high = float(lost.min()), float(lost.max())
+    return interval(share, low, high, found.n, found.kind, "fraction", level=found.level)

@@ -17,16 +17,8 @@ from dlbench.reading.attribution import Part, attribute
 from dlbench.reading.measures import PARTS
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.stats.estimates import (
-    MIN_RUNS,
-    Estimate,
-    RunKey,
-    are_paired,
-    by_definition,
-    mean_estimate,
-    median_estimate,
-    ratio_estimate,
-)
+from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, mean_estimate, median_estimate, ratio_estimate
+from dlbench.stats.pairing import RunKey, pairing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,7 +157,7 @@ def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point
         ideal_speedup=ideal,
         efficiency=speedup.scaled(1 / ideal, "fraction"),
         serial_fraction=serial_fraction(speedup, ideal) if plan.series.scaling == "strong" and ideal > 1 else None,
-        paired_with_baseline=not is_baseline and are_paired(own, reference),
+        paired_with_baseline=not is_baseline and pairing(own, reference).is_paired,
         parts=account.parts,
         whole=account.whole,
         exchange_wait=mean_estimate(list(table.parts.loc[list(rows["run_id"]), "exchange_wait"]), "s"),
@@ -188,6 +180,4 @@ def serial_fraction(speedup: Estimate, ideal: float) -> Estimate:
     def fraction(value: float) -> float:
         return (1 / value - 1 / ideal) / (1 - 1 / ideal)
 
-    low = None if speedup.high is None else fraction(speedup.high)
-    high = None if speedup.low is None else fraction(speedup.low)
-    return Estimate(fraction(speedup.value), low, high, speedup.n, speedup.kind, "fraction")
+    return speedup.mapped(fraction, "fraction")

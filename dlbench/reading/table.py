@@ -11,7 +11,7 @@ from dlbench.reading.digest import StepDigest
 from dlbench.reading.loading import LoadedRun, Wanted, load_runs
 from dlbench.reading.measures import PARTS
 from dlbench.records.scan import Run, Scan
-from dlbench.stats.estimates import RunKey
+from dlbench.stats.pairing import RunKey
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dlbench.report.document import Missing
-from dlbench.stats.estimates import MIN_RUNS, RESAMPLES
+from dlbench.report.wording import INTERVALS
+from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.model import Group
 
 METHODS: tuple[tuple[str, str], ...] = (
@@ -24,17 +25,17 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Medians and intervals",
-        f"The run is the experimental unit, not the step. Figures are medians over runs. With {MIN_RUNS} runs or more, "
-        f"the interval is a 95 % percentile bootstrap of the median ({RESAMPLES:,} resamples, fixed seed); with five "
-        "or six runs that is close to the range of the runs. With fewer runs the range is printed and the comparison "
-        "is called insufficient; a single run has no interval.",
+        "The run is the experimental unit, not the step. Figures are medians over runs; where they must sum, means; "
+        f"ratios are of geometric means. {INTERVALS} With fewer runs the range is printed, with the level that it "
+        "attains, and the comparison is called insufficient; a single run has no interval.",
     ),
     (
         "Speed-up and efficiency",
         "Speed-up is throughput divided by the baseline's throughput. Efficiency is speed-up divided by the ratio of "
         "rank counts: for weak scaling (fixed batch per rank) Thr(p) / ((p/p0) Thr(p0)), for strong scaling (fixed "
         "global batch) p0 T(p0) / (p T(p)). The baseline is the smallest rank count measured, and is always named. "
-        "Interleaved repeats are resampled in pairs, so that drift of the machine cancels.",
+        "Repeats that ran side by side are compared in pairs, so that drift of the machine cancels; a run whose "
+        "partner failed is left out, and counted beside the interval.",
     ),
     (
         "Serial fraction",
@@ -125,7 +126,7 @@ METHODS: tuple[tuple[str, str], ...] = (
         "those here) x rest. The rest is what evaluation, checkpoints, warm-up steps and waits add to the measured "
         "steps, at the baseline over here. The identity holds in each run; all four are ratios of geometric means over "
         "runs, which keep it exactly (Fleming and Wallace, Communications of the ACM 29(3), 1986), and can differ a "
-        "little from ratios of the medians. Their intervals are made as those of medians.",
+        "little from ratios of the medians.",
     ),
     (
         "Gradient noise scale",

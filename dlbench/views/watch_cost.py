@@ -2,7 +2,7 @@
 
 The experimental unit is the run (see `dlbench.stats.estimates`). Of each run the mean step counts, measured time
 over steps: a sampler that disturbs one step in ten leaves the median step as it is. The cost is the ratio of the
-medians over runs, less one, its interval from pairs.
+geometric means over runs, in pairs, less one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dlbench.reading.measures import measured_or_why
 from dlbench.records.scan import Run
 from dlbench.records.watch import WatchOverhead
-from dlbench.report.wording import percent, place_text
+from dlbench.report.wording import basis_text, percent, place_text
 from dlbench.specs.variants import MIN_WATCH_REPEATS
 from dlbench.stats.estimates import ratio_estimate
 
@@ -96,8 +96,8 @@ def _overhead(watched: Sequence[float], unwatched: Sequence[float]) -> WatchOver
         num_pairs=ratio.n,
         method="measured",
         evidence=(
-            f"mean steps of {ratio.n} watched runs against those of as many unwatched ones, interleaved; ratio of the "
-            f"medians over runs, interval: {ratio.kind} over pairs"
+            f"mean steps of {ratio.n} watched runs against those of as many unwatched ones, interleaved; geometric "
+            f"mean of the ratios of pairs, interval: {basis_text(ratio, 'pair')}"
         ),
     )
 

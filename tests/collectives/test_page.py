@@ -148,7 +148,7 @@ def test_terminal_prints_every_point_in_eighty_columns(made: CollectivesReport, 
 def test_the_single_run_is_labelled_within_run(made: CollectivesReport, page: str) -> None:
     single, several = (next(g for g in made.groups if g.system == name) for name in ("box", "local"))
     assert {row.time.kind for found in single.series for row in found.rows} == {"within-run"}
-    assert {row.time.kind for found in several.series for row in found.rows} == {"bootstrap 95 %"}
+    assert {row.time.kind for found in several.series for row in found.rows} == {"order statistics"}
     assert "Too few runs for a comparison" in single.verdict
     assert "Too few runs" not in several.verdict
     told = "within-run: middle half of the iterations of a single run"

@@ -66,7 +66,7 @@ def test_figures_are_medians_over_runs_of_medians_over_iterations(tmp_path: Path
         factory.write_comm_run(tmp_path, plan, factory.Story(change=functools.partial(dict, times_s=times)))
     (one,) = only(tmp_path).series[0].rows
     assert sorted(one.by_run.values()) == sorted(by_repeat.values())
-    assert (one.time.value, one.time.unit, one.time.kind) == (0.03, "s", "bootstrap 95 %")
+    assert (one.time.value, one.time.unit, one.time.kind) == (0.03, "s", "order statistics")
     assert one.time.low is not None
     assert one.time.high is not None
     assert 0.01 <= one.time.low < 0.03 < one.time.high <= 0.05

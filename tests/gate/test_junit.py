@@ -16,7 +16,7 @@ from dlbench.stats.estimates import Estimate
 
 
 def metric(verdict: str, **changes: Any) -> MetricResult:
-    side = Estimate(value=0.1, unit="s", low=0.099, high=0.101, n=5, kind="bootstrap 95 %")
+    side = Estimate(value=0.1, unit="s", low=0.099, high=0.101, n=5, kind="Student t")
     told: dict[str, Any] = {
         "name": "step_median_s",
         "title": "Step time",
@@ -26,7 +26,7 @@ def metric(verdict: str, **changes: Any) -> MetricResult:
         "reason": "why",
         "a": side,
         "b": side,
-        "ratio": Estimate(value=1.05, unit="ratio", low=1.04, high=1.06, n=5, kind="bootstrap 95 %"),
+        "ratio": Estimate(value=1.05, unit="ratio", low=1.04, high=1.06, n=5, kind="Student t"),
         "ratio_low_90": 1.04,
         "ratio_high_90": 1.06,
         "test": "exact permutation test, 252 divisions of the runs",

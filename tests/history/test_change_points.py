@@ -46,7 +46,7 @@ def test_planted_steps_are_found_with_their_size() -> None:
         assert point.ratio.low is not None
         assert point.ratio.high is not None
         assert point.ratio.low <= factor <= point.ratio.high
-        assert point.ratio.kind == "bootstrap 95 %"
+        assert point.ratio.kind == "rank sums"
         assert SMALLEST_P <= point.p <= LEVEL
     assert found[0].before.start == 0
     assert found[0].after == found[1].before

@@ -6,7 +6,6 @@ import json
 import math
 import random
 import shutil
-import statistics as stdlib_statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,16 +27,7 @@ from dlbench.reading.table import tabulate
 from dlbench.records.rows.steps import StepWriter, read_steps
 from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan
-from dlbench.stats.estimates import (
-    RESAMPLES,
-    SEED,
-    Estimate,
-    are_paired,
-    mean_estimate,
-    median_estimate,
-    ratio_estimate,
-    resample_weights,
-)
+from dlbench.stats.estimates import Estimate
 from dlbench.views.doubts import group_doubts, run_doubts
 from tests.support.run_factory import (
     MS,
@@ -276,115 +265,6 @@ def test_empty_folder_gives_empty_tables(tmp_path: Path) -> None:
     assert groups(table) == []
 
 
-# Statistics
-
-
-def test_median_of_five_runs_has_a_bootstrap_interval() -> None:
-    found = median_estimate([3.0, 1.0, 2.0, 5.0, 4.0])
-    assert found == Estimate(3.0, 1.0, 5.0, 5, "bootstrap 95 %")
-    assert found == median_estimate([5.0, 4.0, 3.0, 2.0, 1.0])
-
-
-def test_few_runs_have_a_range_and_one_has_nothing() -> None:
-    assert median_estimate([2.0, 1.0, 4.0]) == Estimate(2.0, 1.0, 4.0, 3, "range")
-    assert median_estimate([2.0]) == Estimate(2.0, None, None, 1, "single run")
-    assert mean_estimate([2.0, 1.0, 6.0]) == Estimate(3.0, 1.0, 6.0, 3, "range")
-    assert ratio_estimate({("s", 0): 1.0}, {("s", 0): 2.0, ("s", 1): 3.0}).kind == "single run"
-
-
-@pytest.mark.parametrize("values", [[], [math.nan], [1.0, math.inf]])
-def test_no_estimate_of_what_is_not_there(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="finite"):
-        median_estimate(values)
-
-
-def test_no_ratio_of_zero() -> None:
-    with pytest.raises(ValueError, match="positive"):
-        ratio_estimate({("s", 0): 0.0}, {("s", 0): 1.0})
-
-
-def test_interval_of_the_median_covers_the_truth() -> None:
-    """Nine normal runs: the 95 % interval holds the true median in 90 % to 99 % of 200 experiments."""
-    rng = np.random.default_rng(1)
-    hits = 0
-    for _ in range(200):
-        found = median_estimate(list(rng.normal(100, 3, 9)))
-        assert found.low is not None
-        assert found.high is not None
-        hits += found.low <= 100 <= found.high
-    assert 180 <= hits <= 198
-
-
-def test_pairing_removes_the_drift_of_the_machine() -> None:
-    """Both sides slow down by 20 % over the repeats; their ratio is 1.5 throughout."""
-    drift = [1.0, 0.95, 0.9, 0.85, 0.8, 0.82]
-    top = {("s", k): 150 * factor for k, factor in enumerate(drift)}
-    bottom = {("s", k): 100 * factor for k, factor in enumerate(drift)}
-    apart = {("t", k): value for (_, k), value in bottom.items()}
-    paired, free = ratio_estimate(top, bottom), ratio_estimate(top, apart)
-    assert are_paired(top, bottom)
-    assert not are_paired(top, apart)
-    assert paired.value == free.value == pytest.approx(1.5)
-    assert paired.low == pytest.approx(1.5)
-    assert paired.high == pytest.approx(1.5)
-    assert free.low is not None
-    assert free.low < 1.4
-
-
-positive = st.floats(0.01, 100.0)
-
-
-@given(
-    top=st.lists(positive, min_size=1, max_size=8),
-    bottom=st.lists(positive, min_size=1, max_size=8),
-    same=st.booleans(),
-)
-def test_ratio_lies_in_its_interval_and_is_that_of_the_medians(
-    top: list[float], bottom: list[float], same: bool
-) -> None:
-    a = {("s", k): value for k, value in enumerate(top)}
-    b = {("s" if same else "t", k): value for k, value in enumerate(bottom)}
-    found = ratio_estimate(a, b)
-    assert found.value == pytest.approx(stdlib_statistics.median(top) / stdlib_statistics.median(bottom))
-    assert found.n == min(len(top), len(bottom))
-    if found.n == 1:
-        assert found.low is None
-    else:
-        assert found.low is not None
-        assert found.high is not None
-        assert found.low <= found.value <= found.high
-
-
-@pytest.mark.parametrize("n", [5, 6, 7, 20, 63])
-def test_intervals_are_those_of_the_resamples_themselves(n: int) -> None:
-    """Short cuts to the resampled medians, means and weights give what drawing and counting gives, to the last bit."""
-    values = np.random.default_rng(n).lognormal(0, 0.3, n)
-    ordered = np.sort(values)
-    picks = [np.random.default_rng([SEED, stream]).integers(0, n, size=(RESAMPLES, n)) for stream in (0, 1)]
-    for estimate, centre in ((median_estimate, np.median), (mean_estimate, np.mean)):
-        found = estimate(values.tolist())
-        low, high = np.percentile(centre(ordered[picks[0]], axis=1), [2.5, 97.5])
-        assert (found.low, found.high) == (low, high)
-    for stream in (0, 1):
-        wanted = np.zeros((RESAMPLES, n))
-        np.add.at(wanted, (np.arange(RESAMPLES)[:, None], picks[stream]), 1 / n)
-        assert np.array_equal(resample_weights(n, stream=stream), wanted)
-    others = np.random.default_rng(n + 1).lognormal(0, 0.3, n)
-    top = {("a", run): value for run, value in enumerate(values)}
-    for block, second in (("a", picks[0]), ("b", picks[1])):
-        bottom = {(block, run): value for run, value in enumerate(others)}
-        a, b = (values, others) if block == "a" else (ordered, np.sort(others))
-        ratios = np.median(a[picks[0]], axis=1) / np.median(b[second], axis=1)
-        found = ratio_estimate(top, bottom)
-        assert [found.low, found.high] == np.percentile(ratios, [2.5, 97.5]).tolist()
-
-
-def test_weights_of_resamples_sum_to_one() -> None:
-    weights = resample_weights(6, stream=0)
-    assert weights.shape == (10_000, 6)
-    assert np.allclose(weights.sum(axis=1), 1)
-
-
 # Scaling
 
 
@@ -440,7 +320,7 @@ def test_baseline_of_more_than_one_rank(tmp_path: Path) -> None:
 
 
 def test_ends_of_the_serial_fraction_change_places() -> None:
-    found = serial_fraction(Estimate(3.0, 2.5, 3.5, 5, "bootstrap 95 %"), 4)
+    found = serial_fraction(Estimate(3.0, 2.5, 3.5, 5, "Student t"), 4)
     assert found.value == pytest.approx((1 / 3 - 1 / 4) / (3 / 4))
     assert found.low is not None
     assert found.high is not None

@@ -94,7 +94,7 @@ def test_what_does_not_go_with_it_is_refused_in_one_line(request_: dict[str, obj
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("repeats", "kind"), [(2, "range"), (5, "bootstrap 95 %")])
+@pytest.mark.parametrize(("repeats", "kind"), [(2, "range"), (5, "Student t")])
 def test_the_cost_is_what_watched_runs_take_longer_pair_by_pair(tmp_path: Path, repeats: int, kind: str) -> None:
     for plan in twins(repeats=repeats):
         write_twin(tmp_path, plan, 1.02)

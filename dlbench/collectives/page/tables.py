@@ -200,7 +200,7 @@ def _costs(piece: LevelCosts, before: LevelCosts | None) -> _Costs:
 
 
 def _fitted(value: float, low: float | None, high: float | None, unit: str = "") -> Estimate:
-    return Estimate(value, low, high, 1, "fit 95 %", unit)
+    return Estimate(value, low, high, 1, "fit", unit, level=None if low is None else 0.95)
 
 
 def _rate(beta: Estimate) -> Cell:

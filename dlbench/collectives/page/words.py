@@ -11,8 +11,8 @@ from dlbench.collectives.results.fits import Fit
 from dlbench.collectives.results.measurements import CollectiveGroup
 from dlbench.collectives.results.predictions import Prediction, Predictions
 from dlbench.reading.comparability import Condition
-from dlbench.report.wording import figure_text, optional, percent, place_text
-from dlbench.stats.estimates import MIN_RUNS, RESAMPLES
+from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text
+from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import format_bytes, format_number
 
 TITLE: Final = "dlbench collective benchmark"
@@ -172,9 +172,8 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Medians and intervals",
-        f"The run is the experimental unit, not the iteration. Figures are medians over runs. With {MIN_RUNS} runs or "
-        f"more, the interval is a 95 % percentile bootstrap of the median ({RESAMPLES:,} resamples, fixed seed). With "
-        "fewer runs the range is printed. For a single run it is the middle half of its iterations, labelled "
+        f"The run is the experimental unit, not the iteration. Figures are medians over runs. {INTERVALS} With fewer "
+        "runs the range is printed, with its level. For a single run it is the middle half of its iterations, labelled "
         "within-run, which says nothing on how runs differ.",
     ),
     (
@@ -221,7 +220,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Against libraries",
-        "Time of the library over time of dlbench's algorithm, from runs that hold both, resampled in pairs. Above 1, "
+        "Time of the library over time of dlbench's algorithm, in pairs of runs that hold both. Above 1, "
         "the algorithm is faster.",
     ),
 )

@@ -11,7 +11,8 @@ from typing import Literal
 from dlbench.collectives.results.fits import Fits
 from dlbench.collectives.results.measurements import GIGA, CollectiveGroup, Measurement, SeriesName
 from dlbench.costs import predictions
-from dlbench.stats.estimates import Estimate, are_paired, ratio_estimate
+from dlbench.stats.estimates import Estimate, ratio_estimate
+from dlbench.stats.pairing import pairing
 
 STAY_WITHIN = 0.05
 """The algorithm of the next smaller size stays recommended while it is at most this share slower than the fastest."""
@@ -220,11 +221,8 @@ def ratios(group: CollectiveGroup) -> Iterator[Ratio]:
 
 
 def _ratio(top: Measurement, bottom: Measurement) -> tuple[Estimate, bool]:
-    """Time over time, and whether in the same runs; runs that hold both are taken alone where there are any."""
-    shared = top.by_run.keys() & bottom.by_run.keys()
-    a = {key: top.by_run[key] for key in shared} if shared else top.by_run
-    b = {key: bottom.by_run[key] for key in shared} if shared else bottom.by_run
-    return ratio_estimate(a, b), are_paired(a, b)
+    """Time over time, and whether of the same runs."""
+    return ratio_estimate(top.by_run, bottom.by_run), pairing(top.by_run, bottom.by_run).is_paired
 
 
 def _is_above_1(ratio: Estimate | None) -> bool:

@@ -20,7 +20,8 @@ from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, CommScan
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.plan import ALGORITHMS, BACKENDS, Collective
-from dlbench.stats.estimates import Estimate, RunKey, interval, median_estimate
+from dlbench.stats.estimates import Estimate, interval, median_estimate
+from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 
 LIBRARY = "library"
@@ -333,7 +334,4 @@ def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> M
 
 def rate(time: Estimate, num_bytes: float) -> Estimate:
     """GB/s of an estimate of seconds; the ends of the interval change places."""
-    value = num_bytes / time.value
-    if time.low is None or time.high is None:
-        return Estimate(value * GIGA, None, None, time.n, time.kind, "GB/s")
-    return interval(value, num_bytes / time.high, num_bytes / time.low, time.n, time.kind).scaled(GIGA, "GB/s")
+    return time.mapped(lambda seconds: num_bytes / seconds * GIGA, "GB/s")

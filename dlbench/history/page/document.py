@@ -195,8 +195,8 @@ def _series(series: Trend, *, is_drawn: bool) -> Section:
         charts=(lambda: [series_chart(series)]) if is_drawn else no_charts,
         charts_per_row=1,
         notes=(
-            f"{series.caption}. {runs_text(series.num_runs)}, {nights_text(len(series.nights))}. Bands: 95 % bootstrap "
-            "of each level over nights.",
+            f"{series.caption}. {runs_text(series.num_runs)}, {nights_text(len(series.nights))}. Bands: interval "
+            "of each level over nights (order statistics).",
         ),
         brief=(series.verdict, *(line for change in reversed(series.changes) for line in change_lines(change))),
         in_contents=is_drawn,

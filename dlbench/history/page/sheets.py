@@ -40,7 +40,10 @@ MAX_NAMED_HOSTS = 4
 HOST_LENGTH = 253
 """Characters of a name that DNS takes."""
 
-_BASIS = "levels are medians over nights, a night is the median of its runs; in brackets 95 % bootstrap over nights"
+_BASIS = (
+    "levels are medians over nights, a night is the median of its runs; in brackets intervals over nights (order "
+    "statistics)"
+)
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,7 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
         columns=columns,
         rows=tuple(itertools.chain.from_iterable((HostRow(host, one) for one in host.months) for host in hosts)),
         caption="Own work of a host's slowest rank over that of the other hosts' slowest ranks, medians over runs; 1: "
-        "as fast as the others; in brackets 95 % bootstrap over runs, or ranges of fewer than five.",
+        "as fast as the others; in brackets intervals over runs (order statistics), or ranges of fewer than five.",
         is_shown=lambda row: row.is_newest,
         in_terminal=True,
         is_sortable=True,

@@ -11,7 +11,7 @@ from dlbench.history.trends.slow_months import RECENT_DAYS, HostCourse
 from dlbench.reading.slow_nodes import SLOW
 from dlbench.report.table import Cell, unit_cell
 from dlbench.report.wording import basis_text, clean, number_text, place_text
-from dlbench.stats.estimates import MIN_RUNS, RESAMPLES, Estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate
 
 MAX_COMMITS = 3
 MAX_COMMIT_LENGTH = 60
@@ -178,9 +178,9 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Ratios and intervals",
-        "The ratio is the median of the nights after over that before, up to the neighbouring change points. Its "
-        f"interval is a 95 % percentile bootstrap over nights ({RESAMPLES:,} resamples, fixed seed). The place was "
-        "found in the same nights, so a small change looks slightly larger than it is.",
+        "The ratio is the median of the ratios of all nights after to all before (Hodges and Lehmann), up to the "
+        "neighbouring change points, with the interval that the rank sum test gives. A level has an interval by order "
+        "statistics. The place was found in the same nights, so a small change looks slightly larger than it is.",
     ),
     (
         "What differs at a change",

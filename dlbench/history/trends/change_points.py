@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbench.history.trends.rank_sums import MIN_SEGMENT, NORMAL_MAD, p_value, rank_sums, ranks_of, shrink
-from dlbench.stats.estimates import Estimate, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, median_estimate, shift_estimate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +61,7 @@ class Segment:
     end: int
     """First night after the segment."""
     level: Estimate
-    """Median over its nights, in the unit of the values; interval by resampling nights."""
+    """Median over its nights, in the unit of the values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,8 @@ class ChangePoint:
     before: Segment
     after: Segment
     ratio: Estimate
-    """Median after over median before (1); interval by resampling nights of each side. The place was found in the
-    same nights, so a small change is shown slightly larger than it is."""
+    """The shift of the nights after against those before (1), by rank sums as the test. The place was found in the same
+    nights, so a small change is shown slightly larger than it is."""
     p: float
     """Chance of a difference as clear at any place between the neighbouring change points, were there no change; none
     is below `SMALLEST_P`."""
@@ -223,10 +223,7 @@ def _usual(logs: Array) -> tuple[float, float]:
 
 
 def _ratio(values: Sequence[float], before: Segment, after: Segment) -> Estimate:
-    # Keys say which nights are pairs; none are.
-    top = {("after", night): values[night] for night in range(after.start, after.end)}
-    bottom = {("before", night): values[night] for night in range(before.start, before.end)}
-    return ratio_estimate(top, bottom)
+    return shift_estimate(values[after.start : after.end], values[before.start : before.end])
 
 
 def _nearness(part: Array, place: int) -> Array:

@@ -8,7 +8,7 @@ from dlbench.reading.comparability import group_id_without
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.stats.estimates import RunKey
+from dlbench.stats.pairing import RunKey
 
 STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
 SHUFFLE_KEYS = ("shuffle", "partition")

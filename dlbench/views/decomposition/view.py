@@ -110,11 +110,7 @@ def _sentence(one: Difference) -> str:
 
 def _turned(estimate: Estimate, is_turned: bool) -> Estimate:
     """An estimate with the other sign, if `is_turned`."""
-    if not is_turned:
-        return estimate
-    low = None if estimate.high is None else -estimate.high
-    high = None if estimate.low is None else -estimate.low
-    return Estimate(-estimate.value, low, high, estimate.n, estimate.kind, estimate.unit)
+    return estimate.mapped(lambda value: -value, estimate.unit) if is_turned else estimate
 
 
 def _verdict(one: Difference) -> str:

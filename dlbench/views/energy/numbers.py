@@ -12,7 +12,8 @@ from dlbench.reading.samples.node_samples import STAGES
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
-from dlbench.stats.estimates import Estimate, RunKey, by_definition, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, by_definition, median_estimate, ratio_estimate
+from dlbench.stats.pairing import RunKey
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
-from dlbench.stats.estimates import MIN_RUNS, RESAMPLES, SEED, Estimate, interval
+from dlbench.stats.estimates import MIN_RUNS, Estimate, interval
+from dlbench.stats.resampling import RESAMPLES, SEED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -186,7 +187,7 @@ def _fraction(name: LawName, group: Group, table: RunTable, ratios: Array) -> Es
         return interval(value, fitted(highs), fitted(lows), group.fewest_runs, "range", "fraction")
     drawn = _resampled_speedups(group, table)
     low, high = np.percentile(fraction_of(name, ratios, drawn), [2.5, 97.5])
-    return interval(value, low, high, group.fewest_runs, "bootstrap 95 %", "fraction")
+    return interval(value, low, high, group.fewest_runs, "bootstrap", "fraction", level=0.95)
 
 
 def _resampled_speedups(group: Group, table: RunTable) -> Array:

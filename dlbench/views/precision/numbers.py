@@ -13,7 +13,8 @@ from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.specs.training import TrainSpec
-from dlbench.stats.estimates import Estimate, RunKey, are_paired, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, median_estimate, ratio_estimate
+from dlbench.stats.pairing import RunKey, pairing
 from dlbench.views.precision import words
 
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -196,7 +197,7 @@ def _row(side: _Side, reference: _Side) -> PrecisionRow:
         ranks=side.point.ranks,
         nodes=side.point.nodes,
         is_reference=is_reference,
-        is_paired=not is_reference and are_paired(side.speeds, reference.speeds),
+        is_paired=not is_reference and pairing(side.speeds, reference.speeds).is_paired,
         throughput=side.point.throughput,
         ratio=None if is_reference else ratio_estimate(side.speeds, reference.speeds),
         peak=median_estimate(list(side.peaks.values()), "bytes"),

@@ -51,7 +51,7 @@ def verdict(ranks: int, nodes: int, ratios: Mapping[str, Estimate], reference: s
 
 
 def _judged(ratio: Estimate) -> str:
-    if ratio.kind != "bootstrap 95 %" or ratio.low is None or ratio.high is None:
+    if not ratio.is_confident or ratio.low is None or ratio.high is None:
         return "has too few runs for a verdict against"
     if ratio.low > 1:
         return "is faster than"

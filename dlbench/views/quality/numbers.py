@@ -22,14 +22,8 @@ from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.wording import DASH, basis_text, number_text, place_text, value_text
-from dlbench.stats.estimates import (
-    Estimate,
-    RunKey,
-    by_definition,
-    geometric_ratio_estimate,
-    mean_estimate,
-    median_estimate,
-)
+from dlbench.stats.estimates import Estimate, by_definition, mean_estimate, median_estimate, ratio_estimate
+from dlbench.stats.pairing import RunKey
 from dlbench.views.quality.outcome import account, fit, quality_of, resolution, without_staging
 
 METRIC_TITLES = {
@@ -331,10 +325,10 @@ def _factors(
     if own is None or other is None:
         return None
     return Factors(
-        speedup=geometric_ratio_estimate(other["time"], own["time"]),
-        throughput=geometric_ratio_estimate(own["rate"], other["rate"]),
-        samples=geometric_ratio_estimate(other["samples"], own["samples"]),
-        rest=geometric_ratio_estimate(other["rest"], own["rest"]),
+        speedup=ratio_estimate(other["time"], own["time"]),
+        throughput=ratio_estimate(own["rate"], other["rate"]),
+        samples=ratio_estimate(other["samples"], own["samples"]),
+        rest=ratio_estimate(other["rest"], own["rest"]),
     )
 
 

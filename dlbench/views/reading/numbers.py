@@ -144,9 +144,7 @@ def fetch_share(known: Sequence[ReadingResult]) -> Estimate | None:
 
 def complement(share: Estimate) -> Estimate:
     """1 - share; its ends change places."""
-    low = None if share.high is None else 1 - share.high
-    high = None if share.low is None else 1 - share.low
-    return Estimate(1 - share.value, low, high, share.n, share.kind, "fraction")
+    return share.mapped(lambda value: 1 - value, "fraction")
 
 
 def storage_share(epochs: Sequence[ReadEpoch]) -> float | None:

@@ -75,12 +75,12 @@ def _explanation(point: Point, causes: LostPercent | None) -> str:
         return ". That is more than the ideal: the baseline ran with a handicap, or its runs drifted."
     if loss < WORTH_EXPLAINING:
         return ". There is no loss worth explaining."
-    noisy = figure.kind == "bootstrap 95 %" and figure.high is not None and figure.high >= 1
+    noisy = figure.is_confident and figure.high is not None and figure.high >= 1
     doubt = " The interval reaches 100 %: the loss may be noise." if noisy else ""
     worst = main_loss(point)
     if worst is None or point.whole.lost.value <= 0:
-        return f". On average over the runs nothing is lost: medians and means disagree.{doubt}"
-    # Only means sum to a whole, so the parts are means; the efficiency before them is made of medians.
+        return f". On average over the runs nothing is lost: arithmetic and geometric means disagree.{doubt}"
+    # Only means sum to a whole, so the parts are arithmetic means; the efficiency before them is of geometric ones.
     name, lost = _largest_cause(point, causes) or (_part_title(worst), worst.lost.value)
     share = f"{lost * 100:.1f} of the {points(point.whole.lost.value)} lost on average"
     return f"; the largest part of the loss is {name} ({share}).{doubt}"

@@ -9,7 +9,8 @@ from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.data_path import ShuffleEpoch, ShuffleResult
 from dlbench.records.scan import Run
-from dlbench.stats.estimates import Estimate, are_paired, by_definition, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, by_definition, median_estimate, ratio_estimate
+from dlbench.stats.pairing import pairing
 from dlbench.views.data_path.epochs import SHUFFLE_KEYS, STAGING_KEYS, alike, epoch_times
 
 MAX_EPOCHS = 50
@@ -265,7 +266,7 @@ def _row(group: Group, point: Point, reference: tuple[Group, Point] | None, tabl
         is_reference=is_reference,
         epoch_s=median_estimate(list(own.values()), "s") if own else None,
         factor=factor,
-        is_paired=bool(own) and are_paired(own, base),
+        is_paired=bool(own) and pairing(own, base).is_paired,
         novelty=found.novelty if found else None,
         label_distance=found.label_distance if found else None,
         metric=quality.metric if quality is not None else "",

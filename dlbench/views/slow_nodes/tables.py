@@ -33,7 +33,7 @@ def host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
         rows=found.hosts,
         is_shown=lambda one: one.verdict == "slow" or one in slowest,
         caption=(
-            "Medians over runs; in brackets their 95 % bootstrap interval, or the range below five runs. Fair share: "
+            "Medians over runs; in brackets an interval by order statistics, or the range below five runs. Fair share: "
             "steps in which one of its ranks would come last if all ranks did equally often."
             + (f" The {left} fastest hosts are left out." if left else "")
         ),

@@ -13,16 +13,8 @@ from dataclasses import dataclass
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.data_path import StagingResult
-from dlbench.stats.estimates import (
-    MIN_RUNS,
-    Estimate,
-    Kind,
-    RunKey,
-    are_paired,
-    interval,
-    median_estimate,
-    ratio_estimate,
-)
+from dlbench.stats.estimates import Estimate, difference_estimate, mean_estimate, median_estimate, ratio_estimate
+from dlbench.stats.pairing import RunKey, pairing
 from dlbench.views.data_path.epochs import STAGING_KEYS, alike, epoch_times
 
 
@@ -130,7 +122,7 @@ class BreakEven:
     staging: Estimate
     """Seconds until all nodes were ready."""
     unstaged_epoch: Estimate
-    """Seconds of an epoch, reading in place."""
+    """Seconds of an epoch, reading in place; mean over runs, because epochs add to the time that staging must pay."""
     staged_epoch: Estimate
     gain: Estimate
     """Of an epoch: seconds in place less seconds staged."""
@@ -186,7 +178,7 @@ def _row(
     reference: Mapping[RunKey, float],
 ) -> BreakEven:
     plan = groups[0].sample.plan
-    gain = difference(reference, own)
+    gain = difference_estimate(reference, own, "s")
     is_lazy = plan.workload.data.staging == "lazy"
     low, value, high = (None, None, None) if is_lazy else break_even_epochs(staging, gain)
     return BreakEven(
@@ -198,31 +190,16 @@ def _row(
         strategy=plan.workload.data.staging,
         tier=plan.workload.data.staging_tier,
         staging=staging,
-        unstaged_epoch=median_estimate(list(reference.values()), "s"),
-        staged_epoch=median_estimate(list(own.values()), "s"),
+        unstaged_epoch=mean_estimate(list(reference.values()), "s"),
+        staged_epoch=mean_estimate(list(own.values()), "s"),
         gain=gain,
         factor=ratio_estimate(reference, own),
-        is_paired=are_paired(reference, own),
+        is_paired=pairing(reference, own).is_paired,
         epochs=value,
         epochs_low=low,
         epochs_high=high,
         is_lazy=is_lazy,
     )
-
-
-def difference(one: Mapping[RunKey, float], other: Mapping[RunKey, float]) -> Estimate:
-    """The median of one less the median of the other, seconds; where the same repeats ran with both, of differences.
-
-    Unpaired, and in fewer than `MIN_RUNS` pairs, the interval is that of the ends of both sides.
-    """
-    if are_paired(one, other):
-        return median_estimate([one[key] - other[key] for key in sorted(one)], "s")
-    a, b = median_estimate(list(one.values())), median_estimate(list(other.values()))
-    n = min(a.n, b.n)
-    if a.low is None or a.high is None or b.low is None or b.high is None:
-        return Estimate(a.value - b.value, None, None, n, "single run", "s")
-    kind: Kind = "bootstrap 95 %" if n >= MIN_RUNS else "range"
-    return interval(a.value - b.value, a.low - b.high, a.high - b.low, n, kind, "s")
 
 
 def break_even_epochs(staging: Estimate, gain: Estimate) -> tuple[float | None, float | None, float | None]:

@@ -307,7 +307,7 @@ def _settings(
 
 
 def _ratio(top: Mapping[int, float], bottom: Mapping[int, float]) -> Estimate | None:
-    """The ratio of two settings over the repeats that both have, resampled in pairs; None without any."""
+    """The ratio of two settings over the repeats that both have, in pairs; None without any."""
     both = sorted(top.keys() & bottom.keys())
     if not both:
         return None

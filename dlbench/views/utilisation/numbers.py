@@ -213,6 +213,4 @@ def epoch_samples(run: Run) -> int | None:
 
 def training_time(point: Point, amount: Recipe) -> Estimate:
     """Seconds of training steps for a recipe at the point's throughput; no claim that it converges."""
-    rate = point.throughput
-    low, high = (None if end is None else time_to_train(amount.samples, end) for end in (rate.high, rate.low))
-    return Estimate(time_to_train(amount.samples, rate.value), low, high, rate.n, rate.kind, "s")
+    return point.throughput.mapped(lambda rate: time_to_train(amount.samples, rate), "s")

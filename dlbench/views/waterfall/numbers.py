@@ -4,20 +4,22 @@ The factors are those of the POP project (Performance Optimisation and Productiv
 Performance Analysis"): parallel efficiency = load balance x communication efficiency, and global efficiency = parallel
 efficiency x computation scaling. POP counts as useful all time outside of communication; here waiting for input and
 what lies between the phases are taken out of it as two further factors of the same form. With the causes of a step
-(`dlbench.reading.causes`), means over the runs of a point,
+(`dlbench.reading.causes`) of one run,
 
     X0 = whole step, X1 = X0 - exchange, X2 = X1 - straggler - rest, X3 = X2 - input, X4 = X3 - host,
 
 so that X1 is the step of the slowest rank without exposed communication, X2 that of the ranks in time, and X4 computing
-alone (compute, throttling, memory). A point's own efficiencies, each between 0 and 1, are
+alone (compute, throttling, memory). A run's own efficiencies, each between 0 and 1, are
 
     communication = X1/X0, load balance = X2/X1, input = X3/X2, host = X4/X3,
 
-and their product is X4/X0. Against a baseline with X0', ..., X4' for the same samples per rank, each factor is the
-point's own efficiency over the baseline's, and the last one is computation scaling, X4'/X4. All terms but X0'/X0
-cancel:
+and their product is X4/X0. Against a run of the baseline with X0', ..., X4' for the same samples per rank, each factor
+is the own efficiency over the baseline's, and the last one is computation scaling, X4'/X4. All terms but X0'/X0 cancel:
 
-    load balance x communication x input x computation x host = X0'/X0 = efficiency of means.
+    load balance x communication x input x computation x host = X0'/X0.
+
+What holds in each run holds for geometric means over runs (Fleming and Wallace, CACM 29(3), 1986); so all factors of a
+point are geometric means, and their product is the efficiency of mean steps.
 
 The shares that `dlbench.reading.attribution` finds add instead: they divide the seconds of each cause by the whole
 step. A factor divides by what is left of the step once the factors before it are taken away, so it does not shrink
@@ -26,28 +28,16 @@ where others grow; in exchange it is no share of the loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import accumulate
 
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
-from dlbench.stats.estimates import (
-    MIN_RUNS,
-    Estimate,
-    Kind,
-    RunKey,
-    are_paired,
-    by_definition,
-    interval,
-    resample_weights,
-)
+from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, ratio_estimate
+from dlbench.stats.pairing import RunKey
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
+Levels = tuple[float, ...]
 
 FACTORS = ("balance", "communication", "input", "compute", "host")
 """In the order in which they are printed and drawn; the product does not depend on it."""
@@ -126,8 +116,8 @@ def factorise(
 ) -> FactoredPoint:
     """The factors of one point.
 
-    Intervals as in `dlbench.reading.attribution`: bootstrap over runs, in pairs where the repeats are the same; the
-    range over pairs, or over all combinations, below five runs; none for a single run.
+    Values and intervals of factors as `dlbench.stats.estimates.ratio_estimate`, of own efficiencies as
+    `geometric_mean_estimate`.
 
     Args:
         point: the scaling point.
@@ -136,58 +126,49 @@ def factorise(
         work: samples per rank and step of this point / of the baseline.
         is_baseline: every factor against itself is 1 by definition.
     """
-    a, b = _levels(own), _levels(baseline) * work
-    n = len(a) if is_baseline else min(len(a), len(b))
-    top, bottom = a.mean(axis=0), b.mean(axis=0)
-    if is_baseline:
-        efficiency = by_definition(1.0, n, "fraction")
-    else:
-        tops, bottoms = _spread(a, b, are_paired(own, baseline))
-        efficiency = _estimate(float(bottom[-1] / top[-1]), bottoms[:, -1] / tops[:, -1], n)
+    mine, theirs = _levels(own, 1.0), _levels(baseline, work)
+    ones = by_definition(1.0, len(own), "fraction")
     found = FactoredPoint(
         ranks=point.ranks,
         nodes=point.nodes,
         is_baseline=is_baseline,
         factors=(),
         parallel=None,
-        efficiency=efficiency,
+        efficiency=ones if is_baseline else ratio_estimate(_steps(theirs, 4), _steps(mine, 4), "fraction"),
     )
-    if (a <= 0).any() or (b <= 0).any():
+    if any(min(levels) <= 0 for levels in (*mine.values(), *theirs.values())):
         return found
-    alone = a if len(a) < MIN_RUNS else resample_weights(len(a), stream=0) @ a
-    owns = {name: _estimate(float(top[i] / top[j]), alone[:, i] / alone[:, j], len(a)) for name, (i, j) in _OWN.items()}
+    owns = {name: _own(mine, i, j) for name, (i, j) in _OWN.items()}
     if is_baseline:
-        relatives = dict.fromkeys(FACTORS, by_definition(1.0, n, "fraction"))
+        relatives = dict.fromkeys(FACTORS, ones)
     else:
-        values, spread = _relative(top, bottom), _relative(tops, bottoms)
-        relatives = {name: _estimate(float(values[name]), spread[name], n) for name in FACTORS}
-    parallel = _estimate(float(top[2] / top[4]), alone[:, 2] / alone[:, 4], len(a))
-    return replace(found, factors=_stairs(owns, relatives), parallel=parallel)
+        relatives = {
+            name: ratio_estimate(_efficiencies(mine, i, j), _efficiencies(theirs, i, j), "fraction")
+            for name, (i, j) in _OWN.items()
+        }
+        relatives["compute"] = ratio_estimate(_steps(theirs, 0), _steps(mine, 0), "fraction")
+    return replace(found, factors=_stairs(owns, relatives), parallel=_own(mine, 2, 4))
 
 
-def _levels(times: Mapping[RunKey, Mapping[str, float]]) -> Array:
-    """Runs in the order of their keys x (X4, X3, X2, X1, X0), seconds; sums upward, so that nothing cancels."""
-    import numpy as np
-
-    rows = [[sum(times[key][name] for name in names) for names in _PEELED] for key in sorted(times)]
-    levels: Array = np.cumsum(np.array(rows, dtype=float), axis=1)
-    return levels
-
-
-def _spread(a: Array, b: Array, paired: bool) -> tuple[Array, Array]:
-    """Levels of the point and of the baseline in every resample, or of all pairs of runs where they are few."""
-    import numpy as np
-
-    if min(len(a), len(b)) < MIN_RUNS:
-        return (a, b) if paired else (np.repeat(a, len(b), axis=0), np.tile(b, (len(a), 1)))
-    first = resample_weights(len(a), stream=0)
-    return first @ a, (first if paired else resample_weights(len(b), stream=1)) @ b
+def _levels(times: Mapping[RunKey, Mapping[str, float]], work: float) -> dict[RunKey, Levels]:
+    """(X4, X3, X2, X1, X0) of each run, seconds times `work`; sums upward, so that nothing cancels."""
+    return {
+        key: tuple(accumulate(work * sum(causes[name] for name in names) for names in _PEELED))
+        for key, causes in times.items()
+    }
 
 
-def _relative(a: Array, b: Array) -> dict[str, Array]:
-    """Factors against the baseline from levels along the last axis."""
-    found = {name: (a[..., i] / a[..., j]) * (b[..., j] / b[..., i]) for name, (i, j) in _OWN.items()}
-    return {**found, "compute": b[..., 0] / a[..., 0]}
+def _steps(runs: Mapping[RunKey, Levels], level: int) -> dict[RunKey, float]:
+    return {key: levels[level] for key, levels in runs.items()}
+
+
+def _efficiencies(runs: Mapping[RunKey, Levels], top: int, bottom: int) -> dict[RunKey, float]:
+    return {key: levels[top] / levels[bottom] for key, levels in runs.items()}
+
+
+def _own(runs: Mapping[RunKey, Levels], top: int, bottom: int) -> Estimate:
+    found = _efficiencies(runs, top, bottom)
+    return geometric_mean_estimate([found[key] for key in sorted(found)], "fraction")
 
 
 def _stairs(owns: Mapping[str, Estimate], relatives: Mapping[str, Estimate]) -> tuple[Factor, ...]:
@@ -198,14 +179,3 @@ def _stairs(owns: Mapping[str, Estimate], relatives: Mapping[str, Estimate]) -> 
         made.append(Factor(name=name, own=owns.get(name), relative=relatives[name], level=level, step=before - level))
         before = level
     return tuple(made)
-
-
-def _estimate(value: float, spread: Sequence[float] | Array, n: int) -> Estimate:
-    """A fraction; `spread` holds resamples, or values of single runs where they are few."""
-    import numpy as np
-
-    if n == 1:
-        return Estimate(value, None, None, 1, "single run", "fraction")
-    kind: Kind = "range" if n < MIN_RUNS else "bootstrap 95 %"
-    low, high = np.percentile(np.asarray(spread), [0, 100] if kind == "range" else [2.5, 97.5])
-    return interval(value, float(low), float(high), n, kind, "fraction")

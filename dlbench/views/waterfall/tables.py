@@ -21,8 +21,8 @@ FACTOR_TITLES = {
 
 HOW_FACTORS_DIFFER = (
     "Factors multiply, causes add: a factor divides by what is left of the step without the factors before it, a "
-    "cause's points by the whole step. The product of the factors and 100 % less the causes' sum are the same "
-    "efficiency, of means."
+    "cause's points by the whole step. The product of the factors is the efficiency of geometric means, 100 % "
+    "less the causes' sum that of arithmetic means: the same but for the square of the runs' scatter."
 )
 
 

@@ -73,7 +73,7 @@ def test_stalls_are_what_the_runs_were_made_of(tmp_path: Path) -> None:
     assert seconds["ingestion"].value == pytest.approx(0.1, rel=0.01)
     assert seconds["preparation"].value == pytest.approx(0.02, rel=0.01)
     assert seconds["fetch"].value == pytest.approx(0.05, rel=0.01)
-    assert seconds["fetch"].kind == "bootstrap 95 %"
+    assert seconds["fetch"].kind == "Student t"
     assert point.pairs == 5
     assert point.ceiling is not None
     # 2 ranks x 4 samples in 100 ms.

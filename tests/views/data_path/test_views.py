@@ -282,6 +282,6 @@ def test_synthetic_runs_show_nothing_of_it(tmp_path: Path) -> None:
 
 
 def test_an_interval_without_a_lower_gain_has_no_upper_end() -> None:
-    gain = interval(2.0, -1.0, 4.0, 5, "bootstrap 95 %", "s")
+    gain = interval(2.0, -1.0, 4.0, 5, "Student t", "s")
     staging = Estimate(10.0, None, None, 1, "single run", "s")
     assert break_even_epochs(staging, gain) == (2.5, 5.0, None)

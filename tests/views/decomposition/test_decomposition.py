@@ -186,7 +186,7 @@ def test_a_difference_that_the_phase_holds_agrees_with_it(tmp_path: Path) -> Non
     assert reading.share.value == pytest.approx(10 / 118)
     assert exchange.share.value == pytest.approx(20 / 118)
     assert (reading.verdict, exchange.verdict) == ("agree", "agree")
-    assert reading.seconds.kind == "bootstrap 95 %"
+    assert reading.seconds.kind == "Student t"
     assert point.missing == ()
 
 

@@ -182,7 +182,7 @@ def test_medians_over_runs_with_their_intervals(tmp_path: Path) -> None:
     point = point_of(tmp_path)
     assert point.exposed.value == 0.012
     assert (point.exposed.low, point.exposed.high, point.exposed.n) == (0.010, 0.014, 5)
-    assert point.exposed.kind == "bootstrap 95 %"
+    assert point.exposed.kind == "order statistics"
 
 
 def timed(sizes: Sequence[int], slow: float = 1.0) -> list[Message]:

@@ -132,7 +132,7 @@ def test_runs_that_follow_a_law_give_it_back(tmp_path: Path, scaling_kind: str) 
     law = law_of(tmp_path)
     assert law.name == ("Amdahl" if scaling_kind == "strong" else "Gustafson")
     assert law.fraction.value == pytest.approx(0.1, abs=1e-3)
-    assert law.fraction.kind == "bootstrap 95 %"
+    assert law.fraction.kind == "bootstrap"
     assert law.fraction.low is not None
     assert law.fraction.high is not None
     assert law.fraction.low <= law.fraction.value <= law.fraction.high
@@ -148,7 +148,7 @@ def test_intervals_say_what_they_are(tmp_path: Path) -> None:
     for repeats in (1, 3, 5):
         write_law(tmp_path / str(repeats), 0.1, repeats=repeats, noise=0.01)
         kinds[repeats] = law_of(tmp_path / str(repeats)).fraction
-    assert [kinds[n].kind for n in (1, 3, 5)] == ["single run", "range", "bootstrap 95 %"]
+    assert [kinds[n].kind for n in (1, 3, 5)] == ["single run", "range", "bootstrap"]
     assert kinds[1].low is None
     for noisy in (kinds[3], kinds[5]):
         assert noisy.low is not None

@@ -82,7 +82,7 @@ def test_precisions_beside_each_other(tmp_path: Path) -> None:
         fast = np.median([(1.6 + k / 100) / drift[k] for k in range(5)])
         assert row.ratio.value == pytest.approx(fast / np.median([1 / d for d in drift]), rel=1e-6)
         assert row.is_paired
-        assert row.ratio.kind == "bootstrap 95 %"
+        assert row.ratio.kind == "Student t"
         assert row.ratio.low is not None
         assert row.ratio.low > 1.5
         assert row.memory_ratio is not None

@@ -417,7 +417,7 @@ def test_energy_of_a_sample_against_the_baseline(tmp_path: Path) -> None:
     assert gpu.energy_per_sample is not None
     assert gpu.energy_per_sample.value == pytest.approx(500 / batch)
     assert gpu.efficiency is not None
-    assert (gpu.efficiency.value, gpu.efficiency.kind) == (pytest.approx(0.5), "bootstrap 95 %")
+    assert (gpu.efficiency.value, gpu.efficiency.kind) == (pytest.approx(0.5), "Student t")
     assert host.efficiency is not None
     assert host.efficiency.value == pytest.approx(1.0)
     assert one.kinds[0].efficiency is not None
