@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import NoReturn
 
 from dlbench import process_tree
@@ -163,13 +164,22 @@ class Supervisor:
                 self._status = status
 
     def _tell(self, ended_at: float) -> None:
-        """Tells the launcher, before anything is cleaned up, that the rank did not end well; the first is the cause."""
-        if not self._status or os.environ.get("DLBENCH_PROGRESS") != "launcher":
+        """Says, before anything is cleaned up, that the rank did not end well; the first is the cause.
+
+        The launcher of dlbench reads a mark; into the log of a job goes what the rank could not say: that a signal
+        ended it (read again by dlbench.records.job_log).
+        """
+        if not self._status:
             return
         rank = next((os.environ[name] for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), "0")
         code = os.waitstatus_to_exitcode(self._status)
         with suppress(OSError):  # nobody reads
-            os.write(1, f"{process_tree.ENDED_MARK}{rank} {code} {ended_at:.6f}\n".encode())
+            if os.environ.get("DLBENCH_PROGRESS") == "launcher":
+                os.write(1, f"{process_tree.ENDED_MARK}{rank} {code} {ended_at:.6f}\n".encode())
+            elif code < 0 and "dlbench.node" in self._command:
+                at = datetime.fromtimestamp(ended_at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+                name = signal.Signals(-code).name if -code in set(signal.Signals) else f"number-{-code}"
+                os.write(2, f"dlbench: rank {rank} was ended by signal {name} at {at}\n".encode())
 
 
 def end_as(status: int) -> NoReturn:

@@ -23,6 +23,7 @@ COMMANDS: tuple[tuple[str, str, str, str], ...] = (
     ("show", "show", "show", "Print a workload or a system with every key decided."),
     ("run", "run", "run", "Train and measure on this machine, or inside an allocation."),
     ("submit", "submit", "submit", "Write batch scripts and submit them to Slurm."),
+    ("complete", "complete", "complete", "Submit what is left of a series whose submission was cut off."),
     ("status", "status", "status", "Tell how far runs are, and why some failed."),
     ("io", "io", "io", "Tell what storage and readers give, what accelerators need, and what input costs."),
     ("memory", "memory", "memory", "Plan which activations stay, are swapped or recomputed, for a capacity."),

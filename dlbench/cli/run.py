@@ -160,6 +160,8 @@ def require_here(system: SystemSpec) -> None:
             f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
         )
     launcher = system.launch.launcher
+    if system.modules or system.setup:
+        return  # which may bring it
     if launcher != "local" and shutil.which(launcher.split("-")[0]) is None:
         raise EnvironmentLacksError(f"launcher {launcher}: {launcher.split('-')[0]} is not on PATH")
 
@@ -182,23 +184,21 @@ def require_room(plans: Sequence[LaunchPlan]) -> None:
 def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     """What would start each run, on standard output; for `--dry-run`."""
     from dlbench.jobs import launch
+    from dlbench.jobs.run_script import has_script, render_run_script, start_command
     from dlbench.records.folder import RunFolder
     from dlbench.specs.plan import RunPlan
 
     for plan in plans:
         folder = RunFolder(out.absolute() / plan.run_id)
-        python = plan.system.python or sys.executable
         batch = f", batch {plan.workload.train.batch_per_rank} per rank" if isinstance(plan, RunPlan) else ""
         click.echo(f"# {shared.describe_plan(plan)}{batch}")
         if plan.system.launch.launcher == "local":
             click.echo(f"# {plan.layout.ranks} times, each rank with its own DLBENCH_RANK:")
-            words = launch.node_command(folder.plan, python)
-        elif plan.system.launch.launcher == "mpirun":
-            words = launch.mpirun_command(plan, folder, python)
-        else:
-            words = launch.srun_command(plan, folder, python)
         # Bytes: of text, click takes terminal sequences out where no terminal reads.
-        click.echo(launch.quoted(words).encode())
+        if has_script(plan):
+            click.echo(render_run_script(plan, folder, sys.executable).encode(), nl=False)
+        else:
+            click.echo(launch.quoted(start_command(plan, folder, sys.executable)).encode())
 
 
 def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:
@@ -213,11 +213,13 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
         EnvironmentLacksError: the launcher's program is not installed, or the ranks' Python cannot be executed.
     """
     from dlbench.jobs import launch, local, variables
+    from dlbench.jobs.run_script import has_script
     from dlbench.records.folder import prepare_output
 
     for plan in plans:
         variables.resolve(launch.rank_environment(plan))  # before anything is made
-    for python in dict.fromkeys(plan.system.python for plan in plans):
+    # What modules and setup lines make of PATH is known when they have run.
+    for python in dict.fromkeys(plan.system.python for plan in plans if not has_script(plan)):
         if python is not None:
             local.require_python(python)
     root = prepare_output(out)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,7 @@ from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, ExitCode
 
 if TYPE_CHECKING:
-    from dlbench.jobs.slurm import Submission
+    from dlbench.jobs.slurm import JobStates, Submission
     from dlbench.records.scan import LaunchedRun
     from dlbench.records.status import RankStatus
 
@@ -37,6 +37,10 @@ FINAL = frozenset(
 )
 
 
+# Of a run that says itself that it failed, worth saying beside that.
+_TOLD_CAUSES = frozenset({"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
+
+
 @click.command()
 @click.argument("runs", type=click.Path(path_type=Path), default=Path("runs"))
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
@@ -47,7 +51,9 @@ def status(runs: Path, as_json: bool) -> None:
     States: valid, invalid (no figure: a sanity check failed), failed, incomplete (killed or still running; on the
     machine where it ran, what was killed is failed), and Slurm's own (PENDING, RUNNING) for jobs that have not ended.
 
-    Ends with 3 if a run failed and with 4 if a file is damaged.
+    A series whose submission was cut off is told, with the command that completes it.
+
+    Ends with 3 if a run failed or a series was cut off, and with 4 if a file is damaged.
 
     \b
     Example:
@@ -58,22 +64,49 @@ def status(runs: Path, as_json: bool) -> None:
 
     training, comm = scan(runs), scan_comm(runs)
     rows, unread = _rows([*training.runs, *comm.runs])
+    series, damaged = _series(runs)
     # A folder without a readable plan may be of either kind, and both name it.
-    problems = list(dict.fromkeys([*training.problems, *comm.problems, *unread]))
+    problems = list(dict.fromkeys([*training.problems, *comm.problems, *unread, *damaged]))
     if as_json:
-        click.echo(json.dumps({"runs": rows, "problems": problems}, indent=2))
+        click.echo(json.dumps({"runs": rows, "series": series, "problems": problems}, indent=2))
     else:
         for row in rows:
             click.echo(f"{row['state']:<11} {row['run_id']}" + (f"  job {row['job']}" if row["job"] else ""))
             if row["story"]:
                 click.echo(cleaned(f"            {_one_line(row['story'])}"))
+        for one in series:
+            click.echo(f"series {one['series']}: {one['story']}")
         click.echo(f"{len(rows)} runs, {sum(r['state'] == 'valid' for r in rows)} valid")
     for problem in problems:
         click.echo(f"dlbench: damaged: {_one_line(problem)}", err=True)
     if problems:
         sys.exit(int(ExitCode.INCOMPLETE))
-    if any(row["state"] in ("failed", "invalid") for row in rows):
+    if any(row["state"] in ("failed", "invalid") for row in rows) or any(one["is_cut_off"] for one in series):
         sys.exit(int(ExitCode.RUN_FAILED))
+
+
+def _series(runs: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Each series that is not wholly submitted, and what is damaged."""
+    from dlbench.jobs.launch import quoted
+    from dlbench.jobs.series import is_held, standings
+
+    found, problems = standings(runs)
+    rows: list[dict[str, Any]] = []
+    for one in found:
+        if one.submitted == one.total:
+            continue
+        name, is_going_on = one.series.id, is_held(runs, one.series.id)
+        rest = quoted(["dlbench", "complete", name, "--out", str(runs)])
+        rows.append(
+            {
+                "series": name,
+                "jobs": one.total,
+                "submitted": one.submitted,
+                "is_cut_off": not is_going_on,
+                "story": f"{one.text}; " + ("dlbench submits the rest now" if is_going_on else f"the rest: {rest}"),
+            }
+        )
+    return rows, problems
 
 
 def _rows(runs: Sequence[LaunchedRun]) -> tuple[list[dict[str, str]], list[str]]:
@@ -96,13 +129,15 @@ def _rows(runs: Sequence[LaunchedRun]) -> tuple[list[dict[str, str]], list[str]]
     return [_row(run, jobs.get(run.plan.run_id), states) for run in runs], unread
 
 
-def _row(run: LaunchedRun, submission: Submission | None, states: dict[str, str]) -> dict[str, str]:
+def _row(run: LaunchedRun, submission: Submission | None, known: JobStates) -> dict[str, str]:
     state: str = run.state
     story = run.story
     job = "" if submission is None else submission.job_id
+    told = known.states.get(job)
     if state == "incomplete" and submission is not None:
-        told = states.get(job)
-        if told is None:
+        if told is None and known.unanswered:
+            story = f"Slurm did not say what became of job {job} ({known.unanswered}); {story}"
+        elif told is None:
             story = f"Slurm no longer knows job {job}; {story}"
         elif told in FINAL:
             state, story = "failed", f"job {job} ended as {told} without a record; {story}; {_where(submission)}"
@@ -113,6 +148,10 @@ def _row(run: LaunchedRun, submission: Submission | None, states: dict[str, str]
             )
         else:
             state, story = told, ""
+    elif state == "failed" and told in _TOLD_CAUSES:
+        story = f"{story}; job {job} ended as {told}"
+    elif state == "incomplete" and submission is None and run.folder.script.exists() and not run.statuses:
+        story = "not started; nobody knows whether its job was submitted"
     elif state == "incomplete" and (host := _left_by_all(run.statuses)):
         state, story = "failed", f"none of its processes is left on {host}, and no record; {story}"
     return {"run_id": run.plan.run_id, "state": state, "job": job, "story": story}

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
-from dlbench.errors import DlbenchError, UserError
+from dlbench.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from dlbench.jobs.batch import Job
-    from dlbench.records.folder import RunFolder
+    from dlbench.jobs.interruption import Interruption
     from dlbench.specs.plan import LaunchPlan
     from dlbench.specs.system import SystemSpec
 
@@ -89,45 +89,78 @@ def submit_all(plans: Sequence[LaunchPlan], out: Path, chain: bool) -> None:
         EnvironmentLacksError: sbatch is not on PATH.
         UserError: the output folder cannot be, a run of that name exists, or the sides of a comparison cannot share
             a job.
-        RunError: Slurm refused a job.
+        RunError: Slurm refused a job, or did not say whether it took it.
+        KeyboardInterrupt: on a signal, after the sbatch that ran then has ended.
     """
     from dlbench.jobs.batch import jobs_of
-    from dlbench.jobs.slurm import require_slurm, submit
+    from dlbench.jobs.interruption import Interruption
+    from dlbench.jobs.launch import quoted
+    from dlbench.jobs.series import begin
+    from dlbench.jobs.slurm import require_slurm
     from dlbench.records.folder import prepare_output
 
     jobs = jobs_of(plans)
     require_slurm()
     _note_unseen_data(plans)
     root = prepare_output(out)
-    before: str | None = None
-    for number, job in enumerate(jobs, 1):
-        submission = submit(job, _folders(root, job), sys.executable, before if chain else None)
-        before = submission.job_id
-        click.echo(f"[{number}/{len(jobs)}] job {submission.job_id}: {_describe_job(job)}", err=True)
-        click.echo(submission.job_id)
+    with Interruption() as interruption:
+        request = quoted(["dlbench", *sys.argv[1:]])
+        series = begin(root, jobs, chain=chain, python=sys.executable, request=request)
+        complete_series(root, series, out, interruption)
     click.echo(f"next: dlbench status {out}", err=True)
 
 
-def _folders(root: Path, job: Job) -> list[RunFolder]:
-    """The folders of all runs of a job, or none.
+def complete_series(root: Path, series: str, out: Path, interruption: Interruption) -> None:
+    """Submits what is left of a series; of each job its id on standard output.
+
+    Args:
+        root: folder of all runs, absolute.
+        series: its name.
+        out: the folder as the person gave it.
+        interruption: asked before each job.
 
     Raises:
-        UserError: a run of that name exists.
-        RunError: a plan cannot be written.
+        UserError: there is no such series, or another process submits it.
+        RunError: Slurm refused a job, did not say whether it took it, or does not say what is queued.
+        KeyboardInterrupt: on a signal.
     """
-    import shutil
+    from contextlib import suppress
 
-    from dlbench.records.folder import create
+    from dlbench.jobs.series import Submitted, complete, forget, standing
+    from dlbench.jobs.slurm import RefusedError
 
-    made: list[RunFolder] = []
+    total = standing(root, series).total
+
+    def tell(done: Submitted) -> None:
+        how = ", found in the queue" if done.is_adopted else ""
+        # A terminal that has closed must not end the series between two jobs.
+        with suppress(OSError):
+            click.echo(f"[{done.number}/{total}] job {done.job_id}{how}: {_describe_job(done.job)}", err=True)
+            click.echo(done.job_id)
+
     try:
-        made.extend(create(root, plan) for plan in job)
-    except DlbenchError:
-        # What came before the one that failed is in the list.
-        for folder in made:
-            shutil.rmtree(folder.path)
+        complete(root, series, interruption.check, tell)
+        interruption.check()  # of a signal during the last sbatch
+    except KeyboardInterrupt:
+        with suppress(OSError):
+            click.echo(_left(root, series, out), err=True)
         raise
-    return made
+    except RunError as error:
+        if isinstance(error, RefusedError) and not standing(root, series).known:
+            forget(root, series)
+            raise
+        raise type(error)(f"{error}; {_left(root, series, out)}") from None
+
+
+def _left(root: Path, series: str, out: Path) -> str:
+    """How far a series is that was cut off, and what completes it."""
+    from dlbench.jobs.launch import quoted
+    from dlbench.jobs.series import standing
+
+    now = standing(root, series)
+    if now.submitted == now.total:
+        return f"series {series}: {now.text}"
+    return f"series {series}: {now.text}; the rest: {quoted(['dlbench', 'complete', series, '--out', str(out)])}"
 
 
 def _describe_job(job: Job) -> str:

@@ -64,6 +64,16 @@ class Features:
             total += size * level_of(network, name).pieces[index].beta_s_per_byte
         return total
 
+    def drawn(self, network: NetworkModel) -> list[float]:
+        """The prediction by each of the network's `draws`, seconds: the same ports and links decide; none for none."""
+        first = {"inside": 0, "across": 0 if network.inside is None else 2 * len(network.inside.pieces)}
+        counts = [
+            *((first[name] + 2 * index, count) for (name, index), count in self.starts.items()),
+            *((first[name] + 2 * index + 1, size) for (name, index), size in self.num_bytes.items()),
+            (-1, self.reduced_bytes),
+        ]
+        return [sum(draw[column] * count for column, count in counts) for draw in network.draws]
+
 
 def level_of(network: NetworkModel, name: LevelName) -> Level:
     """One level of a network.

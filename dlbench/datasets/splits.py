@@ -10,8 +10,10 @@ from typing import Literal
 from dlbench.errors import UserError
 
 Split = Literal["train", "validation"]
-NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "validation": ("validation", "val")}
-"""Names of the folders, as ImageNet, cosmoUniverse and `dlbench data make` use them."""
+NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "validation": ("validation", "val", "valid")}
+"""Names of the folders, as ImageNet, cosmoUniverse, `dlbench data make` and others use them."""
+_NEVER_CLASSES = frozenset(("test", *(name for names in NAMES.values() for name in names)))
+"""Beside classes these are splits all the same: a class of such a name must take another one."""
 
 _SUFFIX = r"[-_. ]?(?:\d+|set|split|data|images|img)?"
 _TRAINING = re.compile(rf"train(?:ing)?{_SUFFIX}", re.IGNORECASE)
@@ -42,10 +44,12 @@ def is_split_name(name: str) -> bool:
 def split_names(folders: Iterable[str]) -> list[str]:
     """Those of the folders side by side that are splits and never classes, sorted; none if they may be classes.
 
-    They are splits if one is for training and another for evaluation, or if all bear such names. A single one among
-    others may be a class: public sets of photographs have one called `train`.
+    They are splits if one bears the very name of a split, if one is for training and another for evaluation, or if all
+    are of such a kind. Otherwise a single one among others may be a class, e.g. `dev`.
     """
     names = sorted(folders)
+    if very := [name for name in names if name.lower() in _NEVER_CLASSES]:
+        return [name for name in names if name in very or is_split_name(name)]
     found = [name for name in names if is_split_name(name)]
     training = [name for name in found if _TRAINING.fullmatch(name)]
     return found if (training and len(training) < len(found)) or len(found) == len(names) else []
@@ -60,7 +64,7 @@ def require_no_splits(folder: Path, folders: Iterable[str]) -> None:
     if found := split_names(folders):
         raise UserError(
             f"{str(folder)!r} holds splits: {', '.join(map(repr, found))}; give one of them, or name them "
-            "`train` and `validation` (or `val`) and give the folder that holds both"
+            "`train` and `validation` (or `val`, `valid`) and give the folder that holds both; no class is called so"
         )
 
 

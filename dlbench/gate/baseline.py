@@ -47,6 +47,7 @@ class BaselinePoint(Spec):
     notice: str = Field(description="What the workload must not be mistaken for.")
     tags: dict[str, str] = Field(description="Tags that all runs share, e.g. commit.")
     environment: dict[str, str] = Field(description="What all runs recorded alike of their environment.")
+    doubts: tuple[str, ...] = Field((), description="Why its runs are no clean repeats of each other, in sentences.")
     runs: tuple[BaselineRun, ...] = Field(min_length=1, description="The runs, in the order of their names.")
 
     @field_validator("registered")

@@ -46,6 +46,7 @@ def _point(point: SidePoint) -> BaselinePoint:
         notice=point.notice,
         tags=dict(point.tags),
         environment=dict(point.environment),
+        doubts=point.doubts,
         runs=tuple(
             BaselineRun(run_id=r.run_id, finished=r.finished, session=r.session, figures=dict(r.figures)) for r in runs
         ),
@@ -101,4 +102,5 @@ def _side_point(point: BaselinePoint) -> SidePoint:
         ),
         environment=point.environment,
         tags=point.tags,
+        doubts=point.doubts,
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.gate.content import Content, content_of, digest
 from dlbench.reading import environments
+from dlbench.reading.comparability import system_content
+from dlbench.reading.environments import facts, side_by_side
 from dlbench.reading.metrics import metrics_by_run
+from dlbench.reading.repeats import named, shared_nodes, unlike_runs
 from dlbench.reading.sessions import sessions_of
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import describe
@@ -47,6 +50,8 @@ class SidePoint:
     """Keys with one value in all runs, without those that name the job or the place in it."""
     tags: Mapping[str, str]
     """Tags that all runs share."""
+    doubts: tuple[str, ...] = ()
+    """Why its runs are no clean repeats of each other, a sentence each without a full stop."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -93,8 +98,9 @@ def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -
 def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Run], list[str]]:
     """Runs with all these properties, and a line for those from which something was taken away on purpose.
 
-    Properties: `series`, `side`, `variant`, `tag.NAME`, and every name of the registry. Runs of another variant than
-    `plain` are left out unless they were asked for: they ran to be subtracted.
+    Properties: `series`, `side`, `variant`, `tag.NAME`, every name of the registry, and keys of the system that shape
+    speed (`system.modules`). Runs of another variant than `plain` are left out unless they were asked for: they
+    ran to be subtracted.
 
     Raises:
         UserError: no run has them; names the values that there are.
@@ -118,13 +124,18 @@ def _property(run: Run, key: str, option: str) -> str:
         return run.plan.tags.get(key.removeprefix("tag."), "")
     series = run.plan.series
     known = {"series": series.id, "side": series.side, "variant": series.variant, **describe(run)}
+    known |= system_content(run.plan)
     if key not in known:
         raise UserError(f"{option} {key}: no such property of runs; {nearest(key, [*known, 'tag.NAME'])}")
     return known[key]
 
 
 def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
-    """The points of runs with figures, by ranks in the order in which their kinds are first met."""
+    """The points of runs with figures, by ranks in the order in which their kinds are first met.
+
+    Raises:
+        UserError: runs of one point were asked for unlike of the system; names the keys.
+    """
     figures = metrics_by_run(table, damaged=damaged)
     sessions, pairs = sessions_of(table.runs.values()), table.keys
     contents = {run_id: content_of(run) for run_id, run in table.runs.items()}
@@ -155,6 +166,7 @@ def _point(
     members: Mapping[str, SideRun],
 ) -> SidePoint:
     plan = runs[0].plan
+    _refuse_unlike(runs)
     tags = [run.plan.tags for run in runs]
     return SidePoint(
         content=content,
@@ -169,7 +181,26 @@ def _point(
             if not environments.names_the_job(key)
         },
         tags={key: value for key, value in tags[0].items() if all(other.get(key) == value for other in tags)},
+        doubts=tuple(_doubts(runs)),
     )
+
+
+def _refuse_unlike(runs: Sequence[Run]) -> None:
+    """Other modules or nodes are compared between the sides; within one their runs would be averaged."""
+    found = side_by_side({run.plan.run_id: system_content(run.plan) for run in runs}).differences
+    if found:
+        layout = runs[0].plan.layout
+        raise UserError(
+            f"runs of one side at {layout.ranks} rank{'s' * (layout.ranks > 1)} are no repeats of each other "
+            f"({named(found)}); choose those of each side with --where, e.g. --where {found[0].key}="
+            f"{found[0].values[0][0]}"
+        )
+
+
+def _doubts(runs: Sequence[Run]) -> Iterator[str]:
+    met = {run.plan.run_id: facts(run.record) for run in runs if run.record is not None}
+    yield from (doubt.text for doubt in unlike_runs({"": met}))
+    yield from sorted({text for run in runs if (text := shared_nodes(run.plan))})
 
 
 def refuse_no_figures(name: str, points: Sequence[SidePoint], left_out: Sequence[str], damaged: Sequence[str]) -> None:

@@ -90,7 +90,7 @@ def _entry(
 ) -> HistoryEntry:
     plan = run.plan
     record = run.record
-    environment = {} if record is None else {**record.environment, "dlbench.version": plan.dlbench_version}
+    environment = {} if record is None else {"dlbench.version": plan.dlbench_version, **record.environment}
     return HistoryEntry(
         run_id=plan.run_id,
         folder=str(run.folder.path),

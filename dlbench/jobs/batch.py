@@ -83,7 +83,8 @@ def render_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
         job_name=job_name(plan),
         time_limit=plan.system.slurm.time_limit,
         variables=launch.rank_environment(plan),
-        command=_command(plan, folder, plan.system.python or python),
+        command=launch.quoted(launch.launcher_command(plan, folder, plan.system.python or python)),
+        is_job=True,
     )
 
 
@@ -97,6 +98,7 @@ def _render_sides(job: Job, folders: Sequence[RunFolder], python: str) -> str:
         job_name=job_name(job[0]),
         time_limit=total_time(job[0].system.slurm.time_limit, len(job)),
         folders=[folder.path for folder in folders],
+        is_job=True,
         sides=[
             {
                 "name": name,
@@ -155,16 +157,11 @@ def _gpu_words(plan: LaunchPlan) -> list[tuple[str, str]]:
     return []
 
 
-def _command(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
-    if plan.system.launch.launcher == "mpirun":
-        return launch.quoted(launch.mpirun_command(plan, folder, python))
-    return launch.quoted(launch.srun_command(plan, folder, python))
-
-
 def _command_in_variable(plan: LaunchPlan, python: str) -> str:
     """The command of a run whose folder is in the script's variable `dlbench_run`."""
     place_holder = f"/{_place_holder()}"
-    return _command(plan, RunFolder(Path(place_holder)), python).replace(place_holder, '"$dlbench_run"')
+    command = launch.quoted(launch.launcher_command(plan, RunFolder(Path(place_holder)), python))
+    return command.replace(place_holder, '"$dlbench_run"')
 
 
 def _place_holder() -> str:
@@ -172,15 +169,18 @@ def _place_holder() -> str:
     return f"DLBENCH-{secrets.token_hex(16)}"
 
 
-def sbatch_arguments(folder: RunFolder, after: str | None = None) -> list[str]:
+def sbatch_arguments(folder: RunFolder, after: str | None = None, comment: str = "") -> list[str]:
     """The command that submits a run's script.
 
     Args:
         folder: the run's folder, absolute; of a job with several runs the first one's.
+        comment: by which the job is found again; empty: none.
         after: id of the job that must have ended before this one begins; runs of a series would
             disturb each other on shared switches and file systems.
     """
     arguments = ["sbatch", "--parsable", f"--chdir={folder.path}", f"--output={_slurm_path(folder.path)}/slurm-%j.out"]
+    if comment:
+        arguments.append(f"--comment={comment}")
     if after is not None:
         arguments.append(f"--dependency=afterany:{after}")
     return [*arguments, str(folder.script)]

@@ -20,7 +20,7 @@ _MAX_WORDS = 300
 _OWN_WORDS = "dlbench: error: "
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$")
 _LAUNCHER_WORDS = re.compile(r"(?:srun|slurmstepd|mpirun|prterun|orted): (?:error|fatal|Error)?.*")
-# What mpirun saw of a signal is read by itself (`dlbench.jobs.verdict.killed_under_mpirun`).
+# What mpirun saw of a signal is read by itself (`dlbench.records.job_log`).
 _NO_CAUSE = re.compile(rf"mpirun noticed|{PEER_MARK}")
 _AS_ROOT = "has detected an attempt to run as root"
 _ROOT_REMEDY = (

@@ -12,6 +12,8 @@ from dlbench.specs.system import VariableSource
 TOKEN = "DLBENCH_LAUNCH_TOKEN"  # noqa: S105 (a variable's name)
 """Tells the ranks of one start from those of another."""
 
+YIELD = "OMPI_MCA_mpi_yield_when_idle"
+
 
 def node_command(plan_file: Path, python: str) -> list[str]:
     """What every rank executes: a supervisor, which runs the rank and ends all that it started (dlbench.supervisor).
@@ -30,9 +32,9 @@ def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:
     """Variables that every rank gets, whatever starts it; of those given by reference, where their values are."""
     # A rank's output must be in its log when it dies.
     variables: dict[str, str | VariableSource] = {"PYTHONUNBUFFERED": "1"}
-    if plan.system.launch.launcher in ("mpirun", "srun-mpi") and plan.system.launch.oversubscribe_yield:
+    if plan.yields:
         # Open MPI spins while it waits; with more ranks than cores that starves the one it waits for.
-        variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        variables[YIELD] = "1"
     # What the site says has the last word.
     return {**variables, **plan.system.launch.environment}
 
@@ -66,7 +68,11 @@ def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str
 
 
 def srun_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
-    """Srun inside an allocation; a dead rank ends the job, which srun does not do by itself."""
+    """Srun inside an allocation; a dead rank ends the job, which srun does not do by itself.
+
+    Ranks go in blocks over nodes and over the sockets of a node (srun(1), --distribution): neighbours share a socket,
+    as the GPUs of neighbouring numbers mostly do. Slurm alone would deal them out over the sockets in turn.
+    """
     layout, launch = plan.layout, plan.system.launch
     words = [
         "srun",
@@ -75,11 +81,18 @@ def srun_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
         f"--nodes={layout.nodes}",
         f"--ntasks={layout.ranks}",
         f"--ntasks-per-node={layout.ranks_per_node}",
-        "--distribution=block",
+        "--distribution=block:block",
     ]
     if plan.system.slurm.cpus_per_task:
         words.append(f"--cpus-per-task={layout.cores_per_rank}")
     return [*words, *node_command(folder.plan, python)]
+
+
+def launcher_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
+    """The command of the plan's launcher, which is not `local`."""
+    if plan.system.launch.launcher == "mpirun":
+        return mpirun_command(plan, folder, python)
+    return srun_command(plan, folder, python)
 
 
 def quoted(words: list[str]) -> str:

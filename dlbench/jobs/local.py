@@ -16,11 +16,14 @@ from dlbench.jobs import launch
 from dlbench.jobs.ending import Ending
 from dlbench.jobs.interruption import Interruption
 from dlbench.jobs.processes import OnProgress, RankProcesses, cannot_start
+from dlbench.jobs.run_script import has_script, render_run_script, start_command
 from dlbench.jobs.silence import Silence
 from dlbench.jobs.variables import resolve
-from dlbench.jobs.verdict import Outcome, folder_is_gone, killed_under_mpirun, verdict
+from dlbench.jobs.verdict import Outcome, folder_is_gone, verdict
 from dlbench.machine.memory_kills import MemoryKills
+from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
+from dlbench.records.job_log import killed_by_signal
 from dlbench.records.status import room_for_failure, write_failure
 from dlbench.specs.plan import LaunchPlan
 
@@ -53,6 +56,8 @@ def require_python(python: str) -> None:
 
 def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome:
     """Runs a plan on this machine with launcher `local` or `mpirun`, or with srun inside an allocation.
+
+    Modules and setup lines of the system come first, as in a job; with launcher `local` each rank's shell runs them.
 
     Raises:
         EnvironmentLacksError: the launcher's program, or the ranks' Python, cannot be executed; the folder says so.
@@ -90,24 +95,18 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
 def _first_ending(folder: RunFolder, ranks: RankProcesses, *, is_local: bool) -> Ending | None:
     if is_local:
         return ranks.first_ending(folder.log)
-    return ranks.first_ending(lambda _: folder.launch_log, killed_under_mpirun(folder))
+    return ranks.first_ending(lambda _: folder.launch_log, killed_by_signal(folder))
 
 
 def _start(ranks: RankProcesses, plan: LaunchPlan, folder: RunFolder, environment: dict[str, str], token: str) -> None:
-    python = plan.system.python or sys.executable
+    words = start_command(plan, folder, sys.executable)
+    if has_script(plan):
+        write_atomic(folder.launch_script, render_run_script(plan, folder, sys.executable))
+        words = ["bash", str(folder.launch_script)]
     if plan.system.launch.launcher == "local":
         for rank, variables in enumerate(launch.local_environments(plan, token)):
-            ranks.start(
-                launch.node_command(folder.plan, python), {**environment, **resolve(variables)}, folder.log(rank)
-            )
+            ranks.start(words, {**environment, **resolve(variables)}, folder.log(rank))
         return
-    words = _launcher_command(plan, folder, python)
     if shutil.which(words[0], path=environment.get("PATH")) is None:
         raise EnvironmentLacksError(f"launcher {plan.system.launch.launcher}: {words[0]} is not on PATH")
     ranks.start(launch.supervised(words, sys.executable), environment, folder.launch_log)
-
-
-def _launcher_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]:
-    if plan.system.launch.launcher == "mpirun":
-        return launch.mpirun_command(plan, folder, python)
-    return launch.srun_command(plan, folder, python)

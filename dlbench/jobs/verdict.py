@@ -5,14 +5,11 @@ One SIGKILL gives 137, 1 or 143 there, depending on the launcher.
 
 from __future__ import annotations
 
-import re
-import signal
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from dlbench.errors import DlbenchError, ExitCode, RunError
 from dlbench.jobs.ending import Ending
-from dlbench.opening import read_end
 from dlbench.records.collectives_scan import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import QualityResult
@@ -20,9 +17,6 @@ from dlbench.records.scan import LaunchedRun, Run
 from dlbench.records.status import Failure, RankStatus, write_failure
 from dlbench.records.story import first_cause
 from dlbench.units import utc_now
-
-END_OF_LOG = 1 << 20
-"""Bytes of a launcher's log that are looked at: what it says of the end stands at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +30,6 @@ class Outcome:
     """What a valid run to a quality came to, in words; empty for others."""
     reached: bool = True
     """Whether it met its target; a valid run that did not is no failure."""
-
-
-def killed_under_mpirun(folder: RunFolder) -> tuple[int, int] | None:
-    """Rank and signal of the rank that a signal ended, as Open MPI's mpirun says it in the log; None if it says none.
-
-    Its exit code does not tell, and the other ranks may be ended before they can say what they saw.
-    """
-    try:
-        log = read_end(folder.launch_log, END_OF_LOG).decode("utf-8", "replace")
-    except OSError:  # launcher local has none
-        return None
-    told = re.search(r"mpirun noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) ", log)
-    # SIGTERM is mpirun's own way to end the others.
-    if told is None or int(told[2]) == signal.SIGTERM:
-        return None
-    return int(told[1]), int(told[2])
 
 
 def folder_is_gone(folder: RunFolder) -> bool:

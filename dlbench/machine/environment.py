@@ -5,6 +5,8 @@ Variables are taken by an allow-list, because an environment holds secrets; of t
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -14,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
+import dlbench
 from dlbench.confidential import is_secret_name, is_secret_value
 from dlbench.units import utf8_text
 
@@ -30,11 +33,29 @@ PACKAGES = (
     "nvidia-nccl-cu13",
 )
 
-VARIABLE_PREFIXES = ("HOROVOD_", "NCCL_", "OMP_", "MKL_", "GLOO_", "OMPI_MCA_", "UCX_", "KMP_", "TORCH_NCCL_")
+VARIABLE_PREFIXES = (
+    *("HOROVOD_", "NCCL_", "OMP_", "MKL_", "GLOO_", "OMPI_MCA_", "UCX_", "KMP_", "TORCH_NCCL_"),
+    *("CUDNN_", "CUBLAS_", "FI_", "OFI_", "SHARP_", "UCC_", "MPICH_", "PMIX_", "RCCL_", "SLURM_CPU_BIND", "SLURM_GPU"),
+)
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
     "NVIDIA_TF32_OVERRIDE",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "LOADEDMODULES",
+    "SLURM_DISTRIBUTION",
+    "SLURM_HINT",
+    "SLURM_JOB_ACCOUNT",
+    "SLURM_JOB_QOS",
+    "SLURM_JOB_RESERVATION",
     "SLURM_CLUSTER_NAME",
     "SLURM_JOB_ID",
     "SLURM_JOB_NODELIST",
@@ -48,10 +69,14 @@ VARIABLES = (
     "LD_PRELOAD",
     "MALLOC_CONF",
 )
+DIGESTED = ("LD_LIBRARY_PATH", "PYTHONPATH")
+"""Lists of folders: whether two are equal matters to speed, which folders of a person they name is private."""
+
 # What launchers tell their own processes of their place: different on every rank or at every start, set by nobody.
 INTERNAL = re.compile(
     r"^(OMPI_MCA_((ess|orte|plm|initial|shmem|pmix)_|btl_(vader|sm)_backing_directory$)"
-    r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+)$)"
+    r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+)$"
+    r"|PMIX_(RANK|NAMESPACE|ID|HOSTNAME|SERVER_\w+|DSTORE_\w+|\w*TMPDIR|\w*URI\w*)$|MPICH_INTERFACE_HOSTNAME)"
 )
 
 
@@ -92,12 +117,16 @@ def _facts(
             ("cpu.clocksource", lambda: _text("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
             ("memory.bytes", _memory_bytes),
             ("memory.transparent_hugepages", lambda: _chosen(_text("/sys/kernel/mm/transparent_hugepage/enabled"))),
+            ("mpi.library", _mpi_library),
+            ("dlbench.version", lambda: dlbench.__version__),
             ("dlbench.commit", lambda: _commit(Path(__file__).resolve().parent)),
         )
     )
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
     allowed = {k: v for k, v in sorted(variables.items()) if k not in withheld and _allowed(k, v)}
     yield "variable", lambda: {f"variable.{k}": v for k, v in allowed.items()}
+    lists = {k: variables[k] for k in DIGESTED if variables.get(k) and k not in withheld}
+    yield "list of folders", lambda: {f"variable.{k}": _list_digest(v) for k, v in lists.items()}
     yield "gpu", _gpus
 
 
@@ -182,6 +211,30 @@ def _commit(package: Path) -> str:
     if head.returncode != 0:
         return ""
     return head.stdout.strip() + ("+dirty" if state.stdout.strip() else "")
+
+
+def _list_digest(folders: str) -> str:
+    """How many folders a list has, and twelve digits of its SHA-256."""
+    digest = hashlib.sha256(folders.encode(errors="surrogateescape")).hexdigest()[:12]
+    count = folders.count(os.pathsep) + 1
+    return f"{count} folder{'s' * (count > 1)}, SHA-256 {digest}"
+
+
+# MPICH's MPI_MAX_LIBRARY_VERSION_STRING; Open MPI's is 256.
+_MPI_TEXT = 8192
+
+
+def _mpi_library() -> str:
+    """What the MPI library in this process says of itself, its first line; empty where none is loaded.
+
+    MPI-4.1, section 9.1.1: MPI_Get_library_version may be called before MPI_Init and after MPI_Finalize.
+    """
+    mapped = re.search(r"(/\S*/libmpi(?:ch)?(?:_cray|_gnu_\w+)?\.so\S*)$", _text("/proc/self/maps"), re.MULTILINE)
+    if mapped is None:
+        return ""
+    text = ctypes.create_string_buffer(_MPI_TEXT)
+    ctypes.CDLL(mapped[1]).MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
+    return text.value.decode(errors="replace").partition("\n")[0].strip("\0, ")
 
 
 def _gpus() -> dict[str, str]:

@@ -187,12 +187,13 @@ def _exchange(plan: CommPlan, folder: RunFolder, place: RankPlace, binding: Core
         watchdog.beat(f"the start of point {number} ({text})")
         progress.on_point(number, of, text)
 
-    run = CommRun(plan, folder, place, device, on_point=on_point, beat=watchdog.beat, started=STARTED, on_stuck=give_up)
+    run = CommRun(
+        plan, folder, place, binding, device, on_point=on_point, beat=watchdog.beat, started=STARTED, on_stuck=give_up
+    )
     record = run.run()
     progress.enter("finishing")
     if record is not None:
-        doubts = (*binding.warnings, *record.warnings)
-        write_json(folder.comm, record.model_copy(update={"warnings": doubts}).model_dump(mode="json"))
+        write_json(folder.comm, record.model_dump(mode="json"))
     watchdog.stop()
     return record is None or record.state == "valid"
 

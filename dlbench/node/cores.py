@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.plan import LaunchPlan
 
+YIELD = "OMPI_MCA_mpi_yield_when_idle"
+
 
 @dataclass(frozen=True, kw_only=True)
 class CoreBinding:
-    """The cores of a rank and what is doubtful about them."""
+    """The cores of a rank and what is doubtful about how it uses them."""
 
     cores: tuple[int, ...]
     pinned: bool
+    """Whether it was bound, by itself or by its launcher; to cores of its own, if no other rank may run there."""
     threads: int
     warnings: tuple[str, ...]
 
@@ -50,12 +53,12 @@ def _read_siblings(cpu: int) -> str:
 def bind(plan: LaunchPlan, place: RankPlace) -> CoreBinding:
     """Pins this process as planned and sets the thread counts that libraries read at import.
 
-    Must run before numpy, torch or Horovod are imported.
+    Must run before numpy, torch or Horovod are imported. Whether a mask that the launcher gave is this rank's own shows
+    only when ranks have met: see `settle`.
     """
     allowed = by_physical_core(os.sched_getaffinity(0))
     wanted = plan.layout.cores_per_rank
     needed = wanted * place.local_size
-    warnings = []
     pinned = False
     cores = allowed
     if plan.system.launch.pin:
@@ -65,13 +68,81 @@ def bind(plan: LaunchPlan, place: RankPlace) -> CoreBinding:
             cores = allowed[place.local_rank * wanted : (place.local_rank + 1) * wanted]
             os.sched_setaffinity(0, cores)
             pinned = True
-        else:
-            warnings.append(
-                f"{place.local_size} ranks of {wanted} cores on {len(allowed)} cores: ranks share cores and were not "
-                "pinned; figures say nothing about scaling"
-            )
-    elif needed > len(allowed):
-        warnings.append(f"{place.local_size} ranks of {wanted} cores on {len(allowed)} cores: ranks share cores")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(wanted)
-    return CoreBinding(cores=tuple(cores), pinned=pinned, threads=wanted, warnings=tuple(warnings))
+    return CoreBinding(cores=tuple(cores), pinned=pinned, threads=wanted, warnings=tuple(_doubts(plan)))
+
+
+def _doubts(plan: LaunchPlan) -> list[str]:
+    if plan.system.launch.launcher not in ("mpirun", "srun-mpi") or os.environ.get(YIELD) != "1":
+        return []
+    return [
+        f"Open MPI yields its core while it waits ({YIELD}=1), as if ranks shared cores: messages take longer than "
+        "where it spins"
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """The cores of one rank, as the others are told of them."""
+
+    rank: int
+    host: str
+    cores: Collection[int]
+    """Those that it may run on."""
+    threads: int
+    """Compute threads, as planned."""
+    pinned: bool
+    """Whether it was bound, by itself or by its launcher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What the masks of all ranks say together."""
+
+    pinned: frozenset[int]
+    """Ranks bound to cores of their own: no other rank of their node may run there."""
+    warnings: tuple[str, ...]
+    """One for each set of ranks with fewer cores than threads."""
+
+
+def settle(seats: Sequence[Seat]) -> Settled:
+    """Which ranks have cores of their own, and which share too few.
+
+    A rank alone on its node is bound if it says so. Of several those are whose mask meets no other one's, whatever its
+    size: Slurm rounds up to whole cores, or gives sockets. Ranks whose masks meet, also by way of a third rank, share
+    the cores of all of them.
+    """
+    pinned: set[int] = set()
+    warnings: list[str] = []
+    for host in dict.fromkeys(seat.host for seat in seats):
+        here = [seat for seat in seats if seat.host == host]
+        for group in _sharing(here):
+            if len(group) == 1 and (len(here) > 1 or group[0].pinned):
+                pinned.add(group[0].rank)
+            cores = set().union(*(seat.cores for seat in group))
+            threads = sum(seat.threads for seat in group)
+            if threads > len(cores):
+                warnings.append(_shared(group, host, threads, len(cores)))
+    return Settled(pinned=frozenset(pinned), warnings=tuple(warnings))
+
+
+def _sharing(seats: Sequence[Seat]) -> list[list[Seat]]:
+    """Sets of ranks that cores connect."""
+    groups: list[tuple[set[int], list[Seat]]] = []
+    for seat in seats:
+        meeting = [group for group in groups if group[0].intersection(seat.cores)]
+        groups = [group for group in groups if group not in meeting]
+        cores = set(seat.cores).union(*(group[0] for group in meeting))
+        groups.append((cores, [*(one for group in meeting for one in group[1]), seat]))
+    return [sorted(members, key=lambda seat: seat.rank) for _, members in groups]
+
+
+def _shared(group: Sequence[Seat], host: str, threads: int, cores: int) -> str:
+    on = f"{cores} core{'s' * (cores > 1)} of {host}"
+    if len(group) == 1:
+        return f"rank {group[0].rank} computes with {threads} threads on {on}"
+    return (
+        f"{len(group)} ranks of {group[0].threads} core{'s' * (group[0].threads > 1)} on {on}: ranks share cores; "
+        "figures say nothing about scaling"
+    )

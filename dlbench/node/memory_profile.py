@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from dlbench.errors import DlbenchError, ExitCode, UserError
-from dlbench.node.cores import bind
+from dlbench.node.cores import Seat, bind, settle
 from dlbench.node.failures import failure_of
 from dlbench.node.ranks import RankPlace
 from dlbench.records.memory_profile import MemoryProfile
@@ -55,6 +55,7 @@ def measure(plan: RunPlan) -> MemoryProfile:
         rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host=socket.gethostname(), token=""
     )
     binding = bind(plan, place)
+    seat = Seat(rank=0, host=place.host, cores=binding.cores, threads=plan.layout.cores_per_rank, pinned=binding.pinned)
     import torch
 
     from dlbench.node.models.build import build_model, loss_for
@@ -76,7 +77,7 @@ def measure(plan: RunPlan) -> MemoryProfile:
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device}, {threads}",
         chain=chain,
         rates=rates,
-        warnings=(*binding.warnings, *warnings),
+        warnings=(*settle([seat]).warnings, *warnings),
     )
 
 

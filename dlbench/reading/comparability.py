@@ -1,24 +1,54 @@
-"""Which runs may be compared: equal registered keys, and equal work by the plan itself.
+"""Which runs may be compared, and which are repeats: the same once more.
 
-The registry (`dlbench.records.registry`) names what a reader must see. Two runs can agree there and
-still differ in something `--set` changed (a learning rate, an image size); such runs are kept apart
-by a digest of everything in the plan that decides what is computed and how ranks are started. So are
-runs from which something was taken away on purpose to compare others with them.
+**Comparable** (`group_id`): equal registered keys, and equal work by the plan itself. The registry
+(`dlbench.records.registry`) names what a reader must see. Two runs can agree there and still differ in something
+`--set` changed (a learning rate, an image size); such runs are kept apart by a digest of everything in the plan that
+decides what is computed and how ranks are started. So are runs from which something was taken away on purpose to
+compare others with them. Comparable runs may have other software: that is what gates and trends are for.
+
+**Repeats** (`repeat_id`): comparable, asked of the system alike (partition, exclusive nodes, modules, Python, ...:
+`system_content`) and met by equal software and machines (what their records say of both). Only repeats may be averaged
+without a word. A report puts runs that were asked for unlike into groups of their own (`averaged_id`); what only the
+records show is a doubt (`dlbench.reading.repeats`), because a scaling series is not torn apart by it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dlbench.confidential import is_secret_value
+from dlbench.reading.environments import facts
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
+from dlbench.specs.plan import LaunchPlan
 
 # Words about the workload; they change nothing that is computed.
 _WORDS = {"title", "about", "notice", "sample_unit"}
+
+NOT_SHAPING = frozenset(
+    {
+        # Words, and peak rates that figures are compared with.
+        *("system.title", "system.storage.shared_title"),
+        *("system.node.peak_tflops", "system.node.peak_source"),
+        # Who pays, when and how long; which nodes of the kind. Leaving out a slow node keeps runs comparable.
+        *("system.slurm.account", "system.slurm.qos", "system.slurm.reservation", "system.slurm.time_limit"),
+        *("system.slurm.nodelist", "system.slurm.exclude"),
+    }
+)
+"""Keys of a system that do not shape how fast its runs are; every other one does."""
+
+NOT_SHAPING_OPTIONS = frozenset(
+    {
+        *("account", "A", "begin", "b", "comment", "deadline", "dependency", "d", "exclude", "x", "hold", "H"),
+        *("job-name", "J", "mail-type", "mail-user", "nice", "nodelist", "w", "priority", "qos", "q", "reservation"),
+        *("signal", "time", "t", "time-min", "wait-all-nodes", "wckey"),
+    }
+)
+"""The same for options of `system.slurm.extra`, by sbatch's long and short names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +91,21 @@ def unique_labels(groups: Sequence[Labelled]) -> list[str]:
     ]
 
 
+def asked_apart(groups: Sequence[tuple[str, LaunchPlan]]) -> list[tuple[Condition, ...]]:
+    """What each group was asked for otherwise than others that are comparable with it; empty where none is.
+
+    Args:
+        groups: what is equal for comparable groups, and a plan of each.
+    """
+    asked = [system_content(plan) for _, plan in groups]
+    found = []
+    for (subject, _), own in zip(groups, asked, strict=True):
+        others = [other for (other_subject, _), other in zip(groups, asked, strict=True) if other_subject == subject]
+        keys = [key for key in own if any(other.get(key) != own[key] for other in others)]
+        found.append(tuple(Condition(name=key, title=key, value=own[key]) for key in keys))
+    return found
+
+
 def comparable_values(run: Run) -> dict[str, str]:
     """The registered keys that must match, by name; under strong scaling the global batch stands for the rank's."""
     values = {key.name: key.value(run) for key in KEYS if key.comparable}
@@ -71,15 +116,68 @@ def comparable_values(run: Run) -> dict[str, str]:
 
 
 def group_id(run: Run) -> str:
-    """A digest equal for exactly those runs that may be compared or averaged; stable over time and machines."""
-    return _digest(comparable_content(run))
+    """A digest equal for exactly those runs that may be compared; stable over time and machines."""
+    return digest_of(comparable_content(run))
+
+
+def averaged_id(run: Run) -> str:
+    """The same for runs that a report puts into one group: comparable, and asked of the system alike."""
+    return digest_of(_averaged_content(run))
+
+
+def repeat_id(run: Run) -> str:
+    """The same for repeats: also met by equal software and machines; what names the job or the host does not count."""
+    return digest_of({**_averaged_content(run), "met": {} if run.record is None else facts(run.record)})
+
+
+def told_of(run: Run) -> dict[str, str]:
+    """What a run was asked for of the system, and what it met, by key; equal for repeats."""
+    return {**system_content(run.plan), **({} if run.record is None else facts(run.record))}
 
 
 def planned_id(run: Run) -> str:
-    """The same without the device, which only a record tells: finds runs that were to join a group and died."""
-    content = comparable_content(run)
+    """`averaged_id` without the device, which only a record tells: finds runs that were to join a group and died."""
+    content = _averaged_content(run)
     del content["registered"]["device"]
-    return _digest(content)
+    return digest_of(content)
+
+
+def _averaged_content(run: Run) -> dict[str, Any]:
+    return {**comparable_content(run), "system": system_content(run.plan)}
+
+
+def system_content(plan: LaunchPlan) -> dict[str, str]:
+    """What was asked of the system and shapes how fast a run is, by key of the plan, in words.
+
+    What acts in no run of that kind is left out: Slurm's keys where there is no scheduler, places of storage that
+    nothing is staged to.
+    """
+    asked = dict(_settings(plan.system.model_dump(mode="json"), "system"))
+    asked["system.slurm.extra"] = ", ".join(
+        option for option in plan.system.slurm.extra if option.partition("=")[0].lstrip("-") not in NOT_SHAPING_OPTIONS
+    )
+    data = getattr(getattr(plan, "workload", None), "data", None)
+    tiers = {"local", "memory"} - ({data.staging_tier} if data is not None and data.staging != "none" else set())
+    idle = tuple(f"system.storage.{tier}." for tier in sorted(tiers))
+    if plan.system.scheduler == "none":
+        idle = (*idle, "system.slurm.")
+    return {key: value for key, value in sorted(asked.items()) if is_shaping(key) and not key.startswith(idle)}
+
+
+def is_shaping(key: str) -> bool:
+    """Whether a key of the system shapes how fast its runs are."""
+    return not any(key == name or key.startswith(f"{name}.") for name in NOT_SHAPING)
+
+
+def _settings(value: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
+    """Keys with their values in words; a list is one value."""
+    for key, inner in value.items():
+        path = f"{name}.{key}"
+        if isinstance(inner, dict):
+            yield from _settings(inner, path)
+            continue
+        text = ", ".join(map(str, inner)) if isinstance(inner, list) else str(inner)
+        yield path, "none" if inner in (None, [], "") else "not shown" if is_secret_value(text) else text
 
 
 def comparable_content(run: Run) -> dict[str, Any]:
@@ -109,18 +207,19 @@ def comparable_content(run: Run) -> dict[str, Any]:
     return content
 
 
-def _digest(content: dict[str, Any]) -> str:
+def digest_of(content: Mapping[str, object]) -> str:
+    """Twelve digits of SHA-256 of a content as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def group_id_without(run: Run, keys: Collection[str]) -> str:
+def averaged_id_without(run: Run, keys: Collection[str]) -> str:
     """A digest equal for runs that differ in nothing but some keys of `data`, such as `staging`."""
-    content = comparable_content(run)
+    content = _averaged_content(run)
     data = content["workload"]["data"]
     content["workload"]["data"] = {key: value for key, value in data.items() if key not in keys}
     # In words; all of it is in the keys, too.
     del content["registered"]["data_path"]
-    return _digest(content)
+    return digest_of(content)
 
 
 def chosen_settings(run: Run) -> dict[str, str]:

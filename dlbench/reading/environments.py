@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
+from dlbench.specs.plan import LaunchPlan
 
-# What names the job, the place in it or the number of ranks, and so differs between runs by nature.
+# What names the job, who pays for it, the place in it or the number of ranks, and so differs between runs by nature.
 _EXPECTED = re.compile(
     r"host|variable\.(SLURM_(JOB_ID|JOB_NODELIST|JOB_NUM_NODES|NTASKS|NTASKS_PER_NODE|RESTART_COUNT)"
+    r"|SLURM_(JOB_(ACCOUNT|QOS|RESERVATION)|CPU_BIND|CPU_BIND_LIST|GPUS|GPUS_ON_NODE|GPUS_PER_NODE)"
+    r"|(CUDA|ROCR|HIP)_VISIBLE_DEVICES"
     r"|HOROVOD_(RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|HOSTNAME|GLOO_RENDEZVOUS_(ADDR|PORT))"
     r"|OMPI_MCA_(ess|orte|pmix|initial|shmem)_.*)"
 )
 
+
+NOT_SET = "not set"
+"""Value of a key that a run does not have."""
 
 # What a data source says of itself that must not change between repeats; the rest depends on the rank count.
 _DATA_KEYS = ("kind", "index_sha256", "num_samples", "decoder")
@@ -41,6 +47,18 @@ class Environments:
     differences: tuple[Difference, ...]
 
 
+TELLING = (
+    *("system.", "dlbench.", "package.", "torch.", "mpi.", "gpu.", "cpu.", "kernel", "os", "python", "libc", "memory."),
+    *("data.", "variable."),
+)
+"""Beginnings of keys that explain differences of speed, the likeliest first."""
+
+
+def order_of(key: str) -> tuple[int, str]:
+    """Keys in this order begin with what most likely explains a difference."""
+    return next((number for number, start in enumerate(TELLING) if key.startswith(start)), len(TELLING)), key
+
+
 def names_the_job(key: str) -> bool:
     """Whether a key of the environment names the job or the place in it, and so differs by nature."""
     return _EXPECTED.fullmatch(key) is not None
@@ -54,7 +72,34 @@ def compare(runs: Sequence[Run], *, with_data: bool = False) -> Environments:
         with_data: also compare what the data source says of itself, as keys `data.…`; only runs of
             one workload can agree there.
     """
-    return side_by_side({run.plan.run_id: _facts(run.record, with_data) for run in runs if run.record is not None})
+    return side_by_side({run.plan.run_id: _told(run.record, with_data) for run in runs if run.record is not None})
+
+
+def facts(record: Record) -> dict[str, str]:
+    """What a run met, by key: its environment without what names the job or the host, and what its data say."""
+    return without_names(_told(record, with_data=True))
+
+
+def without_names(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what names the job or the place in it."""
+    return {key: value for key, value in environment.items() if not names_the_job(key)}
+
+
+def environment_doubts(plan: LaunchPlan, environment: Mapping[str, str], *, on_gpu: bool) -> Iterator[tuple[str, str]]:
+    """Codes and texts of what one environment has that makes figures doubtful."""
+    version = environment.get("dlbench.version", plan.dlbench_version)
+    if version != plan.dlbench_version:
+        yield (
+            "other-dlbench",
+            f"the ranks ran dlbench {version}, the plan was made by {plan.dlbench_version}: set system.python to a Python "
+            "with the same",
+        )
+    if on_gpu and environment.get("variable.CUDA_LAUNCH_BLOCKING", "0") != "0":
+        yield (
+            "launch-blocking",
+            "CUDA_LAUNCH_BLOCKING was set, which is for debugging: each kernel was waited for before the next was "
+            "launched, and nothing overlaps",
+        )
 
 
 def side_by_side(known: Mapping[str, Mapping[str, str]]) -> Environments:
@@ -65,7 +110,7 @@ def side_by_side(known: Mapping[str, Mapping[str, str]]) -> Environments:
     for key in keys:
         by_value: dict[str, list[str]] = {}
         for run_id, environment in known.items():
-            by_value.setdefault(environment.get(key, "not set"), []).append(run_id)
+            by_value.setdefault(environment.get(key, NOT_SET), []).append(run_id)
         if len(by_value) == 1:
             common[key] = next(iter(by_value))
             continue
@@ -75,6 +120,6 @@ def side_by_side(known: Mapping[str, Mapping[str, str]]) -> Environments:
     return Environments(common=common, differences=tuple(differences))
 
 
-def _facts(record: Record, with_data: bool) -> dict[str, str]:
+def _told(record: Record, with_data: bool) -> dict[str, str]:
     data = {f"data.{key}": str(record.data[key]) for key in _DATA_KEYS if key in record.data} if with_data else {}
     return {**record.environment, **data}

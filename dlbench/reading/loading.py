@@ -11,7 +11,7 @@ from functools import partial
 from dlbench import pool
 from dlbench.errors import IncompleteDataError
 from dlbench.reading.causes import Causes, causes_of
-from dlbench.reading.comparability import group_id
+from dlbench.reading.comparability import averaged_id
 from dlbench.reading.digest import StepDigest, digest_of
 from dlbench.reading.measures import RunMeasures, load_steps, measure
 from dlbench.records.registry import describe
@@ -77,7 +77,7 @@ def _row(run: Run, measures: RunMeasures) -> dict[str, object]:
         "ranks": plan.layout.ranks,
         "nodes": plan.layout.nodes,
         "run_id": plan.run_id,
-        "group": group_id(run),
+        "group": averaged_id(run),
         "series": plan.series.id,
         "repeat": plan.series.repeat,
         "block": " ".join(

@@ -19,8 +19,13 @@ class CommPoint(Spec):
     num_bytes: Count = Field(description="Bytes of each rank's buffer.")
     dtype: Precision = Field(description="Type of an element.")
     times_s: tuple[NonNegative, ...] = Field(
-        description="Every timed iteration, seconds: the slowest rank's time from a common start; empty if it failed."
+        description="Every timed iteration, seconds of one operation: those of the iteration over `operations`; empty "
+        "if it failed."
     )
+    operations: Count = Field(
+        1, description="Operations of an iteration, back to back: more than one where it is short."
+    )
+    skew_s: tuple[NonNegative, ...] = Field((), description="How far apart ranks began each timed iteration, seconds.")
     correct: Flag | None = Field(description="Whether all ranks held the right result; null if not checked.")
     max_error: NonNegative | None = Field(description="Largest relative error over ranks and elements.")
     steps: CountOrZero | None = Field(None, description="Most steps of a rank, counted; null for libraries.")

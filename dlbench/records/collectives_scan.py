@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.collectives import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
+from dlbench.records.job_log import seen_in_log
 from dlbench.records.scan import (
     COMM_FORMAT,
     LaunchedRun,
@@ -105,12 +106,14 @@ def _read(folder: RunFolder) -> CommRun:
     record = load_file(folder.comm, CommRecord)
     if record is not None and record.run_id != plan.run_id:
         raise IncompleteDataError(f"{folder.comm}: belongs to run {record.run_id}, not to {plan.run_id}")
+    statuses, failure = read_statuses(folder, is_over=record is not None), read_failure(folder)
     return CommRun(
         folder=folder,
         plan=plan,
         record=record,
-        statuses=read_statuses(folder, is_over=record is not None),
-        failure=read_failure(folder),
+        statuses=statuses,
+        failure=failure,
+        seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
     )
 
 

@@ -61,6 +61,11 @@ class RunFolder:
         return self.path / "launch.log"
 
     @property
+    def launch_script(self) -> Path:
+        """`launch.sh`: what `dlbench run` started, where the system has modules or setup lines."""
+        return self.path / "launch.sh"
+
+    @property
     def failure(self) -> Path:
         """`failure.json`: why a launcher gave a run up."""
         return self.path / "failure.json"

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.folder import MAX_JSON, RunFolder
+from dlbench.records.job_log import seen_in_log
 from dlbench.records.record import RankResult, Record
 from dlbench.records.status import Failure, RankStatus, read_statuses
 from dlbench.records.story import told_failure
@@ -39,6 +40,8 @@ class LaunchedRun:
     statuses: list[RankStatus]
     failure: Failure | None = None
     """Why a launcher gave up; None where none did."""
+    seen: Failure | None = None
+    """What the log of its job says ended it, where no launcher of dlbench watched it; None where it says nothing."""
 
     counted: ClassVar[str] = "step"
     """What a rank's status counts."""
@@ -58,17 +61,20 @@ class LaunchedRun:
         """Valid and invalid have a record; failed says why; incomplete was killed or still runs."""
         if self.recorded is not None:
             return self.recorded
-        if self.failure is not None or any(status.stage == "failed" for status in self.statuses):
-            return "failed"
-        return "incomplete"
+        return "failed" if self._is_failed else "incomplete"
+
+    @property
+    def _is_failed(self) -> bool:
+        known = self.failure is not None or self.seen is not None
+        return known or any(status.stage == "failed" for status in self.statuses)
 
     @property
     def story(self) -> str:
         """One line: what is known of a run that has no valid record."""
         if self.recorded is not None:
             return self.objection
-        if self.failure is not None or any(status.stage == "failed" for status in self.statuses):
-            return told_failure(self.statuses, self.failure, self.counted)
+        if self._is_failed:
+            return told_failure(self.statuses, self.failure or self.seen, self.counted)
         if not self.statuses:
             return "not started: no rank wrote a status"
         last = max(self.statuses, key=lambda s: s.updated)
@@ -186,12 +192,14 @@ def _read(folder: RunFolder) -> Run:
     watch_cost = load_file(folder.watch_cost, WatchCost)
     if watch_cost is not None and watch_cost.run_id != plan.run_id:
         raise IncompleteDataError(f"{folder.watch_cost}: belongs to run {watch_cost.run_id}, not to {plan.run_id}")
+    statuses, failure = read_statuses(folder, is_over=record is not None), read_failure(folder)
     return Run(
         folder=folder,
         plan=plan,
         record=record,
-        statuses=read_statuses(folder, is_over=record is not None),
-        failure=read_failure(folder),
+        statuses=statuses,
+        failure=failure,
+        seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
         watch_cost=watch_cost,
     )
 

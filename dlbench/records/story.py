@@ -61,18 +61,18 @@ def told_failure(statuses: Sequence[RankStatus], failure: Failure | None, counte
 
 
 def _silent(statuses: Sequence[RankStatus], failure: Failure | None) -> list[RankStatus]:
-    """Ranks that went without a word and may be the cause, those that were stopped first.
+    """Ranks that went without a word and may be the cause: those that were stopped, then by their last sign of life.
 
     Where the launcher knows who ended first, it ended the others itself.
     """
     silent = [status for status in statuses if status.stage not in ("failed", "done")]
     if failure is None:
-        return silent
+        return sorted(silent, key=lambda status: (status.updated, status.rank))
     suspects = {failure.rank} if failure.rank is not None else {status.rank for status in silent}
     if failure.reason and failure.rank is None and len(silent) == len(statuses):  # ended by the launcher, all of them
         suspects = set()
     silent = [status for status in silent if status.rank in suspects | set(failure.stopped)]
-    return sorted(silent, key=lambda status: (status.rank not in failure.stopped, status.rank))
+    return sorted(silent, key=lambda status: (status.rank not in failure.stopped, status.updated, status.rank))
 
 
 def _silence(status: RankStatus, counted: str, *, is_first: bool, is_stopped: bool) -> str:

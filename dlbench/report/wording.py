@@ -62,6 +62,23 @@ def lost_text(figure: Estimate) -> str:
     return figure_text(figure.in_unit(POINTS))
 
 
+def share_of_loss(lost: float, whole: float) -> str:
+    """What one of several parts lost of the ideal beside their sum; what others gain is said apart.
+
+    ``19.0 of the 23.8 points lost``; where it lost more than the sum, ``21.3 points lost, others gain 17.7, net 3.6``.
+    """
+    gain = others_gain(lost, whole)
+    if gain:
+        return f"{points(lost)} lost, {gain}"
+    return f"{_hundredths(lost, '')[0]} of the {points(whole)} lost"
+
+
+def others_gain(lost: float, whole: float) -> str:
+    """``others gain 17.7, net 3.6`` in points of the ideal; empty where the others gain nothing."""
+    one, net = (round(value * 100, 1) for value in (lost, whole))
+    return f"others gain {one - net:.1f}, net {net:.1f}" if one > net else ""
+
+
 def _hundredths(fraction: float, unit: str, decimals: int = 1) -> tuple[str, str]:
     if not math.isfinite(fraction):
         return "n/a", ""

@@ -7,7 +7,7 @@ slower for both alike, to first order. What the pairs show is `dlbench.analysis`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from dlbench.errors import UserError
 from dlbench.specs.plan import RunPlan, Side
@@ -77,13 +77,35 @@ def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
         UserError: both sides compute the same, though one of them sets something.
     """
     asked = [key for settings in request.sides.values() for key in settings]
-    if not asked or any(one.configuration_digest() != other.configuration_digest() for one, other in pairs(plans)):
+    if not asked:
         return
     keys = ", ".join(dict.fromkeys(asked))
-    raise UserError(
-        f"--ab: both sides come to the same plan: {keys} is what it is without being set; for two equal sides give "
-        f"--ab {PLAIN} {PLAIN}"
-    )
+    if all(one.configuration_digest() == other.configuration_digest() for one, other in pairs(plans)):
+        raise UserError(
+            f"--ab: both sides come to the same plan: {keys} is what it is without being set; for two equal sides give "
+            f"--ab {PLAIN} {PLAIN}"
+        )
+    if all(acting_part(one) == acting_part(other) for one, other in pairs(plans)):
+        raise UserError(
+            f"--ab: {keys}: changes nothing in what the ranks of either side do, nor in how they are started: both "
+            "sides run on the same nodes"
+        )
+
+
+def acting_part(plan: RunPlan) -> dict[str, Any]:
+    """What of a plan its ranks read, and what the command or script is made of that starts them.
+
+    The rest names the system, describes it to reports, or asks Slurm for nodes, which sides have in common.
+    """
+    content = plan.model_dump(mode="json", exclude={"run_id", "created", "series", "overrides", "tags", "layout"})
+    system = content["system"]
+    for key in ("name", "title", "node"):
+        del system[key]
+    system["slurm"] = {key: system["slurm"][key] for key in ("cpus_per_task", "gpu_request")}
+    del system["storage"]["shared_title"]
+    system["launch"]["oversubscribe_yield"] = plan.yields
+    layout = plan.layout
+    return {**content, "layout": (layout.nodes, layout.ranks, layout.cores_per_rank), "scaling": plan.series.scaling}
 
 
 def pairs(plans: Sequence[RunPlan]) -> list[tuple[RunPlan, RunPlan]]:

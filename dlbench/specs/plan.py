@@ -37,11 +37,19 @@ class LayoutSpec(Spec):
     nodes: Count = Field(description="Nodes of the run.")
     ranks: Count = Field(description="Ranks of the run, all nodes together.")
     cores_per_rank: Count = Field(description="Cores, and threads, of each rank; the same all over a series.")
+    node_cores: Count | None = Field(
+        None, description="Cores of a node that a job may use, as known when the run was planned; null: not known."
+    )
 
     @property
     def ranks_per_node(self) -> int:
         """Ranks on each node."""
         return self.ranks // self.nodes
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether the ranks of a node need more cores than it has."""
+        return self.node_cores is not None and self.ranks_per_node * self.cores_per_rank > self.node_cores
 
     @model_validator(mode="after")
     def _ranks_divide(self) -> Self:
@@ -115,6 +123,13 @@ class LaunchPlan(Spec):
     def job_label(self) -> str:
         """The part of a job's name that tells this run from others, of safe characters."""
         raise NotImplementedError
+
+    @property
+    def yields(self) -> bool:
+        """Whether Open MPI is told to yield while it waits: as the system says, else where ranks share cores."""
+        asked = self.system.launch.oversubscribe_yield
+        by_mpi = self.system.launch.launcher in ("mpirun", "srun-mpi")
+        return by_mpi and (self.layout.shares_cores if asked is None else asked)
 
     @model_validator(mode="after")
     def _launcher_reaches(self) -> Self:
@@ -241,4 +256,6 @@ class RunPlan(LaunchPlan):
         """A digest of everything that decides what is computed, without ids, times, tags and places in the series."""
         content = self.model_dump(mode="json", exclude={"run_id", "created", "series", "overrides", "tags"})
         content["scaling"] = self.series.scaling
+        # Of which the cores of a rank are made.
+        del content["layout"]["node_cores"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -111,8 +111,9 @@ class Counts:
         cores = system.node.cores
         if cores is None and system.scheduler == "slurm":
             raise UserError(f"system {system.name}: node.cores: is missing; it decides how many cores each rank gets")
-        share = max(1, (cores or machine_cores) // densest)
-        return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=cores_per_rank or share)
+        known = cores or machine_cores
+        share = max(1, known // densest)
+        return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=cores_per_rank or share, node_cores=known)
 
     def refuse_without_effect(self, system: SystemSpec) -> None:
         """`--ranks-per-node` says nothing about one machine.

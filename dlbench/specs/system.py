@@ -107,8 +107,10 @@ class LaunchSpec(Spec):
     mpi_plugin: SlurmWord = Field("pmix", description="Plugin for srun --mpi; checked against srun --mpi=list.")
     interface: SlurmWord | None = Field(None, description="Network interface for Gloo; none: the one that routes.")
     pin: Flag = Field(True, description="Bind every rank to cores of its own.")
-    oversubscribe_yield: Flag = Field(
-        True, description="With more ranks than cores, let Open MPI yield instead of spinning."
+    oversubscribe_yield: Flag | None = Field(
+        None,
+        description="Whether Open MPI yields the core while it waits, instead of spinning; none: only where the ranks "
+        "of a node need more cores than it has.",
     )
     environment: dict[str, Variable] = Field(
         default_factory=dict,

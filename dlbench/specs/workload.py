@@ -77,7 +77,9 @@ ModelSpec = Annotated[ResNetModel | BertModel | CosmoFlowModel, Field(discrimina
 class _Data(Spec):
     source: str = Field("synthetic", min_length=1, description="'synthetic' (tensors in memory) or a path.")
     validation: str | None = Field(
-        None, min_length=1, description="Data of evaluations, a path; none: `validation` or `val` beside `train`."
+        None,
+        min_length=1,
+        description="Data of evaluations, a path; none: `validation`, `val` or `valid` beside `train`.",
     )
     loader_workers: CountOrZero | Literal["auto"] = Field(
         0, description="Reader processes per rank; 0 reads in the training process; auto: measured before training."

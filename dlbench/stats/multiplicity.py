@@ -21,6 +21,11 @@ POWER = 0.8
 # Step times are nanoseconds of some milliseconds: a relative difference below this is rounding.
 _ROUNDING = 1e-6
 
+_STEPS = 200
+"""Of numeric integration: errors of the power below 1e-4 from three pairs on."""
+_SCATTERS = 15
+"""What the true scatter may be, where it is estimated."""
+
 
 def paired_p(logs: Sequence[float]) -> float:
     """Two-sided p of Student's paired t test that the mean of log ratios is zero.
@@ -83,19 +88,71 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def repeats_for(scatter: float, difference: float, comparisons: int) -> int:
-    """Repeats of each setting that show a difference of this size, by the normal approximation.
+def pooled_freedom(count: int, pairs: float) -> int:
+    """Degrees of freedom of the mean of sample variances of log ratios that all have the same baseline.
 
-    n = ((z(1 - level / (2 m)) + z(power)) scatter / log(1 + difference))^2 for m comparisons (Bonferroni's bound).
+    4 (n - 1) / (1 + 3/m) by Satterthwaite (Biometrics Bulletin 2, 1946): more settings do not tell more of the noise of
+    the baseline, which is half of each variance.
+
+    Args:
+        count: m, how many variances.
+        pairs: n, pairs of runs behind each; their mean where they differ.
+    """
+    return max(1, math.floor(4 * (pairs - 1) / (1 + 3 / count)))
+
+
+def repeats_for(scatter: float, difference: float, comparisons: int, freedom: int | None = None) -> int:
+    """Repeats of each setting with which a difference of this size is claimed in at least `POWER` of cases.
+
+    The smallest n of the paired t test at Bonferroni's level for m comparisons, by the non-central t distribution: with
+    T = (Z + sqrt(n) log(1 + difference) / scatter) / W, the power is P(T > t(1 - level / (2 m), n - 1)). Where the
+    scatter is an estimate, the power is its mean over what the true scatter may be.
 
     Args:
         scatter: standard deviation of the log ratios of pairs of runs.
         difference: the relative difference to be seen, e.g. 0.02.
         comparisons: how many are made.
+        freedom: degrees of freedom of the scatter; None where it is known.
     """
+    effect = math.log1p(difference) / max(scatter, _ROUNDING)
+    tail = LEVEL / (2 * max(1, comparisons))
+    effects = [effect * root for root in ([1.0] if freedom is None else _root_quantiles(freedom))]
+
+    def is_enough(pairs: int) -> bool:
+        return fmean(_power(pairs, one, tail) for one in effects) >= POWER
+
+    low, high = 2, 3
+    while not is_enough(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def _root_quantiles(freedom: int) -> list[float]:
+    """Roots of chi-squared / freedom at equally likely places (Wilson and Hilferty, PNAS 17, 1931)."""
+    spread = 2 / (9 * freedom)
     normal = NormalDist()
-    wanted = normal.inv_cdf(1 - LEVEL / (2 * max(1, comparisons))) + normal.inv_cdf(POWER)
-    return math.ceil((wanted * scatter / math.log1p(difference)) ** 2)
+    places = [normal.inv_cdf((i + 0.5) / _SCATTERS) for i in range(_SCATTERS)]
+    return [max(0.0, 1 - spread + place * math.sqrt(spread)) ** 1.5 for place in places]
+
+
+def _power(pairs: int, effect: float, tail: float) -> float:
+    """Chance that a mean of normal values, `effect` standard deviations from 0, is called larger at this tail.
+
+    P(Z > c W - shift) over the root W of a mean square with n - 1 degrees of freedom, by the midpoint rule on its
+    density, w^(n - 2) exp(-(n - 1) w^2 / 2).
+    """
+    freedom = pairs - 1
+    critical, shift = student_quantile(1 - tail, freedom), math.sqrt(pairs) * effect
+    width = 8 / math.sqrt(2 * freedom)
+    begin = max(0.0, 1 - width)
+    roots = [begin + (1 + width - begin) * (i + 0.5) / _STEPS for i in range(_STEPS)]
+    weights = [math.exp((freedom - 1) * math.log(w) - freedom * (w * w - 1) / 2) for w in roots]
+    normal = NormalDist()
+    chances = (weight * normal.cdf(shift - critical * w) for weight, w in zip(weights, roots, strict=True))
+    return math.fsum(chances) / math.fsum(weights)
 
 
 @lru_cache(maxsize=4096)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import dlbench
 from dlbench.history.page.report import TrendsReport
 from dlbench.reading import environments, scaling
-from dlbench.reading.comparability import Condition, chosen_settings, comparable_values, unique_labels
+from dlbench.reading.comparability import (
+    Condition,
+    asked_apart,
+    chosen_settings,
+    comparable_values,
+    group_id,
+    unique_labels,
+)
 from dlbench.reading.samples.readings import damage_met
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import KEYS, data_source, goal
@@ -50,7 +57,8 @@ def assemble(
     table = tabulate(scan, with_causes=True, with_digests=with_digests)
     measured = list(table.runs.values())
     found = scaling.groups(table)
-    groups = tuple(_group(group, table, views) for group in found)
+    asked = asked_apart([(group_id(group.sample), group.sample.plan) for group in found])
+    groups = tuple(_group(group, table, views, apart) for group, apart in zip(found, asked, strict=True))
     groups = tuple(
         dataclasses.replace(group, label=label, next_step=next_step(group), missing=views.missing_of_group(group))
         for group, label in zip(groups, unique_labels(groups), strict=True)
@@ -73,7 +81,7 @@ def assemble(
     return dataclasses.replace(report, missing=(*report.missing, *views.missing_of_report(report)))
 
 
-def _group(group: scaling.Group, table: RunTable, views: Views) -> model.Group:
+def _group(group: scaling.Group, table: RunTable, views: Views, apart: tuple[Condition, ...]) -> model.Group:
     plan = group.sample.plan
     unit = clean(plan.workload.sample_unit, 40)
     settings = tuple(chosen_settings(group.sample).items())
@@ -90,7 +98,7 @@ def _group(group: scaling.Group, table: RunTable, views: Views) -> model.Group:
         notice=plan.workload.notice,
         scaling=group.scaling,
         sample_unit=unit,
-        conditions=_conditions(group.sample),
+        conditions=(*_conditions(group.sample), *_cleaned(apart)),
         settings=settings,
         caption=_caption(group, "medians"),
         parts_caption=_caption(group, "means"),
@@ -171,9 +179,11 @@ def _caption(group: scaling.Group, what: str) -> str:
 def _conditions(run: Run) -> tuple[Condition, ...]:
     titles = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
     values = comparable_values(run)
-    return tuple(
-        Condition(name=name, title=titles[name], value=clean(value)) for name, value in values.items() if value
-    )
+    return _cleaned(Condition(name=name, title=titles[name], value=value) for name, value in values.items() if value)
+
+
+def _cleaned(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
+    return tuple(Condition(name=clean(one.name), title=clean(one.title), value=clean(one.value)) for one in conditions)
 
 
 def _run_rows(scan: Scan, table: RunTable) -> tuple[model.RunRow, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dlbench.reading.doubts import Doubt, Severity, merged
-from dlbench.reading.environments import compare
+from dlbench.reading.environments import environment_doubts, facts
+from dlbench.reading.repeats import shared_nodes, unlike_runs
 from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable
 from dlbench.records.record import Record
@@ -42,6 +43,12 @@ def _derived(run: Run, record: Record) -> Iterator[tuple[str, Severity, str]]:
             "note",
             "synthetic data made in memory: neither storage nor decoding is part of these figures",
         )
+    shared = shared_nodes(run.plan)
+    if shared:
+        yield "shared-nodes", "serious", shared
+    on_gpu = any(rank.device.startswith("cuda") for rank in record.ranks)
+    for code, text in environment_doubts(run.plan, record.environment, on_gpu=on_gpu):
+        yield code, "serious", text
     crowded = _crowded_hosts(record)
     if crowded:
         yield "oversubscribed", "serious", f"more compute threads than cores: {'; '.join(crowded)}"
@@ -108,7 +115,7 @@ def _crowded_hosts(record: Record) -> list[str]:
 
 def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
     """All reasons to doubt the figures of a group, serious ones first; equal texts once, with their runs."""
-    found = [*_few_repeats(group), *_cores(group.runs), *_environments(group), *_series(group), *_noise(group, table)]
+    found = [*_few_repeats(group), *_cores(group.runs), *_unlike(group), *_series(group), *_noise(group, table)]
     found += [
         Doubt(code=code, severity=severity, text=text)
         for code, severity, text in quality_doubts.group_doubts(group, group_quality(group, table))
@@ -148,16 +155,12 @@ def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
                 )
 
 
-def _environments(group: Group) -> Iterator[Doubt]:
-    for difference in compare(group.runs, with_data=True).differences:
-        if not difference.expected:
-            values = "; ".join(f"{value} in {len(ids)}" for value, ids in difference.values[:4])
-            what = "their data" if difference.key.startswith("data.") else "their environment"
-            yield Doubt(
-                code="run-environment",
-                severity="serious",
-                text=f"runs differ in {what}: {difference.key}: {values}",
-            )
+def _unlike(group: Group) -> list[Doubt]:
+    """What the records of averaged runs, and of compared points, show to be unequal."""
+    met = {run.plan.run_id: facts(run.record) for run in group.runs if run.record is not None}
+    return unlike_runs(
+        {ranks_text(point.ranks): {run_id: met[run_id] for run_id in point.run_ids} for point in group.points}
+    )
 
 
 def _series(group: Group) -> Iterator[Doubt]:

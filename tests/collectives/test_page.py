@@ -202,7 +202,7 @@ def test_predictions_of_unseen_points_stand_beside_them(made: CollectivesReport)
 def test_json_holds_every_number(made: CollectivesReport) -> None:
     def same(value: Any, plain: Any) -> bool:
         if isinstance(value, BaseModel):
-            return bool(value.model_dump() == plain)
+            return bool(value.model_dump(mode="json") == plain)
         if dataclasses.is_dataclass(value):
             names = [field.name for field in dataclasses.fields(value) if field.metadata.get("json", True)]
             return list(plain) == names and all(same(getattr(value, name), plain[name]) for name in names)
@@ -365,12 +365,12 @@ def test_fit_writes_a_file_that_predict_reads(sample: Path, tmp_path: Path) -> N
     text = run_cli(*asked).stdout
     assert max(map(len, text.splitlines())) <= 80
     small, _, large = text.partition("64 ranks in 32 groups of 2")
-    assert "Extrapolated: measured up to 4 ranks only." in large
-    assert "Extrapolated" not in small
+    assert "Extrapolated: 64 ranks, fitted at 4; 32 groups, fitted at 2" in large
+    assert "Extrapolated: 89.65 MiB, fitted from 1 KiB to 1 MiB." in small
     assert "gloo flat (line)" in small
     assert "Recommended fusion size" in large
     content = json.loads(run_cli(*asked, "--format", "json").stdout)
-    assert [one["is_extrapolated"] for one in content["predictions"]] == [False, True]
+    assert [len(one["extrapolated"]) for one in content["predictions"]] == [1, 3]
     for one in content["predictions"]:
         for series in one["series"]:
             assert clean(series["name"]) in text

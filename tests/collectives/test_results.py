@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
+import random
 import shutil
 import statistics
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.collectives.page.report import assemble
 from dlbench.collectives.results import choice
 from dlbench.collectives.results.doubts import group_doubts
 from dlbench.collectives.results.fits import Fit, Scope, fit_all, fit_one, lines_of
@@ -31,7 +34,7 @@ from dlbench.costs.predictions import predict, ring_doubling_crossover
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.collectives_scan import scan_comm
 from dlbench.records.network import read_network
-from dlbench.specs.collectives.network import LineCost, NetworkModel
+from dlbench.specs.collectives.network import FittedRange, LineCost, NetworkModel
 from dlbench.stats.estimates import Estimate
 from tests.support import collectives_factory as factory
 from tests.support.run_factory import edit_json
@@ -228,8 +231,18 @@ def test_unchecked_results_other_environments_and_warnings_are_doubts(tmp_path: 
     found = doubts(only(tmp_path))
     assert found["unchecked"].startswith("results of 2 points were not checked")
     assert found["recorded"] == "ranks share cores"
-    assert found["run-environment"] == "runs differ in their environment: kernel: 6.1 in 4; 5.10 in 1"
+    assert found["unlike-runs"] == "runs that are averaged are no repeats: kernel: 6.1 in 4, 5.10 in 1"
     assert found["pretended-groups"].startswith("all groups are on one host")
+
+
+def test_runs_that_were_asked_for_unlike_are_groups_of_their_own(tmp_path: Path) -> None:
+    for modules in ("openmpi/4.1", "openmpi/5.0"):
+        asked = {"algorithms": "ring", "backends": "none", "sizes": "4KiB", "overrides": {"system.modules": modules}}
+        for plan in factory.comm_plans(series=modules.replace("/", "-"), **asked):
+            factory.write_comm_run(tmp_path, plan)
+    report = assemble(scan_comm(tmp_path))
+    assert [group.num_runs for group in report.groups] == [5, 5]
+    assert ["system.modules openmpi/4.1" in group.label for group in report.groups].count(True) == 1
 
 
 # Choices
@@ -483,7 +496,7 @@ def test_other_collectives_have_lines_of_their_own_name(tmp_path: Path) -> None:
     [
         ({}, "one file holds one of box, local; choose by --system"),
         ({"system": "bx"}, "--system bx: not among the runs in runs: did you mean box"),
-        ({"system": "local"}, "one file holds one of torch-gloo, mpi; choose by --transport"),
+        ({"system": "local"}, "one file holds one of mpi, torch-gloo; choose by --transport"),
         ({"system": "local", "transport": "nccl"}, "--transport nccl: not among the runs"),
         ({"system": "box", "dtype": "bf16"}, "--dtype bf16: not among the runs in runs: did you mean fp16"),
     ],
@@ -549,9 +562,6 @@ def test_predictions_are_those_of_the_cost_model() -> None:
     network = planted_with_lines()
     wanted = Wanted(sizes=SIZES, group_size=4, workload_bytes=94_000_000)
     small, large = predict_all(network, (8, 64), wanted).predictions
-    assert not small.is_extrapolated
-    assert large.is_extrapolated
-    assert small.measured_ranks == 8
     for found in (small, large):
         layout = Layout(ranks=found.ranks, group_size=4)
         for series in found.series:
@@ -565,6 +575,100 @@ def test_predictions_are_those_of_the_cost_model() -> None:
     # A line holds for the rank counts it was measured at.
     assert [series.name for series in small.series if series.is_line] == ["mpi flat"]
     assert not any(series.is_line for series in large.series)
+
+
+def test_an_extrapolation_is_told_by_carrier_and_in_every_respect() -> None:
+    """A library's line at 64 ranks says nothing of the algorithms over another carrier, fitted at 2 and 4."""
+    line = LineCost(name="nccl flat", startup_s=1e-3, per_byte_s=1e-9, ranks=64, sizes=(1024, 65536))
+    fitted = FittedRange(ranks=(2, 4), group_sizes=(2,), num_groups=(1, 2), sizes=(1024, 2**20), runs=5)
+    network = factory.network().model_copy(update={"collectives": (line,), "fitted_over": fitted})
+    (inside,) = predict_all(network, (4,), Wanted(sizes=(4096, 2**20), group_size=2)).predictions
+    assert inside.extrapolated == ()
+    (beyond,) = predict_all(network, (64,), Wanted(sizes=(1024, 16 * 2**30), group_size=8)).predictions
+    assert beyond.extrapolated == (
+        "64 ranks, fitted at 2, 4",
+        "8 ranks in a group, fitted at 2",
+        "8 groups, fitted at 1, 2",
+        "16 GiB, fitted from 1 KiB to 1 MiB",
+    )
+    (flat,) = (series for series in beyond.series if series.is_line)
+    assert flat.beyond == "16 GiB, fitted from 1 KiB to 64 KiB"
+
+
+def write_runs(
+    folder: Path, *, repeats: int, sd: float, congestion: float = 0.0, nodes: tuple[int, ...] = (2, 4)
+) -> None:
+    """Runs on several nodes that scatter; links between nodes lose a share of their rate with each doubling."""
+    noise = random.Random(3)
+    for count in nodes:
+        slow = (1 + congestion) ** math.log2(count / nodes[0])
+        for plan in factory.comm_plans(**{**BOX, "points": (count,), "repeats": repeats, "backends": "none"}):
+            network = factory.network(inside=INSIDE, across=(ACROSS[0], ACROSS[1] * slow))
+            effect = noise.lognormvariate(0, sd)
+            factory.write_comm_run(
+                folder,
+                plan,
+                factory.Story(network=network, change=lambda p, by=effect: {"times_s": [t * by for t in p["times_s"]]}),
+            )
+
+
+def test_costs_and_predictions_have_intervals_over_runs(tmp_path: Path) -> None:
+    write_runs(tmp_path / "runs", repeats=5, sd=0.1)
+    fit = fit_one(table_of(tmp_path / "runs"), system=None, transport=None, dtype=None, fitted="", where="runs")
+    assert fit.network.across is not None
+    piece = fit.network.across.pieces[0]
+    assert piece.beta_interval_s_per_byte is not None
+    low, high = piece.beta_interval_s_per_byte
+    assert low < ACROSS[1] < high
+    assert (high - low) / ACROSS[1] > 0.05  # with the run effect: points alone would say 1 %
+    (found,) = predict_all(fit.network, (16,), Wanted(sizes=SIZES, group_size=2)).predictions
+    for series in found.series:
+        assert series.low is not None
+        assert series.high is not None
+        truth = [
+            predict("allreduce", series.name, size, Layout(ranks=16, group_size=2), factory.network(inside=INSIDE, across=ACROSS))
+            for size in SIZES
+        ]
+        for least, value, most, true in zip(series.low, series.seconds, series.high, truth, strict=True):
+            assert least <= value <= most
+            assert least * 0.95 <= true <= most * 1.05
+
+
+def test_single_runs_have_no_intervals(fitted: tuple[Fit, bool]) -> None:
+    fit, _ = fitted
+    assert fit.network.draws == ()
+    assert fit.network.across is not None
+    assert fit.network.across.pieces[0].beta_interval_s_per_byte is None
+    (found,) = predict_all(fit.network, (8,), Wanted(sizes=SIZES, group_size=2)).predictions
+    assert {series.low for series in found.series} == {None}
+
+
+def test_the_largest_rank_count_is_held_out(tmp_path: Path) -> None:
+    """Links that congest by 15 % a doubling: the error printed is what a doubling more really costs."""
+    write_runs(tmp_path / "even", repeats=3, sd=0.0)
+    write_runs(tmp_path / "congested", repeats=3, sd=0.0, congestion=0.15, nodes=(2, 4, 8))
+    even, congested = (
+        fit_one(table_of(tmp_path / name), system=None, transport=None, dtype=None, fitted="", where="runs").network
+        for name in ("even", "congested")
+    )
+    assert even.largest_held_out is not None
+    assert (even.largest_held_out.ranks, even.largest_held_out.fitted_ranks) == (8, (4,))
+    assert even.largest_held_out.median_error < 0.02
+    told = congested.largest_held_out
+    assert told is not None
+    assert (told.ranks, told.fitted_ranks) == (16, (4, 8))
+    assert 1 / 1.15**2 < told.by_size[-1].ratio < 1 / 1.15**0.5
+    # Three doublings on the interval still holds what the congested network would do.
+    (found,) = predict_all(
+        congested, (128,), Wanted(sizes=(4 * 2**20,), group_size=2, algorithms=("ring",))
+    ).predictions
+    slow = factory.network(inside=INSIDE, across=(ACROSS[0], ACROSS[1] * 1.15**5))
+    truth = predict("allreduce", "ring", 4 * 2**20, Layout(ranks=128, group_size=2), slow)
+    (ring,) = found.series
+    assert ring.low is not None
+    assert ring.high is not None
+    assert ring.seconds[0] < 0.9 * truth
+    assert ring.low[0] <= truth <= ring.high[0]
 
 
 def test_fusion_splits_gradients_into_whole_messages() -> None:

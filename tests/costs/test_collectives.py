@@ -365,8 +365,13 @@ def test_planted_gamma_is_told_from_beta() -> None:
 
 
 def test_noise_and_outliers_move_little_and_intervals_say_how_much() -> None:
-    found = fitted(measured(SHAPED, noise=0.05, outliers=0.1))
+    points = measured(SHAPED, noise=0.05, outliers=0.1)
+    rng = np.random.default_rng(1)
+    resampled = np.array([point.seconds for point in points]) * np.exp(rng.normal(0, 0.05, (50, 1)))
+    found = fit_network(points, system="test", transport="none", sources=(), fitted="", resampled=resampled, runs=5)
     assert found.across is not None
+    assert len(found.draws) == 50
+    assert fitted(points).across.pieces[0].alpha_interval_s is None  # type: ignore[union-attr]  # nothing was resampled
     piece = found.across.pieces[0]
     assert piece.alpha_s == pytest.approx(1e-4, rel=0.1)
     assert piece.beta_s_per_byte == pytest.approx(4e-8, rel=0.05)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from dlbench.datasets.images.shards import INDEX, index_size
 from dlbench.datasets.making.production import produce
 from dlbench.datasets.planning import require_fitting
 from dlbench.datasets.splits import split_names
+from dlbench.datasets.verification import verify
 from dlbench.datasets.volumes.density import index_density
 from dlbench.errors import UserError
 from tests.support.jpeg_files import write_tree
@@ -118,7 +120,16 @@ def test_shards_without_an_index_or_a_manifest_are_known_by_their_first_record(s
 
 @pytest.mark.parametrize(
     "names",
-    [("train", "valid"), ("Train", "Test"), ("training", "dev", "extra"), ("train2017", "val2017"), ("TRAIN", "eval")],
+    [
+        ("train", "test"),
+        ("valid", "cat", "dog"),
+        ("train", "cat"),
+        ("test", "cat"),
+        ("Train", "Test"),
+        ("training", "dev", "extra"),
+        ("train2017", "val2017"),
+        ("TRAIN", "eval"),
+    ],
 )
 def test_splits_are_never_classes(names: tuple[str, ...], sets: Path, tmp_path: Path) -> None:
     for name in names:
@@ -128,25 +139,42 @@ def test_splits_are_never_classes(names: tuple[str, ...], sets: Path, tmp_path: 
     found = refusal("resnet50", tmp_path)
     assert found is not None
     assert f"{str(tmp_path)!r} holds splits: " in found
-    assert "give one of them, or name them `train` and `validation` (or `val`)" in found
+    assert "give one of them, or name them `train` and `validation` (or `val`, `valid`)" in found
     with pytest.raises(UserError, match="holds splits"):
         index_jpeg_tree(tmp_path)
 
 
 def test_text_and_volumes_in_splits_of_other_names_say_so(sets: Path, tmp_path: Path) -> None:
-    for name in ("train", "valid"):
+    for name in ("train", "test"):
         (tmp_path / "text" / name).mkdir(parents=True)
         (tmp_path / "text" / name / "a.txt").write_text(TEXT)
         write_volumes(tmp_path / "hdf5" / name.title(), 1, seed=0)
-    assert "holds splits: 'train', 'valid'" in (refusal("bert", tmp_path / "text") or "")
-    assert "holds splits: 'Train', 'Valid'" in (refusal("cosmoflow", tmp_path / "hdf5") or "")
+    assert "holds splits: 'test', 'train'" in (refusal("bert", tmp_path / "text") or "")
+    assert "holds splits: 'Test', 'Train'" in (refusal("cosmoflow", tmp_path / "hdf5") or "")
     with pytest.raises(UserError, match="of a split; give that one"):
         index_density(tmp_path / "hdf5")
 
 
+@pytest.mark.parametrize("name", ["train", "val", "valid", "validation", "test", "Test"])
+def test_the_very_names_of_splits_are_never_classes(name: str) -> None:
+    assert split_names([name, "bus", "boat"]) == [name]
+
+
+@pytest.mark.parametrize("validation", ["validation", "val", "valid"])
+def test_all_names_of_validation_are_known_for_every_kind(validation: str, sets: Path, tmp_path: Path) -> None:
+    for workload, kind in (("resnet50", "tree"), ("cosmoflow", "hdf5"), ("cosmoflow", "npy")):
+        source = tmp_path / kind
+        shutil.copytree(sets / kind / "train", source / "train")
+        shutil.copytree(sets / kind / "train", source / validation)
+        assert refusal(workload, source) is None
+        verdict = verify(source)
+        assert verdict.faults == []
+        assert set(verdict.samples) == {"train", "validation"}
+
+
 def test_a_class_may_bear_the_name_of_a_split() -> None:
-    assert split_names(["train", "bus", "boat"]) == []
-    assert split_names(["test", "bus"]) == []
+    assert split_names(["dev", "bus", "boat"]) == []
+    assert split_names(["evaluation", "bus"]) == []
     assert split_names(["validity", "trainer"]) == []
     assert split_names(["trains", "values"]) == []
     assert split_names([]) == []

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import subprocess
+import sys
 
+import pytest
+import torch
+
+import dlbench
 from dlbench.machine import environment
+from dlbench.node.torch_facts import torch_facts
 
 
 def recorded(variables: dict[str, str], *withheld: str) -> set[str]:
@@ -80,3 +86,72 @@ def test_a_fact_that_cannot_be_asked_costs_itself_alone(monkeypatch: pytest.Monk
     facts = environment.capture(problems, {})
     assert facts == {key: value for key, value in whole.items() if key != "memory.bytes"}
     assert problems == ["environment: memory.bytes is not known: RuntimeError: the driver is out of order"]
+
+
+SHAPING = {
+    **dict.fromkeys(("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "MPICH_GPU_SUPPORT_ENABLED"), "1"),
+    **dict.fromkeys(("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "SLURM_GPUS_PER_TASK", "PMIX_VERSION"), "0"),
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    "CUDNN_LOGINFO_DBG": "0",
+    "FI_PROVIDER": "efa",
+    "OFI_NCCL_PROTOCOL": "RDMA",
+    "SHARP_COLL_ENABLE_SAT": "1",
+    "UCC_TLS": "ucp,cuda",
+    "SLURM_CPU_BIND": "quiet,mask_cpu:0xF,0xF0",
+    "SLURM_JOB_QOS": "normal",
+    "SLURM_JOB_PARTITION": "gpu",
+    "SLURM_JOB_ACCOUNT": "project1",
+    "SLURM_DISTRIBUTION": "block:block",
+    "LOADEDMODULES": "gcc/13.2:cuda/12.4:openmpi/5.0",
+}
+
+
+def test_what_shapes_a_run_on_gpus_is_recorded() -> None:
+    assert recorded(SHAPING) == set(SHAPING)
+
+
+@pytest.mark.parametrize("name", ["PMIX_RANK", "PMIX_SERVER_URI41", "PMIX_SYSTEM_TMPDIR", "MPICH_INTERFACE_HOSTNAME"])
+def test_what_a_launcher_tells_its_own_processes_is_not(name: str) -> None:
+    assert recorded({name: "3"}) == set()
+
+
+def test_lists_of_folders_are_told_apart_and_not_written_down() -> None:
+    one, other = (
+        environment.capture([], {"LD_LIBRARY_PATH": path})["variable.LD_LIBRARY_PATH"]
+        for path in ("/home/ann/secret/lib:/opt/lib", "/home/ann/other/lib:/opt/lib")
+    )
+    assert one != other
+    assert one.startswith("2 folders, SHA-256 ")
+    assert "ann" not in one
+
+
+def test_the_version_that_runs_is_recorded() -> None:
+    assert environment.capture([], {})["dlbench.version"] == dlbench.__version__
+
+
+def test_a_loaded_mpi_library_names_itself() -> None:
+    pytest.importorskip("mpi4py")
+    code = (
+        "import mpi4py; mpi4py.rc.initialize = False\n"
+        "from dlbench.machine import environment\n"
+        "assert 'mpi.library' not in environment.capture([], {})\n"
+        "from mpi4py import MPI\n"
+        "assert MPI.Get_library_version().startswith(environment.capture([], {})['mpi.library'])\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_switches_of_torch_are_recorded_for_the_device_on_which_they_act() -> None:
+    problems: list[str] = []
+    cpu = torch_facts(problems, torch.device("cpu"))
+    assert cpu["torch.cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+    gpu = torch_facts(problems, torch.device("cuda", 0))
+    assert {"torch.tf32.matmul", "torch.tf32.cudnn", "torch.cudnn.benchmark", "torch.sdpa"} <= gpu.keys() - cpu.keys()
+    torch.backends.cuda.enable_math_sdp(False)
+    try:
+        assert "math" not in torch_facts(problems, torch.device("cuda", 0))["torch.sdpa"]
+    finally:
+        torch.backends.cuda.enable_math_sdp(True)
+    assert problems == []

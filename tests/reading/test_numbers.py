@@ -451,6 +451,8 @@ def test_healthy_runs_raise_one_note_only(tmp_path: Path) -> None:
         (Story(bad_sample_count=2), "bad-samples"),
         (Story(environment_differences=["rank 1: kernel: 1, rank 0 has 2"]), "rank-environment"),
         (Story(settings=[{"key": "k", "requested": 1, "effective": 2, "evidence": "read back"}]), "inert"),
+        (Story(environment={"dlbench.version": "0.0.1"}), "other-dlbench"),
+        (Story(environment={"variable.CUDA_LAUNCH_BLOCKING": "1"}, device="cuda:0 (A100)"), "launch-blocking"),
     ],
 )
 def test_doubts_of_a_run_are_told(tmp_path: Path, story: Story, code: str) -> None:
@@ -490,9 +492,9 @@ def test_doubts_of_a_comparison_are_told(tmp_path: Path) -> None:
     write_pair(tmp_path / "a", Story(environment={"kernel": "1"}), Story(environment={"kernel": "2"}))
     write_pair(tmp_path / "b", Story(), Story(cores=lambda rank: (2 * rank, 2 * rank + 1), threads=2))
     write_pair(tmp_path / "c", Story(data={"index_sha256": "1"}), Story(data={"index_sha256": "2"}))
-    assert codes(tmp_path / "a") == {"synthetic-data", "few-repeats", "run-environment"}
+    assert codes(tmp_path / "a") == {"synthetic-data", "few-repeats", "unlike-runs"}
     assert codes(tmp_path / "b") == {"synthetic-data", "few-repeats", "cores-differ"}
-    assert codes(tmp_path / "c") == {"synthetic-data", "few-repeats", "run-environment"}
+    assert codes(tmp_path / "c") == {"synthetic-data", "few-repeats", "unlike-runs"}
 
 
 def test_noisy_steps_raise_doubt(tmp_path: Path) -> None:

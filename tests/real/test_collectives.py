@@ -24,6 +24,7 @@ from dlbench.jobs.launch import local_environments, rank_environment
 from dlbench.node.collectives import executor
 from dlbench.node.collectives.inputs import DTYPES, EXACT, Inputs
 from dlbench.node.collectives.mpi_transport import start_mpi
+from dlbench.node.collectives.samples import LEAST_SAMPLE_S, enough_operations, over_ranks
 from dlbench.node.collectives.transport import Counters, Part, count_sends
 from dlbench.node.collectives.verify import check
 from dlbench.node.ranks import RankPlace
@@ -225,6 +226,9 @@ class Loopback:
         count_sends(self.counters, sends)
         return arriving, leaving
 
+    def line_up(self) -> None:
+        pass
+
     def wait(self, pending: Any, part: Part, direction: str) -> None:
         """Reads and writes as late as a real library may: when it is waited for."""
         if direction == "to":
@@ -360,6 +364,70 @@ def test_an_overflow_is_called_so() -> None:
     assert "65504" in verdict.problem
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 64])
+def test_sums_of_sums_stay_finite_and_are_checked(ranks: int, dtype: Precision) -> None:
+    """As many in one buffer as may be; one sum too many or too few, and one rank's part missing, are seen."""
+    everyone = [Inputs("allreduce", rank, ranks, 50, dtype) for rank in range(ranks)]
+    chain = everyone[0].longest_chain
+    assert chain is not None
+    buffers = [inputs.given() for inputs in everyone]
+    for done in range(1, chain + 1):
+        before = buffers
+        total = torch.zeros(50, dtype=DTYPES[dtype])
+        for buffer in before:
+            total += buffer
+        assert bool(torch.isfinite(total).all())
+        assert check(everyone[0], total, done).is_right
+        assert not check(everyone[0], total, done + 1).is_right
+        if ranks < 16:
+            assert not check(everyone[0], total - before[-1], done).is_right
+        buffers = [total] * ranks
+
+
+@pytest.mark.parametrize("collective", ["all-gather", "broadcast", "all-to-all"])
+def test_what_is_only_moved_can_be_moved_any_number_of_times(collective: Collective) -> None:
+    assert Inputs(collective, 0, 4, 100, "fp16").longest_chain is None
+
+
+# Samples
+
+
+@given(
+    starts=st.lists(st.integers(0, 10**6), min_size=2, max_size=5),
+    operations=st.integers(1, 1000),
+    each=st.integers(1, 10**6),
+)
+def test_an_early_rank_does_not_lengthen_the_time_on_one_clock(starts: list[int], operations: int, each: int) -> None:
+    """Ranks end together, `operations` after the last of them began: what they waited for each other is no part."""
+    end = max(starts) + operations * each
+    durations = [end - start for start in starts]
+    sample = over_ranks(starts, durations, operations, from_last_start=True, one_clock=True)
+    assert sample.seconds == pytest.approx(each / 1e9)
+    assert sample.skew_s == pytest.approx((max(starts) - min(starts)) / 1e9)
+    # Clocks that have nothing to do with each other: the slowest rank's own time, and the same skew.
+    apart = [start + 10**12 * number for number, start in enumerate(starts)]
+    sample = over_ranks(apart, durations, operations, from_last_start=True, one_clock=False)
+    assert sample.seconds == pytest.approx(max(durations) / operations / 1e9)
+    assert sample.skew_s == pytest.approx((max(starts) - min(starts)) / 1e9)
+
+
+@given(seconds=st.floats(1e-7, 1.0), first=st.floats(0, 1e-3), most=st.integers(1, 1000))
+def test_samples_are_long_enough_with_as_few_operations_as_may_be(seconds: float, first: float, most: int) -> None:
+    """Trials of an operation that takes `seconds`, with `first` more for what ranks wait before the first one."""
+    operations = 1
+    for _ in range(10):
+        wanted = enough_operations(first + seconds * operations, operations, most)
+        if wanted == operations:
+            break
+        operations = wanted
+    else:
+        pytest.fail("the trials do not end")
+    assert 1 <= operations <= most
+    assert operations == most or first + seconds * operations >= LEAST_SAMPLE_S
+    assert operations == 1 or operations * seconds <= 2 * LEAST_SAMPLE_S + 2 * seconds
+
+
 # Whole runs
 
 
@@ -385,7 +453,7 @@ def test_a_run_measures_checks_and_counts_every_point(gloo_run: Ended) -> None:
         assert point.correct is True
         assert point.max_error == 0
         assert point.problem == ""
-        assert len(point.times_s) == 3
+        assert len(point.times_s) == len(point.skew_s) == 3
         assert all(seconds > 0 for seconds in point.times_s)
         if point.algorithm == "library":
             assert (point.steps, point.messages, point.bytes_sent, point.bytes_across) == (None, (), (), ())
@@ -484,6 +552,26 @@ def test_one_rank_exchanges_nothing(tmp_path: Path) -> None:
     assert [(p.correct, p.messages) for p in record.points] == [(True, (0,)), (True, ())]
 
 
+@pytest.mark.slow
+def test_a_rank_that_starts_late_makes_no_operation_longer_and_is_told(tmp_path: Path) -> None:
+    late_s = 0.1
+    plan = plan_for(2, algorithms=("ring",), backends=("gloo",), sizes=(1024,))
+    for point in start(tmp_path, plan, "start_late", rank=1, seconds=late_s).check().record.points:
+        assert max(point.times_s) < late_s / 2
+        # gloo's own barrier, right before the timer, has the early rank wait.
+        assert max(point.skew_s) < late_s / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collective", ["allreduce", "reduce-scatter", "broadcast"])
+def test_short_operations_are_timed_several_at_once(tmp_path: Path, collective: Collective) -> None:
+    plan = plan_for(1, collective=collective, algorithms=ALGORITHMS[collective][:1], backends=("gloo",), sizes=(1024,))
+    for point in start(tmp_path, plan).check().record.points:
+        assert point.operations > 1
+        assert (point.correct, point.max_error, point.problem) == (True, 0, "")
+        assert (point.messages, point.bytes_sent) == (((), ()) if point.algorithm == "library" else ((0,), (0,)))
+
+
 # Runs that go wrong
 
 
@@ -561,9 +649,9 @@ def test_a_library_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path) ->
     """MPI's blocking collectives know no deadline, and mpirun does not see a rank that only stands still."""
     needs_mpi()
     plan = plan_for(2, "mpirun", backends=("mpi",), timeout_s=3.0)
-    ended = start(tmp_path, plan, "stand_still", rank=1, call=3)
+    ended = start(tmp_path, plan, "stand_still", rank=1, call=2)
     assert ended.codes[0] == 124, ended.errors
-    reason = "rank 0, allreduce library (mpi) of 4 KiB, iteration 1: not done within 3 s; another rank is gone or stuck"
+    reason = "rank 0, allreduce library (mpi) of 4 KiB, trial: not done within 3 s; another rank is gone or stuck"
     assert f"dlbench: error: {reason}" in ended.errors[0]
     assert f"on_stuck: {reason}" in ended.errors[0]
 
@@ -572,10 +660,10 @@ def test_a_library_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path) ->
 @pytest.mark.horovod
 def test_horovod_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path, horovod_installed: None) -> None:
     ended = start(
-        tmp_path, plan_for(2, backends=("horovod",), timeout_s=3.0), "stand_still", rank=1, call=3, expect_stopped=1
+        tmp_path, plan_for(2, backends=("horovod",), timeout_s=3.0), "stand_still", rank=1, call=2, expect_stopped=1
     )
     assert ended.codes[0] != 0
-    assert "dlbench: error: rank 0, allreduce library (horovod-gloo) of 4 KiB, iteration 1: " in ended.errors[0]
+    assert "dlbench: error: rank 0, allreduce library (horovod-gloo) of 4 KiB, trial: " in ended.errors[0]
 
 
 # What is missing

@@ -34,6 +34,7 @@ from dlbench.node.collectives.run import CommRun
 from dlbench.node.collectives.torch_transport import GlooTransport
 from dlbench.node.collectives.transport import Transport
 from dlbench.node.collectives.verify import check
+from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace, detect
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
@@ -69,6 +70,7 @@ class Rank:
             self.plan,
             self.folder,
             self.place,
+            CoreBinding(cores=tuple(sorted(os.sched_getaffinity(0))), pinned=False, threads=1, warnings=()),
             CPU,
             lambda done, total, text: points.append((done, total, text)),
             beat,
@@ -161,17 +163,28 @@ class Rank:
 
         self.measure(beat)
 
+    def start_late(self) -> None:
+        """One rank leaves every barrier of the control channel late."""
+        original, late = Control.barrier, self.place.rank == self.options["rank"]
+
+        def barrier(control: Control, what: str) -> None:
+            original(control, what)
+            time.sleep(self.options["seconds"] if late else 0)
+
+        setattr(Control, "barrier", barrier)  # noqa: B010  (mypy refuses to assign to a method)
+        self.measure()
+
     def stand_still(self) -> None:
         """One rank stops inside a library's collective, at a certain call of it; the first is the trial."""
         calls = 0
         original = Reference.run
 
-        def run(reference: Reference) -> None:
+        def run(reference: Reference, times: int) -> None:
             nonlocal calls
             calls += 1
             if calls == self.options["call"]:
                 os.kill(os.getpid(), signal.SIGSTOP)
-            original(reference)
+            original(reference, times)
 
         if self.place.rank == self.options["rank"]:
             setattr(Reference, "run", run)  # noqa: B010  (mypy refuses to assign to a method)

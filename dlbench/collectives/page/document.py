@@ -14,7 +14,7 @@ from dlbench.collectives.results.predictions import Prediction, Predictions
 from dlbench.report.document import Card, Document, Section, remark
 from dlbench.report.runs import without_figures
 from dlbench.report.table import text_sheet
-from dlbench.report.wording import basis_text, figure_text, interval_text, percent, runs_text, value_text
+from dlbench.report.wording import basis_text, figure_text, interval_text, runs_text, value_text
 from dlbench.units import format_bytes
 
 
@@ -47,8 +47,7 @@ def fit_document(fit: Fit) -> Document:
 def predictions_document(found: Predictions) -> Document:
     """What a network expects at each layout."""
     network = found.network
-    error = network.median_error
-    basis = "no point held out" if error is None else f"held-out median error {percent(error)}"
+    basis = "intervals over runs" if network.draws else "too few runs for intervals"
     return Document(
         title=f"Predicted by the fitted costs of {network.system}, {network.transport} "
         f"({network.num_points} points; {basis})",
@@ -193,7 +192,7 @@ def _prediction(found: Predictions, one: Prediction) -> Section:
     return Section(
         id=f"ranks-{one.ranks}",
         title=words.layout_text(found, one),
-        about=(f"Extrapolated: measured up to {one.measured_ranks} ranks only.",) if one.is_extrapolated else (),
+        about=words.extrapolated_text(found, one),
         sheets=(tables.predictions_sheet(found, one),),
         notes=(*changes, words.predicted_fusion_text(found, one)),
     )

@@ -9,8 +9,15 @@ import dlbench
 from dlbench.collectives.page import words
 from dlbench.collectives.results import choice, doubts
 from dlbench.collectives.results.fits import Fit, Fits, fit_all
-from dlbench.collectives.results.measurements import CollectiveGroup, CollectiveTable, Rejected, Series, tabulate
-from dlbench.reading.comparability import Condition, unique_labels
+from dlbench.collectives.results.measurements import (
+    CollectiveGroup,
+    CollectiveTable,
+    Rejected,
+    Series,
+    comparable_id,
+    tabulate,
+)
+from dlbench.reading.comparability import Condition, asked_apart, unique_labels
 from dlbench.reading.doubts import Doubt
 from dlbench.records.collectives_scan import CommRun, CommScan
 from dlbench.report.wording import runs_text
@@ -101,7 +108,8 @@ def assemble(scan: CommScan) -> CollectivesReport:
     table = tabulate(scan)
     measured = [run for group in table.groups for run in group.runs]
     fits = fit_all(table)
-    groups = tuple(_group(group, fits) for group in table.groups)
+    asked = asked_apart([(comparable_id(group.sample), group.sample.plan) for group in table.groups])
+    groups = tuple(_group(group, fits, apart) for group, apart in zip(table.groups, asked, strict=True))
     return CollectivesReport(
         title=words.TITLE,
         as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
@@ -118,7 +126,7 @@ def assemble(scan: CommScan) -> CollectivesReport:
     )
 
 
-def _group(group: CollectiveGroup, fits: Fits) -> GroupReport:
+def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> GroupReport:
     plan = group.sample.plan
     label, best, ranges = words.label_of(group), choice.best(group), choice.recommended(group)
     return GroupReport(
@@ -131,7 +139,7 @@ def _group(group: CollectiveGroup, fits: Fits) -> GroupReport:
         nodes=plan.layout.nodes,
         group_size=group.layout.group_size,
         verdict=words.verdict(group, best, ranges),
-        conditions=words.conditions_of(group),
+        conditions=(*words.conditions_of(group), *apart),
         caption=f"{label}; medians over {runs_text(len(group.runs))}",
         num_runs=len(group.runs),
         series=fits.beside(group).series,

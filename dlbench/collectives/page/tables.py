@@ -10,7 +10,7 @@ from dlbench.collectives.page.words import about, fit_caption, per_byte_text, ra
 from dlbench.collectives.results.choice import Best, Crossover, Ratio, Recommended
 from dlbench.collectives.results.fits import Errors, Fit, LevelCosts
 from dlbench.collectives.results.measurements import Measurement, Rejected, Series
-from dlbench.collectives.results.predictions import Prediction, Predictions
+from dlbench.collectives.results.predictions import PredictedSeries, Prediction, Predictions
 from dlbench.report.runs import MAX_LISTED, warnings_cell
 from dlbench.report.table import Cell, Column, NamedTable, Pivot, Sheet, named_table, times_cell
 from dlbench.report.wording import DASH, basis_text, optional
@@ -51,6 +51,8 @@ _POINTS: tuple[Column[Point], ...] = (
     Column("runs", "", lambda one: one.at.time.n),
     Column("interval", "Interval", lambda one: one.at.time.kind, lambda one: basis_text(one.at.time)),
     Column("iterations", "", lambda one: one.at.iterations),
+    Column("operations", "Operations", lambda one: one.at.operations, unit="count"),
+    Column("skew_s", "Start skew", lambda one: one.at.skew_s, unit="s", is_brief=True),
     Column("steps", "Steps", lambda one: one.at.steps, unit="count"),
     Column("messages", "Messages", lambda one: one.at.messages, unit="count"),
     Column("bytes_sent", "Bytes sent", lambda one: one.at.bytes_sent, unit="count", is_brief=True),
@@ -276,32 +278,59 @@ class _Predicted:
     size: str
     name: str
     seconds: float
+    low: float | None
+    high: float | None
     is_best: bool
 
 
 def predictions_sheet(found: Predictions, one: Prediction) -> Sheet[_Predicted]:
     """Predicted times: a line for each size, a column for each algorithm; the fastest of each line has a star."""
-    lines = [
-        (format_bytes(size), [series.seconds[place] for series in one.series]) for place, size in enumerate(found.sizes)
+    rows = [
+        row
+        for place, size in enumerate(found.sizes)
+        for row in _predicted(format_bytes(size), one, [_at(series, place) for series in one.series])
     ]
     if found.workload_bytes is not None:
-        lines.append((f"gradients, {about(found.workload_bytes)}", [series.workload_s or 0.0 for series in one.series]))
-    rows = [
-        _Predicted(size, series.name + " (line)" * series.is_line, time, place == times.index(min(times)))
-        for size, times in lines
-        for place, (series, time) in enumerate(zip(one.series, times, strict=True))
-    ]
+        size = f"gradients, {about(found.workload_bytes)}"
+        rows += _predicted(size, one, list(map(_workload, one.series)))
+    has_ends = any(row.low is not None for row in rows)
     return Sheet(
         name="predictions",
         title="Predicted times",
         columns=(),
         rows=rows,
         caption="* fastest"
+        + "; in brackets 95 % over runs, the model taken as right but for its bias at the largest rank count" * has_ends
         + "; (line): through sizes measured at this rank count" * any(s.is_line for s in one.series),
-        pivot=Pivot(
-            corner="Size",
-            down=lambda row: row.size,
-            across=lambda row: row.name,
-            cell=lambda row: f"{optional(row.seconds, 's')}{' *' * row.is_best}",
-        ),
+        pivot=Pivot(corner="Size", down=lambda row: row.size, across=lambda row: row.name, cell=_predicted_cell),
     )
+
+
+_Time = tuple[float, float | None, float | None]
+
+
+def _at(series: PredictedSeries, place: int) -> _Time:
+    return (
+        series.seconds[place],
+        None if series.low is None else series.low[place],
+        None if series.high is None else series.high[place],
+    )
+
+
+def _workload(series: PredictedSeries) -> _Time:
+    return series.workload_s or 0.0, series.workload_low_s, series.workload_high_s
+
+
+def _predicted(size: str, one: Prediction, times: list[_Time]) -> list[_Predicted]:
+    best = min(value for value, _, _ in times)
+    return [
+        _Predicted(size, series.name + " (line)" * series.is_line, value, low, high, value == best)
+        for series, (value, low, high) in zip(one.series, times, strict=True)
+    ]
+
+
+def _predicted_cell(row: _Predicted) -> Cell:
+    text = f"{optional(row.seconds, 's')}{' *' * row.is_best}"
+    if row.low is None or row.high is None:
+        return Cell(text, number=row.seconds)
+    return Cell(text, f"[{optional(row.low, 's')}, {optional(row.high, 's')}]", number=row.seconds)

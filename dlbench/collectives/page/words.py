@@ -12,6 +12,7 @@ from dlbench.collectives.results.measurements import CollectiveGroup
 from dlbench.collectives.results.predictions import Prediction, Predictions
 from dlbench.reading.comparability import Condition
 from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text
+from dlbench.specs.collectives.network import LargestHeldOut
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import format_bytes, format_number
 
@@ -130,13 +131,31 @@ def fit_caption(fit: Fit) -> str:
     if not fit.pieces:
         return "Only libraries were measured: each is a line through its sizes, at the rank counts measured."
     ranks = " and ".join(", ".join(map(str, fit.ranks)).rsplit(", ", 1))
-    text = f"Fitted to {fit.num_points} points at {ranks} ranks; in brackets 95 % intervals."
+    basis = (
+        f"in brackets 95 % intervals over {fit.runs} runs a point"
+        if fit.network.draws
+        else "too few runs for intervals"
+    )
+    text = f"Fitted to {fit.num_points} points at {ranks} ranks; {basis}."
     if any(piece.level == "across" for piece in fit.pieces):
         link = "share one link" if fit.shared_link else "have a link each"
         text += f" In the model, ranks of a group {link} to other groups."
     if fit.shared_memory:
         text += " Inside a group the bytes of all its ranks add up: they share memory or processors."
-    return f"{text} Held out: {fit.held_out_by}."
+    return f"{text} {largest_text(fit.largest_held_out)} Held out: {fit.held_out_by}."
+
+
+def largest_text(told: LargestHeldOut | None) -> str:
+    """The error at the largest rank count, in a sentence."""
+    if told is None:
+        return "Error at the largest rank count: not known, the smaller ones do not determine it."
+    ranks = " and ".join(", ".join(map(str, told.fitted_ranks)).rsplit(", ", 1))
+    bias = told.ratio - 1
+    way = "too long" if bias > 0 else "too short"
+    return (
+        f"Error at the largest rank count, held out ({told.ranks} ranks from {ranks}): {percent(told.median_error)} "
+        f"(median; {percent(abs(bias))} {way})."
+    )
 
 
 def layout_text(found: Predictions, one: Prediction) -> str:
@@ -144,6 +163,17 @@ def layout_text(found: Predictions, one: Prediction) -> str:
     groups = one.ranks // one.group_size
     where = f" in {groups} groups of {one.group_size}" if groups > 1 else ""
     return f"{COLLECTIVE_TITLES[found.collective]} {found.dtype}, {one.ranks} ranks{where}"
+
+
+def extrapolated_text(found: Predictions, one: Prediction) -> tuple[str, ...]:
+    """What lies beyond the measured points, and how far the fit was off one step beyond its own."""
+    lines = [f"{series.name}: {series.beyond}" for series in one.series if series.beyond]
+    if not one.extrapolated and not lines:
+        return ()
+    beyond = [f"Extrapolated: {'; '.join([*one.extrapolated, *lines])}."]
+    if one.extrapolated and any(not series.is_line for series in one.series):
+        beyond.append(largest_text(one.largest_held_out))
+    return tuple(beyond)
 
 
 def predicted_fusion_text(found: Predictions, one: Prediction) -> str:
@@ -167,8 +197,11 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Time",
-        "In each iteration the slowest rank counts, from a common start. A run's time is the median over its timed "
-        "iterations.",
+        "An iteration is one operation, or several back to back where one is shorter than 2 ms (fewer where sums of "
+        "sums would leave the type's range); its time is divided by them. Ranks meet at the carrier's own barrier "
+        "first. On one host the time runs from the last rank's start to the last end, otherwise it is the slowest "
+        "rank's. A broadcast on CPUs has a barrier before each operation, outside of the timer. The start skew is how "
+        "far apart ranks began an iteration. A run's time is the median over its timed iterations.",
     ),
     (
         "Medians and intervals",

@@ -8,7 +8,8 @@ from functools import lru_cache
 from dlbench.collectives.results.measurements import CollectiveGroup, layout_of, name_of, why_not
 from dlbench.costs.collectives import Layout, RankCounts, counts
 from dlbench.reading.doubts import Doubt, merged
-from dlbench.reading.environments import Environments, side_by_side
+from dlbench.reading.environments import Environments, environment_doubts, side_by_side
+from dlbench.reading.repeats import shared_nodes, unlike_runs
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun
 from dlbench.specs.collectives.plan import ELEMENT_BYTES, Collective
@@ -21,7 +22,7 @@ NOISY = 0.5
 
 def group_doubts(group: CollectiveGroup) -> list[Doubt]:
     """All reasons to doubt the figures of a group, serious ones first; equal texts once, with their runs."""
-    found = [*_few_repeats(group), *_environments(group.runs), *_one_hosts_layout(group), *_noise(group.runs)]
+    found = [*_few_repeats(group), *_unlike(group.runs), *_one_hosts_layout(group), *_noise(group.runs)]
     # Noise is counted over all runs at once.
     found += merged(doubt for run in group.runs for doubt in run_doubts(run) if doubt.code != "noisy-iterations")
     return sorted(found, key=lambda doubt: doubt.severity != "serious")
@@ -34,6 +35,10 @@ def run_doubts(run: CommRun) -> list[Doubt]:
         return []
     ids = (run.plan.run_id,)
     found = [Doubt(code="recorded", severity="serious", text=text, runs=ids) for text in record.warnings]
+    if shared := shared_nodes(run.plan):
+        found.append(Doubt(code="shared-nodes", severity="serious", text=shared, runs=ids))
+    for code, text in environment_doubts(run.plan, record.environment, on_gpu=record.device.startswith("cuda")):
+        found.append(Doubt(code=code, severity="serious", text=text, runs=ids))
     for point in record.points:
         if why_not(point):
             continue
@@ -93,15 +98,8 @@ def _few_repeats(group: CollectiveGroup) -> Iterator[Doubt]:
         )
 
 
-def _environments(runs: Sequence[CommRun]) -> Iterator[Doubt]:
-    for difference in environment(runs).differences:
-        if not difference.expected:
-            values = "; ".join(f"{value} in {len(ids)}" for value, ids in difference.values[:4])
-            yield Doubt(
-                code="run-environment",
-                severity="serious",
-                text=f"runs differ in their environment: {difference.key}: {values}",
-            )
+def _unlike(runs: Sequence[CommRun]) -> list[Doubt]:
+    return unlike_runs({"": {run.plan.run_id: run.record.environment for run in runs if run.record is not None}})
 
 
 def environment(runs: Sequence[CommRun]) -> Environments:

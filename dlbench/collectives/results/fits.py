@@ -7,27 +7,30 @@ each rank count; the same is done for every algorithm, for programs that want on
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 
-from dlbench.collectives.results.measurements import CollectiveGroup, CollectiveTable, Series
+from dlbench.collectives.results.measurements import CollectiveGroup, CollectiveTable, Measurement, Series
+from dlbench.collectives.results.resampling import LEAST_RUNS, resampled_medians, stretch
 from dlbench.costs.fit.link_fit import Observation, choose_sharing, fit_network
 from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.network import Level, LevelName, LineCost, NetworkModel
+from dlbench.specs.collectives.network import LargestHeldOut, Level, LevelName, LineCost, NetworkModel
 from dlbench.specs.collectives.plan import ELEMENT_BYTES
 
 LARGE_BYTES = 1_000_000
 """Messages from here on are told apart in the errors: what gradients are sent in."""
 
 HELD_OUT_SEVERAL = (
-    "each size and rank count is predicted from points of other sizes and other rank counts; only which costs there "
-    "are is taken from the fit to all points"
+    "each size and rank count is predicted from points of other sizes and other rank counts; which costs there are and "
+    "what ranks share is taken from all points, which flatters these errors a little"
 )
 HELD_OUT_ONE = (
-    "each size is predicted from points of other sizes, all at {ranks} ranks, the only rank count; only which costs "
-    "there are is taken from the fit to all points"
+    "each size is predicted from points of other sizes, all at {ranks} ranks, the only rank count; which costs there "
+    "are and what ranks share is taken from all points, which flatters these errors a little"
 )
 
 PointKey = tuple[str, str, int]
@@ -91,6 +94,10 @@ class Fit:
     """Rank counts behind it, ascending."""
     held_out_by: str
     """How the predictions came about, in words."""
+    runs: int
+    """Behind each point, at least."""
+    largest_held_out: LargestHeldOut | None
+    """Error at the largest rank count, from the smaller ones alone."""
     errors: tuple[Errors, ...]
     """Over all held-out points, over large ones, and by algorithm."""
     lines: tuple[LineCost, ...]
@@ -228,9 +235,27 @@ def lines_of(table: CollectiveTable, scope: Scope) -> tuple[LineCost, ...]:
                 continue
             key = (line_name(group, series), group.layout.ranks)
             if key not in chosen or chosen[key][0] < plan.layout.nodes:
-                line = LineCost(name=key[0], ranks=key[1], startup_s=series.startup_s, per_byte_s=series.per_byte_s)
+                line = LineCost(
+                    name=key[0],
+                    ranks=key[1],
+                    startup_s=series.startup_s,
+                    per_byte_s=series.per_byte_s,
+                    sizes=(series.rows[0].num_bytes, series.rows[-1].num_bytes),
+                    half_width=_half_width(series.rows),
+                )
                 chosen[key] = (plan.layout.nodes, line)
     return tuple(line for _, line in chosen.values())
+
+
+def _half_width(rows: Sequence[Measurement]) -> float | None:
+    """95 % interval of a line's times over runs, plus or minus a share: the runs' common part is that of the middle."""
+    runs = min(len(row.by_run) for row in rows)
+    if runs < LEAST_RUNS:
+        return None
+    # A run shifts all sizes alike at worst, so that more sizes make nothing surer.
+    spreads = [statistics.stdev(math.log(value) for value in row.by_run.values()) for row in rows]
+    median = statistics.median(spreads) * math.sqrt(math.pi / 2 / runs)  # of a median, normal runs
+    return math.expm1(NormalDist().inv_cdf(0.975) * stretch(runs) * math.sqrt(1 - 1 / runs) * median)
 
 
 def line_name(group: CollectiveGroup, series: Series) -> str:
@@ -251,6 +276,8 @@ def _fit(
     used, left = _real_groups(found)
     observed = dict(_observations(used))
     observations = list(observed.values())
+    by_run = [_runs_of(group, one) for group, series in used for one in series.rows]
+    runs = min(map(len, by_run))
     sharing, predictions = choose_sharing(observations)
     network = fit_network(
         observations,
@@ -259,6 +286,8 @@ def _fit(
         sources=tuple(dict.fromkeys(run.plan.run_id for group, _ in used for run in group.runs)),
         fitted=fitted,
         sharing=sharing,
+        resampled=resampled_medians(by_run),
+        runs=runs,
     )
     ranks = tuple(sorted({seen.layout.ranks for seen in observations}))
     keys = {id(seen): key for key, seen in observed.items()}
@@ -292,6 +321,8 @@ def _described(
         shared_link=network.shared_link,
         shared_memory=network.shared_memory,
         num_points=network.num_points,
+        runs=network.fitted_over.runs if network.fitted_over else 1,
+        largest_held_out=network.largest_held_out,
         ranks=ranks,
         held_out_by=held_out_by,
         errors=errors,
@@ -340,6 +371,12 @@ def _errors(predictions: Sequence[tuple[Observation, float]]) -> Iterator[Errors
     for name in order:
         values = scopes[name]
         yield Errors(scope=name, num_points=len(values), median=statistics.median(values), worst=max(values))
+
+
+def _runs_of(group: CollectiveGroup, one: Measurement) -> dict[str, float]:
+    """Seconds of each run, by series and repeat: runs of a repeat were interleaved, whatever their rank count."""
+    names = {run.plan.run_id: f"{run.plan.series.id}/{run.plan.series.repeat}" for run in group.runs}
+    return {names[run_id]: seconds for (run_id, _), seconds in one.by_run.items()}
 
 
 def _observations(found: Iterable[tuple[CollectiveGroup, Series]]) -> Iterator[tuple[PointKey, Observation]]:

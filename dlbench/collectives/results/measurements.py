@@ -8,14 +8,13 @@ all-gather the gathered result, for reduce-scatter the input.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dlbench.costs.collectives import Layout
 from dlbench.costs.fit.link_fit import fit_line
 from dlbench.costs.predictions import bus_factor
+from dlbench.reading.comparability import digest_of, system_content
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun, CommScan
 from dlbench.specs.base import Precision
@@ -64,6 +63,10 @@ class Measurement:
     """GB/s; None for one rank, where nothing crosses a bus."""
     iterations: int
     """Timed iterations of each run, at least."""
+    operations: int = 1
+    """Of an iteration, back to back, at least: its time is divided by them."""
+    skew_s: float | None = None
+    """Median over all iterations of how far apart ranks began them, seconds; None where it was not recorded."""
     steps: int | None = None
     """Most steps of a rank, counted; None for libraries."""
     messages: int | None = None
@@ -215,10 +218,22 @@ def layout_of(run: CommRun) -> Layout:
 
 
 def group_id(run: CommRun) -> str:
-    """A digest equal for exactly those runs whose points may be compared; stable over time and machines."""
+    """A digest equal for exactly those runs whose points may be averaged; stable over time and machines.
+
+    Runs that were asked for unlike of the system are apart; what only their records show is a doubt.
+    """
+    return digest_of({**_comparable(run), "asked": system_content(run.plan)})
+
+
+def comparable_id(run: CommRun) -> str:
+    """The same for runs that may be compared: what was asked of the system may differ."""
+    return digest_of(_comparable(run))
+
+
+def _comparable(run: CommRun) -> dict[str, object]:
     plan = run.plan
     assert run.record is not None
-    content = {
+    return {
         "system": plan.system.name,
         "launch": plan.system.launch.model_dump(mode="json"),
         "layout": plan.layout.model_dump(mode="json"),
@@ -228,7 +243,6 @@ def group_id(run: CommRun) -> str:
         "dtype": plan.comm.dtype,
         "device": run.record.device,
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def series_order(name: SeriesName, collective: Collective) -> tuple[bool, int, str, str]:
@@ -318,12 +332,15 @@ def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> M
         low, high = np.percentile(next(iter(times.values())), [25, 75])
         time = interval(time.value, low, high, 1, "within-run", "s")
     one = points[0][1]
+    skews = [seconds for _, point in points for seconds in point.skew_s]
     return Measurement(
         num_bytes=one.num_bytes,
         time=time,
         algbw=rate(time, one.num_bytes),
         busbw=rate(time, one.num_bytes * factor) if factor > 0 else None,
         iterations=min(map(len, times.values())),
+        operations=min(point.operations for _, point in points),
+        skew_s=float(np.median(skews)) if skews else None,
         steps=one.steps,
         messages=max(one.messages, default=None),
         bytes_sent=max(one.bytes_sent, default=None),

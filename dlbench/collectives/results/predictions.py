@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dlbench.collectives.results.choice import RATE_SHARE, fusion_bytes
 from dlbench.costs.collectives import Layout
 from dlbench.costs.fit.link_fit import fit_line
-from dlbench.costs.predictions import crossovers, predict
+from dlbench.costs.predictions import crossovers, features, predict
 from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives.network import NetworkModel
+from dlbench.specs.collectives.network import FittedRange, LargestHeldOut, LineCost, NetworkModel
 from dlbench.specs.collectives.plan import ALGORITHMS, ELEMENT_BYTES, GROUPED_ALGORITHMS, Collective
+from dlbench.units import format_bytes
 
 FORMAT = "dlbench.comm-prediction"
 VERSION = 1
@@ -45,8 +46,15 @@ class PredictedSeries:
     """Whether it is a line through measured sizes at this rank count, and no model."""
     seconds: tuple[float, ...]
     """By size."""
+    low: tuple[float, ...] | None
+    """Low ends of 95 % intervals, by size; None: the fit is of single runs."""
+    high: tuple[float, ...] | None
+    beyond: str
+    """For a line, why it is an extrapolation at some of these sizes; empty where it is none."""
     workload_s: float | None
     """Of all gradients as one message."""
+    workload_low_s: float | None = None
+    workload_high_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +63,10 @@ class Prediction:
 
     ranks: int
     group_size: int
-    measured_ranks: int | None
-    """Largest rank count behind the fit; None where the file does not say."""
+    extrapolated: tuple[str, ...]
+    """What is asked beyond the points behind the fitted costs, each in words; not of lines."""
+    largest_held_out: LargestHeldOut | None
+    """How far the same fit is off one step beyond its points."""
     series: tuple[PredictedSeries, ...]
     best: tuple[str, ...]
     """Fastest algorithm by size."""
@@ -70,8 +80,6 @@ class Prediction:
     """Messages of that size that all gradients make."""
     fusion_workload_s: float | None
     """Seconds that these take one after the other, without any overlap."""
-    is_extrapolated: bool
-    """Whether there are more ranks than were ever measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +126,11 @@ def _predict(network: NetworkModel, ranks: int, wanted: Wanted) -> Prediction:
     algorithms = _algorithms(wanted, layout) if has_levels or wanted.algorithms else ()
     series = _series(network, algorithms, layout, wanted)
     fusion = _fusion(network, series, layout, wanted)
-    measured = max((line.ranks for line in network.collectives), default=None)
     return Prediction(
         ranks=ranks,
         group_size=layout.group_size,
-        measured_ranks=measured,
+        extrapolated=_beyond(network.fitted_over, layout, wanted) if algorithms else (),
+        largest_held_out=network.largest_held_out,
         series=tuple(series),
         best=tuple(min(series, key=lambda one: one.seconds[index]).name for index in range(len(wanted.sizes))),
         crossovers=_crossovers(network, algorithms, layout, wanted),
@@ -130,8 +138,33 @@ def _predict(network: NetworkModel, ranks: int, wanted: Wanted) -> Prediction:
         fusion_bytes=fusion.num_bytes,
         fusion_messages=fusion.messages,
         fusion_workload_s=fusion.workload_s,
-        is_extrapolated=measured is not None and ranks > measured,
     )
+
+
+def _beyond(fitted: FittedRange | None, layout: Layout, wanted: Wanted) -> tuple[str, ...]:
+    """What of a layout and its sizes lies outside of the points behind the costs, in words."""
+    if fitted is None:
+        return ("the file does not say what its costs were fitted to",)
+    asked: list[tuple[str, int, tuple[int, ...]]] = [
+        ("ranks", layout.ranks, fitted.ranks),
+        ("ranks in a group", layout.group_size, fitted.group_sizes),
+        ("groups", layout.num_groups, fitted.num_groups),
+    ]
+    found = [
+        f"{count:,} {what}, fitted at {', '.join(f'{one:,}' for one in known)}"
+        for what, count, known in asked
+        if not known[0] <= count <= known[-1]
+    ]
+    sizes = (*wanted.sizes, *([] if wanted.workload_bytes is None else [wanted.workload_bytes]))
+    return (*found, *_sizes_beyond(sizes, fitted.sizes))
+
+
+def _sizes_beyond(sizes: Sequence[int], fitted: tuple[int, int]) -> tuple[str, ...]:
+    outside = [size for size in sizes if not fitted[0] <= size <= fitted[1]]
+    if not outside:
+        return ()
+    where = " and ".join(format_bytes(size) for size in dict.fromkeys((min(outside), max(outside))))
+    return (f"{where}, fitted from {format_bytes(fitted[0])} to {format_bytes(fitted[1])}",)
 
 
 def _layout(ranks: int, wanted: Wanted) -> Layout:
@@ -145,14 +178,13 @@ def _layout(ranks: int, wanted: Wanted) -> Layout:
 
 def _series(network: NetworkModel, algorithms: Sequence[str], layout: Layout, wanted: Wanted) -> list[PredictedSeries]:
     series = [
-        PredictedSeries(
-            name=name,
-            is_line=False,
-            seconds=tuple(_seconds(network, name, size, layout, wanted) for size in wanted.sizes),
-            workload_s=_whole(network, name, layout, wanted),
-        )
+        _series_of(name, [_interval(network, name, size, layout, wanted) for size in wanted.sizes])
         for name in algorithms
     ]
+    if wanted.workload_bytes is not None:
+        series = [
+            _with_workload(one, network, _rounded(wanted.workload_bytes, wanted), layout, wanted) for one in series
+        ]
     if not wanted.algorithms:
         series += _lines(network, layout.ranks, wanted)
     if not series:
@@ -162,6 +194,50 @@ def _series(network: NetworkModel, algorithms: Sequence[str], layout: Layout, wa
             f"{', '.join(map(str, measured))} ranks; fit runs of dlbench's own algorithms to predict others"
         )
     return series
+
+
+def _series_of(name: str, times: Sequence[tuple[float, float | None, float | None]]) -> PredictedSeries:
+    lows, highs = [low for _, low, _ in times if low is not None], [high for *_, high in times if high is not None]
+    has_ends = len(lows) == len(highs) == len(times)
+    return PredictedSeries(
+        name=name,
+        is_line=False,
+        seconds=tuple(value for value, _, _ in times),
+        low=tuple(lows) if has_ends else None,
+        high=tuple(highs) if has_ends else None,
+        beyond="",
+        workload_s=None,
+    )
+
+
+def _interval(
+    network: NetworkModel, name: str, num_bytes: int, layout: Layout, wanted: Wanted
+) -> tuple[float, float | None, float | None]:
+    """A predicted time with the middle 95 % of the network's draws; wider beyond the largest rank count by its bias.
+
+    What a fit to the smaller rank counts missed at the largest one, it is taken to miss again for each step as long
+    (in doublings) beyond that.
+    """
+    import numpy as np
+
+    width = ELEMENT_BYTES[wanted.dtype]
+    found = features(wanted.collective, name, num_bytes, layout, network, element_bytes=width, shards=wanted.shards)
+    value = found.seconds(network)
+    drawn = found.drawn(network)
+    if not drawn:
+        return value, None, None
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    factor = _continued_bias(network.largest_held_out, num_bytes, layout.ranks)
+    return value, min(value, float(low) * min(1.0, factor)), max(value, float(high) * max(1.0, factor))
+
+
+def _continued_bias(told: LargestHeldOut | None, num_bytes: int, ranks: int) -> float:
+    """Measured over predicted (1) if the bias at the largest rank count, that of the nearest size, goes on."""
+    if told is None or ranks <= told.ranks:
+        return 1.0
+    nearest_size = min(told.by_size, key=lambda one: abs(math.log(one.num_bytes / max(1, num_bytes))))
+    steps = math.log(ranks / told.ranks) / math.log(told.ranks / told.fitted_ranks[-1])
+    return float((1 / nearest_size.ratio) ** steps)
 
 
 def _crossovers(
@@ -202,10 +278,11 @@ def _seconds(network: NetworkModel, name: str, num_bytes: int, layout: Layout, w
     return predict(wanted.collective, name, num_bytes, layout, network, element_bytes=width, shards=wanted.shards)
 
 
-def _whole(network: NetworkModel, name: str, layout: Layout, wanted: Wanted) -> float | None:
-    if wanted.workload_bytes is None:
-        return None
-    return _seconds(network, name, _rounded(wanted.workload_bytes, wanted), layout, wanted)
+def _with_workload(
+    series: PredictedSeries, network: NetworkModel, num_bytes: int, layout: Layout, wanted: Wanted
+) -> PredictedSeries:
+    value, low, high = _interval(network, series.name, num_bytes, layout, wanted)
+    return replace(series, workload_s=value, workload_low_s=low, workload_high_s=high)
 
 
 def _rounded(num_bytes: float, wanted: Wanted) -> int:
@@ -218,17 +295,29 @@ def _lines(network: NetworkModel, ranks: int, wanted: Wanted) -> list[PredictedS
     """Lines of libraries' all-reduces that were measured at this rank count."""
     if wanted.collective != "allreduce":
         return []
-    whole = wanted.workload_bytes
     return [
-        PredictedSeries(
-            name=line.name,
-            is_line=True,
-            seconds=tuple(line.time(size) for size in wanted.sizes),
-            workload_s=None if whole is None else line.time(whole),
-        )
+        _line_series(line, wanted)
         for line in network.collectives
         if line.ranks == ranks and line.name.endswith(" flat")
     ]
+
+
+def _line_series(line: LineCost, wanted: Wanted) -> PredictedSeries:
+    seconds = [line.time(size) for size in wanted.sizes]
+    wide = line.half_width
+    whole = None if wanted.workload_bytes is None else line.time(wanted.workload_bytes)
+    beyond = () if line.sizes is None else _sizes_beyond(wanted.sizes, line.sizes)
+    return PredictedSeries(
+        name=line.name,
+        is_line=True,
+        seconds=tuple(seconds),
+        low=None if wide is None else tuple(one / (1 + wide) for one in seconds),
+        high=None if wide is None else tuple(one * (1 + wide) for one in seconds),
+        beyond="".join(beyond),
+        workload_s=whole,
+        workload_low_s=None if whole is None or wide is None else whole / (1 + wide),
+        workload_high_s=None if whole is None or wide is None else whole * (1 + wide),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

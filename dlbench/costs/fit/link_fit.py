@@ -10,18 +10,28 @@ tell from beta, and breaks in the size of messages, where a transport changes it
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlbench.costs.fit.cost_descent import CostFit, descend
-from dlbench.costs.fit.least_errors import fit_line, least_relative
+from dlbench.costs.fit.least_errors import fit_line
 from dlbench.costs.fit.load_table import LEVELS, LoadTable, Observation, Structure
 from dlbench.costs.fit.step_loads import ONE_LINK, Sharing
 from dlbench.errors import UserError
-from dlbench.specs.collectives.network import Level, LevelName, LineCost, NetworkModel, Piece
+from dlbench.specs.collectives.network import (
+    FittedRange,
+    LargestHeldOut,
+    Level,
+    LevelName,
+    LineCost,
+    NetworkModel,
+    Piece,
+    SizeBias,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +40,16 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["LineCost", "Observation", "Sharing", "choose_sharing", "fit_line", "fit_network", "held_out"]
+__all__ = [
+    "LineCost",
+    "Observation",
+    "Sharing",
+    "choose_sharing",
+    "fit_line",
+    "fit_network",
+    "held_out",
+    "hold_out_largest",
+]
 
 CLEAR_GAIN = 10.0
 MOST_BREAKS = 3
@@ -41,7 +60,8 @@ POINTS_OF_A_PIECE = 4
 """Points that must have messages of a piece."""
 SMALLEST_MEAN_ERROR = 1e-4
 """Mean relative errors below this count as this large: exact data need no cost more."""
-BOOTSTRAPS = 200
+DIGITS = 6
+"""Significant digits of a drawn cost: far below its scatter."""
 
 
 def fit_network(
@@ -52,13 +72,15 @@ def fit_network(
     sources: Sequence[str],
     fitted: str,
     sharing: Sharing = ONE_LINK,
+    resampled: Array | None = None,
+    runs: int = 1,
 ) -> NetworkModel:
     """The network that the measured collectives show.
 
     A level without a message in them is None. A level whose messages never decided a step has alpha and beta 0 with
     an interval up to those of the other level: the points only show that it is no slower. Intervals are the middle
-    95 % of fits to points drawn with replacement. `median_error` is the median over `held_out`, None where no point
-    could be held out.
+    95 % of fits to resampled runs, each begun from the costs of the fit, with its breaks. `median_error` is the median
+    over `held_out`, None where no point could be held out.
 
     Args:
         observations: measured points.
@@ -67,6 +89,9 @@ def fit_network(
         sources: runs they are from.
         fitted: when, UTC, ISO 8601.
         sharing: what the ranks of a group share; see `choose_sharing`.
+        resampled: seconds of every point in each resample of the runs, shape (resamples, points); None: single runs,
+            which say nothing of their scatter, so that there are no intervals.
+        runs: behind each point, at least.
 
     Raises:
         UserError: too few points or sizes, a point that is no measurement; otherwise as `costs.schedules.schedule`.
@@ -74,7 +99,8 @@ def fit_network(
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
     errors = [abs(predicted / seen.seconds - 1) for seen, predicted in _held_out(table, observations, fit)]
-    intervals = _intervals(table, fit)
+    drawn = None if resampled is None else _redone(table, fit, resampled)
+    intervals = None if drawn is None else _ends(drawn)
     return NetworkModel(
         system=system,
         transport=transport,
@@ -85,8 +111,69 @@ def fit_network(
         shared_memory=sharing.memory,
         median_error=statistics.median(errors) if errors else None,
         num_points=len(observations),
+        fitted_over=_range(observations, runs),
+        largest_held_out=hold_out_largest(observations),
+        draws=() if drawn is None else _draws(table, fit.structure, drawn),
         sources=tuple(sources),
         fitted=fitted,
+    )
+
+
+def _range(observations: Sequence[Observation], runs: int) -> FittedRange:
+    def distinct(values: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(set(values)))
+
+    sizes = [seen.num_bytes for seen in observations]
+    return FittedRange(
+        ranks=distinct(seen.layout.ranks for seen in observations),
+        group_sizes=distinct(min(seen.layout.group_size, seen.layout.ranks) for seen in observations),
+        num_groups=distinct(seen.layout.num_groups for seen in observations),
+        sizes=(min(sizes), max(sizes)),
+        runs=runs,
+    )
+
+
+def hold_out_largest(observations: Sequence[Observation]) -> LargestHeldOut | None:
+    """The points of the largest rank count as a fit to all others predicts them: what a step beyond them is worth.
+
+    That fit chooses everything anew: breaks, gamma, and what ranks share. None where there is one rank count only, or
+    where the others are too few or do not determine a single point of it.
+    """
+    import numpy as np
+
+    largest = max(seen.layout.ranks for seen in observations)
+    others = [seen for seen in observations if seen.layout.ranks < largest]
+    if not others:
+        return None
+    try:
+        sharing, _ = choose_sharing(others)
+        table = LoadTable(others, sharing)
+        fit = _fit(table, others)
+    except UserError:
+        return None
+    wanted = [seen for seen in observations if seen.layout.ranks == largest]
+    beyond = LoadTable(wanted, sharing)
+    rows = beyond.rows(beyond.loads(fit.structure), fit.costs, gamma=fit.structure.gamma)
+    known = (fit.rows > 0).any(axis=0)
+    found = [
+        (seen.num_bytes, float(row @ fit.costs) / seen.seconds)
+        for seen, row in zip(wanted, rows, strict=True)
+        if known[row > 0].all() and row @ fit.costs > 0
+    ]
+    if not found:
+        return None
+    ratios = [ratio for _, ratio in found]
+    sizes = sorted({size for size, _ in found})
+    return LargestHeldOut(
+        ranks=largest,
+        fitted_ranks=tuple(sorted({seen.layout.ranks for seen in others})),
+        num_points=len(found),
+        ratio=statistics.median(ratios),
+        median_error=float(np.median(np.abs(np.array(ratios) - 1))),
+        by_size=tuple(
+            SizeBias(num_bytes=size, ratio=statistics.median(ratio for n, ratio in found if n == size))
+            for size in sizes
+        ),
     )
 
 
@@ -242,36 +329,59 @@ def _with_breaks(structure: Structure, level: LevelName, breaks: tuple[int, ...]
     return replace(structure, inside=breaks) if level == "inside" else replace(structure, across=breaks)
 
 
-def _intervals(table: LoadTable, fit: CostFit) -> Array:
-    """Ends of the middle 95 % of each cost over fits to points drawn with replacement: (2, columns)."""
+def _redone(table: LoadTable, fit: CostFit, resampled: Array) -> Array:
+    """Costs fitted again to each resample, shape (resamples, columns)."""
     import numpy as np
 
-    rng = np.random.default_rng(0)
-    size = len(table.seconds)
-    drawn = (rng.integers(0, size, size) for _ in range(BOOTSTRAPS))
-    costs = [least_relative(fit.rows[points], table.seconds[points], rounds=12) for points in drawn]
-    ends: Array = np.quantile(np.array(costs), [0.025, 0.975], axis=0)
+    everything = np.ones(len(table.seconds), dtype=bool)
+    found = []
+    for seconds in resampled:
+        other = copy.copy(table)
+        other.seconds = seconds
+        found.append(descend(other, fit.structure, everything, fit).costs)
+    return np.array(found)
+
+
+def _ends(drawn: Array) -> Array:
+    """Ends of the middle 95 % of each cost: (2, columns)."""
+    import numpy as np
+
+    ends: Array = np.quantile(drawn, [0.025, 0.975], axis=0)
     return ends
 
 
-def _level(table: LoadTable, fit: CostFit, intervals: Array, level: LevelName) -> Level | None:
+def _draws(table: LoadTable, structure: Structure, drawn: Array) -> tuple[tuple[float, ...], ...]:
+    """As the file holds them: of the levels that it has."""
+    columns = [
+        structure.column(level, piece) + one
+        for level in LEVELS
+        if len(table.sizes(level))
+        for piece in range(len(structure.breaks(level)) + 1)
+        for one in (0, 1)
+    ]
+    return tuple(tuple(float(f"{cost:.{DIGITS}g}") for cost in draw[[*columns, -1]]) for draw in drawn)
+
+
+def _level(table: LoadTable, fit: CostFit, intervals: Array | None, level: LevelName) -> Level | None:
+    import numpy as np
+
     if not len(table.sizes(level)):
         return None
     structure = fit.structure
     pieces = []
     for index, limit in enumerate((*structure.breaks(level), None)):
         alpha = structure.column(level, index)
-        ends = intervals[:, alpha : alpha + 2].copy()
+        ends = None if intervals is None else intervals[:, alpha : alpha + 2].copy()
         if not fit.rows[:, alpha : alpha + 2].any():  # it never decided a step
             other = structure.column("across" if level == "inside" else "inside", 0)
-            ends[1] = fit.costs[other : other + 2]
+            ends = np.stack([np.zeros(2), fit.costs[other : other + 2]])
         pieces.append(
             Piece(
                 up_to_bytes=limit,
                 alpha_s=float(fit.costs[alpha]),
                 beta_s_per_byte=float(fit.costs[alpha + 1]),
-                alpha_interval_s=(float(ends[0, 0]), float(ends[1, 0])),
-                beta_interval_s_per_byte=(float(ends[0, 1]), float(ends[1, 1])),
+                alpha_interval_s=None if ends is None else (float(ends[0, 0]), float(ends[1, 0])),
+                beta_interval_s_per_byte=None if ends is None else (float(ends[0, 1]), float(ends[1, 1])),
             )
         )
     return Level(pieces=tuple(pieces))

@@ -179,6 +179,8 @@ def _cautions(found: ComparedPoint, whole: Comparison) -> Iterator[str]:
     if found.b is None:
         yield "B has no run with figures here: nothing is compared."
         return
+    for side, point in (("A", found.a), ("B", found.b)):
+        yield from (f"{side}: {text}." for text in point.doubts)
     if found.unpaired:
         yield f"{runs_text(found.unpaired)} without a partner on the other side left out."
     shared = {run.run_id for run in found.a.runs} & {run.run_id for run in found.b.runs}

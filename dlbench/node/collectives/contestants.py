@@ -30,6 +30,8 @@ class Contestant(Protocol):
     carrier: str
     counters: Counters | None
     """What it sent; None for libraries, which do not tell."""
+    is_in_place: bool
+    """Whether it works on what the operation before left, in `Vectors.data`; otherwise it reads `Vectors.given`."""
 
     def bind(self, vectors: Vectors) -> str:
         """Prepares for vectors of one size; why it cannot do this one, or nothing.
@@ -38,8 +40,15 @@ class Contestant(Protocol):
             DlbenchError: the algorithm does not exist for these ranks.
         """
 
-    def run(self) -> None:
-        """The collective, once: this is timed.
+    def line_up(self) -> None:
+        """Waits for all ranks by the carrier's own barrier, where it has one: the last thing before the timer.
+
+        Raises:
+            RunError: a rank is gone or stuck.
+        """
+
+    def run(self, times: int) -> None:
+        """The collective, so many times back to back: this is timed.
 
         Raises:
             RunError: it failed, and nothing can be done with it any more.
@@ -56,6 +65,7 @@ class OwnAlgorithm:
         self.algorithm = algorithm
         self.carrier = transport.carrier
         self.counters: Counters | None = transport.counters
+        self.is_in_place = comm.collective in ("allreduce", "reduce-scatter")
         self._comm = comm
         self._transport = transport
         self._execution: Execution | None = None
@@ -75,9 +85,13 @@ class OwnAlgorithm:
         self._execution = Execution(steps, vectors.data, transport, source)
         return ""
 
-    def run(self) -> None:
+    def line_up(self) -> None:
+        self._transport.line_up()
+
+    def run(self, times: int) -> None:
         assert self._execution is not None
-        self._execution.run()
+        for _ in range(times):
+            self._execution.run()
 
     def settle(self) -> None:
         """The result is there already."""

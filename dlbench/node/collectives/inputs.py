@@ -1,7 +1,8 @@
 """What every rank puts in, and what must come out: known on every rank without a message.
 
 All inputs repeat one random pattern of entries of a small table; each rank has a table of its own, so the sum of all
-ranks' inputs repeats the same pattern of the sum of the tables. That is cheap for any size, and nothing cancels.
+ranks' inputs repeats the same pattern of the sum of the tables. That is cheap for any size, and nothing cancels. Sums
+back to back in one buffer sum sums: after n of them it holds the total times ranks^(n - 1).
 
 Entries are whole numbers from 1, so small that the sum of all ranks still is an exact number of the type: then sums
 are exact in any order, and every difference is a mistake. fp32 holds whole numbers up to 2^24 exactly, fp16 up to 2^11,
@@ -10,6 +11,7 @@ bf16 up to 2^8. Only with more ranks than half of that must rounding be allowed;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,6 +31,9 @@ ENTRIES = 1021
 SEED = 20211
 
 _LARGEST_ENTRY = 1000
+_LOOSEST = 1 / 16
+"""Rounding that the result of sums of sums may have, relative: one contribution too many or too few is seen with up to
+16 ranks, one sum too many or too few with any number."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,23 @@ class Inputs:
         """
         if not self.is_sum or self.ranks * self._largest <= EXACT[self.dtype]:
             return 0.0
+        return self._rounding
+
+    @property
+    def _rounding(self) -> float:
+        """Bound of the relative error of one sum over ranks that need not be exact."""
         return self.ranks / (2 * EXACT[self.dtype])
+
+    @property
+    def longest_chain(self) -> int | None:
+        """Most sums back to back in one buffer, 1 or more: what more would make could not be told from a wrong result.
+
+        Limits are the largest number of the type and the rounding of all of them. None: any number.
+        """
+        if not self.is_sum or self.ranks == 1:
+            return None
+        room = torch.finfo(DTYPES[self.dtype]).max / self._largest
+        return max(1, min(int(math.log(room) / math.log(self.ranks)), int(_LOOSEST / self._rounding)))
 
     def table(self, rank: int) -> torch.Tensor:
         """A rank's entries, float64, as they are in the type."""
@@ -107,8 +128,8 @@ class Inputs:
             first, count = block(self.elements, self.ranks, self.rank)
             data[first : first + count] = given[first : first + count]
 
-    def expected(self) -> list[Expected]:
-        """What must be where in the end."""
+    def expected(self, chained: int = 1) -> list[Expected]:
+        """What must be where in the end: after so many operations, each on the result of the one before."""
         n, p, r = self.elements, self.ranks, self.rank
         if self.collective == "broadcast":
             return [Expected(0, 0, n, self.table(0))]
@@ -118,9 +139,13 @@ class Inputs:
         if self.collective == "all-to-all":
             pieces = [all_to_all_block(n, p, i, r) for i in range(p)]
             return [Expected(into, first, count, self.table(i)) for i, (first, into, count) in enumerate(pieces)]
-        total = torch.stack([self.table(i) for i in range(p)]).sum(dim=0)
+        total = torch.stack([self.table(i) for i in range(p)]).sum(dim=0) * float(p) ** (chained - 1)
         first, count = (0, n) if self.collective == "allreduce" else block(n, p, r)
         return [Expected(first, first, count, total)]
+
+    def tolerance_of(self, chained: int) -> float:
+        """`tolerance` after so many operations, each on the result of the one before."""
+        return self.tolerance if chained == 1 or not self.is_sum else chained * self._rounding
 
     def wanted(self, part: Expected) -> Iterator[tuple[int, torch.Tensor]]:
         """What a run of elements must hold, in float64 and in pieces: first element in the buffer, values."""

@@ -15,21 +15,44 @@ from dlbench.node.collectives.contestants import Contestant, Vectors
 from dlbench.node.collectives.control import Control
 from dlbench.node.collectives.deadline import Deadline
 from dlbench.node.collectives.inputs import DTYPES, Inputs
+from dlbench.node.collectives.samples import LEAST_SAMPLE_S, MOST_OPERATIONS, Timed, enough_operations, over_ranks
 from dlbench.node.collectives.verify import check
 from dlbench.node.ranks import RankPlace
 from dlbench.records.collectives import CommPoint
 from dlbench.specs.collectives.plan import ELEMENT_BYTES, CommSpec
 from dlbench.units import format_bytes
 
+_TRIALS = 3
+"""Samples of each number of operations that is tried."""
+_COLD = 20
+"""So many times as long as a sample need be, the first operation is no short one, however cold it was."""
+
 
 @dataclass
 class _Taken:
     """What one rank noted of one contestant."""
 
+    operations: int = 1
+    """Of each sample; the same on all ranks."""
+    starts_ns: list[int] = field(default_factory=list)
     durations_ns: list[int] = field(default_factory=list)
     counters: dict[str, int] | None = None
+    """Of one operation."""
     max_error: float | None = None
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What all contestants of one size share."""
+
+    vectors: Vectors
+    inputs: Inputs
+
+    @property
+    def text(self) -> str:
+        """`4 KiB`."""
+        return format_bytes(self.vectors.data.numel() * self.vectors.data.element_size())
 
 
 class Measurement:
@@ -54,6 +77,7 @@ class Measurement:
         self._deadline = deadline
         self._beat = beat
         self._largest_input = largest_input
+        self._one_clock = share_clock(control, place)
 
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
         """One point for each contestant; the same on every rank.
@@ -69,14 +93,17 @@ class Measurement:
         )
         given = inputs.given().to(self._device)
         vectors = Vectors(torch.zeros(elements, dtype=DTYPES[comm.dtype], device=self._device), given)
+        size = _Size(vectors, inputs)
         taken = {contestant: _Taken(problem=contestant.bind(vectors)) for contestant in contestants}
         able = [contestant for contestant in contestants if not taken[contestant].problem]
         gc.collect()
         gc.disable()
         try:
+            for contestant in able:
+                taken[contestant].operations = self._enough(contestant, size)
             for iteration in range(comm.warmup + comm.iterations):
                 for contestant in able:
-                    self._iterate(contestant, iteration, vectors, inputs, taken[contestant])
+                    self._iterate(contestant, iteration, size, taken[contestant])
         finally:
             gc.enable()
         return [self._point(contestant, num_bytes, taken[contestant]) for contestant in contestants]
@@ -95,43 +122,123 @@ class Measurement:
         }
         self._control.agree("next point", point)
 
-    def _iterate(self, contestant: Contestant, iteration: int, vectors: Vectors, inputs: Inputs, taken: _Taken) -> None:
+    def _what(self, contestant: Contestant, size: _Size, which: str) -> str:
+        return f"{self._comm.collective} {contestant.algorithm} ({contestant.carrier}) of {size.text}, {which}"
+
+    def _enough(self, contestant: Contestant, size: _Size) -> int:
+        """How many operations make a sample: the same on all ranks, found by trials."""
+        what = self._what(contestant, size, "trial")
+        chain = size.inputs.longest_chain if contestant.is_in_place else None
+        most = min(MOST_OPERATIONS, chain or MOST_OPERATIONS)
+        operations, trials = 1, 1
+        while True:
+            own = [self._sample(contestant, size, operations, what) for _ in range(trials)]
+            samples = self._over_ranks(self._control.gather(what, own), operations)
+            # The shortest of a few: a rank that lost its core in between says nothing on the operation.
+            shortest = min(one.seconds * operations for one in samples)
+            if trials == 1 and shortest < _COLD * LEAST_SAMPLE_S:
+                trials = _TRIALS  # the first one was cold: buffers, connections
+                continue
+            wanted = enough_operations(shortest, operations, most)
+            if wanted == operations:
+                return operations
+            operations = wanted
+
+    def _iterate(self, contestant: Contestant, iteration: int, size: _Size, taken: _Taken) -> None:
         comm = self._comm
-        size = format_bytes(vectors.data.numel() * vectors.data.element_size())
-        what = f"{comm.collective} {contestant.algorithm} ({contestant.carrier}) of {size}, iteration {iteration}"
+        what = self._what(contestant, size, f"iteration {iteration}")
+        start, duration = self._sample(contestant, size, taken.operations, what)
+        if iteration >= comm.warmup:
+            taken.starts_ns.append(start)
+            taken.durations_ns.append(duration)
+        if iteration == comm.warmup + comm.iterations - 1:
+            self._conclude(contestant, size, taken, what)
+
+    def _sample(self, contestant: Contestant, size: _Size, operations: int, what: str) -> tuple[int, int]:
+        """So many operations from fresh inputs: this rank's start, and its time for all of them, nanoseconds."""
         self._beat(what)
-        inputs.reset(vectors.data, vectors.given)
-        counters = contestant.counters
-        if counters is not None:
-            counters.reset()
+        size.inputs.reset(size.vectors.data, size.vectors.given)
+        if contestant.counters is not None:
+            contestant.counters.reset()
         self._synchronise()
         self._control.barrier(what)
         self._deadline.begin(what)
+        runs, each = (operations, 1) if self._is_apart else (1, operations)
+        first, duration = 0, 0
         try:
-            begin = time.perf_counter_ns()
-            contestant.run()
-            self._synchronise()
-            end = time.perf_counter_ns()
+            for _ in range(runs):
+                contestant.line_up()
+                begin = time.perf_counter_ns()
+                contestant.run(each)
+                self._synchronise()
+                duration += time.perf_counter_ns() - begin
+                first = first or begin
         except RunError as error:
             raise type(error)(f"rank {self._place.rank}, {what}: {error}") from None
         self._deadline.end()
-        if iteration >= comm.warmup:
-            taken.durations_ns.append(end - begin)
-        if iteration == comm.warmup + comm.iterations - 1:
+        return first, duration
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether each operation of a sample begins with a barrier of its own, outside of the timer, as OSU's do.
+
+        A broadcast's root waits for nobody: back to back, one would begin while others are under way. On a GPU the host
+        would have to wait for each, and nccl-tests has no barrier either.
+        """
+        return self._comm.collective == "broadcast" and self._device.type == "cpu"
+
+    def _conclude(self, contestant: Contestant, size: _Size, taken: _Taken, what: str) -> None:
+        """Verdict and counters of the last sample; and of one operation more, where that one held several."""
+        contestant.settle()
+        if contestant.counters is not None:
+            taken.counters = asdict(contestant.counters)
+        if taken.operations > 1:
+            problem = self._problem_of_many(contestant, size, taken.operations)
+            self._sample(contestant, size, 1, what)
             contestant.settle()
-            taken.counters = None if counters is None else asdict(counters)
-            if comm.check:
-                verdict = check(inputs, vectors.data)
-                taken.max_error, taken.problem = verdict.max_error, verdict.problem
+            if contestant.counters is not None:
+                several, taken.counters = taken.counters, asdict(contestant.counters)
+                if several != {name: count * taken.operations for name, count in taken.counters.items()}:
+                    problem = f"{taken.operations} operations were counted as {several}, one as {taken.counters}"
+            taken.problem = problem
+        if self._comm.check:
+            verdict = check(size.inputs, size.vectors.data)
+            taken.max_error = verdict.max_error
+            taken.problem = taken.problem or verdict.problem
+
+    def _problem_of_many(self, contestant: Contestant, size: _Size, operations: int) -> str:
+        """What is wrong with the result of a sample; of a reduce-scatter in place it cannot be said.
+
+        What that leaves outside of a rank's own block, which the next one sums up, is the algorithm's affair.
+        """
+        if not self._comm.check or (contestant.is_in_place and self._comm.collective == "reduce-scatter"):
+            return ""
+        verdict = check(size.inputs, size.vectors.data, operations if contestant.is_in_place else 1)
+        return f"after {operations} operations: {verdict.problem}" if verdict.problem else ""
 
     def _synchronise(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def _over_ranks(self, noted: Sequence[Sequence[Sequence[int]]], operations: int) -> list[Timed]:
+        """Each sample over all ranks; `noted` has start and duration of every sample, by rank."""
+        return [
+            over_ranks(
+                [start for start, _ in rows],
+                [duration for _, duration in rows],
+                operations,
+                from_last_start=not self._is_apart,
+                one_clock=self._one_clock,
+            )
+            for rows in zip(*noted, strict=True)
+        ]
+
     def _point(self, contestant: Contestant, num_bytes: int, taken: _Taken) -> CommPoint:
         comm = self._comm
         what = f"results of {contestant.algorithm} ({contestant.carrier})"
         everyone = [_Taken(**item) for item in self._control.gather(what, asdict(taken))]
+        noted = [list(zip(item.starts_ns, item.durations_ns, strict=True)) for item in everyone]
+        samples = self._over_ranks(noted, taken.operations)
         was_run = bool(everyone[0].durations_ns)
         wrong = [f"rank {rank}: {item.problem}" for rank, item in enumerate(everyone) if item.problem]
         errors = [item.max_error for item in everyone]
@@ -142,13 +249,23 @@ class Measurement:
             carrier=contestant.carrier,
             num_bytes=num_bytes,
             dtype=comm.dtype,
-            times_s=tuple(max(row) / 1e9 for row in zip(*(item.durations_ns for item in everyone), strict=True)),
+            operations=taken.operations,
+            times_s=tuple(one.seconds for one in samples),
+            skew_s=tuple(one.skew_s for one in samples),
             correct=not wrong if comm.check and was_run else None,
             max_error=_worst(errors) if comm.check and was_run else None,
             steps=max(item["steps"] for item in counted) if counted else None,
             **{name: tuple(item[name] for item in counted) for name in ("messages", "bytes_sent", "bytes_across")},
             problem=wrong[0].partition(": ")[2] if wrong and not was_run else "; ".join(wrong[:3]),
         )
+
+
+def share_clock(control: Control, place: RankPlace) -> bool:
+    """Whether all ranks read one monotonic clock: they are on one host, and what they read agrees."""
+    before = control.gather("clocks before", [place.host, time.perf_counter_ns()])
+    after = control.gather("clocks after", time.perf_counter_ns())
+    # Nobody has passed the first gathering before everybody has read the clock for it.
+    return len({host for host, _ in before}) == 1 and max(reading for _, reading in before) <= min(after)
 
 
 def _worst(errors: Sequence[Any]) -> float | None:

@@ -78,6 +78,18 @@ def stop_mpi(mpi: Any) -> None:
         mpi.Finalize()
 
 
+def mpi_barrier(world: Any) -> None:
+    """Returns when all ranks of a communicator are here; ranks leave it awake, within about a message's time.
+
+    Raises:
+        RunError: MPI says so.
+    """
+    try:
+        world.Barrier()
+    except RuntimeError as error:
+        raise passed_on(f"MPI's barrier failed: {first_line(error)}", error) from None
+
+
 class MpiTransport:
     """Isend and Irecv; waiting polls, because MPI's own waits know no deadline."""
 
@@ -97,6 +109,9 @@ class MpiTransport:
 
     def wrap(self, run: torch.Tensor) -> Any:
         return [run.view(torch.uint8).numpy(), self._byte]
+
+    def line_up(self) -> None:
+        mpi_barrier(self._world)
 
     def post(self, receives: Sequence[Part], sends: Sequence[Part]) -> tuple[list[Any], list[Any]]:
         world = self._world

@@ -185,7 +185,7 @@ class Lineup:
         try:
             problem = reference.bind(Vectors(data, data.clone()))
             if not problem:
-                reference.run()
+                reference.run(1)
                 reference.settle()
         except RunError as error:
             problem = str(error)

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from dlbench.costs.schedules.schedule import all_to_all_block, block
 from dlbench.node.collectives.contestants import Vectors
 from dlbench.node.collectives.control import first_line
+from dlbench.node.collectives.mpi_transport import mpi_barrier
+from dlbench.node.collectives.torch_transport import gloo_barrier
 from dlbench.node.collectives.transport import Counters
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
@@ -29,6 +31,7 @@ class Reference:
         self.carrier = carrier
         self._collective = collective
         self._place = place
+        self.is_in_place = collective == "allreduce"
         self._run: Callable[[], object] | None = None
 
     def bind(self, vectors: Vectors) -> str:
@@ -37,10 +40,15 @@ class Reference:
             self._run = self._call(vectors)
         return problem
 
-    def run(self) -> None:
+    def line_up(self) -> None:
+        """Nothing, where the library has no barrier of the host."""
+
+    def run(self, times: int) -> None:
         assert self._run is not None
+        call = self._run
         try:
-            self._run()
+            for _ in range(times):
+                call()
         except RuntimeError as error:  # mpi4py's and Horovod's own errors are of this kind
             raise passed_on(f"{self.carrier}: {first_line(error)}", error) from None
 
@@ -75,6 +83,10 @@ class TorchReference(Reference):
         super().__init__(collective, place, f"torch-{backend}")
         self._group = group
         self._backend = backend
+
+    def line_up(self) -> None:
+        if self._backend == "gloo":
+            gloo_barrier(self._group)
 
     def _problem(self, vectors: Vectors) -> str:
         elements, size = len(vectors.data), self._place.size
@@ -119,6 +131,9 @@ class MpiReference(Reference):
         self._mpi = mpi
         self._world = mpi.COMM_WORLD.Dup()
 
+    def line_up(self) -> None:
+        mpi_barrier(self._world)
+
     def _problem(self, vectors: Vectors) -> str:
         if self._collective in ("allreduce", "reduce-scatter") and vectors.data.dtype != torch.float32:
             return "MPI has no 16-bit floating type to sum"
@@ -162,6 +177,12 @@ class HorovodReference(Reference):
         self._hvd = hvd
         self._result: torch.Tensor | None = None
         self._target: torch.Tensor | None = None
+
+    def line_up(self) -> None:
+        try:
+            self._hvd.barrier()
+        except RuntimeError as error:
+            raise passed_on(f"{self.carrier}'s barrier failed: {first_line(error)}", error) from None
 
     def _problem(self, vectors: Vectors) -> str:
         return "Horovod has no bfloat16" if vectors.data.dtype == torch.bfloat16 else ""

@@ -15,7 +15,9 @@ from dlbench.node.collectives.control import Control
 from dlbench.node.collectives.deadline import Deadline
 from dlbench.node.collectives.measure import Measurement
 from dlbench.node.collectives.participants import Lineup
+from dlbench.node.cores import CoreBinding, Seat, settle
 from dlbench.node.ranks import RankPlace
+from dlbench.node.torch_facts import torch_facts
 from dlbench.records.collectives import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives.plan import CommPlan
@@ -30,6 +32,7 @@ class CommRun:
         plan: CommPlan,
         folder: RunFolder,
         place: RankPlace,
+        binding: CoreBinding,
         device: torch.device,
         on_point: Callable[[int, int, str], None],
         beat: Callable[[str], None],
@@ -43,6 +46,7 @@ class CommRun:
             plan: what is measured.
             folder: of the run; ranks meet through it.
             place: this rank.
+            binding: its cores.
             device: where buffers lie; with transport mpi they lie on the CPU.
             on_point: called with points done, points in all, and what comes next, before each size.
             beat: called before each iteration with what comes next.
@@ -53,6 +57,7 @@ class CommRun:
         self._plan = plan
         self._folder = folder
         self._place = place
+        self._binding = binding
         self._device = torch.device("cpu") if plan.comm.transport == "mpi" else device
         self._on_point = on_point
         self._beat = beat
@@ -88,13 +93,22 @@ class CommRun:
                 )
         if not points:
             raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
-        hosts = control.gather("hosts", self._place.host)
+        seats = self._seats(control)
         self._deadline.begin("end of the run")
         lineup.stop()
         control.stop()
         self._deadline.end()
         self._deadline.stop()
-        return self._record(points, hosts, lineup.not_measured, warnings) if self._place.rank == 0 else None
+        return self._record(points, seats, lineup.not_measured, warnings) if self._place.rank == 0 else None
+
+    def _seats(self, control: Control) -> list[Seat]:
+        """The cores of all ranks, by rank."""
+        own = self._binding
+        told = control.gather("hosts and cores", [self._place.host, list(own.cores), own.threads, own.pinned])
+        return [
+            Seat(rank=rank, host=host, cores=cores, threads=threads, pinned=pinned)
+            for rank, (host, cores, threads, pinned) in enumerate(told)
+        ]
 
     def _all_sizes(self, measurement: Measurement, contestants: Sequence[Contestant], total: int) -> list[CommPoint]:
         points: list[CommPoint] = []
@@ -106,21 +120,22 @@ class CommRun:
         return points
 
     def _record(
-        self, points: Sequence[CommPoint], hosts: Sequence[str], not_measured: Sequence[str], warnings: Sequence[str]
+        self, points: Sequence[CommPoint], seats: Sequence[Seat], not_measured: Sequence[str], warnings: Sequence[str]
     ) -> CommRecord:
         device = self._device
         problems: list[str] = []
         found = environment.capture(problems, withheld=self._plan.system.launch.referenced)
+        found |= torch_facts(problems, device)
         return CommRecord(
             run_id=self._plan.run_id,
             state="invalid" if any(point.correct is False for point in points) else "valid",
             started=self._started_utc,
             finished=utc_now(),
-            hosts=tuple(hosts),
+            hosts=tuple(seat.host for seat in seats),
             device=f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu",
             group_size=self._plan.group_size,
             points=tuple(points),
             not_measured=tuple(not_measured),
-            warnings=(*warnings, *problems),
+            warnings=(*self._binding.warnings, *settle(seats).warnings, *warnings, *problems),
             environment=found,
         )

@@ -15,6 +15,18 @@ from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 
 
+def gloo_barrier(group: dist.ProcessGroup) -> None:
+    """Returns when all ranks of a group of gloo are here; they wait asleep, and wake some 10 us apart.
+
+    Raises:
+        RunError: a rank is gone or stuck.
+    """
+    try:
+        dist.barrier(group)
+    except RuntimeError as error:
+        raise PeerLostError(f"gloo's barrier failed: {first_line(error)}") from None
+
+
 class GlooTransport:
     """Point-to-point messages of gloo, without the dispatch of torch.distributed's functions.
 
@@ -31,10 +43,14 @@ class GlooTransport:
         self.rank, self.size, self.group_size = place.rank, place.size, group_size
         self.segment_bytes: int | None = segment_bytes
         self.counters = Counters()
+        self._group = group
         self._backend: Any = group._get_backend(torch.device("cpu"))
 
     def wrap(self, run: torch.Tensor) -> Any:
         return [run]
+
+    def line_up(self) -> None:
+        gloo_barrier(self._group)
 
     def post(self, receives: Sequence[Part], sends: Sequence[Part]) -> tuple[list[Any], list[Any]]:
         backend = self._backend
@@ -71,6 +87,9 @@ class NcclTransport:
 
     def wrap(self, run: torch.Tensor) -> Any:
         return run
+
+    def line_up(self) -> None:
+        """NCCL's barrier orders a stream, not the host."""
 
     def post(self, receives: Sequence[Part], sends: Sequence[Part]) -> tuple[list[Any], list[Any]]:
         operations = [dist.P2POp(dist.irecv, part.handle, part.peer, self._group) for part in receives]

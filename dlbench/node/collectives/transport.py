@@ -64,6 +64,13 @@ class Transport(Protocol):
     def wrap(self, run: torch.Tensor) -> Any:
         """A contiguous run of elements as `post` takes it; made once and used in every iteration."""
 
+    def line_up(self) -> None:
+        """Waits for all ranks by what carries the messages, where that has a barrier of the host.
+
+        Raises:
+            RunError: a rank is gone or stuck.
+        """
+
     def post(self, receives: Sequence[Part], sends: Sequence[Part]) -> tuple[list[Any], list[Any]]:
         """Begins to receive and to send, and counts what is sent; a thing to wait for, for each of them.
 

@@ -25,20 +25,22 @@ class Verdict:
         return not self.problem
 
 
-def check(inputs: Inputs, data: torch.Tensor) -> Verdict:
+def check(inputs: Inputs, data: torch.Tensor, chained: int = 1) -> Verdict:
     """The verdict on this rank's buffer after the collective.
 
     Args:
         inputs: what was put in.
         data: `elements` of the type.
+        chained: operations since, each on the result of the one before.
     """
+    tolerance = inputs.tolerance_of(chained)
     worst, wrong, infinite = 0.0, 0, 0
     example = ""
-    for part in inputs.expected():
+    for part in inputs.expected(chained):
         for at, want in inputs.wanted(part):
             got = data[at : at + len(want)].to(device="cpu", dtype=torch.float64)
             error = (got - want).abs() / want
-            bad = ~(error <= inputs.tolerance)  # so that what is not a number counts
+            bad = ~(error <= tolerance)  # so that what is not a number counts
             infinite += int(torch.isinf(got).sum())
             finite = error[torch.isfinite(error)]
             worst = max(worst, float(finite.max()) if len(finite) else 0.0)

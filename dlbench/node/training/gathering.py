@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dlbench.machine import environment
+from dlbench.node.cores import Seat, settle
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.autotune import with_tuning_cost
 from dlbench.node.training import noise_scale, sanity
@@ -64,6 +65,8 @@ def make_record(
         events: moments of the run.
     """
     ranks = [RankResult.model_validate(item["result"]) for item in everyone]
+    settled = settle([_seat(plan, rank) for rank in ranks])
+    ranks = [rank.model_copy(update={"pinned": rank.rank in settled.pinned}) for rank in ranks]
     precision, reading = ready.trainee.precision, ready.reading
     steps = seen.steps - ready.course.warmup
     checks = sanity.check(plan, ranks, measured_steps=steps, exchange=exchange, is_scaled=precision.is_scaled)
@@ -90,7 +93,7 @@ def make_record(
             "exchange": with_tuning_cost(exchange, seen.step_s),
             "watch": watch_result(plan, ready.course, watched, ranks),
             "inert": sanity.inert(settings, ranks=plan.layout.ranks),
-            "warnings": tuple(_doubts(plan, ready, ranks, everyone, exchange, memory, device)),
+            "warnings": (*settled.warnings, *_doubts(plan, ready, ranks, everyone, exchange, memory, device)),
             "data": ready.source.describe(),
             "staging": staging_result(plan, ready.staging, everyone),
             "shuffle": shuffle.result,
@@ -113,6 +116,11 @@ def make_record(
             "environment_differences": _environment_differences(everyone, reference),
         }
     )
+
+
+def _seat(plan: RunPlan, rank: RankResult) -> Seat:
+    wanted = plan.layout.cores_per_rank
+    return Seat(rank=rank.rank, host=rank.host, cores=rank.cores, threads=wanted, pinned=rank.pinned)
 
 
 def _doubts(
@@ -158,7 +166,10 @@ def _doubts_of_compute(plan: RunPlan, ranks: Sequence[RankResult], device: torch
 
 
 def _environment_differences(everyone: Told, reference: dict[str, str]) -> tuple[str, ...]:
-    own = ("variable.CUDA_VISIBLE_DEVICES", "variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME")
+    places = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    # mpirun hands lists of folders on to its own node only; what is loaded from them has keys of its own.
+    lists = environment.DIGESTED
+    own = [f"variable.{name}" for name in (*places, *lists, "HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME")]
     return tuple(
         f"rank {rank}: {text}"
         for rank, item in enumerate(everyone)

@@ -17,6 +17,7 @@ from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.source import build_evaluation
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
+from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training import phases, sanity
 from dlbench.node.training.between_steps import Pauses
 from dlbench.node.training.checkpoint import Progress
@@ -234,6 +235,7 @@ class RankRun:
         self._warnings += memory.warnings if memory is not None else ()
         self._warnings += compilation.warnings if compilation is not None else ()
         found = environment.capture(self._warnings, withheld=self._plan.system.launch.referenced)
+        found |= torch_facts(self._warnings, self._device)
         return {
             "result": result.model_dump(mode="json"),
             "environment": found,

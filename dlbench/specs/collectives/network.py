@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, NonNegative, Spec
+from dlbench.specs.base import Count, CountOrZero, NonNegative, Positive, Spec
 
 LevelName = Literal["inside", "across"]
 
@@ -17,8 +17,10 @@ class Piece(Spec):
     up_to_bytes: Count | None = Field(None, description="Largest message of this piece, bytes; none: no limit.")
     alpha_s: NonNegative = Field(description="Start-up of a message, seconds.")
     beta_s_per_byte: NonNegative = Field(description="Seconds per byte and direction.")
-    alpha_interval_s: tuple[float, float] | None = Field(None, description="95 % interval of alpha, seconds.")
-    beta_interval_s_per_byte: tuple[float, float] | None = Field(None, description="95 % interval of beta.")
+    alpha_interval_s: tuple[float, float] | None = Field(
+        None, description="95 % interval of alpha over runs, seconds; none: single runs."
+    )
+    beta_interval_s_per_byte: tuple[float, float] | None = Field(None, description="The same of beta.")
 
 
 class Level(Spec):
@@ -53,10 +55,42 @@ class LineCost(Spec):
     startup_s: NonNegative = Field(description="Seconds of an empty message.")
     per_byte_s: NonNegative = Field(description="Seconds per byte of the vector.")
     ranks: Count = Field(description="Ranks it holds for.")
+    sizes: tuple[Count, Count] | None = Field(None, description="Smallest and largest measured vector, bytes.")
+    half_width: NonNegative | None = Field(
+        None, description="95 % interval of its times over runs, plus or minus a share of them; none: single runs."
+    )
 
     def time(self, num_bytes: float) -> float:
         """Seconds for a vector of so many bytes."""
         return self.startup_s + num_bytes * self.per_byte_s
+
+
+class FittedRange(Spec):
+    """What the points behind the costs of messages held; anything else is an extrapolation."""
+
+    ranks: tuple[Count, ...] = Field(min_length=1, description="Rank counts, ascending.")
+    group_sizes: tuple[Count, ...] = Field(min_length=1, description="Ranks of a group, ascending.")
+    num_groups: tuple[Count, ...] = Field(min_length=1, description="Groups, ascending.")
+    sizes: tuple[Count, Count] = Field(description="Smallest and largest buffer of a rank, bytes.")
+    runs: Count = Field(description="Runs behind each point, at least.")
+
+
+class SizeBias(Spec):
+    """How far predictions of one size were off."""
+
+    num_bytes: Count = Field(description="Bytes of each rank's whole buffer.")
+    ratio: Positive = Field(description="Predicted over measured, median over algorithms.")
+
+
+class LargestHeldOut(Spec):
+    """The largest rank count as a fit to the smaller ones alone predicts it; that fit made every choice anew."""
+
+    ranks: Count = Field(description="The largest rank count.")
+    fitted_ranks: tuple[Count, ...] = Field(min_length=1, description="Those that it was predicted from, ascending.")
+    num_points: Count = Field(description="Points predicted.")
+    ratio: Positive = Field(description="Predicted over measured, median over the points.")
+    median_error: NonNegative = Field(description="Median of |predicted / measured - 1|.")
+    by_size: tuple[SizeBias, ...] = Field(min_length=1, description="By size, ascending.")
 
 
 class NetworkModel(Spec):
@@ -82,5 +116,24 @@ class NetworkModel(Spec):
         None, description="Median of |predicted / measured - 1| over points that the fit did not see."
     )
     num_points: CountOrZero = Field(0, description="Measured points behind the fit.")
+    fitted_over: FittedRange | None = Field(
+        None, description="What they held; none: no costs of messages, or costs that were not fitted."
+    )
+    largest_held_out: LargestHeldOut | None = Field(
+        None, description="Error at the largest rank count; none: the smaller ones do not determine it."
+    )
+    draws: tuple[tuple[NonNegative, ...], ...] = Field(
+        (),
+        description="Costs fitted again to resampled runs, for intervals of predictions: alpha and beta of each piece, "
+        "inside before across, then gamma; none: single runs.",
+    )
     sources: tuple[str, ...] = Field((), description="Runs it was fitted to.")
     fitted: str = Field("", description="When, UTC, ISO 8601.")
+
+    @model_validator(mode="after")
+    def _whole_draws(self) -> Self:
+        levels = [level for level in (self.inside, self.across) if level is not None]
+        length = 2 * sum(len(level.pieces) for level in levels) + 1
+        if any(len(draw) != length for draw in self.draws):
+            raise ValueError(f"a draw holds {length} costs")
+        return self

@@ -54,7 +54,7 @@ class CommSpec(Spec):
     transport: Literal["torch", "mpi"] = Field(
         "torch", description="What carries the algorithms' messages: torch.distributed (gloo or NCCL), or mpi4py."
     )
-    warmup: CountOrZero = Field(2, description="Untimed iterations of each point.")
+    warmup: CountOrZero = Field(2, description="Untimed iterations of each point, after the trials for their length.")
     iterations: Count = Field(10, description="Timed iterations of each point.")
     group_size: Count | None = Field(None, description="Ranks of a group for grouped algorithms; none: of a node.")
     shards: Count | None = Field(None, description="Servers of parameter-server; none: every rank is one.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from dlbench.reading.comparability import group_id_without
+from dlbench.reading.comparability import averaged_id_without
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
@@ -19,7 +19,7 @@ def alike(groups: Sequence[Group], keys: Collection[str]) -> list[list[Group]]:
     found: dict[str, list[Group]] = {}
     for group in groups:
         if not group.sample.plan.workload.data.is_synthetic:
-            found.setdefault(group_id_without(group.sample, keys), []).append(group)
+            found.setdefault(averaged_id_without(group.sample, keys), []).append(group)
     return [members for members in found.values() if len(members) > 1]
 
 

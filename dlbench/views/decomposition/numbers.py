@@ -17,14 +17,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dlbench.reading.comparability import told_of
 from dlbench.reading.measures import PARTS, measured_or_why
+from dlbench.reading.repeats import unlike_runs
 from dlbench.records.scan import Run
 from dlbench.specs.plan import Variant
-from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate
+from dlbench.stats.estimates import Estimate, mean_estimate
+from dlbench.stats.verdicts import Placed, placed
 from dlbench.views.decomposition.reasons import What, reason
 
-Verdict = Literal["agree", "differ", "insufficient"]
-"""insufficient: fewer than `MIN_RUNS` pairs have no 95 % interval, and allow no verdict."""
+Verdict = Literal["agree", "differ", "undecided", "insufficient"]
+"""agree: the gap's whole interval lies within `MARGIN` of a step; differ: the whole interval lies outside; undecided:
+it reaches over an end. insufficient: fewer than `MIN_RUNS` pairs have no 95 % interval, and allow no verdict."""
+
+_VERDICTS: Mapping[Placed, Verdict] = {
+    "within": "agree",
+    "below": "differ",
+    "above": "differ",
+    "undecided": "undecided",
+    "insufficient": "insufficient",
+}
 
 TAKEN_AWAY: dict[What, Variant] = {"input": "synthetic-input", "exchange": "no-exchange"}
 """What a variant goes without; the name is also that of the phase."""
@@ -52,9 +64,8 @@ class Difference:
     moved_s: Mapping[str, Estimate]
     """What the gap is made of, by part; sums to it. Positive: time that went away beyond the phase."""
     verdict: Verdict
-    """agree: the gap's interval holds 0, or the gap lies within `MARGIN` of a step."""
     reason: str | None
-    """Where most of the gap lies, and what is likely behind it; None where both agree, or there are too few pairs."""
+    """Where most of the gap lies, and what is likely behind it; None unless both differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +83,8 @@ class Decomposition:
     differences: tuple[Difference, ...]
     missing: tuple[str, ...]
     """What of the plan could not be compared, in sentences."""
+    doubts: tuple[str, ...] = ()
+    """Why its runs are no repeats, in sentences."""
 
 
 Parts = Mapping[str, float]
@@ -100,6 +113,7 @@ def _has_variants(runs: Sequence[Run]) -> bool:
 
 def _point(runs: Sequence[Run]) -> Decomposition:
     measured: dict[Variant, dict[int, Parts]] = {}
+    told: dict[str, dict[str, Mapping[str, str]]] = {}
     missing: list[str] = []
     for run in runs:
         series = run.plan.series
@@ -110,6 +124,7 @@ def _point(runs: Sequence[Run]) -> Decomposition:
         if found is None:
             missing.append(why)
             continue
+        told.setdefault(series.variant, {})[run.plan.run_id] = told_of(run)
         known[series.repeat] = {name: found.parts[name] for name in OWN_PARTS}
     plain = measured.get("plain", {})
     planned = {run.plan.series.variant for run in runs}
@@ -117,7 +132,7 @@ def _point(runs: Sequence[Run]) -> Decomposition:
     for what, variant in TAKEN_AWAY.items():
         pairs = sorted(plain.keys() & measured.get(variant, {}).keys())
         if pairs:
-            differences.append(_difference(what, [(plain[k], measured[variant][k]) for k in pairs]))
+            differences.append(difference(what, [(plain[k], measured[variant][k]) for k in pairs]))
         elif variant in planned:
             missing.append(f"{what}: no repeat has figures both with and without it")
     plan = min(runs, key=lambda run: run.plan.series.variant != "plain").plan
@@ -131,17 +146,23 @@ def _point(runs: Sequence[Run]) -> Decomposition:
         step_s=mean_estimate([_whole(parts) for parts in plain.values()], "s") if plain else None,
         differences=tuple(differences),
         missing=tuple(missing),
+        doubts=tuple(doubt.text for doubt in unlike_runs(told)),
     )
 
 
-def _difference(what: What, pairs: Sequence[tuple[Parts, Parts]]) -> Difference:
-    """From plain runs and their variants, by repeat."""
+def difference(what: What, pairs: Sequence[tuple[Parts, Parts]]) -> Difference:
+    """What taking something away saves, and whether that is what its phase holds.
+
+    Args:
+        what: was taken away.
+        pairs: the plain run and its variant, one pair for each repeat that has figures of both.
+    """
     spared = [_whole(plain) - _whole(variant) for plain, variant in pairs]
     gaps = [_gap_parts(what, plain, variant) for plain, variant in pairs]
     gap = mean_estimate([sum(parts.values()) for parts in gaps], "s")
     moved = {name: mean_estimate([parts[name] for parts in gaps], "s") for name in OWN_PARTS}
     step = sum(_whole(plain) for plain, _ in pairs) / len(pairs)
-    verdict = _verdict(gap, step)
+    verdict = _VERDICTS[placed(gap, -MARGIN * step, MARGIN * step)]
     return Difference(
         what=what,
         seconds=mean_estimate(spared, "s"),
@@ -157,13 +178,6 @@ def _difference(what: What, pairs: Sequence[tuple[Parts, Parts]]) -> Difference:
 def _gap_parts(what: What, plain: Parts, variant: Parts) -> dict[str, float]:
     """What the gap of one pair is made of; of its own phase only what is left of it in the variant."""
     return {name: (0.0 if name == what else plain[name]) - variant[name] for name in OWN_PARTS}
-
-
-def _verdict(gap: Estimate, step_s: float) -> Verdict:
-    if gap.n < MIN_RUNS or gap.low is None or gap.high is None:
-        return "insufficient"
-    within = abs(gap.value) <= MARGIN * step_s
-    return "agree" if within or gap.low <= 0 <= gap.high else "differ"
 
 
 def _whole(parts: Parts) -> float:

@@ -95,7 +95,8 @@ def _title(point: Decomposition) -> str:
 
 
 def _sentences(point: Decomposition) -> tuple[str, ...]:
-    return (*map(_sentence, point.differences), *(f"left out: {text}" for text in point.missing))
+    doubts = (f"! {text}" for text in point.doubts)
+    return (*doubts, *map(_sentence, point.differences), *(f"left out: {text}" for text in point.missing))
 
 
 def _sentence(one: Difference) -> str:
@@ -115,10 +116,12 @@ def _turned(estimate: Estimate, is_turned: bool) -> Estimate:
 
 def _verdict(one: Difference) -> str:
     if one.verdict == "agree":
-        return f"both agree (within their scatter, or {percent(MARGIN, 0)} of a step)"
+        return f"both agree within {percent(MARGIN, 0)} of a step"
     is_less = one.gap_s.value < 0
     amount = figure_text(_turned(one.gap_s, is_less))
     gap = f"the difference is {amount} {'less' if is_less else 'more'} than the phase"
     if one.verdict == "insufficient":
         return f"{gap}; {one.gap_s.n} of {MIN_RUNS} pairs of runs that a verdict needs: use --repeats {MIN_RUNS}"
+    if one.verdict == "undecided":
+        return f"{gap}, which is undecided: it reaches over {percent(MARGIN, 0)} of a step; more repeats decide"
     return f"{gap}; {one.reason}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dlbench.reading.comparability import comparable_values, group_id
-from dlbench.reading.environments import compare
+from dlbench.reading.comparability import averaged_id, comparable_values, is_shaping
+from dlbench.reading.environments import compare, order_of
 from dlbench.reading.table import RunTable
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
@@ -20,15 +20,12 @@ MAX_VALUES = 12
 """Values of a key that are listed; the rest are counted."""
 MAX_DIFFERENCES = 200
 
-_TELLING = ("dlbench.commit", "package.", "gpu.", "cpu.", "kernel", "os", "python", "libc", "memory.", "variable.")
-"""Keys of the environment that explain differences of speed, the likeliest first."""
-
 _LEFT_OUT = frozenset({"run_id", "created", "format", "version", "overrides", "tags", "series", "layout"})
 """Parts of a plan that name the run, its place in its series or its size, or that are compared elsewhere."""
 
 _APART = (
     *("model.", "data.", "train.", "quality.", "measure.", "engine.", "sync.", "watch.", "fault."),
-    *("checkpoint.every_", "system.launch."),
+    *("checkpoint.every_",),
 )
 """Settings that keep runs apart, by themselves or through a registered key."""
 
@@ -95,7 +92,7 @@ def run_differences(runs: Sequence[Run]) -> tuple[RunDifference, ...]:
     what differs by nature.
     """
     known = [run for run in runs if run.record is not None]
-    groups = {run.plan.run_id: group_id(run) for run in known}
+    groups = {run.plan.run_id: averaged_id(run) for run in known}
     tags = _several_values({run.plan.run_id: dict(run.plan.tags) for run in known})
     found = [
         *_registered(known, groups),
@@ -167,6 +164,8 @@ def _settings(runs: Sequence[Run], groups: Mapping[str, str]) -> Iterator[RunDif
 
 def _keeps_apart(key: str) -> bool:
     """Whether `dlbench.reading.comparability` keeps runs apart that differ in this setting of their plans."""
+    if key.startswith("system."):
+        return is_shaping(key)
     return key.startswith(_APART) and key != "measure.stall_timeout_s"
 
 
@@ -199,9 +198,5 @@ def _several_values(of_runs: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[
 
 def _environment(runs: Sequence[Run], groups: Mapping[str, str]) -> list[RunDifference]:
     found = compare(runs).differences if runs else ()
-    ordered = sorted(found, key=lambda item: (_rank(item.key), item.key))
+    ordered = sorted(found, key=lambda item: order_of(item.key))
     return [_difference("environment", item.key, item.values, groups, expected=item.expected) for item in ordered]
-
-
-def _rank(key: str) -> int:
-    return next((number for number, start in enumerate(_TELLING) if key.startswith(start)), len(_TELLING))

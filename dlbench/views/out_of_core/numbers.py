@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dlbench.reading.comparability import group_id, planned_id
+from dlbench.reading.comparability import averaged_id, planned_id
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.reading.warm_up import beside_passes_s
@@ -152,7 +152,7 @@ def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[OutOfCore, ..
     """
     found: dict[str, list[Group]] = {}
     for group in groups:
-        found.setdefault(group_id(_neutral(group.sample)), []).append(group)
+        found.setdefault(averaged_id(_neutral(group.sample)), []).append(group)
     return tuple(
         _compared(digest, members, table) for digest, members in found.items() if any(map(_has_method, members))
     )

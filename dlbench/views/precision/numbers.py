@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dlbench.reading.comparability import group_id
+from dlbench.reading.comparability import averaged_id
 from dlbench.reading.samples.energy_sources import Kind
 from dlbench.reading.samples.readings import MachineReadings, machine_readings
 from dlbench.reading.scaling import Group, Point
@@ -83,7 +83,7 @@ def without_precision(run: Run) -> str:
     neutral = {key: TrainSpec.model_fields[key].default for key in PRECISION_KEYS}
     train = plan.workload.train.model_copy(update=neutral)
     workload = plan.workload.model_copy(update={"train": train})
-    return group_id(replace(run, plan=plan.model_copy(update={"workload": workload})))
+    return averaged_id(replace(run, plan=plan.model_copy(update={"workload": workload})))
 
 
 def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionComparison, ...]:

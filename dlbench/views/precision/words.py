@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dlbench.report.wording import ENGINE_TITLES, basis_text, place_text, times_text
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
+from dlbench.stats.verdicts import placed
 
 _LOSS_CAPTION = "loss: mean over ranks of the last step's, of one batch each, so that it scatters from run to run"
 
@@ -51,11 +52,11 @@ def verdict(ranks: int, nodes: int, ratios: Mapping[str, Estimate], reference: s
 
 
 def _judged(ratio: Estimate) -> str:
-    if not ratio.is_confident or ratio.low is None or ratio.high is None:
-        return "has too few runs for a verdict against"
-    if ratio.low > 1:
-        return "is faster than"
-    return "is slower than" if ratio.high < 1 else "cannot be distinguished from"
+    return {
+        "insufficient": "has too few runs for a verdict against",
+        "above": "is faster than",
+        "below": "is slower than",
+    }.get(placed(ratio, 1, 1), "cannot be distinguished from")
 
 
 def notes(*, is_interleaved: bool, is_finite: bool) -> tuple[str, ...]:

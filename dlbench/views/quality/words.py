@@ -12,6 +12,7 @@ from dlbench.report.wording import (
     times_text,
 )
 from dlbench.stats.estimates import Estimate
+from dlbench.stats.verdicts import placed
 from dlbench.views.quality.numbers import Factors, Quality, QualityPoint
 
 WORTH_SAYING = 0.01
@@ -101,7 +102,7 @@ def _why(factors: Factors) -> str:
     faster = factors.throughput.value >= 1
     first = f"throughput is {times_text(factors.throughput)}" + ("" if faster else " only")
     samples = factors.samples
-    if abs(samples.value - 1) < WORTH_SAYING:
+    if abs(samples.value - 1) < WORTH_SAYING and placed(samples, 1 - WORTH_SAYING, 1 + WORTH_SAYING) != "undecided":
         second = "as many samples were needed"
     elif samples.value < 1:
         second = f"{_inverse(samples)} as many samples were needed{_noise(samples)}"

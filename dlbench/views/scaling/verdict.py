@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dlbench.reading.attribution import Part
 from dlbench.reading.scaling import Point
-from dlbench.report.wording import PART_TITLES, basis_text, figure_text, place_text, points, value_text
+from dlbench.report.wording import (
+    PART_TITLES,
+    basis_text,
+    figure_text,
+    percent,
+    place_text,
+    share_of_loss,
+    value_text,
+)
 from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.verdicts import placed
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.words import CAUSE_TITLES
 from dlbench.views.exchange.numbers import ExchangePoint
@@ -70,20 +79,24 @@ def _communication(point: Point, told: ExchangePoint | None) -> str:
 
 def _explanation(point: Point, causes: LostPercent | None) -> str:
     loss = 1 - point.efficiency.value
-    figure = point.efficiency
-    if loss <= -WORTH_EXPLAINING:
-        return ". That is more than the ideal: the baseline ran with a handicap, or its runs drifted."
-    if loss < WORTH_EXPLAINING:
+    found = placed(point.efficiency, 1 - WORTH_EXPLAINING, 1 + WORTH_EXPLAINING)
+    if abs(loss) < WORTH_EXPLAINING:
+        if found == "undecided":
+            return f". Whether {percent(WORTH_EXPLAINING, 0)} or more is lost is undecided."
         return ". There is no loss worth explaining."
-    noisy = figure.is_confident and figure.high is not None and figure.high >= 1
-    doubt = " The interval reaches 100 %: the loss may be noise." if noisy else ""
+    is_noise = placed(point.efficiency, 1, 1) == "undecided"
+    if loss < 0:
+        why = "the interval reaches 100 %" if is_noise else "the baseline ran with a handicap, or its runs drifted"
+        return f". That is more than the ideal: {why}."
+    doubt = " The interval reaches 100 %: the loss may be noise." if is_noise else ""
     worst = main_loss(point)
     if worst is None or point.whole.lost.value <= 0:
         return f". On average over the runs nothing is lost: arithmetic and geometric means disagree.{doubt}"
     # Only means sum to a whole, so the parts are arithmetic means; the efficiency before them is of geometric ones.
     name, lost = _largest_cause(point, causes) or (_part_title(worst), worst.lost.value)
-    share = f"{lost * 100:.1f} of the {points(point.whole.lost.value)} lost on average"
-    return f"; the largest part of the loss is {name} ({share}).{doubt}"
+    return (
+        f"; the largest part of the loss is {name} ({share_of_loss(lost, point.whole.lost.value)} on average).{doubt}"
+    )
 
 
 def _part_title(part: Part) -> str:

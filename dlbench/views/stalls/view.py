@@ -8,6 +8,7 @@ import dlbench
 from dlbench.report.document import Document, Section
 from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent
 from dlbench.stats.estimates import MIN_RUNS, Estimate
+from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
 from dlbench.views.stalls.charts import stall_charts
 from dlbench.views.stalls.numbers import IoTiers, StallPart, Stalls, Tier, stalls
@@ -15,6 +16,8 @@ from dlbench.views.stalls.tables import NOT_MEASURED, TIER_TITLES, parts_sheet, 
 from dlbench.views.view import ReportSource, ReportView
 
 TITLE = "Input stalls"
+NEGLIGIBLE = 0.01
+"""Share of a step below which a stall, interval and all, costs nothing worth words."""
 _NAMES = {"preparation": "Preparing samples (decode, augment)", "fetch": "Fetching them from storage"}
 
 
@@ -78,8 +81,10 @@ def _part(part: StallPart, whole_is: Tier) -> str:
     name = name[:1].lower() + name[1:]
     if part.seconds is None or part.share is None:
         return f"{name}: {NOT_MEASURED}: {part.why}"
+    if placed(part.share, -NEGLIGIBLE, NEGLIGIBLE) == "within":
+        return f"{name} costs less than {percent(NEGLIGIBLE, 0)} of a step ({figure_text(part.seconds)})"
     if part.seconds.low is not None and part.seconds.low <= 0 <= (part.seconds.high or 0.0):
-        return f"{name} costs nothing that stands out ({figure_text(part.seconds)} per step)"
+        return f"whether {name} costs anything is undecided ({figure_text(part.seconds)} per step)"
     if part.seconds.value < 0:
         return f"{name} costs nothing ({figure_text(part.seconds)} per step)"
     share = f"{figure_text(part.share)} of the step with a {TIER_TITLES[whole_is]}"

@@ -17,12 +17,16 @@ from typing import Literal
 from dlbench.report.wording import figure_text, times_text
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, median_estimate
-from dlbench.stats.multiplicity import LEVEL, holm, paired_p
+from dlbench.stats.multiplicity import LEVEL
+from dlbench.stats.verdicts import is_other_than, placed
 from dlbench.views.sweep.settings import label, value_text
 
 MARGIN = 0.02
 """Differences that lie within this share, interval and all, are no reason to choose one setting over another."""
 MARGIN_TEXT = f"{MARGIN * 100:g} %"
+
+Pair = tuple[str, AxisValue, AxisValue]
+"""An axis and two of its values: the second over the first."""
 
 AxisVerdict = Literal["matters", "no effect", "undecided", "insufficient"]
 
@@ -88,12 +92,7 @@ class Interaction:
 
 def is_within_margin(ratio: Estimate) -> bool:
     """Whether a ratio lies, interval and all, so near to 1 that it does not matter."""
-    return ratio.low is not None and ratio.high is not None and ratio.low >= 1 - MARGIN and ratio.high <= 1 + MARGIN
-
-
-def excludes_one(ratio: Estimate) -> bool:
-    """Whether the interval leaves 1 out."""
-    return ratio.low is not None and ratio.high is not None and (ratio.low > 1 or ratio.high < 1)
+    return placed(ratio, 1 - MARGIN, 1 + MARGIN) == "within"
 
 
 def levels_of(settings: Sequence[Measured], references: Mapping[str, AxisValue]) -> dict[str, list[AxisValue]]:
@@ -111,17 +110,29 @@ def levels_of(settings: Sequence[Measured], references: Mapping[str, AxisValue])
     return found
 
 
-def axes(settings: Sequence[Measured], levels: Mapping[str, Sequence[AxisValue]]) -> tuple[Axis, ...]:
-    """The effect of every axis; `levels` as `levels_of` gives them."""
-    pairs = {
+def contrasts(settings: Sequence[Measured], levels: Mapping[str, Sequence[AxisValue]]) -> dict[Pair, list[float]]:
+    """Log ratios of throughput of every pair of values of every axis, one for each repeat; `levels` of `levels_of`."""
+    return {
         (key, a, b): list(_contrast(settings, key, b, a).values())
         for key, values in levels.items()
         for a, b in itertools.combinations(values, 2)
     }
-    adjusted = dict(zip(pairs, holm([paired_p(logs) for logs in pairs.values()]), strict=True))
+
+
+def axes(
+    levels: Mapping[str, Sequence[AxisValue]], found: Mapping[Pair, list[float]], adjusted: Sequence[float]
+) -> tuple[Axis, ...]:
+    """The effect of every axis.
+
+    Args:
+        levels: as `levels_of` gives them.
+        found: as `contrasts` gives them.
+        adjusted: the p value of each of these after Holm over the whole family.
+    """
+    pairs = dict(zip(found, zip(found.values(), adjusted, strict=True), strict=True))
     return tuple(
-        _axis(key, found, {(a, b): (pairs[k, a, b], adjusted[k, a, b]) for k, a, b in pairs if k == key})
-        for key, found in levels.items()
+        _axis(key, values, {(a, b): pairs[name, a, b] for name, a, b in pairs if name == key})
+        for key, values in levels.items()
     )
 
 
@@ -129,9 +140,8 @@ def _axis(
     key: str, found: Sequence[AxisValue], pairs: Mapping[tuple[AxisValue, AxisValue], tuple[list[float], float]]
 ) -> Axis:
     """`pairs`: log contrasts of the second value over the first, and their adjusted p."""
-    ratios = {pair: _estimate(logs) for pair, (logs, _) in pairs.items()}
-    known = {pair: ratio for pair, ratio in ratios.items() if ratio is not None}
-    claimed = [pair for pair, ratio in known.items() if pairs[pair][1] < LEVEL and excludes_one(ratio)]
+    known = {pair: _estimate(logs) for pair, (logs, _) in pairs.items() if logs}
+    claimed = [pair for pair, ratio in known.items() if pairs[pair][1] < LEVEL and is_other_than(ratio, 1)]
     claimed = [pair for pair in claimed if not is_within_margin(known[pair])]
     verdict: AxisVerdict = "undecided"
     if not known or any(ratio.n < MIN_RUNS for ratio in known.values()):
@@ -141,7 +151,7 @@ def _axis(
     elif len(known) == len(pairs) and all(map(is_within_margin, known.values())):
         verdict = "no effect"
     count = max((ratio.n for ratio in known.values()), default=0)
-    effects = [by_definition(1.0, count), *(ratios[found[0], value] for value in found[1:])]
+    effects = [by_definition(1.0, count), *(known.get((found[0], value)) for value in found[1:])]
     widest = max(known, key=lambda pair: abs(math.log(known[pair].value)), default=None)
     return Axis(
         key=key,
@@ -185,15 +195,21 @@ def _contrast(settings: Sequence[Measured], key: str, top: AxisValue, bottom: Ax
     return {repeat: math.fsum(found) / whole for repeat, found in sorted(logs.items()) if len(found) == whole}
 
 
-def _estimate(logs: Sequence[float]) -> Estimate | None:
-    return median_estimate([math.exp(value) for value in logs], "ratio") if logs else None
+def _estimate(logs: Sequence[float]) -> Estimate:
+    return median_estimate([math.exp(value) for value in logs], "ratio")
 
 
-def interaction(settings: Sequence[Measured], levels: Mapping[str, Sequence[AxisValue]]) -> Interaction | None:
-    """The largest deviation from additivity; None where it cannot be computed.
+def deviations(
+    settings: Sequence[Measured], levels: Mapping[str, Sequence[AxisValue]]
+) -> dict[tuple[AxisValue, ...], list[float]]:
+    """What the axes' effects leave of the logarithm of each combination's throughput, one for each repeat.
 
-    It can where two axes or more act in every combination of their values, and all of these ran in at
-    least one common repeat. `levels` as `levels_of` gives them.
+    Empty where it cannot be computed. It can where two axes or more act in every combination of their values, and all
+    of these ran in at least one common repeat.
+
+    Args:
+        settings: all that were measured.
+        levels: as `levels_of` gives them.
     """
     import numpy as np
 
@@ -203,10 +219,10 @@ def interaction(settings: Sequence[Measured], levels: Mapping[str, Sequence[Axis
     cells = [by_values.get(tuple(map(repr, values))) for values in grid]
     whole = [cell for cell in cells if cell is not None and cell.acting >= set(keys)]
     if len(keys) < 2 or len(whole) < len(grid) or len(by_values) < len(settings):
-        return None
+        return {}
     repeats = sorted(set.intersection(*(set(cell.throughput) for cell in whole)))
     if not repeats:
-        return None
+        return {}
     logs = np.log([[cell.throughput[repeat] for repeat in repeats] for cell in whole])
     cube = logs.reshape(*map(len, levels.values()), len(repeats))
     places = tuple(range(len(keys)))
@@ -215,14 +231,28 @@ def interaction(settings: Sequence[Measured], levels: Mapping[str, Sequence[Axis
         cube.mean(axis=tuple(other for other in places if other != place), keepdims=True) - mean for place in places
     )
     rest = (cube - fitted).reshape(len(grid), len(repeats))
-    adjusted = holm([paired_p([float(value) for value in row]) for row in rest])
-    estimates = [median_estimate([float(value) for value in np.exp(row)], "ratio") for row in rest]
-    worst = max(range(len(grid)), key=lambda i: abs(math.log(estimates[i].value)))
-    claimed = adjusted[worst] < LEVEL and excludes_one(estimates[worst]) and not is_within_margin(estimates[worst])
+    return {values: [float(value) for value in row] for values, row in zip(grid, rest, strict=True)}
+
+
+def interaction(
+    keys: Sequence[str], found: Mapping[tuple[AxisValue, ...], list[float]], adjusted: Sequence[float]
+) -> Interaction | None:
+    """The largest deviation from additivity; None where there is none to look at.
+
+    Args:
+        keys: the axes.
+        found: as `deviations` gives them.
+        adjusted: the p value of each of these after Holm over the whole family.
+    """
+    if not found:
+        return None
+    estimates = [_estimate(logs) for logs in found.values()]
+    worst = max(range(len(found)), key=lambda i: abs(math.log(estimates[i].value)))
+    ratio = estimates[worst]
     return Interaction(
-        values=dict(zip(keys, grid[worst], strict=True)),
-        deviation=estimates[worst],
-        is_claimed=claimed and len(repeats) >= MIN_RUNS,
+        values=dict(zip(keys, list(found)[worst], strict=True)),
+        deviation=ratio,
+        is_claimed=adjusted[worst] < LEVEL and is_other_than(ratio, 1) and not is_within_margin(ratio),
     )
 
 

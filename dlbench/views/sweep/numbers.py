@@ -10,22 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean, variance
 
-from dlbench.reading.environments import compare
+from dlbench.reading.comparability import told_of
+from dlbench.reading.repeats import averaged_unlike, compared_unlike, named
 from dlbench.reading.table import RunTable
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
 from dlbench.report.wording import DASH, percent, place_text
+from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, median_estimate, ratio_estimate
-from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for
+from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
+from dlbench.stats.selection import gain_of_best
+from dlbench.stats.verdicts import is_other_than
 from dlbench.views.sweep import words
 from dlbench.views.sweep.axes import (
     MARGIN,
     Axis,
     Measured,
+    Pair,
     axes,
-    excludes_one,
+    contrasts,
+    deviations,
     interaction,
     is_within_margin,
     levels_of,
@@ -64,6 +70,8 @@ class SweepCell:
     best: str
     """Label of the fastest of those that are faster than the baseline for certain and are what their name says; empty
     where there is none."""
+    best_ratio: Estimate | None
+    """Its throughput over the baseline's, corrected for having been chosen from all settings."""
     verdict: str
     """The finding in a few sentences."""
     advice: str
@@ -102,6 +110,58 @@ class Sweep:
     """The conditions in one line."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """All settings at one rank count, before they are judged."""
+
+    runs: tuple[tuple[Run, ...], ...]
+    """Of each setting, those without figures too."""
+    rates: tuple[dict[int, float], ...]
+    """Throughput of each setting by repeat, samples per second."""
+    base: int
+    """The baseline among them."""
+    has_default: bool
+    logs: tuple[list[float], ...]
+    """Of each setting over the baseline, one for each repeat that both have."""
+    levels: Mapping[str, list[AxisValue]]
+    contrasts: Mapping[Pair, list[float]]
+    deviations: Mapping[tuple[AxisValue, ...], list[float]]
+
+    @property
+    def comparisons(self) -> list[list[float]]:
+        """Log ratios of all that is compared here: settings but the baseline, pairs of values, combinations."""
+        settings = [found for i, found in enumerate(self.logs) if i != self.base]
+        return [*settings, *self.contrasts.values(), *self.deviations.values()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """All comparisons of a report: Holm's procedure is over all of them, so that any false claim is one in twenty."""
+
+    adjusted: Mapping[tuple[float, ...], float]
+    """The p value of each comparison."""
+    size: int
+    """Comparisons, those too that have too few repeats as yet; what is the same twice over counts once."""
+
+    def of(self, logs: Sequence[float]) -> float:
+        """The adjusted p of one of them; 1 where its repeats are too few for a claim."""
+        return self.adjusted.get(_identity(logs), 1.0)
+
+
+def family_of(drafts: Sequence[Draft]) -> Family:
+    """The family of all that is compared at these rank counts, of whatever series."""
+    every = {_identity(logs): logs for draft in drafts for logs in draft.comparisons if logs}
+    judged = {key: logs for key, logs in every.items() if len(logs) >= MIN_RUNS}
+    adjusted = holm([paired_p(logs) for logs in judged.values()])
+    return Family(adjusted=dict(zip(judged, adjusted, strict=True)), size=len(every))
+
+
+def _identity(logs: Sequence[float]) -> tuple[float, ...]:
+    """The same for a comparison and for its reverse."""
+    sign = -1 if next((value for value in logs if value), 1.0) < 0 else 1
+    return tuple(round(sign * value, 12) for value in logs)
+
+
 def sweeps(table: RunTable) -> tuple[Sweep, ...]:
     """All series with swept keys that hold figures, in the order of their creation."""
     planned = [*table.runs.values(), *(item.run for item in table.without if item.run.plan.run_id not in table.runs)]
@@ -109,16 +169,18 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
     for run in planned:
         if run.plan.series.axes:
             series.setdefault((run.plan.created, run.plan.series.id), []).append(run)
-    made: list[Sweep] = []
-    for _, runs in sorted(series.items()):
-        if (sweep := _sweep(runs, table, f"sweep-{len(made) + 1}")) is not None:
-            made.append(sweep)
-    return tuple(made)
+    found = [(runs, *_drafts(runs, table)) for _, runs in sorted(series.items())]
+    family = family_of([draft for _, drafts, _ in found for draft in drafts])
+    with_figures = [one for one in found if one[1] or one[2]]
+    return tuple(
+        _sweep(runs, [cell_of(draft, family, table) for draft in drafts], idle, table, f"sweep-{number}")
+        for number, (runs, drafts, idle) in enumerate(with_figures, 1)
+    )
 
 
-def _sweep(runs: Sequence[Run], table: RunTable, sweep_id: str) -> Sweep | None:
-    """None where no rank count has two settings and a run with figures."""
-    cells: list[SweepCell] = []
+def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str]]:
+    """Rank counts with two settings and a run with figures, and what to say of those at which no swept key acts."""
+    drafts: list[Draft] = []
     idle: list[str] = []
     by_place: dict[tuple[int, int, str, str, str], list[Run]] = {}
     for run in sorted(runs, key=_order):
@@ -128,15 +190,19 @@ def _sweep(runs: Sequence[Run], table: RunTable, sweep_id: str) -> Sweep | None:
         if len(_by_setting(group)) < 2 or not figures:
             continue
         if any(acting_keys(run.plan) for run in group):
-            cells.append(cell_of(group, table))
+            drafts.append(_draft(group, table))
         else:
             rates = [fmean(_rates(found, table).values()) for found in _by_setting(figures)]
             idle.append(
                 f"At {place_text(ranks, nodes)} no swept key acts; settings differ by up to "
                 f"{percent(max(rates) / min(rates) - 1)} there, which is the scatter of the machine."
             )
-    if not cells and not idle:
-        return None
+    return drafts, idle
+
+
+def _sweep(
+    runs: Sequence[Run], cells: Sequence[SweepCell], idle: Sequence[str], table: RunTable, sweep_id: str
+) -> Sweep:
     plan = next((run for run in runs if run.plan.run_id in table.runs), runs[0]).plan
     keys = tuple(sorted({key for run in runs for key in run.plan.series.axes}))
     unit = plan.workload.sample_unit
@@ -150,7 +216,7 @@ def _sweep(runs: Sequence[Run], table: RunTable, sweep_id: str) -> Sweep | None:
         series=plan.series.id,
         keys=keys,
         sample_unit=unit,
-        headline=words.headline(last.best_setting, place_text(last.ranks, last.nodes), has_default=last.has_default)
+        headline=words.headline(last.best, last.best_ratio, place_text(last.ranks, last.nodes), last.has_default)
         if last
         else (DASH, "no swept key acts"),
         verdict=last.verdict if last else "The swept keys act at no rank count that was run.",
@@ -194,41 +260,68 @@ def _rates(runs: Sequence[Run], table: RunTable) -> dict[int, float]:
     return {run.plan.series.repeat: float(rates[run.plan.run_id]) for run in runs if run.plan.run_id in table.runs}
 
 
-def cell_of(runs: Sequence[Run], table: RunTable) -> SweepCell:
-    """The comparison of all settings of one rank count.
-
-    Args:
-        runs: every run of the series there, in the order of the request, those without figures too.
-        table: figures, and why there are none; some run must have some.
-    """
+def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
+    """The settings of one rank count from every run of the series there, in the order of the request."""
     groups = _by_setting(runs)
     rates = [_rates(group, table) for group in groups]
     firsts = groups[0][0].plan.series.axes
     defaults = [i for i, group in enumerate(groups) if rates[i] and is_default(group[0].plan, firsts)]
     base = defaults[0] if defaults else next(i for i, found in enumerate(rates) if found)
-    logs = [_logs(found, rates[base]) for found in rates]
-    settings = _settings(groups, rates, logs, base, table)
     measured = [
         Measured(
             values=dict(sorted(group[0].plan.series.axes.items())), acting=acting_keys(group[0].plan), throughput=found
         )
-        for group, found, setting in zip(groups, rates, settings, strict=True)
+        for group, found in zip(groups, rates, strict=True)
         # What had no effect would make its axis look as if it had none.
-        if found and not setting.inert
+        if found and not _inert(group, table)
     ]
     levels = levels_of(measured, dict(sorted(groups[base][0].plan.series.axes.items())))
-    effects, additivity = axes(measured, levels), interaction(measured, levels)
+    return Draft(
+        runs=tuple(map(tuple, groups)),
+        rates=tuple(rates),
+        base=base,
+        has_default=bool(defaults),
+        logs=tuple(_logs(found, rates[base]) for found in rates),
+        levels=levels,
+        contrasts=contrasts(measured, levels),
+        deviations=deviations(measured, levels),
+    )
+
+
+def _inert(runs: Sequence[Run], table: RunTable) -> tuple[str, ...]:
+    """Settings of the runs with figures that had no effect."""
+    found = (run.record for run in runs if run.plan.run_id in table.runs)
+    return tuple(sorted({text for record in found if record for text in record.inert}))
+
+
+def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
+    """The comparison of all settings of one rank count.
+
+    Args:
+        draft: the settings; some run must have figures.
+        family: all comparisons of the report.
+        table: figures, and why there are none.
+    """
+    settings = _settings(draft, family, table)
+    effects = axes(draft.levels, draft.contrasts, [family.of(logs) for logs in draft.contrasts.values()])
+    additivity = interaction(
+        list(draft.levels), draft.deviations, [family.of(logs) for logs in draft.deviations.values()]
+    )
     sure = [setting for setting in settings if setting.verdict == "faster" and not setting.inert]
     best = max(sure, key=_gain, default=None)
+    best_exact = max((setting for setting in sure if not setting.changes), key=_gain, default=None)
     choice = words.Choice(
         settings=settings,
-        baseline=settings[base],
-        has_default=bool(defaults),
+        baseline=settings[draft.base],
+        has_default=draft.has_default,
         best=best,
-        best_exact=max((setting for setting in sure if not setting.changes), key=_gain, default=None),
-        ties=_ties(settings, rates, best),
-        needed_repeats=_needed(logs, settings),
+        best_ratio=_chosen(draft, settings, best),
+        best_exact=best_exact,
+        best_exact_ratio=_chosen(draft, settings, best_exact),
+        ties=_ties(settings, draft.rates, best),
+        needed_repeats=_needed(draft, settings, family),
     )
+    runs = [run for group in draft.runs for run in group]
     ranks, nodes, preset, precision, data = _place(runs[0])
     return SweepCell(
         ranks=ranks,
@@ -240,6 +333,7 @@ def cell_of(runs: Sequence[Run], table: RunTable) -> SweepCell:
         axes=effects,
         interaction=additivity.words if additivity else "",
         best=best.label if best else "",
+        best_ratio=choice.best_ratio,
         verdict=words.verdict(choice, effects, place_text(ranks, nodes)),
         advice=words.advice(choice),
         needed_repeats=choice.needed_repeats,
@@ -247,39 +341,33 @@ def cell_of(runs: Sequence[Run], table: RunTable) -> SweepCell:
     )
 
 
+def _chosen(draft: Draft, settings: Sequence[Setting], best: Setting | None) -> Estimate | None:
+    """What the best of all settings gains, corrected for the choice."""
+    if best is None:
+        return None
+    compared = [i for i in range(len(settings)) if i != draft.base]
+    return gain_of_best([draft.logs[i] for i in compared], compared.index(settings.index(best)))
+
+
 def _gain(setting: Setting) -> float:
     assert setting.ratio is not None
     return setting.ratio.value
 
 
-def _settings(
-    groups: Sequence[Sequence[Run]],
-    rates: Sequence[Mapping[int, float]],
-    logs: Sequence[Sequence[float]],
-    base: int,
-    table: RunTable,
-) -> tuple[Setting, ...]:
-    """Every setting with its verdict: a difference must leave 1 out, stand after Holm, and leave the margin.
-
-    Args:
-        groups: runs of each setting, those without figures too.
-        rates: throughput of each setting by repeat, samples per second.
-        logs: `_logs` of each setting against the baseline.
-        base: the baseline among them.
-        table: figures, and why there are none.
-    """
+def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, ...]:
+    """Every setting with its verdict: a difference must leave 1 out, stand after Holm, and leave the margin."""
     without = {item.run.plan.run_id: f"{item.state}: {item.why}" for item in table.without}
-    measured = [[run for run in group if run.plan.run_id in table.runs] for group in groups]
+    rates, base = draft.rates, draft.base
+    measured = [[run for run in group if run.plan.run_id in table.runs] for group in draft.runs]
     rate_base = median_estimate(list(rates[base].values())).value
     ratios = [
         by_definition(1.0, len(rates[base])) if i == base else _ratio(r, rates[base]) for i, r in enumerate(rates)
     ]
-    compared = [i for i, ratio in enumerate(ratios) if ratio is not None and i != base]
-    adjusted = dict(zip(compared, holm([paired_p(logs[i]) for i in compared]), strict=True))
     made = []
-    for i, group in enumerate(groups):
+    for i, group in enumerate(draft.runs):
         plan, ratio = group[0].plan, ratios[i]
-        verdict: SettingVerdict = "baseline" if i == base else _verdict(ratio, adjusted.get(i, 1.0))
+        adjusted_p = family.of(draft.logs[i])
+        verdict: SettingVerdict = "baseline" if i == base else _verdict(ratio, adjusted_p)
         missing = [run.plan.run_id for run in group if run.plan.run_id not in table.runs]
         made.append(
             Setting(
@@ -290,13 +378,13 @@ def _settings(
                 if rates[i]
                 else None,
                 ratio=ratio,
-                adjusted_p=adjusted.get(i),
+                adjusted_p=None if i == base or ratio is None else adjusted_p,
                 verdict=verdict,
                 num_runs=len(measured[i]),
                 num_planned=max(len(group), plan.series.repeats),
                 why=without[missing[0]] if missing else "",
                 changes=changed_arithmetic(plan),
-                inert=tuple(sorted({text for run in measured[i] if run.record for text in run.record.inert})),
+                inert=_inert(group, table),
                 autotune=autotuned(measured[i], ratio, rate_base, is_faster=verdict == "faster"),
                 losses=losses(measured[i], measured),
                 options=options(plan),
@@ -325,7 +413,7 @@ def _verdict(ratio: Estimate | None, adjusted_p: float) -> SettingVerdict:
         return "insufficient"
     if is_within_margin(ratio):
         return "equal"
-    if adjusted_p < LEVEL and excludes_one(ratio):
+    if adjusted_p < LEVEL and is_other_than(ratio, 1):
         return "faster" if ratio.value > 1 else "slower"
     return "undecided"
 
@@ -337,17 +425,20 @@ def _ties(
         return ()
     top = rates[settings.index(best)]
     others = [(s, _ratio(top, rates[i])) for i, s in enumerate(settings) if s is not best and not s.inert]
-    return tuple(s for s, ratio in others if ratio is not None and (not excludes_one(ratio) or is_within_margin(ratio)))
+    return tuple(
+        s for s, ratio in others if ratio is not None and (not is_other_than(ratio, 1) or is_within_margin(ratio))
+    )
 
 
-def _needed(logs: Sequence[Sequence[float]], settings: Sequence[Setting]) -> int | None:
+def _needed(draft: Draft, settings: Sequence[Setting], family: Family) -> int | None:
     """Repeats for the margin at the pooled scatter of what is not decided yet."""
-    undecided = [logs[i] for i, s in enumerate(settings) if s.verdict in ("undecided", "insufficient")]
-    scatters = [stdev(found) for found in undecided if len(found) > 1]
-    if not scatters:
+    undecided = [draft.logs[i] for i, s in enumerate(settings) if s.verdict in ("undecided", "insufficient")]
+    known = [found for found in undecided if len(found) > 1]
+    if not known:
         return None
-    pooled = math.sqrt(fmean(scatter**2 for scatter in scatters))
-    return max(MIN_RUNS, repeats_for(pooled, MARGIN, len(settings) - 1))
+    pooled = math.sqrt(fmean(variance(found) for found in known))
+    freedom = pooled_freedom(len(known), fmean(map(len, known)))
+    return max(MIN_RUNS, repeats_for(pooled, MARGIN, family.size, freedom))
 
 
 def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) -> Iterator[str]:
@@ -362,7 +453,14 @@ def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) ->
     devices = sorted({rank.device.split(":")[0] for run in measured if run.record for rank in run.record.ranks})
     if len(devices) > 1:
         yield f"Runs were on different devices ({', '.join(devices)}): the ratios hold that difference too."
-    keys = [item.key for item in compare(measured).differences if not item.expected]
-    if keys:
-        shown = ", ".join(keys[:5]) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
-        yield f"Runs differ in their environment ({shown}): unless the swept keys set that, the ratios hold it too."
+    told = {
+        label(found[0].plan.series.axes): {run.plan.run_id: told_of(run) for run in found}
+        for found in _by_setting(measured)
+    }
+    averaged = averaged_unlike(told)
+    if averaged:
+        yield f"{averaged[0].upper()}{averaged[1:]}."
+    swept = {key for run in measured for key in run.plan.series.axes}
+    differences = [one for one in compared_unlike(told) if one.key not in swept]
+    if differences:
+        yield f"Settings differ in {named(differences)}; unless the swept keys set that, the ratios hold it too."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dlbench.report.table import times_cell
 from dlbench.report.wording import DASH, basis_text, times_text
-from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.views.sweep.axes import MARGIN_TEXT, Axis
 from dlbench.views.sweep.settings import Setting
 
@@ -26,8 +26,11 @@ class Choice:
     """Whether the baseline is the default setting; otherwise it is the first of the sweep."""
     best: Setting | None
     """The fastest of those that are faster than the baseline for certain and are what their name says."""
+    best_ratio: Estimate | None
+    """What it gains, corrected for having been chosen."""
     best_exact: Setting | None
     """The same among those that compute what the baseline computes."""
+    best_exact_ratio: Estimate | None
     ties: tuple[Setting, ...]
     """Others that are not distinguishable from the best."""
     needed_repeats: int | None
@@ -58,16 +61,20 @@ def baseline_words(choice: Choice) -> str:
     return f"{text}, the first setting with figures: the default is not in the sweep, or has none"
 
 
-def headline(best: Setting | None, place: str, *, has_default: bool) -> tuple[str, str]:
-    """The number of a card and what it means, at a place such as `4 ranks on 2 nodes`."""
+def headline(best: str, ratio: Estimate | None, place: str, has_default: bool) -> tuple[str, str]:
+    """The number of a card and what it means.
+
+    Args:
+        best: label of the best setting; empty where there is none.
+        ratio: what it gains, corrected for having been chosen.
+        place: such as `4 ranks on 2 nodes`.
+        has_default: whether it is compared with the default.
+    """
     name = "the default" if has_default else "the first setting"
-    if best is None or best.ratio is None:
+    if ratio is None:
         return DASH, f"no setting is faster than {name} for certain, at {place}"
-    ratio = times_cell(best.ratio)
-    return (
-        ratio.text,
-        f"the throughput of {name} {ratio.interval} by {best.label}, at {place}; {basis_text(best.ratio)}",
-    )
+    cell = times_cell(ratio)
+    return cell.text, f"the throughput of {name} {cell.interval} by {best}, at {place}; {basis_text(ratio)}"
 
 
 def verdict(choice: Choice, axes: Sequence[Axis], place: str) -> str:
@@ -78,18 +85,20 @@ def verdict(choice: Choice, axes: Sequence[Axis], place: str) -> str:
 def _best(choice: Choice, start: str) -> list[str]:
     base = choice.baseline.label
     name = f"the default ({base})" if choice.has_default else base
-    best = choice.best
-    if best is None or best.ratio is None:
+    best, ratio = choice.best, choice.best_ratio
+    if best is None or best.ratio is None or ratio is None:
         return [f"{start} {_no_best(choice.compared, name)}"]
+    count = len(choice.compared)
+    corrected = f", corrected for the choice among {count}; {best.ratio.value:.2f}x as measured" if count > 1 else ""
     parts = [
-        f"{start} the best of {len(choice.compared) + 1} settings is {best.label}: {times_text(best.ratio)} the "
-        f"throughput of {name} ({basis_text(best.ratio)}, in pairs)."
+        f"{start} the best of {count + 1} settings is {best.label}: {times_text(ratio)} the throughput of {name} "
+        f"({basis_text(ratio)}, in pairs{corrected})."
     ]
     if best.changes:
         parts.append(f"It changes the arithmetic ({', '.join(best.changes)}){_loss_text(best)}.")
-        if choice.best_exact is not None and choice.best_exact.ratio is not None:
+        if choice.best_exact is not None and choice.best_exact_ratio is not None:
             parts.append(
-                f"Of those that do not, the best is {choice.best_exact.label}: {times_text(choice.best_exact.ratio)}."
+                f"Of those that do not, the best is {choice.best_exact.label}: {times_text(choice.best_exact_ratio)}."
             )
     if choice.ties:
         named = "; ".join(setting.label for setting in choice.ties[:_MAX_NAMED])

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.bench.figures import Figure
-from tests.bench.truth import gate
+from tests.bench.truth import collectives, gate
 
 SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "gate": gate.figures,
+    "collectives": collectives.figures,
 }
 """Name -> its figures; in the order of the issue they answer."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,14 @@ from dlbench.records.scan import Run, scan
 from dlbench.report.formats.json import as_plain
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.specs.sync import SyncSpec
-from dlbench.views.decomposition.numbers import MARGIN, OWN_PARTS, Decomposition, Difference, decompositions
+from dlbench.views.decomposition.numbers import (
+    MARGIN,
+    OWN_PARTS,
+    Decomposition,
+    Difference,
+    decompositions,
+    difference,
+)
 from dlbench.views.decomposition.view import decomposition_lines, decomposition_section
 from dlbench.views.sweep.numbers import sweeps
 from tests.conftest import Cli
@@ -36,6 +44,8 @@ REAL: Mapping[str, float] = {
     "exchange": 20.0,
     "optimizer": 5.0,
 }
+
+NOTHING: Mapping[str, float] = dict.fromkeys(OWN_PARTS, 0.0)
 
 
 def decomposed(**request: object) -> list[RunPlan]:
@@ -235,6 +245,34 @@ def test_a_gap_of_no_account_is_no_disagreement(tmp_path: Path) -> None:
     assert exchange.gap_s.high is not None
     assert exchange.gap_s.high < 0  # for certain, but small
     assert exchange.verdict == "agree"
+
+
+def test_noise_is_no_agreement() -> None:
+    """The gap is 5 % of a step and runs scatter by 5 %: that 0 lies within most intervals shows nothing."""
+    generator = np.random.default_rng(3)
+    found = []
+    for _ in range(200):
+        whole, without = generator.lognormal(0, 0.05, (2, 5))
+        pairs = [
+            ({**NOTHING, "input": 0.1 * p, "forward": 0.9 * p}, {**NOTHING, "forward": 0.85 * v})
+            for p, v in zip(whole, without, strict=True)
+        ]
+        found.append(difference("input", pairs).verdict)
+    assert found.count("agree") <= 10
+    assert found.count("undecided") > 20
+
+
+def test_an_interval_over_the_margin_is_undecided_in_words(tmp_path: Path) -> None:
+    scatter = (0.0, 3.0, -3.0, 1.0, -1.0)
+    write_series(
+        tmp_path,
+        decomposed(repeats=5),
+        lambda plan: parts_of(plan, h2d=5 + scatter[plan.series.repeat] * (plan.series.variant == "no-exchange")),
+    )
+    _, exchange = both(only_point(tmp_path))
+    assert (exchange.verdict, exchange.reason) == ("undecided", None)
+    (line,) = (line for line in lines_of(tmp_path) if line.startswith("  exchange"))
+    assert line.endswith("which is undecided: it reaches over 1 % of a step; more repeats decide")
 
 
 @pytest.mark.parametrize(("repeats", "kind"), [(1, "single run"), (4, "range")])

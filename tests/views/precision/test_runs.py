@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlbench.reading.comparability import group_id
+from dlbench.reading.comparability import averaged_id
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.document import Section
@@ -226,7 +226,7 @@ def test_what_keeps_runs_apart_is_what_groups_are_made_by(tmp_path: Path) -> Non
         (other,) = tabulate(scan(tmp_path / name)).runs.values()
         found = [item for item in run_differences([reference, other]) if item.kind == "setting"]
         assert found, name
-        is_apart = group_id(reference) != group_id(other)
+        is_apart = averaged_id(reference) != averaged_id(other)
         assert any(item.keeps_apart for item in found) == is_apart, name
 
 

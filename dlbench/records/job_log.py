@@ -1,0 +1,153 @@
+"""What the log of a job says of how its ranks ended, where no launcher of dlbench watched them.
+
+With --kill-on-bad-exit srun ends all ranks when one has failed, so that those which were well vanish too. Who was first
+is said by the rank's supervisor, with the time, and by srun (or mpirun) itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlbench.opening import read_end
+from dlbench.records.folder import RunFolder
+from dlbench.records.status import Failure, RankStatus
+from dlbench.records.story import first_cause
+
+END_OF_LOG = 1 << 20
+"""Bytes of a log that are looked at: what it says of the end stands at the end."""
+
+_SUPERVISOR = re.compile(r"^dlbench: rank (\d+) was ended by signal (\S+) at (\S+)$", re.MULTILINE)
+# E.g. "srun: error: n2: tasks 2-3: Killed"; with --label or time stamps something stands before.
+_TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,-]+): (.+)$")
+_EXITED = re.compile(r"Exited with exit code (\d+)")
+_MPIRUN = re.compile(r"mpirun noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) ")
+# After these lines Slurm itself ends ranks.
+_ABORTED = re.compile(
+    r"Terminating StepId=|Terminating job step|Job step aborted|\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED"
+)
+_WHOLE_JOB = (
+    (re.compile(r"CANCELLED AT \S+ DUE TO TIME LIMIT"), "Slurm ended the job at its time limit"),
+    (re.compile(r"CANCELLED AT \S+ DUE TO NODE FAILURE|srun: error: Node failure on"), "a node of the job failed"),
+    (re.compile(r"CANCELLED AT \S+ DUE TO PREEMPTION"), "Slurm ended the job for another one (preemption)"),
+)
+_OUT_OF_MEMORY = re.compile(r"[Dd]etected (\d+ oom[-_]kill event\S*)")
+_NODE = re.compile(r"srun: error: Node failure on (\S+)")
+_SIGNALS = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ending:
+    """One rank that ended before Slurm ended the others."""
+
+    rank: int
+    words: str
+    """E.g. ``by signal SIGKILL``."""
+    at: str = ""
+    """UTC, ISO 8601, as its supervisor said; empty if srun said it."""
+
+
+def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | None:
+    """What the log says of the cause and no rank says; None where it says nothing, or a rank's own words are enough.
+
+    Args:
+        folder: of the run; `launch.log`, else the newest `slurm-*.out`, is read.
+        statuses: what the ranks said last.
+    """
+    text = _log_of(folder)
+    whole = _of_the_whole_job(text)
+    if whole:
+        return Failure(reason=whole)
+    ending = _first(text)
+    if ending is None:
+        return None
+    cause = first_cause(statuses)
+    if cause is not None and cause.failure == "own" and not _came_before(ending, cause):
+        return None
+    killed = _OUT_OF_MEMORY.search(text)
+    if killed is not None and ending.words in ("by signal SIGKILL", "Killed", "Out Of Memory"):
+        reason = f"rank {ending.rank} was killed for want of memory: Slurm detected {killed[1]}"
+    elif ending.words == "Out Of Memory":
+        reason = f"rank {ending.rank} was killed for want of memory, as Slurm says"
+    else:
+        reason = f"rank {ending.rank} was the first to end, {ending.words}"
+    return Failure(reason=reason, rank=ending.rank, at=ending.at)
+
+
+def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
+    """Rank and signal of the rank that a signal ended, as mpirun or srun says it in `launch.log`; None if it says none.
+
+    Its exit code does not tell, and the other ranks may be ended before they can say what they saw.
+    """
+    text = _text_of(folder, "launch.log")
+    told = _MPIRUN.search(text)
+    # SIGTERM is mpirun's own way to end the others.
+    if told is not None and int(told[2]) != _SIGNALS["Terminated"]:
+        return int(told[1]), int(told[2])
+    tasks = _of_srun(text)
+    if tasks is None:
+        return None
+    number = _SIGNALS.get(tasks.words.removesuffix(" (core dumped)"))
+    return (tasks.rank, number) if number is not None else None
+
+
+def _log_of(folder: RunFolder) -> str:
+    """The end of the log into which the ranks' launcher wrote."""
+    outputs = sorted(folder.path.glob("slurm-*.out"), key=lambda path: (len(path.name), path.name))
+    return _text_of(folder, "launch.log") or (_text_of(folder, outputs[-1].name) if outputs else "")
+
+
+def _text_of(folder: RunFolder, name: str) -> str:
+    try:
+        return read_end(folder.path / name, END_OF_LOG).decode("utf-8", "replace")
+    except OSError:  # there is none, or it may not be read
+        return ""
+
+
+def _of_the_whole_job(text: str) -> str:
+    """Why Slurm ended all ranks, if none had ended before; empty if it did not."""
+    for line in text.splitlines():
+        if _TASKS.search(line) or _SUPERVISOR.match(line):
+            return ""
+        for pattern, words in _WHOLE_JOB:
+            if pattern.search(line):
+                node = _NODE.search(text)
+                return f"{words}: {node[1]}" if node is not None else words
+    return ""
+
+
+def _first(text: str) -> _Ending | None:
+    """The rank that ended first."""
+    by_srun = _of_srun(text)
+    ended = [
+        _Ending(rank=int(told[1]), words=f"by signal {told[2]}", at=told[3]) for told in _SUPERVISOR.finditer(text)
+    ]
+    # A supervisor that Slurm ends a moment after its rank may still say that, later.
+    same = [one for one in ended if by_srun is not None and one.rank == by_srun.rank]
+    if same and by_srun is not None and by_srun.words == "Out Of Memory":
+        return by_srun
+    earliest = min(same or ended, key=lambda one: one.at, default=None)
+    return earliest or by_srun
+
+
+def _of_srun(text: str) -> _Ending | None:
+    """The first rank that srun, or mpirun, says ended, before it ended the others."""
+    for line in text.splitlines():
+        told = _TASKS.search(line)
+        if told is not None:
+            words = told[2].strip()
+            code = _EXITED.match(words)
+            rank = int(re.split("[,-]", told[1])[0])
+            return _Ending(rank=rank, words=f"with exit code {code[1]}" if code else words)
+        noticed = _MPIRUN.search(line)
+        if noticed is not None and int(noticed[2]) != _SIGNALS["Terminated"]:
+            return _Ending(rank=int(noticed[1]), words=f"by signal {noticed[2]}")
+        if _ABORTED.search(line):
+            return None
+    return None
+
+
+def _came_before(ending: _Ending, cause: RankStatus) -> bool:
+    """Whether a signal ended one rank before another failed by itself."""
+    return bool(ending.at) and ending.rank != cause.rank and ending.at < (cause.failed_at or cause.updated)

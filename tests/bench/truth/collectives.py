@@ -1,0 +1,153 @@
+"""`dlbench comm` against a loop as OSU's micro-benchmarks have it, in the same processes and over the same group.
+
+Two ranks on this machine, all-reduce of 1 to 64 KiB by MPI and by gloo, in turns. OSU's loop times each operation by
+itself, and ranks meet at the library's own barrier outside of the timer; what it prints is the mean of a rank's times.
+Here it is the slowest rank's mean, and the median of several loops, since others use the machine, too. So is dlbench's
+figure a median of iterations.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dlbench.jobs.launch import rank_environment
+from dlbench.specs.collectives.plan import CommPlan, CommSeries, CommSpec
+from dlbench.specs.plan import LayoutSpec
+from dlbench.specs.system import LaunchSpec, SystemSpec
+from tests.bench.figures import Figure, median_interval
+from tests.bench.shaped_cluster import OPEN_MPI_AS_ROOT
+from tests.support.paths import ROOT
+
+SIZES = (1024, 4096, 16384, 65536)
+ROUNDS = 12
+LOOP = 100
+"""Operations of one loop as OSU has it."""
+GOAL = 1.5
+LIMIT_S = 85
+_FOUND = "found.json"
+
+
+def figures() -> Iterator[Figure]:
+    """Ratios of dlbench's figure to the loop's, by carrier and size."""
+    name = "dlbench comm over an OSU-style loop, all-reduce, 2 ranks"
+    if shutil.which("mpirun") is None:
+        yield Figure(name=name, value=None, unit="ratio of times", goal=f"at most {GOAL}", reason="no mpirun")
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        plan = _plan()
+        (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+        command = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none"]
+        subprocess.run(
+            [*command, sys.executable, "-m", "tests.bench.truth.collectives", str(folder)],
+            env={**os.environ, **rank_environment(plan), **OPEN_MPI_AS_ROOT, "DLBENCH_LAUNCH_TOKEN": "bench"},
+            timeout=LIMIT_S,
+            cwd=ROOT,
+            check=True,
+        )
+        found = json.loads((folder / _FOUND).read_text(encoding="utf-8"))
+    for carrier, size, rounds in found:
+        ratios = [ours / theirs for ours, theirs, _, _ in rounds]
+        value, low, high = median_interval(ratios)
+        ours, theirs, operations, skew = (statistics.median(column) for column in zip(*rounds, strict=True))
+        yield Figure(
+            name=f"{name}, {carrier}, {size // 1024} KiB",
+            value=value,
+            low=low,
+            high=high,
+            n=len(ratios),
+            unit="ratio of times",
+            goal=f"at most {GOAL}",
+            met=value <= GOAL,
+            reason=f"{ours * 1e6:.1f} us against {theirs * 1e6:.1f} us; {operations:g} operations, "
+            f"started {skew * 1e6:.1f} us apart",
+        )
+
+
+def _plan() -> CommPlan:
+    launch = LaunchSpec(launcher="mpirun", environment={"OMP_NUM_THREADS": "1"})
+    return CommPlan(
+        run_id="bench-collectives",
+        created="2026-01-01T00:00:00Z",
+        dlbench_version="0",
+        layout=LayoutSpec(nodes=1, ranks=2, cores_per_rank=1),
+        system=SystemSpec(name="bench", title="this machine", launch=launch),
+        series=CommSeries(id="bench", repeat=0, repeats=1, position=0),
+        comm=CommSpec(backends=("mpi", "gloo"), sizes=SIZES, warmup=1, iterations=5, timeout_s=30.0),
+    )
+
+
+def rank(folder: Path) -> None:
+    """One rank: `found.json` gets, by carrier and size, dlbench's and the loop's seconds of each round."""
+    import torch
+    import torch.distributed as dist
+
+    from dlbench.node.collectives.control import Control
+    from dlbench.node.collectives.deadline import Deadline
+    from dlbench.node.collectives.measure import Measurement
+    from dlbench.node.collectives.mpi_transport import start_mpi, stop_mpi
+    from dlbench.node.collectives.references import MpiReference, TorchReference
+    from dlbench.node.ranks import detect
+    from dlbench.records.folder import RunFolder
+
+    torch.set_num_threads(1)
+    plan = CommPlan.model_validate_json((folder / "plan.json").read_text(encoding="utf-8"))
+    comm, place = plan.comm, detect(plan)
+    control = Control(place, comm.timeout_s)
+    control.start(RunFolder(folder), None)
+    mpi = start_mpi(place, "mpirun", many_threads=False)
+    world = mpi.COMM_WORLD
+    group = control.new_group("gloo", "bench")
+    cpu = torch.device("cpu")
+    measurement = Measurement(comm, place, cpu, control, Deadline(place.rank, comm.timeout_s), lambda where: None)
+    contestants = (MpiReference("allreduce", place, mpi), TorchReference("allreduce", place, group, "gloo"))
+    found = []
+    for size in comm.sizes:
+        vector = torch.zeros(size // 4)
+        array = vector.numpy()
+        loops: tuple[tuple[Callable[[], Any], Callable[[], Any]], ...] = (
+            (lambda array=array: world.Allreduce(mpi.IN_PLACE, [array, mpi.FLOAT]), world.Barrier),  # type: ignore[misc]
+            (lambda vector=vector: dist.all_reduce(vector, group=group), lambda: dist.barrier(group)),  # type: ignore[misc]
+        )
+        for contestant, loop in zip(contestants, loops, strict=True):
+            rounds = []
+            for _ in range(ROUNDS):
+                control.barrier("loop")
+                slowest = max(control.gather("loop", _osu(*loop)))
+                (point,) = measurement.points([contestant], size)
+                assert point.correct, point.problem
+                ours, skew = statistics.median(point.times_s), statistics.median(point.skew_s)
+                rounds.append((ours, slowest, point.operations, skew))
+            found.append((contestant.carrier, size, rounds))
+    if place.rank == 0:
+        (folder / _FOUND).write_text(json.dumps(found), encoding="utf-8")
+    control.barrier("end")
+    stop_mpi(mpi)
+    control.stop()
+
+
+def _osu(call: Callable[[], Any], barrier: Callable[[], Any]) -> float:
+    """Mean seconds of an operation on this rank."""
+    taken = 0
+    for number in range(LOOP + LOOP // 10):
+        begin = time.perf_counter_ns()
+        call()
+        end = time.perf_counter_ns()
+        if number >= LOOP // 10:
+            taken += end - begin
+        barrier()
+    return taken / LOOP / 1e9
+
+
+if __name__ == "__main__":
+    rank(Path(sys.argv[1]))
