@@ -190,7 +190,9 @@ class Record(Spec):
     final_loss_scale: NonNegative | None = Field(None, description="Loss scale at the end; fp16 only.")
     layers: tuple[LayerMacs, ...] = Field((), description="Forward multiply-accumulates of a sample, layer by layer.")
     training_flops_per_sample: CountOrZero | None = Field(
-        None, description="Model FLOPs of a sample's training: forward and twice that backward, no recomputation."
+        None,
+        description="Model FLOPs of a sample's training: forward, and twice that backward less the gradient of the "
+        "input, no recomputation.",
     )
     quality: QualityResult | None = Field(None, description="Training to a quality; null for a run of speed.")
     noise_scale: NoiseScale | None = Field(None, description="Gradient noise scale, if it was asked for.")
