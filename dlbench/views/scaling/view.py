@@ -36,11 +36,11 @@ class ScalingView(GroupView):
             id=self.id,
             title=self.title,
             caption=f"{group.caption}. In brackets: the interval.",
-            about=(ONE_POINT if len(group.points) == 1 else ABOUT[group.scaling],),
+            about=(ONE_POINT if len(group.points) == 1 else ABOUT[group.scaling], group.baseline_note),
             charts=lambda: scaling_charts(group),
             charts_per_row=3,
             sheets=(points_sheet(group.points, group.sample_unit),),
-            brief=(_losses(group), *([f"Next: {group.next_step}"] if group.next_step else [])),
+            brief=(_losses(group), group.baseline_note, *([f"Next: {group.next_step}"] if group.next_step else [])),
             where={
                 "sample_unit": group.sample_unit,
                 "scaling": group.scaling,
