@@ -496,7 +496,7 @@ def test_other_collectives_have_lines_of_their_own_name(tmp_path: Path) -> None:
     [
         ({}, "one file holds one of box, local; choose by --system"),
         ({"system": "bx"}, "--system bx: not among the runs in runs: did you mean box"),
-        ({"system": "local"}, "one file holds one of mpi, torch-gloo; choose by --transport"),
+        ({"system": "local"}, "one file holds one of torch-gloo, mpi; choose by --transport"),
         ({"system": "local", "transport": "nccl"}, "--transport nccl: not among the runs"),
         ({"system": "box", "dtype": "bf16"}, "--dtype bf16: not among the runs in runs: did you mean fp16"),
     ],
@@ -626,7 +626,13 @@ def test_costs_and_predictions_have_intervals_over_runs(tmp_path: Path) -> None:
         assert series.low is not None
         assert series.high is not None
         truth = [
-            predict("allreduce", series.name, size, Layout(ranks=16, group_size=2), factory.network(inside=INSIDE, across=ACROSS))
+            predict(
+                "allreduce",
+                series.name,
+                size,
+                Layout(ranks=16, group_size=2),
+                factory.network(inside=INSIDE, across=ACROSS),
+            )
             for size in SIZES
         ]
         for least, value, most, true in zip(series.low, series.seconds, series.high, truth, strict=True):
