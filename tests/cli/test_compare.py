@@ -18,7 +18,6 @@ from dlbench.errors import DlbenchError, ExitCode, IncompleteDataError, UserErro
 from dlbench.gate.baseline import read_baseline
 from dlbench.gate.page.document import paired_lines
 from dlbench.reading.metrics import METRICS, metrics_by_run
-from dlbench.reading.sessions import sessions_of
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
@@ -397,23 +396,15 @@ def test_a_baseline_of_one_session_says_so_and_a_history_helps(tmp_path: Path) -
     assert "holds no run of these workloads and sizes" in str(refused(*gate, "--history", other))
 
 
-def test_jobs_of_one_command_and_commands_of_one_job_are_one_session(tmp_path: Path) -> None:
-    def written(name: str, jobs: Sequence[str], series: Sequence[str]) -> Path:
-        for number, planned in enumerate(plans(points=(1,), repeats=5, series="s")):
-            plan = planned.model_copy(update={"created": f"2026-03-0{series[number]}T12:00:00Z"})
-            environment = {"host": "n0", "variable.SLURM_JOB_ID": jobs[number]}
-            factor = STEADY[number] * (1.1 if name == "new" else 1.0)
-            write_run(
-                tmp_path / name, plan, constant([part * factor for part in PHASES_MS]), Story(environment=environment)
-            )
-        return tmp_path / name
-
-    for jobs, series, sessions in (("12345", "11111", 1), ("11111", "12345", 1), ("11233", "12234", 2)):
-        side = written(f"{jobs}-{series}", jobs, series)
-        assert len(set(sessions_of(scan(side).runs).values())) == sessions
-    # Both sides in one job: its state falls on both, and runs are the unit.
-    old, new = written("old", "99999", "11111"), written("new", "99999", "22222")
-    code, metric = judged("compare", old, new)
+def test_both_sides_in_one_job_have_runs_as_the_unit(tmp_path: Path) -> None:
+    """Its state falls on both."""
+    for number, name in enumerate(("old", "new")):
+        for planned in plans(points=(1,), repeats=5, series="s"):
+            plan = planned.model_copy(update={"created": f"2026-03-0{1 + number}T12:00:00Z"})
+            factor = STEADY[plan.series.repeat] * (1 + 0.1 * number)
+            story = Story(environment={"host": "n0", "variable.SLURM_JOB_ID": "7"})
+            write_run(tmp_path / name, plan, constant([part * factor for part in PHASES_MS]), story)
+    code, metric = judged("compare", tmp_path / "old", tmp_path / "new")
     assert (code, metric["unit"]) == (1, "run")
 
 
