@@ -57,6 +57,8 @@ class RunMeasures:
     """Seconds a step of each of `PARTS`; their sum is measured_s / steps."""
     exchange_wait_s: float
     """Part of `exchange`, not to be added: mean excess over the rank that waited least in each step."""
+    exchange_wait_first_s: float
+    """The same of rank 0, whose messages a record holds: median over steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,7 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
         step_cv=float(slowest_s.std() / slowest_s.mean()),
         parts=_parts(step_ns, phase_ns),
         exchange_wait_s=float(exchange.sum() - len(exchange) * exchange.min(axis=0).sum()) / exchange.size / 1e9,
+        exchange_wait_first_s=float(np.median(exchange[0] - exchange.min(axis=0))) / 1e9,
     )
 
 
