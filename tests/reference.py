@@ -27,6 +27,7 @@ from dlbench.datasets.text import corpus as text_corpus
 from dlbench.gate.page.model import ComparisonReport
 from dlbench.history.page.report import TrendsReport
 from dlbench.jobs.box import state as box_state
+from dlbench.jobs.series import SeriesFile
 from dlbench.jobs.slurm import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clock_follower
@@ -51,6 +52,7 @@ from dlbench.views.registry import SCALING
 from dlbench.views.stalls.numbers import IoTiers
 from dlbench.views.storage.numbers import Io
 from tests.support.paths import ROOT
+from tests.thresholds import THRESHOLDS
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 REGION = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -295,6 +297,7 @@ def format_versions() -> str:
         ("`watch-cost.json`", *stamped(WatchCost)),
         ("`rank-NNNN.status.json`", *stamped(RankStatus)),
         ("`submission.json`", *stamped(Submission)),
+        ("`.series/ID.json`", *stamped(SeriesFile)),
         ("`rendezvous.json`", rendezvous.FORMAT, rendezvous.VERSION),
         ("`failure.json`", *stamped(Failure)),
         ("`checkpoints/step-NNNNNNNN.safetensors` (header)", *_pair(checkpoint.FORMAT)),
@@ -425,6 +428,13 @@ def cli_reference() -> str:
     return "\n\n".join(sections)
 
 
+def thresholds() -> str:
+    """What decides, with its value, its reason, and what half of it would do."""
+    header = ("threshold", "value", "decides", "why", "at half of it")
+    rows = ((f"`{one.module}.{one.name}`", f"{one.value:g}", one.decides, one.why, one.halved) for one in THRESHOLDS)
+    return table(header, rows)
+
+
 REGIONS: dict[str, Callable[[], str]] = {
     "cli": cli_reference,
     "exit-codes": exit_codes,
@@ -432,6 +442,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "presets": presets,
     "recipes": recipes,
     "patches": patches,
+    "thresholds": thresholds,
     "plan": lambda: model_tables(RunPlan),
     "record": lambda: model_tables(Record),
     "comm-plan": lambda: model_tables(CommPlan, beside=RunPlan),
@@ -439,6 +450,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "rank-status": lambda: model_tables(RankStatus),
     "failure": lambda: model_tables(Failure),
     "submission": lambda: model_tables(Submission),
+    "series": lambda: model_tables(SeriesFile),
     "steps": steps_layout,
     "model-keys": lambda: dotted_keys(Choices, ("model",)),
     "data-keys": lambda: dotted_keys(Choices, ("data",)),

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.bench.figures import Figure
-from tests.bench.truth import collectives
+from tests.bench.truth import collectives, gate, hosts, trends, verdicts
 
 SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "gate": gate.figures,
+    "hosts": hosts.figures,
+    "trends": trends.figures,
+    "verdicts": verdicts.figures,
     "collectives": collectives.figures,
 }
 """Name -> its figures; in the order of the issue they answer."""
