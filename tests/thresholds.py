@@ -63,8 +63,8 @@ THRESHOLDS = (
     Threshold(
         module="gate.verdicts",
         name="Rule.tolerance",
-        decides="slowdowns that never fail the gate (`--tolerance`)",
-        why="below the slowdown that five to ten repeats at a scatter of 1 % find",
+        decides="slowdowns that do not fail the gate",
+        why="what is worth failing a build; `--tolerance` says it for a project",
         halved="slowdowns of 1 to 2 % can fail it",
     ),
     Threshold(
@@ -93,7 +93,14 @@ THRESHOLDS = (
         name="SLOW",
         decides="times the others' work above which a host is slow",
         why="the least effect that dlbench promises to see",
-        halved="an excess of 1.5 % counts: hosts that differ as like machines do are excluded",
+        halved="half the excess, 1.5 %, counts: hosts that differ as like machines do are excluded",
+    ),
+    Threshold(
+        module="views.forecast.laws",
+        name="LEVEL",
+        decides="chance of points that follow a law to miss it as far, below which nothing is extrapolated from it",
+        why="a forecast from a wrong law does more harm than none from a right one",
+        halved="a wrong law must miss by more to be ruled out",
     ),
     Threshold(
         module="reading.stragglers",
