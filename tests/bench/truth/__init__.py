@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.bench.figures import Figure
-from tests.bench.truth import collectives
+from tests.bench.truth import collectives, submission
 
 SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "collectives": collectives.figures,
+    "submission": submission.figures,
 }
 """Name -> its figures; in the order of the issue they answer."""
 
