@@ -34,7 +34,7 @@ class LoadedRun:
     row: dict[str, object]
     """Its row of `dlbench.reading.table.RunTable.figures`."""
     parts: dict[str, float]
-    """Seconds a step of each of `dlbench.reading.measures.PARTS`, and `exchange_wait`."""
+    """Seconds a step of each of `dlbench.reading.measures.PARTS`, `exchange_wait` and `exchange_wait_first`."""
     causes: Causes | None
     """None unless asked for."""
     digest: StepDigest | None
@@ -54,7 +54,11 @@ def load_run(run: Run, wanted: Wanted) -> LoadedRun:
     measures = measure(run, steps)
     return LoadedRun(
         row=_row(run, measures),
-        parts={**measures.parts, "exchange_wait": measures.exchange_wait_s},
+        parts={
+            **measures.parts,
+            "exchange_wait": measures.exchange_wait_s,
+            "exchange_wait_first": measures.exchange_wait_first_s,
+        },
         causes=causes_of(run, steps) if wanted.causes else None,
         digest=digest_of(run, steps) if wanted.digest else None,
         damaged=damaged_traces(run.folder.path, whole=False),

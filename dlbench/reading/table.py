@@ -34,7 +34,8 @@ class RunTable:
     figures: pd.DataFrame
     """One row for each run with figures, in the order of the scan; columns see `tabulate`."""
     parts: pd.DataFrame
-    """The same runs by `run_id`: seconds a step of each of `PARTS` (they sum to the step) and `exchange_wait`."""
+    """The same runs by `run_id`: seconds a step of each of `PARTS` (they sum to the step), `exchange_wait` and
+    `exchange_wait_first`."""
     runs: dict[str, Run]
     """Runs with figures, by run id."""
     without: tuple[WithoutFigures, ...]
@@ -95,7 +96,9 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
     return RunTable(
         figures=pd.DataFrame([one.row for one in found.values()]),
         parts=pd.DataFrame.from_dict(
-            {run_id: one.parts for run_id, one in found.items()}, orient="index", columns=[*PARTS, "exchange_wait"]
+            {run_id: one.parts for run_id, one in found.items()},
+            orient="index",
+            columns=[*PARTS, "exchange_wait", "exchange_wait_first"],
         ),
         runs=runs,
         without=tuple(without),

@@ -45,14 +45,15 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Laws and forecasts",
-        "With k = p/p0: Amdahl's law for strong scaling, S = 1/(f + (1 - f)/k), and Gustafson's for weak scaling, "
-        "S = k - f(k - 1) (Communications of the ACM 31(5), 1988). f is fitted by least squares to 1/S - 1/k and to "
-        "1 - E, both straight lines through the origin in 1 - 1/k; its interval is a bootstrap over runs. No fit with "
-        "fewer than three rank counts; no forecast if the law misses a measured point by more than 3 points of "
-        "efficiency, if points exceed the ideal, or if ranks shared cores. A forecast's interval is the law at the "
-        "ends of f's interval, widened by what the law missed (its largest residual, and the largest point when "
-        "fitted without it) times how far it is extrapolated (2 or 4). Forecasts are not measurements and never share "
-        "a line, a column or a headline with them.",
+        "With k = p/p0: T(k)/T(1) = ideal + a (1 - 1/k) + b log2 k + c (k - 1) + d (beyond the baseline's one node), "
+        "one or two of the terms, none below 0; the ideal is 1 (weak) or 1/k (strong scaling), where the first term "
+        "is Amdahl's law. Fitted to the relative times of the points on several nodes, or, without these, of those on "
+        "one node. A law is ruled out if the points miss it by more than the scatter of the runs explains (1 %, "
+        "simulated); of the others the one counts that, fitted without the largest point, comes nearest to it. A "
+        "forecast's interval goes from the lowest to the highest end of the 95 % bootstrap intervals (over runs, "
+        "stretched to Student's t) of all laws that are not ruled out. No fit with fewer than three rank counts; no "
+        "forecast beyond a node from points inside one, from fewer than three runs a point, if no law is left, or if "
+        "ranks shared cores. Forecasts are not measurements and never share a line, a column or a headline with them.",
     ),
     (
         "Published figures",
@@ -99,18 +100,19 @@ METHODS: tuple[tuple[str, str], ...] = (
         "interleaved repeats, so that drift of the machine cancels. The default is the setting whose swept keys are "
         "at dlbench's defaults (the first swept value for the engine and for keys of the workload or system); where "
         "the sweep lacks it, its first setting. Intervals are per comparison. A setting is faster or slower if its "
-        "interval leaves 1 out and Student's paired t test on log ratios stays below 0.05 after Holm's procedure "
-        "over all settings of the rank count; equal if the interval lies within 2 % of 1; otherwise undecided. The "
-        "best of many is flattered by chance: repeat it beside the default before quoting its gain. Fewer than "
-        f"{MIN_RUNS} repeats decide nothing.",
+        "interval leaves 1 out and Student's paired t test on log ratios stays below 0.05 after Holm's procedure over "
+        "all settings, values of keys and combinations of all rank counts and sweeps of the report; equal if the "
+        "interval lies within 2 % of 1; otherwise undecided. The gain of the best is corrected for the choice: low end "
+        "simultaneous over the settings (Bonferroni, pooled scatter), high end that of one, value in the middle; what "
+        f"was measured stands beside it. Fewer than {MIN_RUNS} repeats decide nothing.",
     ),
     (
         "Which axes matter",
         "An axis' effect is the ratio of throughput between two of its values, as the geometric mean over all "
         "combinations of the other keys that ran with both, taken in each repeat; repeats are the sample. Combinations "
-        "in which a key cannot act take no part. Verdicts as for settings, with Holm over all pairs of values of all "
-        "axes. Additivity: the largest deviation of a combination from the sum of the axes' effects on the logarithm "
-        "is named if it stands after Holm and exceeds 2 %. Break-even of Horovod's autotuner: what its search cost "
+        "in which a key cannot act take no part. Verdicts as for settings, in the same family. Additivity: the largest "
+        "deviation of a combination from the sum of the axes' effects on the logarithm is named if it stands after "
+        "Holm and exceeds 2 %. Break-even of Horovod's autotuner: what its search cost "
         "over what a step gains against the baseline.",
     ),
     (

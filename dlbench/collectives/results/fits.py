@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 from dlbench.collectives.results.measurements import CollectiveGroup, CollectiveTable, Measurement, Series
-from dlbench.collectives.results.resampling import LEAST_RUNS, resampled_medians, stretch
 from dlbench.costs.fit.link_fit import Observation, choose_sharing, fit_network
 from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.network import LargestHeldOut, Level, LevelName, LineCost, NetworkModel
 from dlbench.specs.collectives.plan import ELEMENT_BYTES
+from dlbench.stats.run_draws import LEAST_RUNS, resampled, stretch
 
 LARGE_BYTES = 1_000_000
 """Messages from here on are told apart in the errors: what gradients are sent in."""
@@ -286,7 +286,7 @@ def _fit(
         sources=tuple(dict.fromkeys(run.plan.run_id for group, _ in used for run in group.runs)),
         fitted=fitted,
         sharing=sharing,
-        resampled=resampled_medians(by_run),
+        resampled=resampled(by_run, centre="median"),
         runs=runs,
     )
     ranks = tuple(sorted({seen.layout.ranks for seen in observations}))

@@ -154,11 +154,11 @@ def hold_out_largest(observations: Sequence[Observation]) -> LargestHeldOut | No
     wanted = [seen for seen in observations if seen.layout.ranks == largest]
     beyond = LoadTable(wanted, sharing)
     rows = beyond.rows(beyond.loads(fit.structure), fit.costs, gamma=fit.structure.gamma)
-    known = (fit.rows > 0).any(axis=0)
+    known = np.flatnonzero((fit.rows > 0).any(axis=0)).tolist()
     found = [
         (seen.num_bytes, float(row @ fit.costs) / seen.seconds)
         for seen, row in zip(wanted, rows, strict=True)
-        if known[row > 0].all() and row @ fit.costs > 0
+        if set(np.flatnonzero(row > 0).tolist()) <= set(known) and row @ fit.costs > 0
     ]
     if not found:
         return None

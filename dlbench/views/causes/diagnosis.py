@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.reading.attribution import Part
-from dlbench.report.wording import figure_text, percent, runs_text
+from dlbench.report.wording import figure_text, others_gain, percent, runs_text
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.verdicts import placed
+from dlbench.views.causes.certainty import stands_out
 from dlbench.views.causes.exchange_forecast import forecast, upper_bound
 from dlbench.views.causes.experiments import RULES, Case, Experiment, Rule
 
@@ -33,6 +35,9 @@ class NextExperiment:
     text: str
     forecast_gain: float | None
     """Forecast growth of the throughput, a fraction."""
+    forecast_low: float | None
+    """Ends of its 95 % interval; None: too few runs of the network's fit or of the point."""
+    forecast_high: float | None
     basis: str
     """What the forecast was computed from, or why there is none; empty where none was asked for."""
 
@@ -44,12 +49,12 @@ class Verdict:
     line: str
     """In one sentence, without the place."""
     finding: Finding
-    """`found`: the largest cause stands out of the noise of enough runs. Otherwise why nothing does."""
+    """`found`: a cause stands out of the noise of enough runs, all causes counted. Otherwise why nothing does."""
     name: str
     """network-bound, straggler-bound, input-bound, ...; empty where nothing stands out."""
     cause: str
-    """The cause that costs most of the ideal, found or not; at the baseline, that takes most of the step beside
-    computing. Empty where none costs anything worth explaining."""
+    """The cause that costs most of the ideal, of those that stand out if any does; at the baseline, that takes most of
+    the step beside computing. Empty where none costs anything worth explaining."""
     bound: float | None
     """Growth of the throughput if what is lost to that cause took no time, a fraction: a limit, no forecast."""
     experiments: tuple[NextExperiment, ...]
@@ -92,14 +97,20 @@ def _largest(case: Case) -> Part | None:
         beside = [part for part in case.parts if part.name != "compute"]
         found = max(beside, key=lambda part: part.seconds.value)
         return found if found.seconds.value > 0 else None
-    found = max(case.parts, key=lambda part: part.lost.value)
+    found = max(case.parts, key=lambda part: (_stands_out(case, part), part.lost.value))
     return found if found.lost.value > 0 else None
+
+
+def _stands_out(case: Case, part: Part) -> bool:
+    return stands_out(part, case.adjusted_p.get(part.name, 1.0))
 
 
 def _finding(case: Case, largest: Part | None) -> Finding:
     if case.is_baseline:
         return "baseline"
     lost = case.whole.lost.value
+    if largest is not None and placed(case.whole.lost, -WORTH_EXPLAINING, WORTH_EXPLAINING) == "undecided":
+        return "found" if lost >= WORTH_EXPLAINING and _stands_out(case, largest) else "within noise"
     if lost <= -WORTH_EXPLAINING:
         return "above ideal"
     if lost <= 0 or largest is None:
@@ -108,7 +119,7 @@ def _finding(case: Case, largest: Part | None) -> Finding:
         return "small loss"
     if largest.lost.n < MIN_RUNS:
         return "too few runs"
-    return "found" if largest.lost.low is not None and largest.lost.low > 0 else "within noise"
+    return "found" if _stands_out(case, largest) else "within noise"
 
 
 # Experiments
@@ -117,20 +128,26 @@ def _finding(case: Case, largest: Part | None) -> Finding:
 def _next(experiment: Experiment, case: Case, network: NetworkModel | None) -> NextExperiment:
     text = experiment.text(case)
     if network is None or experiment.way is None:
-        return NextExperiment(text=text, forecast_gain=None, basis="")
+        return _without_forecast(text, "")
     if case.exchange is None:
-        return NextExperiment(text=text, forecast_gain=None, basis="the runs do not report their messages")
+        return _without_forecast(text, "the runs do not report their messages")
     found = forecast(
         network,
         case.exchange,
         ranks=case.point.ranks,
         new=experiment.way(case),
-        exchange_s=case.part("exchange").seconds.value,
-        step_s=case.whole.seconds.value,
+        exchange=case.part("exchange").seconds,
+        step=case.whole.seconds,
     )
     if isinstance(found, str):
-        return NextExperiment(text=text, forecast_gain=None, basis=found)
-    return NextExperiment(text=text, forecast_gain=found.gain, basis=found.basis)
+        return _without_forecast(text, found)
+    return NextExperiment(
+        text=text, forecast_gain=found.gain, forecast_low=found.low, forecast_high=found.high, basis=found.basis
+    )
+
+
+def _without_forecast(text: str, why: str) -> NextExperiment:
+    return NextExperiment(text=text, forecast_gain=None, forecast_low=None, forecast_high=None, basis=why)
 
 
 def _by_gain(experiments: Sequence[NextExperiment]) -> tuple[NextExperiment, ...]:
@@ -166,7 +183,10 @@ def _line(case: Case, finding: Finding, largest: Part, rule: Rule) -> str:
     if finding == "too few runs":
         why = f"{in_runs}, fewer than {MIN_RUNS}, cannot tell the loss of {lost} from noise"
         return f"nothing stands out: {why}; {most}{_late(case, largest)}; repeat with --repeats {MIN_RUNS}"
-    why = f"the loss of {lost} is within the noise of {in_runs}"
+    loss, gain = f"the loss of {lost}", f"the gain of {percent(-case.whole.lost.value)}"
+    why = f"{gain if case.whole.lost.value < 0 else loss} is within the noise of {in_runs}"
+    if placed(case.whole.lost, 0, 0) == "above":
+        why = f"{loss} is certain, but no single cause of it is in {in_runs}"
     return f"nothing stands out: {why}; {most}; repeat with --repeats {2 * MIN_RUNS}"
 
 
@@ -175,11 +195,13 @@ def _found_line(
 ) -> str:
     where = rule.where(case)
     text = f"{rule.name}: {figure_text(largest.lost)} of the ideal is lost in {where}{_late(case, largest)}"
+    if gain := others_gain(largest.lost.value, case.whole.lost.value):
+        text += f" ({gain} points)"
     advised = [one for one in experiments if one.forecast_gain is None or one.forecast_gain > 0]
     if advised:
         text += f"; try {advised[0].text}"
         if advised[0].forecast_gain is not None:
-            return f"{text}, forecast {gain_text(advised[0].forecast_gain)}"
+            return f"{text}, forecast {experiment_gain(advised[0])}"
     return text if bound is None else f"{text}; {bound_text(bound)}"
 
 
@@ -199,6 +221,16 @@ def _late(case: Case, largest: Part) -> str:
 def gain_text(gain: float) -> str:
     """``+18 % throughput``; a loss with its sign."""
     return f"{'+' if gain >= 0 else ''}{percent(gain, 0)} throughput"
+
+
+def experiment_gain(one: NextExperiment) -> str:
+    """The forecast gain with its interval; `+18 % [12, 25] throughput`."""
+    if one.forecast_gain is None:
+        return ""
+    if one.forecast_low is None or one.forecast_high is None:
+        return gain_text(one.forecast_gain)
+    ends = ", ".join(percent(end, 0).removesuffix(" %") for end in (one.forecast_low, one.forecast_high))
+    return gain_text(one.forecast_gain).replace(" throughput", f" [{ends}] throughput")
 
 
 def bound_text(bound: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value
 from dlbench.report.wording import basis_text, percent, place_text
 from dlbench.stats.estimates import Estimate
-from dlbench.views.causes.diagnosis import NextExperiment, gain_text
+from dlbench.views.causes.diagnosis import NextExperiment, experiment_gain
 from dlbench.views.causes.numbers import CausePoint, CauseShare
 from dlbench.views.causes.words import CAUSE_TITLES, INPUT_TITLES, NOT_MEASURED
 from dlbench.views.parts.tables import lost_cell
@@ -39,7 +39,7 @@ def lost_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
         is_data=lambda row: not row.is_efficiency,
         kind=lambda row: row.kind,
         caption=f"Intervals: {bases((point, point.whole.lost) for point in others)}. "
-        "Causes sum to the loss, 100 % - efficiency of means.",
+        "Causes sum to the loss, 100 % - efficiency of means; one is found only after correction over all of them.",
         is_drawn=True,
     )
 
@@ -82,6 +82,7 @@ def _with_parts(point: CausePoint, share: CauseShare) -> Iterator[_Row]:
             seconds=part.seconds,
             ideal_seconds=part.ideal_seconds,
             lost=part.lost,
+            p=part.p,
             is_measured=True,
             not_measured=(),
             notes=(),
@@ -114,6 +115,7 @@ _COLUMNS: tuple[Column[_Row], ...] = (
     Column("seconds", "", lambda row: row.share.seconds if row.share.is_measured else None, has_interval=True),
     Column("ideal_seconds", "", lambda row: row.share.ideal_seconds if row.share.is_measured else None),
     Column("lost_fraction", "", lambda row: row.share.lost if row.share.is_measured else None, has_interval=True),
+    Column("adjusted_p", "", lambda row: row.share.adjusted_p),
     Column("runs", "", lambda row: row.share.seconds.n),
     Column("seconds_interval", "", lambda row: row.share.seconds.kind),
     Column("lost_interval", "", lambda row: row.share.lost.kind),
@@ -154,6 +156,8 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
             lambda row: row[1].forecast_gain,
             _forecast,
         ),
+        Column("forecast_throughput_gain_fraction_low", "", lambda row: row[1].forecast_low),
+        Column("forecast_throughput_gain_fraction_high", "", lambda row: row[1].forecast_high),
         Column(
             "forecast_basis",
             "Forecast from, or why there is none" if is_forecast else "",
@@ -176,4 +180,4 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
 
 def _forecast(row: _Try) -> Cell | None:
     gain = row[1].forecast_gain
-    return None if gain is None else Cell(f"forecast {gain_text(gain)}", number=gain)
+    return None if gain is None else Cell(f"forecast {experiment_gain(row[1])}", number=gain)

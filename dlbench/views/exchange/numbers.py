@@ -1,25 +1,32 @@
-"""The gradient exchange of each scaling point: what ran, what it took, and how little of it could be exposed.
+"""The gradient exchange of each scaling point: what ran, what it took, and what the best merging would leave of it.
 
-The prediction puts gradients and the times at which they were ready (measured), and a line for the time of an exchange
+The model puts gradients and the times at which they were ready (measured), and a line for the time of an exchange
 (measured or fitted), into the overlap model of `dlbench.costs.overlap`: one exchange at a time, each as soon as its
 gradients are there and the one before is through. Of all ways to merge neighbouring gradients into messages the best
-one leaves the least communication behind the backward pass, and that bounds the efficiency.
+one leaves the least communication behind the backward pass. A line fitted to a run's own messages leaves out what they
+waited for late ranks, and no run is said to be able to do worse than it did. Other orders, several channels, and cores
+that communication takes from computing are not in the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.costs import overlap
 from dlbench.costs.fit.least_errors import fit_line
+from dlbench.reading.measures import PARTS
 from dlbench.reading.scaling import Group, Point
+from dlbench.reading.table import RunTable
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
-from dlbench.report.wording import ranks_text
+from dlbench.report.wording import figure_text, number_text, ranks_text, runs_text
 from dlbench.specs.collectives.network import LineCost
-from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.stats.estimates import Estimate, median_estimate, ratio_estimate
+from dlbench.stats.pairing import pairing
 from dlbench.units import format_seconds
 
 MIN_SIZES = 3
@@ -44,7 +51,7 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """How little communication could be exposed, by the overlap model; medians over runs."""
+    """What the best merging would leave exposed, by the overlap model; medians over runs."""
 
     line: str
     """The cost line of the run that stands for the point, in words."""
@@ -53,7 +60,7 @@ class Prediction:
     is_fitted: bool
     """Whether the line was fitted to the run's own messages, instead of measured apart from them."""
     best_exposed: Estimate
-    """The least exposed communication of any merging, seconds per step."""
+    """The least exposed communication of any merging, or what the run measured if that is less, seconds per step."""
     num_messages: Estimate
     """Messages of that merging."""
     as_ran: Estimate | None
@@ -62,7 +69,11 @@ class Prediction:
     compute_s: float
     """Mean step of the baseline for the same samples per rank, without its exposed exchange if it has any, seconds."""
     efficiency: Estimate
-    """The share of the ideal that is attainable with the least exposed communication (fraction)."""
+    """The share of the ideal with that (fraction): the baseline's step over the same with what is left exposed."""
+    waiting: Estimate
+    """What rank 0 waited for late ranks, taken out of a fitted line, seconds per step."""
+    contradiction: str
+    """Where a measured figure is on the wrong side of the model's, in a sentence; empty if none is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +111,8 @@ class ExchangePoint:
     prediction: Prediction | None
     why: str
     """Why there is no prediction; empty where there is one."""
+    cores: str
+    """What is known of the cores that communication takes from computing, in a sentence; empty on devices."""
     timeline: tuple[Message, ...]
     """Messages of the run whose communication time is the median."""
     timeline_run: str
@@ -107,14 +120,14 @@ class ExchangePoint:
     run_ids: tuple[str, ...]
 
 
-def exchange_points(group: Group) -> tuple[ExchangePoint, ...]:
+def exchange_points(group: Group, table: RunTable) -> tuple[ExchangePoint, ...]:
     """The exchange of every point with more than one rank whose runs record it, by rank count."""
     runs = {run.plan.run_id: run for run in group.runs}
     found = []
     for point in group.points:
         recorded = [(runs[run_id], result) for run_id in point.run_ids if (result := _exchange(runs[run_id]))]
         if point.ranks > 1 and recorded:
-            found.append(_point(point, group.baseline.ranks, recorded))
+            found.append(_point(point, group.baseline, recorded, table))
     return tuple(found)
 
 
@@ -122,10 +135,12 @@ def _exchange(run: Run) -> ExchangeResult | None:
     return None if run.record is None else run.record.exchange
 
 
-def _point(point: Point, baseline_ranks: int, recorded: Sequence[tuple[Run, ExchangeResult]]) -> ExchangePoint:
+def _point(
+    point: Point, baseline: Point, recorded: Sequence[tuple[Run, ExchangeResult]], table: RunTable
+) -> ExchangePoint:
     results = [result for _, result in recorded]
     run, sample = _typical(recorded)
-    prediction, why = _predict(point, baseline_ranks, results, sample)
+    prediction, why = _predict(point, baseline, recorded, table, sample)
     with_messages = [result for result in results if result.messages]
     windows = sorted({result.window_steps for result in results})
     return ExchangePoint(
@@ -148,6 +163,7 @@ def _point(point: Point, baseline_ranks: int, recorded: Sequence[tuple[Run, Exch
         efficiency=point.efficiency,
         prediction=prediction,
         why=why,
+        cores=_cores(run, sample),
         timeline=sample.messages,
         timeline_run=run.plan.run_id,
         timeline_backward_s=sample.backward_s,
@@ -188,40 +204,94 @@ class _OneRun:
 
     line: LineCost
     is_fitted: bool
+    model_s: float
+    """Exposed communication of the best merging."""
     best_s: float
+    """The same, or what was measured if that is less."""
     num_messages: int
     as_ran_s: float | None
 
 
 def _predict(
-    point: Point, baseline_ranks: int, results: Sequence[ExchangeResult], sample: ExchangeResult
+    point: Point,
+    baseline: Point,
+    recorded: Sequence[tuple[Run, ExchangeResult]],
+    table: RunTable,
+    sample: ExchangeResult,
 ) -> tuple[Prediction | None, str]:
-    found: list[_OneRun] = []
-    for result in results:
-        one = _one_run(point, result)
+    found: dict[str, _OneRun] = {}
+    waits = table.parts["exchange_wait_first"]
+    for run, result in recorded:
+        one = _one_run(point, result, float(waits.loc[run.plan.run_id]))
         if isinstance(one, str):
             return None, one
-        found.append(one)
-    parts = {part.name: part.ideal_seconds for part in point.parts}
-    # One rank exchanges nothing: what its exchange takes is the engine's own work, which more ranks have too.
-    ideal = point.whole.ideal_seconds
-    compute = ideal if baseline_ranks == 1 else ideal - parts["exchange"]
-    typical = found[next(i for i, result in enumerate(results) if result is sample)]
-    as_ran = [one.as_ran_s for one in found if one.as_ran_s is not None]
+        found[run.plan.run_id] = one
+    runs = list(found.values())
+    typical = runs[next(i for i, (_, result) in enumerate(recorded) if result is sample)]
+    as_ran = [one.as_ran_s for one in runs if one.as_ran_s is not None]
+    efficiency, compute = _efficiency(point, baseline, {run_id: one.best_s for run_id, one in found.items()}, table)
+    better = sum(one.model_s > one.best_s for one in runs)
     return (
         Prediction(
             line=_line_text(typical.line),
             startup_s=typical.line.startup_s,
             per_byte_s=typical.line.per_byte_s,
             is_fitted=typical.is_fitted,
-            best_exposed=median_estimate([one.best_s for one in found], "s"),
-            num_messages=median_estimate([float(one.num_messages) for one in found], "messages"),
-            as_ran=median_estimate(as_ran, "s") if len(as_ran) == len(found) else None,
+            best_exposed=median_estimate([one.best_s for one in runs], "s"),
+            num_messages=median_estimate([float(one.num_messages) for one in runs], "messages"),
+            as_ran=median_estimate(as_ran, "s") if len(as_ran) == len(runs) else None,
             compute_s=compute,
-            efficiency=median_estimate([_share(ideal, compute, one.best_s) for one in found], "fraction"),
+            efficiency=efficiency,
+            waiting=median_estimate([float(waits.loc[run_id]) for run_id in found], "s"),
+            contradiction=_contradiction(point, efficiency, better, len(runs)),
         ),
         "",
     )
+
+
+def _contradiction(point: Point, efficiency: Estimate, better: int, runs: int) -> str:
+    found = []
+    if better:
+        found.append(f"{better} of {runs_text(runs)} left less exposed than the model's best merging: theirs counts")
+    if point.efficiency.value > efficiency.value:
+        found.append(
+            f"the measured efficiency, {figure_text(point.efficiency)}, is above the model's: this point computes "
+            "faster than the baseline, or its runs drifted"
+        )
+    return "; ".join(found)
+
+
+def _efficiency(point: Point, baseline: Point, exposed: Mapping[str, float], table: RunTable) -> tuple[Estimate, float]:
+    """The model's efficiency, runs of the point against the baseline's in pairs where they are; and computing, seconds.
+
+    One rank exchanges nothing: what its exchange takes is the engine's own work, which more ranks have too. With
+    several ranks as baseline their exposed exchange is no computing.
+    """
+    work = point.batch_per_rank / baseline.batch_per_rank
+    parts = table.parts.loc[list(baseline.run_ids)]
+    own = parts[[name for name in PARTS if baseline.ranks == 1 or name != "exchange"]].sum(axis=1) * work
+    whole = parts[list(PARTS)].sum(axis=1) * work
+    ideal = {table.keys[run_id]: float(whole.loc[run_id]) for run_id in baseline.run_ids}
+    compute = {table.keys[run_id]: float(own.loc[run_id]) for run_id in baseline.run_ids}
+    left = {table.keys[run_id]: seconds for run_id, seconds in exposed.items()}
+    mean = statistics.fmean(compute.values())
+    paired = set(pairing(ideal, left).keys)
+    steps = {key: (compute[key] if key in paired else mean) + seconds for key, seconds in left.items()}
+    return ratio_estimate(ideal, steps, "fraction"), mean
+
+
+_THREADS = {"horovod": "Horovod's background thread", "ddp": "the threads of torch.distributed"}
+
+
+def _cores(run: Run, result: ExchangeResult) -> str:
+    """What communication takes from the ranks' cores, as far as it is known."""
+    record, cores = run.record, run.plan.layout.cores_per_rank
+    if record is None or not record.ranks[0].device.startswith("cpu"):
+        return ""
+    who = "dlbench's thread of exchange" if result.by == "dlbench" else _THREADS.get(run.plan.engine.name, "the engine")
+    during = "an unknown time" if result.hidden_s is None else number_text(result.hidden_s, "s")
+    most = "its one core, shared" if cores == 1 else f"one of its {cores} cores if it is busy all along"
+    return f"not in the model: {who} takes core time from a rank's backward pass, {most}, for {during} of a step"
 
 
 def _line_text(line: LineCost) -> str:
@@ -229,17 +299,12 @@ def _line_text(line: LineCost) -> str:
     return f"{line.name}: {start} per message and {format_seconds(line.per_byte_s * 2**20)} per MiB"
 
 
-def _share(ideal_s: float, compute_s: float, exposed_s: float) -> float:
-    """Efficiency against the baseline's step, which holds exposed exchange of its own if it had several ranks."""
-    return overlap.attainable_efficiency(compute_s, exposed_s) * ideal_s / compute_s
-
-
-def _one_run(point: Point, result: ExchangeResult) -> _OneRun | str:
+def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun | str:
     """The model's numbers, or why there are none."""
     if not result.gradients:
         return "not measured: the runs do not record when each gradient was ready"
     lines = measured_lines(result, point.ranks)
-    fitted = None if lines else fitted_line(result.messages, point.ranks, result.exchange)
+    fitted = None if lines else fitted_line(result.messages, point.ranks, result.exchange, waiting_s=waiting_s)
     candidates = [*lines, *([fitted] if fitted else [])]
     if not candidates:
         return (
@@ -258,7 +323,8 @@ def _one_run(point: Point, result: ExchangeResult) -> _OneRun | str:
     return _OneRun(
         line=line,
         is_fitted=not lines,
-        best_s=best,
+        model_s=best,
+        best_s=best if result.exposed_s is None else min(best, result.exposed_s),
         num_messages=num_messages,
         as_ran_s=_as_ran(result.messages, line, backward),
     )
@@ -278,10 +344,29 @@ def measured_lines(result: ExchangeResult, ranks: int) -> list[LineCost]:
     return [line for line in result.costs if line.ranks == ranks]
 
 
-def fitted_line(messages: Sequence[Message], ranks: int, name: str) -> LineCost | None:
-    """The line through the times of a run's own messages; None where they do not determine one."""
-    timed = [(m.num_bytes, m.exchange_s) for m in messages if m.exchange_s and m.num_bytes]
+def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s: float = 0.0) -> LineCost | None:
+    """The line through the times of a run's own messages; None where they do not determine one.
+
+    Args:
+        messages: of a step, in the order of sending.
+        ranks: of the run.
+        name: of the exchange.
+        waiting_s: what this rank waited for late ranks in a step. A message that began as soon as it was ready holds
+            it; one that had to wait for the message before it does not, because that one waited already.
+    """
+    timed = [(one.num_bytes, seconds) for one, seconds in _without_waiting(messages, waiting_s) if seconds > 0]
     sizes = [size for size, _ in timed]
     if len(set(sizes)) < MIN_SIZES or max(sizes) / min(sizes) < MIN_RATIO:
         return None
     return fit_line(f"{name}, from its own messages", ranks, sizes, [seconds for _, seconds in timed])
+
+
+def _without_waiting(messages: Sequence[Message], waiting_s: float) -> Iterator[tuple[Message, float]]:
+    free = -math.inf
+    for one in messages:
+        if not one.exchange_s or not one.num_bytes:
+            continue
+        is_queued = one.ready_s is not None and one.ready_s < free
+        yield one, one.exchange_s - (0.0 if is_queued else waiting_s)
+        if one.start_s is not None:
+            free = one.start_s + one.exchange_s

@@ -1,4 +1,4 @@
-"""Tables of the gradient exchange: what ran, what it took, how little of it could be exposed, and a step's messages."""
+"""Tables of the gradient exchange: what ran, what it took, what the best merging would leave, a step's messages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ WHAT_RAN_CAPTION = (
     "rank follow from the algorithm that ran."
 )
 PREDICTION_CAPTION = (
-    "Least exposed communication: gradients and their measured times of readiness, and the cost line, in the overlap "
-    "model; one message at a time, neighbours merged in the best way. Attainable: the baseline's step against that "
-    "step with it."
+    "Model, best merging: gradients and their measured times of readiness, and the cost line without waiting for late "
+    "ranks; one message at a time, neighbours merged in the best way; where a run left less exposed, what it left. "
+    "Efficiency with it: the baseline's step against that step with what is left exposed."
 )
 
 
@@ -82,7 +82,7 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
         _predicted("best_exposed_s", "best_exposed"),
         _predicted("best_messages", "num_messages"),
         _predicted("modelled_exposed_s", "as_ran"),
-        _predicted("attainable_efficiency", "efficiency"),
+        _predicted("best_merging_efficiency", "efficiency"),
         Column("wire_overflows", "Overflows" * overflowed, lambda row: row.point.wire_overflows),
         Column("dense_switches", "Sent dense" * is_sparse, lambda row: row.point.dense_switches),
         Column("startup_s", "", lambda row: row.point.prediction.startup_s if row.point.prediction else None),
@@ -151,7 +151,7 @@ PREDICTED_COLUMNS: tuple[Column[ExchangePoint], ...] = (
     Column("", "By the model, as it ran", lambda point: point.prediction.as_ran if point.prediction else None),
     Column(
         "",
-        "Least possible",
+        "Model: best merging",
         lambda point: point.prediction.best_exposed if point.prediction else NOT_KNOWN,
         is_brief=True,
     ),
@@ -164,7 +164,7 @@ PREDICTED_COLUMNS: tuple[Column[ExchangePoint], ...] = (
     Column("", "Efficiency, measured", lambda point: point.efficiency),
     Column(
         "",
-        "Attainable",
+        "Model: efficiency with it",
         lambda point: point.prediction.efficiency if point.prediction else NOT_KNOWN,
         is_brief=True,
     ),
@@ -180,10 +180,10 @@ def _line(point: ExchangePoint) -> str:
 
 
 def predicted(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
-    """The least exposed communication and the attainable efficiency beside the measured ones."""
+    """What the model's best merging leaves exposed, and the efficiency with it, beside the measured ones."""
     return Sheet(
         name="exchange-least",
-        title="Exposed communication, and the least possible",
+        title="Exposed communication, measured and by the model",
         columns=PREDICTED_COLUMNS,
         rows=points,
         caption=PREDICTION_CAPTION,

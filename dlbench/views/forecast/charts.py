@@ -58,8 +58,9 @@ def forecast_charts(group: Group, found: Forecast) -> list[Chart]:
             group,
             name="forecast",
             title="Efficiency: measured, and by the law" if coming else "Efficiency: measured, against the law",
-            alt=f"Measured efficiency over ranks (filled, solid): {measured}. Not measured but by {found.law.name}'s "
-            f"law (hollow, dotted): {then}." + (f" Published for the same work: {published}." if published else ""),
+            alt=f"Measured efficiency over ranks (filled, solid): {measured}. Not measured but by the law "
+            f"({found.law.name}; hollow, dotted): {then}."
+            + (f" Published for the same work: {published}." if published else ""),
             table=Sheet(
                 name="forecast-chart",
                 title="Efficiency",
@@ -105,11 +106,10 @@ def _curve(group: Group, law: Law, last: int) -> Rows:
     """The law from the baseline to the last rank count drawn."""
     base = group.baseline.ranks
     steps = [base * (last / base) ** (number / (CURVE - 1)) for number in range(CURVE)]
-    fraction = max(0.0, law.fraction.value)
     found = []
     for ranks in steps:
         ratio = ranks / base
-        found.append({"ranks": round(ranks, 4), "value": round(efficiency_at(law.name, fraction, ratio), 6)})
+        found.append({"ranks": round(ranks, 4), "value": round(efficiency_at(law, ratio), 6)})
     return found
 
 

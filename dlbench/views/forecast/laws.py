@@ -1,13 +1,18 @@
 """Scaling laws fitted to measured points, and what they would say of more ranks: forecasts, never measurements.
 
-With k = p / p0 the ranks over the baseline's, S the measured speed-up and E = S / k the efficiency:
+With k = p / p0 the ranks over the baseline's and T the time of a step's fixed work, a law is
 
-* strong scaling, Amdahl (AFIPS 1967): S = 1 / (f + (1 - f) / k), so 1/S - 1/k = f (1 - 1/k);
-* weak scaling, Gustafson (Communications of the ACM 31(5), 1988): S = k - f (k - 1), so 1 - E = f (1 - 1/k).
+    T(k) / T(1) = ideal(k) + a (1 - 1/k) + b log2 k + c (k - 1) + d [k > 1],    a, b, c, d >= 0
 
-Both are straight lines through the origin in x = 1 - 1/k. The fraction f is fitted by least squares on their left
-sides: on the time of the fixed work over the baseline's, or on the efficiency. The baseline itself says nothing of f.
-For one point f is Karp and Flatt's fraction (strong scaling) or the loss of efficiency over its limit (weak scaling).
+with one or two of the terms; ideal(k) = 1 under weak scaling and 1/k under strong scaling. The first term alone is
+Amdahl's law under strong scaling (AFIPS 1967), and under weak scaling what a ring's bytes cost; the second what trees
+and the slowest of k ranks cost, the third start-ups of a ring or a server, the last what the edge of the node costs
+where the baseline is inside one. Candidates of so few simple terms, told
+apart by points held out, are how Extra-P models programs (Calotoiu et al., SC'13).
+
+A law is ruled out where the points miss it by more than the scatter of the runs explains. Of those left, the one counts
+that, fitted without the largest point, comes nearest to it. The interval of a forecast is over runs and over all laws
+that are left, because points that do not tell two laws apart do not tell their forecasts apart either.
 """
 
 from __future__ import annotations
@@ -17,8 +22,9 @@ from typing import TYPE_CHECKING, Literal
 
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
-from dlbench.stats.estimates import MIN_RUNS, Estimate, interval
-from dlbench.stats.resampling import RESAMPLES, SEED
+from dlbench.specs.plan import RunPlan
+from dlbench.stats.estimates import Estimate, interval
+from dlbench.stats.run_draws import LEAST_RUNS, resampled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,20 +32,36 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
 
-LawName = Literal["Amdahl", "Gustafson"]
+Term = Literal["saturating", "logarithmic", "linear", "edge"]
+Scaling = Literal["weak", "strong"]
+
+FAMILY: tuple[tuple[Term, ...], ...] = (
+    ("saturating",),
+    ("logarithmic",),
+    ("linear",),
+    ("saturating", "logarithmic"),
+    ("saturating", "linear"),
+    ("edge",),
+    ("edge", "saturating"),
+    ("edge", "logarithmic"),
+    ("edge", "linear"),
+)
+TEXTS: dict[Term, str] = {
+    "saturating": "a (1 - 1/k)",
+    "logarithmic": "b log2 k",
+    "linear": "c (k - 1)",
+    "edge": "d (beyond one node)",
+}
 
 MIN_POINTS = 3
 """Rank counts, baseline included: with two, every law fits, and nothing shows which is wrong."""
-MAX_RESIDUAL = 0.03
-"""Efficiency (fraction) by which a law may miss a measured point before nothing is extrapolated from it."""
+LEVEL = 0.01
+"""A law is ruled out where points that follow it would miss it as far less often than this."""
+RESAMPLES = 1000
+ROUNDING = 1e-4
+"""Relative misses below this are no evidence, however little the runs scatter: clocks and models are no better."""
 FACTORS = (2, 4)
 """Forecasts are made for so many times the largest measured rank count."""
-
-
-FORMULAS: dict[LawName, str] = {
-    "Amdahl": "S = 1 / (f + (1 - f) / k)",
-    "Gustafson": "S = k - f (k - 1)",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +73,7 @@ class LawPoint:
     measured: Estimate
     """Efficiency."""
     fitted: float
-    """Efficiency by the law (fraction); the ideal for a fraction below 0, of which the law knows nothing."""
+    """Efficiency by the law (fraction)."""
     residual: float
     """Measured less fitted (fraction)."""
     serial_fraction: Estimate | None
@@ -62,20 +84,25 @@ class LawPoint:
 class Law:
     """A scaling law fitted to the measured points."""
 
-    name: LawName
+    name: str
+    """Its terms; the first is called Amdahl under strong scaling."""
     formula: str
-    fraction: Estimate
-    """The part that does not scale, by the fit."""
+    scaling: Scaling
+    terms: tuple[Term, ...]
+    coefficients: tuple[Estimate, ...]
+    """One for each term (1)."""
     worst_residual: float
     """Largest residual without its sign (fraction)."""
     hindcast_ranks: int | None
     """Ranks of the largest point; None where what is left without it would not determine a law."""
     hindcast_error: float | None
     """Measured less what the law, fitted without the largest point, would have said of it (fraction)."""
+    alternatives: tuple[str, ...]
+    """Other laws that the points do not rule out."""
     doubt: str
     """Why nothing may be extrapolated from the law, in a sentence; empty where it may."""
     points: tuple[LawPoint, ...]
-    """Without the baseline, where every law holds."""
+    """That it is fitted to, without the baseline, where every law holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,170 +114,317 @@ class ForecastPoint:
     """Share of the ideal (fraction)."""
     low: float
     high: float
-    """Ends for the ends of the fraction's interval, widened by how far the law missed what was measured, as many times
-    as there are more ranks than measured."""
+    """95 % over runs and over the laws that the points do not rule out: the lowest and the highest end of any."""
     throughput: float
     """Samples per second; `low` and `high` scale alike."""
     throughput_low: float
     throughput_high: float
 
 
-def fraction_of(law: LawName, ratios: Array, speedups: Array) -> Array:
-    """The fraction that fits best.
+def ideal_time(scaling: Scaling, ratios: Array) -> Array:
+    """Time of the ideal over the baseline's at `ratios` times its ranks."""
+    import numpy as np
 
-    Args:
-        law: which one.
-        ratios: ranks over the baseline's, above 1, shape (points).
-        speedups: measured, above 0, shape (..., points).
+    return 1 / ratios if scaling == "strong" else np.ones_like(ratios)
 
-    Returns:
-        Fractions (1), shape (...); below 0 where speed-ups exceed the ideal.
-    """
-    x = 1 - 1 / ratios
-    y = 1 / speedups - 1 / ratios if law == "Amdahl" else 1 - speedups / ratios
-    found: Array = (y * x).sum(axis=-1) / (x * x).sum(axis=-1)
+
+def _term(name: Term, ratios: Array) -> Array:
+    import numpy as np
+
+    found: Array = {
+        "saturating": 1 - 1 / ratios,
+        "logarithmic": np.log2(ratios),
+        "linear": ratios - 1,
+        "edge": (ratios > 1).astype(float),
+    }[name]
     return found
 
 
-def efficiency_at(law: LawName, fraction: float, ratio: float) -> float:
-    """Efficiency by the law (1) at `ratio` times the baseline's ranks.
+def fit_terms(scaling: Scaling, terms: tuple[Term, ...], ratios: Array, times: Array) -> Array:
+    """Coefficients, none below 0, with the least squares of relative errors of the times.
 
-    Below a fraction of 0 Amdahl's law has a pole at `ratio` = 1 - 1 / fraction, and is below 0 beyond it.
-    """
-    if law == "Amdahl":
-        return 1 / (fraction * ratio + (1 - fraction))
-    return 1 - fraction * (1 - 1 / ratio)
+    Args:
+        scaling: weak or strong.
+        terms: one or two.
+        ratios: ranks over the baseline's, above 1, shape (points).
+        times: over the baseline's, shape (..., points).
 
-
-def _known_efficiency(law: LawName, fraction: float, ratio: float) -> float:
-    """`efficiency_at`, but the ideal below a fraction of 0."""
-    return efficiency_at(law, max(0.0, fraction), ratio)
-
-
-def law_of(group: Group, table: RunTable) -> Law | None:
-    """The law of a group's scaling fitted to its points; None for fewer rank counts than `MIN_POINTS`.
-
-    The interval of the fraction is over runs: a 95 % percentile bootstrap of the whole fit where every point has
-    `MIN_RUNS` runs (repeats are drawn together where all points hold the same ones), the fits to the ends of the
-    points' ranges for fewer, none for single runs.
+    Returns:
+        Shape (..., terms).
     """
     import numpy as np
 
-    if len({point.ranks for point in group.points}) < MIN_POINTS:
+    target = (times - ideal_time(scaling, ratios)) / times
+    rows = [_term(name, ratios) / times for name in terms]
+    alone = [np.maximum(0.0, (row * target).sum(-1) / (row * row).sum(-1)) for row in rows]
+    if len(terms) == 1:
+        return np.stack(alone, axis=-1)
+    first, second = rows
+    a, b, d = (first * first).sum(-1), (first * second).sum(-1), (second * second).sum(-1)
+    y, z = (first * target).sum(-1), (second * target).sum(-1)
+    found = np.stack([d * y - b * z, a * z - b * y], axis=-1) / (a * d - b * b)[..., None]
+    # Where one would be below 0, the best has one of them 0.
+    errors = [((target - row * one[..., None]) ** 2).sum(-1) for row, one in zip(rows, alone, strict=True)]
+    nothing = np.zeros_like(alone[0])
+    only_first, only_second = np.stack([alone[0], nothing], axis=-1), np.stack([nothing, alone[1]], axis=-1)
+    single = np.where((errors[0] <= errors[1])[..., None], only_first, only_second)
+    return np.where((found < 0).any(axis=-1)[..., None], single, found)
+
+
+def time_at(scaling: Scaling, terms: tuple[Term, ...], coefficients: Array, ratios: Array) -> Array:
+    """Time over the baseline's by a law: coefficients of shape (..., terms) give (..., points)."""
+    rows = [coefficients[..., [place]] * _term(name, ratios) for place, name in enumerate(terms)]
+    return ideal_time(scaling, ratios) + sum(rows)
+
+
+def efficiency_at(law: Law, ratio: float) -> float:
+    """Efficiency by a law (1) at `ratio` times the baseline's ranks."""
+    import numpy as np
+
+    coefficients, ratios = np.array([one.value for one in law.coefficients]), np.array([float(ratio)])
+    return float((ideal_time(law.scaling, ratios) / time_at(law.scaling, law.terms, coefficients, ratios))[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Data:
+    """The points that laws are fitted to."""
+
+    scaling: Scaling
+    points: tuple[Point, ...]
+    ratios: Array
+    times: Array
+    """Over the baseline's, shape (points)."""
+    drawn: Array | None
+    """The same in each resample of the runs, (resamples, points); None: too few runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    """One law of the family on the data."""
+
+    terms: tuple[Term, ...]
+    coefficients: Array
+    drawn: Array | None
+    """In each resample, (resamples, terms)."""
+    is_ruled_out: bool
+    hindcast_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The law, and what forecasts from it need."""
+
+    law: Law
+    left: tuple[_Candidate, ...]
+    """Laws that are not ruled out."""
+    largest: int
+    """Ranks of the largest point."""
+
+
+def usable_points(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    """The points beside the baseline that one law may hold for: those on several nodes, or else those on one.
+
+    What a network between nodes costs is not in points inside one node, and what holds inside is not what holds beyond.
+    """
+    others = points[1:]
+    for wanted in ([one for one in others if one.nodes > 1], [one for one in others if one.nodes == 1]):
+        if len({one.ranks for one in wanted}) >= MIN_POINTS - 1:
+            return tuple(wanted)
+    return ()
+
+
+def law_of(group: Group, table: RunTable) -> Fitted | None:
+    """The law of a group's scaling; None where fewer rank counts than `MIN_POINTS` belong together."""
+    import numpy as np
+
+    used = usable_points(group.points)
+    if not used:
         return None
-    name: LawName = "Amdahl" if group.scaling == "strong" else "Gustafson"
-    others = group.points[1:]
-    fraction = _fraction(name, group, table, np.array([point.ideal_speedup for point in others]))
-    points = tuple(_law_point(name, fraction.value, point) for point in others)
+    times = np.array([_time(group.scaling, point) for point in used])
+    ratios = np.array([point.ideal_speedup for point in used])
+    drawn = _drawn_times(group.baseline, used, times, table)
+    data = _Data(scaling=group.scaling, points=used, ratios=ratios, times=times, drawn=drawn)
+    distinct = len(set(ratios.tolist()))
+    has_edge = group.baseline.nodes == 1 and used[0].nodes > 1
+    family = [terms for terms in FAMILY if distinct > len(terms) and (has_edge or "edge" not in terms)]
+    tried = [_candidate(data, terms) for terms in family]
+    left = tuple(one for one in tried if not one.is_ruled_out)
+    chosen = min(left or tried, key=lambda one: (_miss(one, data), len(one.terms)))
+    return Fitted(law=_law(group, data, chosen, left), left=left, largest=group.points[-1].ranks)
+
+
+def _time(scaling: Scaling, point: Point) -> float:
+    """Time of fixed work over the baseline's."""
+    return 1 / (point.speedup.value if scaling == "strong" else point.efficiency.value)
+
+
+def _drawn_times(baseline: Point, points: tuple[Point, ...], times: Array, table: RunTable) -> Array | None:
+    """Times over the baseline's in each resample of the runs."""
+    throughput = table.figures.set_index("run_id")["throughput"]
+    by_run = [
+        {table.keys[run_id]: float(throughput.loc[run_id]) for run_id in point.run_ids} for point in (baseline, *points)
+    ]
+    found = resampled(by_run, centre="geometric mean", resamples=RESAMPLES)
+    if found is None:
+        return None
+    middle = _centres(by_run)
+    away = found / middle
+    return times * away[:, :1] / away[:, 1:]
+
+
+def _centres(by_run: list[dict[tuple[str, int], float]]) -> Array:
+    """What resamples scatter around: geometric means over the runs."""
+    import numpy as np
+
+    return np.array([np.exp(np.mean(np.log(list(values.values())))) for values in by_run])
+
+
+def _candidate(data: _Data, terms: tuple[Term, ...]) -> _Candidate:
+    coefficients = fit_terms(data.scaling, terms, data.ratios, data.times)
+    return _Candidate(
+        terms=terms,
+        coefficients=coefficients,
+        drawn=None if data.drawn is None else fit_terms(data.scaling, terms, data.ratios, data.drawn),
+        is_ruled_out=data.drawn is not None and _likelihood(data, terms, coefficients) < LEVEL,
+        hindcast_error=_hindcast(data, terms),
+    )
+
+
+def _likelihood(data: _Data, terms: tuple[Term, ...], coefficients: Array) -> float:
+    """How often points that follow the law, and scatter as the runs do, would miss it as far as these (1)."""
+    import numpy as np
+
+    assert data.drawn is not None
+    fitted = time_at(data.scaling, terms, coefficients, data.ratios)
+    misses = np.log(data.times / fitted)
+    if np.abs(misses).max() < ROUNDING:
+        return 1.0
+    made = fitted * data.drawn / data.times
+    again = time_at(data.scaling, terms, fit_terms(data.scaling, terms, data.ratios, made), data.ratios)
+    return float(np.mean((np.log(made / again) ** 2).sum(axis=1) >= (misses**2).sum()))
+
+
+def _hindcast(data: _Data, terms: tuple[Term, ...]) -> float | None:
+    """Efficiency of the largest point less that of the law fitted to the others; None where they are too few."""
+    earlier = data.ratios < data.ratios[-1]
+    if len(set(data.ratios[earlier].tolist())) < len(terms):
+        return None
+    coefficients = fit_terms(data.scaling, terms, data.ratios[earlier], data.times[earlier])
+    ideal = ideal_time(data.scaling, data.ratios)[-1]
+    fitted = time_at(data.scaling, terms, coefficients, data.ratios)[-1]
+    return float(ideal / data.times[-1] - ideal / fitted)
+
+
+def _miss(one: _Candidate, data: _Data) -> float:
+    """By what a candidate is chosen: its miss of the largest point held out; to within rounding."""
+    return float("inf") if one.hindcast_error is None else max(ROUNDING, abs(one.hindcast_error))
+
+
+def _name(scaling: Scaling, terms: tuple[Term, ...]) -> str:
+    return " + ".join("Amdahl" if name == "saturating" and scaling == "strong" else name for name in terms)
+
+
+def _law(group: Group, data: _Data, chosen: _Candidate, left: tuple[_Candidate, ...]) -> Law:
+    import numpy as np
+
+    fitted = time_at(data.scaling, chosen.terms, chosen.coefficients, data.ratios)
+    by_law = (ideal_time(data.scaling, data.ratios) / fitted).tolist()
+    points = tuple(
+        LawPoint(
+            ranks=point.ranks,
+            nodes=point.nodes,
+            measured=point.efficiency,
+            fitted=value,
+            residual=point.efficiency.value - value,
+            serial_fraction=point.serial_fraction,
+        )
+        for point, value in zip(data.points, by_law, strict=True)
+    )
+    runs = min(len(point.run_ids) for point in (group.baseline, *data.points))
+    ends = None if chosen.drawn is None else np.percentile(chosen.drawn, [2.5, 97.5], axis=0)
     worst = max(abs(point.residual) for point in points)
-    hindcast = _hindcast(name, group.points)
+    shown = [TEXTS[name] for name in chosen.terms]
     return Law(
-        name=name,
-        formula=FORMULAS[name],
-        fraction=fraction,
+        name=_name(data.scaling, chosen.terms),
+        formula=" + ".join(["T(k)/T(1) = 1/k" if data.scaling == "strong" else "T(k)/T(1) = 1", *shown]),
+        scaling=data.scaling,
+        terms=chosen.terms,
+        coefficients=tuple(
+            Estimate(float(value), None, None, runs, "single run", "ratio")
+            if ends is None
+            else interval(float(value), ends[0, place], ends[1, place], runs, "bootstrap", "ratio", level=0.95)
+            for place, value in enumerate(chosen.coefficients)
+        ),
         worst_residual=worst,
-        hindcast_ranks=None if hindcast is None else hindcast[0],
-        hindcast_error=None if hindcast is None else hindcast[1],
-        doubt=_doubt(fraction.value, worst),
+        hindcast_ranks=None if chosen.hindcast_error is None else data.points[-1].ranks,
+        hindcast_error=chosen.hindcast_error,
+        alternatives=tuple(_name(data.scaling, one.terms) for one in left if one is not chosen),
+        doubt=_doubt(group, data, left, worst),
         points=points,
     )
 
 
-def _law_point(name: LawName, fraction: float, point: Point) -> LawPoint:
-    fitted = _known_efficiency(name, fraction, point.ideal_speedup)
-    return LawPoint(
-        ranks=point.ranks,
-        nodes=point.nodes,
-        measured=point.efficiency,
-        fitted=fitted,
-        residual=point.efficiency.value - fitted,
-        serial_fraction=point.serial_fraction,
+def _doubt(group: Group, data: _Data, left: tuple[_Candidate, ...], worst: float) -> str:
+    """Why nothing may be extrapolated, in a sentence; empty where it may."""
+    if data.points[-1].nodes == 1 and not _inside(group):
+        most = max(one.nodes for one in group.points)
+        if most == 1:
+            what = "all points are on one node, and what a network between nodes costs is in none of them"
+        else:
+            what = "only one rank count is on several nodes, and points inside one node say nothing of their network"
+        return f"{what}; measure {MIN_POINTS - 1} rank counts or more on several nodes, e.g. --nodes 1,2,4"
+    if data.drawn is None:
+        return f"fewer than {LEAST_RUNS} runs of a point do not say how it scatters; repeat with --repeats 5"
+    if left:
+        return ""
+    if all(point.efficiency.value > 1 for point in data.points):
+        return "the measured points exceed the ideal, which no law knows"
+    return (
+        f"no law of the family fits: the nearest misses a measured point by {worst * 100:.1f} points of efficiency, "
+        "more than the scatter of the runs explains"
     )
 
 
-def _fraction(name: LawName, group: Group, table: RunTable, ratios: Array) -> Estimate:
-    import numpy as np
-
-    others = group.points[1:]
-
-    def fitted(speedups: list[float]) -> float:
-        return float(fraction_of(name, ratios, np.array(speedups)))
-
-    value = fitted([point.speedup.value for point in others])
-    ends = [(point.speedup.low, point.speedup.high) for point in others]
-    lows = [low for low, _ in ends if low is not None]
-    highs = [high for _, high in ends if high is not None]
-    if len(lows) < len(ends) or len(highs) < len(ends):
-        return Estimate(value, None, None, 1, "single run", "fraction")
-    if group.fewest_runs < MIN_RUNS:
-        # It falls with every speed-up, so the ends change places.
-        return interval(value, fitted(highs), fitted(lows), group.fewest_runs, "range", "fraction")
-    drawn = _resampled_speedups(group, table)
-    low, high = np.percentile(fraction_of(name, ratios, drawn), [2.5, 97.5])
-    return interval(value, low, high, group.fewest_runs, "bootstrap", "fraction", level=0.95)
+def _inside(group: Group) -> tuple[int, ...]:
+    """Rank counts to be forecast that fit on the one node of all points; none where that is not known."""
+    most = ranks_of_a_node(group.sample.plan)
+    if most is None or any(point.nodes > 1 for point in group.points):
+        return ()
+    return tuple(group.points[-1].ranks * factor for factor in FACTORS if group.points[-1].ranks * factor <= most)
 
 
-def _resampled_speedups(group: Group, table: RunTable) -> Array:
-    """Speed-ups of every point but the baseline in each resample of the runs, shape (`RESAMPLES`, points)."""
-    import numpy as np
-
-    figures = table.figures.set_index("run_id")
-    together = all(point.paired_with_baseline for point in group.points[1:])
-    medians = []
-    for number, point in enumerate(group.points):
-        rows = figures.loc[list(point.run_ids)].sort_values(["block", "repeat"])
-        values = rows["throughput"].to_numpy(dtype=float)
-        draws = np.random.default_rng([SEED, 0 if together else number])
-        picks = draws.integers(0, len(values), size=(RESAMPLES, len(values)))
-        medians.append(np.median(values[picks], axis=1))
-    found: Array = np.stack(medians[1:], axis=1) / medians[0][:, None]
-    return found
+def ranks_of_a_node(plan: RunPlan) -> int | None:
+    """Ranks that a node of the system holds, as it declares them; None where it does not."""
+    node = plan.system.node
+    if node.ranks is not None or node.gpus:
+        return node.ranks if node.ranks is not None else node.gpus
+    return None if node.cores is None else node.cores // plan.layout.cores_per_rank
 
 
-def _hindcast(name: LawName, points: tuple[Point, ...]) -> tuple[int, float] | None:
-    """Ranks of the largest point, and its efficiency less that of the law fitted without it (fraction)."""
-    import numpy as np
-
-    *earlier, last = points
-    if len({point.ranks for point in earlier}) < MIN_POINTS or last.ranks == earlier[-1].ranks:
-        return None
-    ratios = np.array([point.ideal_speedup for point in earlier[1:]])
-    fraction = float(fraction_of(name, ratios, np.array([point.speedup.value for point in earlier[1:]])))
-    fitted = _known_efficiency(name, fraction, last.ideal_speedup)
-    return last.ranks, last.efficiency.value - fitted
-
-
-def _doubt(fraction: float, worst_residual: float) -> str:
-    """Why nothing may be extrapolated from a law, in a sentence; empty where it may."""
-    if fraction < 0:
-        return "the measured points exceed the ideal, which the law does not know"
-    if worst_residual > MAX_RESIDUAL:
-        return (
-            f"the law misses a measured point by {worst_residual * 100:.1f} points of efficiency, more than "
-            f"{MAX_RESIDUAL * 100:.0f}: these points follow another law"
-        )
-    return ""
-
-
-def forecasts(group: Group, law: Law) -> tuple[ForecastPoint, ...]:
+def forecasts(group: Group, fitted: Fitted) -> tuple[ForecastPoint, ...]:
     """What the law says of `FACTORS` times the largest rank count of its group; empty where there is a doubt."""
+    import numpy as np
+
+    law = fitted.law
     if law.doubt:
         return ()
-    base = group.baseline
-    missed = law.worst_residual + (abs(law.hindcast_error) if law.hindcast_error is not None else 0.0)
     found = []
-    for factor in FACTORS:
-        ranks = group.points[-1].ranks * factor
-        ratio = ranks / base.ranks
-        value = efficiency_at(law.name, law.fraction.value, ratio)
+    inside = law.points[-1].nodes == 1
+    wanted = _inside(group) if inside else tuple(fitted.largest * factor for factor in FACTORS)
+    for ranks in wanted:
+        ratio = ranks / group.baseline.ranks
+        value = efficiency_at(law, ratio)
+        ratios = np.array([ratio])
         ends = [
-            efficiency_at(law.name, max(0.0, end), ratio)
-            for end in (law.fraction.high, law.fraction.low)
-            if end is not None
-        ] or [value, value]
-        # What a law leaves out (cost that grows with the ranks) grows as far as it is extrapolated.
-        low, high = max(0.0, min(ends) - factor * missed), max(ends) + factor * missed
-        scale = ratio * base.throughput.value
+            np.percentile(
+                ideal_time(law.scaling, ratios) / time_at(law.scaling, one.terms, one.drawn, ratios), [2.5, 97.5]
+            )
+            for one in fitted.left
+            if one.drawn is not None
+        ]
+        low, high = (float(end) for end in (min(end[0] for end in ends), max(end[1] for end in ends)))
+        low, high = min(low, value), max(high, value)
+        scale = ratio * group.baseline.throughput.value
         found.append(
             ForecastPoint(
                 ranks=ranks,

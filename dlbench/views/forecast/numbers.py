@@ -10,9 +10,6 @@ from dlbench.report.wording import ranks_text
 from dlbench.views.forecast import anchors
 from dlbench.views.forecast.laws import MIN_POINTS, ForecastPoint, Law, forecasts, law_of
 
-GROWING = 1.2
-"""The serial fraction of the largest point over that of the smallest, from which it is said to grow."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Anchor:
@@ -60,8 +57,9 @@ def forecast(group: Group, table: RunTable, *, is_crowded: bool = False) -> Fore
     """
     if len(group.points) == 1:
         return None
-    law = law_of(group, table)
-    found = () if law is None or is_crowded else forecasts(group, law)
+    fitted = law_of(group, table)
+    law = None if fitted is None else fitted.law
+    found = () if fitted is None or is_crowded else forecasts(group, fitted)
     known = anchors.beside(group.sample)
     return Forecast(
         law=law,
@@ -70,7 +68,7 @@ def forecast(group: Group, table: RunTable, *, is_crowded: bool = False) -> Fore
         why_no_forecast="" if found else _why_no_forecast(law, is_crowded),
         anchors=tuple(map(_anchor, known)),
         why_no_anchor="" if any(not one.differences for one in known) else _why_no_anchor(known),
-        notes=_notes(group, law) if found else (),
+        notes=_notes(law) if found and law else (),
     )
 
 
@@ -83,6 +81,11 @@ def _anchor(found: anchors.Beside) -> Anchor:
 
 def _why_no_law(group: Group) -> str:
     counts = sorted({point.ranks for point in group.points})
+    if len(counts) >= MIN_POINTS:
+        return (
+            "No law is fitted: points inside one node and points on several nodes follow different laws, and neither "
+            f"are {MIN_POINTS - 1} rank counts beside the baseline; measure more, e.g. --nodes 1,2,4."
+        )
     more = ",".join(map(str, [*counts, counts[-1] * 2, counts[-1] * 4][: max(MIN_POINTS, len(counts) + 1)]))
     return (
         f"No law is fitted: {len(counts)} rank count{'s' * (len(counts) > 1)} measured, and a law needs "
@@ -98,19 +101,12 @@ def _why_no_forecast(law: Law | None, is_crowded: bool) -> str:
     return f"Nothing is extrapolated: {law.doubt}."
 
 
-def _notes(group: Group, law: Law | None) -> tuple[str, ...]:
+def _notes(law: Law) -> tuple[str, ...]:
     notes = []
-    if group.points[-1].nodes == 1:
-        notes.append("All points were measured on one node: what a network between nodes costs is not in the law.")
-    alone = [point.serial_fraction for point in group.points[1:]]
-    first, last = alone[0], alone[-1]
-    if first is not None and last is not None and first.value > 0 and last.value > GROWING * first.value:
-        notes.append(
-            "The serial fraction grows with the ranks: overhead grows too, and the law, which holds it constant, "
-            "promises too much."
-        )
-    if law is not None and law.fraction.kind == "single run":
-        notes.append("Single runs: the interval shows only how far the law missed the measured points.")
+    if law.alternatives:
+        notes.append(f"The points do not rule out: {', '.join(law.alternatives)}; the interval holds these too.")
+    if law.points[-1].nodes > 1:
+        notes.append(f"Network levels beyond {law.points[-1].nodes} nodes (further switches) are in no point.")
     return tuple(notes)
 
 

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, interval_text, number_text, points, value_text
-from dlbench.views.forecast.laws import ForecastPoint, Law, LawPoint
+from dlbench.report.wording import basis_text, number_text, points
+from dlbench.stats.estimates import Estimate
+from dlbench.views.forecast.laws import TEXTS, ForecastPoint, Law, LawPoint
 from dlbench.views.forecast.numbers import Anchor, Forecast
 from dlbench.views.model import Group
 from dlbench.views.view import place_columns
 
 
+def law_title(law: Law) -> str:
+    """`Law: Amdahl + linear`."""
+    return f"Law: {law.name}"
+
+
+def coefficients_text(law: Law) -> str:
+    """Each coefficient with its interval."""
+    letters = [TEXTS[name][0] for name in law.terms]
+    texts = [number_with_ends(one) for one in law.coefficients]
+    return ", ".join(f"{letter} = {text}" for letter, text in zip(letters, texts, strict=True))
+
+
+def number_with_ends(one: Estimate) -> str:
+    """Three digits of each."""
+    ends = "" if one.low is None or one.high is None else f" [{one.low:.3g}, {one.high:.3g}]"
+    return f"{one.value:.3g}{ends}"
+
+
 def law_sheet(group: Group, law: Law) -> Sheet[LawPoint]:
     """The law against the measured points."""
-    ideal = "below 0 the law is taken at f = 0, the ideal; " if law.fraction.value < 0 else ""
     has_fraction = any(point.serial_fraction for point in law.points)
     columns: tuple[Column[LawPoint], ...] = (
         Column("law", "", lambda point: law.name),
-        Column("fraction", "", lambda point: law.fraction, has_interval=True),
+        Column("formula", "", lambda point: law.formula),
+        Column("coefficients", "", lambda point: " | ".join(f"{one.value:.6g}" for one in law.coefficients)),
         *place_columns(),
         Column("efficiency_measured", "Efficiency, measured", lambda point: point.measured, has_interval=True),
         Column("", "Interval", lambda point: basis_text(point.measured)),
-        Column("efficiency_fitted", f"{law.name}'s law", lambda point: point.fitted, unit="fraction"),
+        Column("efficiency_fitted", law_title(law), lambda point: point.fitted, unit="fraction"),
         Column(
             "residual",
             "Residual",
@@ -37,11 +56,11 @@ def law_sheet(group: Group, law: Law) -> Sheet[LawPoint]:
     )
     return Sheet(
         name="laws",
-        title=f"{law.name}'s law against the measured points",
+        title=f"{law_title(law)} against the measured points",
         columns=columns,
         rows=law.points,
-        caption=f"f = {value_text(law.fraction)} {interval_text(law.fraction)}; {ideal}residual: measured less "
-        f"fitted, points of the ideal. {group.caption}.",
+        caption=f"{law.formula}: {coefficients_text(law)}; residual: measured less fitted, points of the ideal. "
+        f"{group.caption}.",
     )
 
 
@@ -51,7 +70,7 @@ def forecast_sheet(group: Group, found: Forecast, law: Law) -> Sheet[ForecastPoi
     columns: tuple[Column[ForecastPoint], ...] = (
         Column("law", "", lambda one: law.name),
         Column("ranks", "At", lambda one: one.ranks, _at),
-        Column("forecast_efficiency", f"Efficiency by {law.name}'s law", lambda one: one.efficiency, efficiency_cell),
+        Column("forecast_efficiency", "Efficiency by the law", lambda one: one.efficiency, efficiency_cell),
         Column("forecast_efficiency_low", "", lambda one: one.low),
         Column("forecast_efficiency_high", "", lambda one: one.high),
         Column(
@@ -69,8 +88,8 @@ def forecast_sheet(group: Group, found: Forecast, law: Law) -> Sheet[ForecastPoi
         title="Forecast, not measured",
         columns=columns,
         rows=found.forecasts,
-        caption="In brackets: the law at the ends of its fraction's interval, widened by what it missed of the "
-        f"measured points, times how far it is extrapolated. {notes}Forecast from: {group.caption}.",
+        caption="In brackets: 95 % over runs and over all laws that the points do not rule out, if one of them holds. "
+        f"{notes}Forecast from: {group.caption}.",
     )
 
 

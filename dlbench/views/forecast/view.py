@@ -9,11 +9,11 @@ from typing import Any
 
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet
-from dlbench.report.wording import basis_text, figure_text, percent, points
+from dlbench.report.wording import percent, points
 from dlbench.views.forecast.charts import forecast_charts
 from dlbench.views.forecast.laws import Law
 from dlbench.views.forecast.numbers import Forecast, forecast
-from dlbench.views.forecast.tables import anchor_sheet, forecast_sheet, law_sheet
+from dlbench.views.forecast.tables import anchor_sheet, coefficients_text, forecast_sheet, law_sheet
 from dlbench.views.model import Group
 from dlbench.views.scaling.verdict import more_ranks
 from dlbench.views.view import GroupSource, GroupView
@@ -67,17 +67,10 @@ def _words(found: Forecast) -> tuple[str, ...]:
 
 
 def _law_text(law: Law) -> str:
-    """The law, its fraction, and how well it holds, in one or two sentences."""
-    fraction = figure_text(law.fraction)
-    named = f"{law.name}'s law ({law.formula}, k: ranks over the baseline's)"
-    if law.doubt:
-        ideal = " (taken as f = 0, the ideal)" if law.fraction.value < 0 else ""
-        return (
-            f"{named} does not fit: least squares gives f = {fraction} ({basis_text(law.fraction)}), and it{ideal} "
-            f"misses a measured point by {points(law.worst_residual)} of efficiency."
-        )
+    """The law, its coefficients, and how well it holds, in one or two sentences."""
+    named = f"Law: {law.name}, {law.formula} (k: ranks over the baseline's, T: time of a step's work)"
     text = (
-        f"{named} fits with f = {fraction} ({basis_text(law.fraction)}) and misses no measured point by more than "
+        f"{named}, with {coefficients_text(law)}; it misses no measured point by more than "
         f"{points(law.worst_residual)} of efficiency."
     )
     if law.hindcast_error is not None:

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.bench.figures import Figure
-from tests.bench.truth import collectives, submission
+from tests.bench.truth import collectives, gate, hosts, submission, trends, verdicts
 
 SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "gate": gate.figures,
+    "hosts": hosts.figures,
+    "trends": trends.figures,
+    "verdicts": verdicts.figures,
     "collectives": collectives.figures,
     "submission": submission.figures,
 }

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
+from scipy import optimize
 
 from dlbench.cli import cli
 from dlbench.costs.collectives import Layout
@@ -26,10 +27,11 @@ from dlbench.records.watch_cost import write_watch_cost
 from dlbench.report.formats.terminal import show, to_text, whole
 from dlbench.report.table import Cell, TextRow, TextTable
 from dlbench.report.wording import DASH
-from dlbench.specs.collectives.network import Level, NetworkModel, Piece
+from dlbench.specs.collectives.network import Level, LineCost, NetworkModel, Piece
 from dlbench.specs.fault import FaultSpec
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
+from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast, upper_bound
 from dlbench.views.diagnosis.document import diagnosis
 from tests.support.run_factory import (
@@ -153,7 +155,8 @@ def test_a_late_rank_is_named_with_what_holds_it_up(tmp_path: Path) -> None:
                 phases[0] += 25_000_000 if rank == 3 else 0
             return phases, 5_000_000
 
-        write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}"))
+        job = f"{plan.layout.ranks}{plan.series.repeat}"
+        write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}", job=job))
     text = diagnose(tmp_path)
     assert (
         "4 ranks: straggler-bound: 18.8 % [18.8, 18.8] of the ideal is lost in waiting\n"
@@ -177,7 +180,8 @@ def write_late_host(out: Path, ranks: int = 8) -> None:
                 phases[3] += 25_000_000 if rank >= ranks // 2 else 0
             return phases, 5_000_000
 
-        write_run(out, plan, times, Story(host=lambda rank: f"n{rank * 2 // ranks}"))
+        job = f"{plan.layout.ranks}{plan.series.repeat}"
+        write_run(out, plan, times, Story(host=lambda rank: f"n{rank * 2 // ranks}", job=job))
 
 
 def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> None:
@@ -191,7 +195,7 @@ def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> No
     assert "now for one, now for another" not in words
     found = verdict(tmp_path)
     assert [one["text"] for one in found["experiments"]] == [
-        "a run without the slow nodes (--exclude=n1)",
+        "a run without the slow nodes and links (--exclude=n1)",
         "a look at n1: its ranks' computing (clocks, temperature, other work on its cores)",
     ]
     # Beside the ranks their host: half of them wait 25 ms, and each of its ranks is late by 25 ms.
@@ -263,11 +267,11 @@ def test_every_kind_of_interval_is_named(tmp_path: Path) -> None:
             write_run(tmp_path, plan, constant([*BASE[:4], exchange, BASE[5]], other=5.0))
     words = " ".join(diagnose(tmp_path).split())
     assert (
-        "Intervals: 95 % (Student t), 6 runs (1 rank); 95 % (Student t), 5 runs (2 ranks); range of 3 runs (75 %) "
+        "Intervals: 95 % Student t, 6 runs (1 rank); 95 % Student t, 5 runs (2 ranks); range of 3 runs, 75 % "
         "(3 ranks, 4 ranks). The causes sum to the mean step."
     ) in words
     assert (
-        "Intervals: 95 % (Student t), 5 runs (2 ranks); range of 3 runs (90 %) (3 ranks, 4 ranks). Causes sum to the loss"
+        "Intervals: 95 % Student t, 5 runs (2 ranks); range of 3 runs, 90 % (3 ranks, 4 ranks). Causes sum to the loss"
     ) in words
 
 
@@ -465,17 +469,35 @@ def exposed(seconds: list[tuple[float, float]], backward_s: float) -> float:
     return free - backward_s
 
 
+X, STEP = (Estimate(value, 0.98 * value, 1.02 * value, 5, "Student t", "s") for value in (0.05, 0.15))
+"""Measured exposed exchange, and step."""
+
+
+def expected_gain(ran: list[tuple[float, float]], new: list[tuple[float, float]], backward_s: float) -> float:
+    """Growth of the throughput: all costs scaled until the model gives what was measured, if it gives more."""
+
+    def left(seconds: list[tuple[float, float]], scale: float) -> float:
+        return max(0.0, exposed([(ready, took * scale) for ready, took in seconds], backward_s))
+
+    scale = 1.0
+    if left(ran, 1.0) > X.value:
+        scale = optimize.brentq(lambda scale: left(ran, scale) - X.value, 0, 1)
+    saved = min(X.value, min(X.value, left(ran, 1.0)) - left(new, scale))
+    return STEP.value / (STEP.value - saved) - 1
+
+
 def test_forecast_replays_the_messages_of_the_run() -> None:
     plan, costs = four_ranks(), network()
     layout = Layout(ranks=4, group_size=2)
     new = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
-    found = forecast(costs, result_of(plan), ranks=4, new=new, exchange_s=0.05, step_s=0.15)
+    found = forecast(costs, result_of(plan), ranks=4, new=new, exchange=X, step=STEP)
     assert isinstance(found, Forecast)
     before, after = (
-        exposed([(ready, predict("allreduce", name, size, layout, costs)) for size, ready in GRADIENTS], 0.05)
+        [(ready, predict("allreduce", name, size, layout, costs)) for size, ready in GRADIENTS]
         for name in ("ring", "hierarchical")
     )
-    assert found.gain == pytest.approx(0.15 / (0.15 - 0.05 * (1 - after / before)) - 1)
+    assert found.gain == pytest.approx(expected_gain(before, after, 0.05))
+    assert (found.low, found.high) == (None, None)  # the network's costs have no draws
     assert "ring and hierarchical all-reduce on the fitted network of box over torch-gloo" in found.basis
     assert "3 messages" in found.basis
 
@@ -484,18 +506,18 @@ def test_forecast_of_one_message_waits_for_the_last_gradient() -> None:
     plan, costs = four_ranks(), network()
     layout = Layout(ranks=4, group_size=2)
     new = Way(exchange="flat", fusion="single", wire="fp32", group_size=2)
-    found = forecast(costs, result_of(plan), ranks=4, new=new, exchange_s=0.05, step_s=0.15)
+    found = forecast(costs, result_of(plan), ranks=4, new=new, exchange=X, step=STEP)
     assert isinstance(found, Forecast)
     times = [(ready, predict("allreduce", "ring", size, layout, costs)) for size, ready in GRADIENTS]
-    whole = exposed([(0.05, predict("allreduce", "ring", 7_000_000, layout, costs))], 0.05)
-    assert found.gain == pytest.approx(0.15 / (0.15 - 0.05 * (1 - whole / exposed(times, 0.05))) - 1)
+    whole = [(0.05, predict("allreduce", "ring", 7_000_000, layout, costs))]
+    assert found.gain == pytest.approx(expected_gain(times, whole, 0.05))
 
 
 def test_the_best_merging_is_forecast_to_be_no_worse_than_what_ran() -> None:
     plan = four_ranks()
     for across in (1e-10, 1e-9, 1e-8):
         new = Way(exchange="flat", fusion="mgwfbp", wire="fp32", group_size=2)
-        found = forecast(network(across), result_of(plan), ranks=4, new=new, exchange_s=0.05, step_s=0.15)
+        found = forecast(network(across), result_of(plan), ranks=4, new=new, exchange=X, step=STEP)
         if isinstance(found, Forecast):
             assert found.gain >= -1e-3
 
@@ -507,12 +529,12 @@ def test_the_best_merging_is_forecast_to_be_no_worse_than_what_ran() -> None:
         ({"wire": "topk"}, {}, "exchange flat with wire topk has no model"),
         ({"messages": []}, {}, "the run does not report its messages"),
         ({"gradients": []}, {"fusion": "single"}, "or when its gradients were ready"),
-        ({"backward_s": 9.0}, {}, "nothing of the exchange is exposed as it ran"),
+        ({"backward_s": 9.0}, {}, "by the model nothing of the measured exposed exchange is exposed as it ran"),
     ],
 )
 def test_what_has_no_model_has_no_forecast(changes: dict[str, Any], new: dict[str, Any], why: str) -> None:
     way = Way(**{"exchange": "hierarchical", "fusion": AS_IT_RAN, "wire": "fp32", "group_size": 2, **new})
-    found = forecast(network(), result_of(four_ranks(), **changes), ranks=4, new=way, exchange_s=0.05, step_s=0.15)
+    found = forecast(network(), result_of(four_ranks(), **changes), ranks=4, new=way, exchange=X, step=STEP)
     assert isinstance(found, str)
     assert why in found
 
@@ -520,7 +542,7 @@ def test_what_has_no_model_has_no_forecast(changes: dict[str, Any], new: dict[st
 def test_a_network_that_was_never_measured_across_nodes_gives_no_forecast() -> None:
     costs = network().model_copy(update={"across": None})
     way = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
-    found = forecast(costs, result_of(four_ranks()), ranks=4, new=way, exchange_s=0.05, step_s=0.15)
+    found = forecast(costs, result_of(four_ranks()), ranks=4, new=way, exchange=X, step=STEP)
     assert isinstance(found, str)
     assert "messages across groups were never measured" in found
 
@@ -529,14 +551,74 @@ def test_messages_without_times_of_readiness_are_priced_by_their_sum() -> None:
     plan, costs = four_ranks(), network()
     messages = [{**m, "ready_s": None} for m in result_of(plan).model_dump()["messages"]]
     way = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
-    found = forecast(costs, result_of(plan, messages=messages), ranks=4, new=way, exchange_s=0.05, step_s=0.15)
+    found = forecast(costs, result_of(plan, messages=messages), ranks=4, new=way, exchange=X, step=STEP)
     layout = Layout(ranks=4, group_size=2)
     before, after = (
         sum(predict("allreduce", name, size, layout, costs) for size, _ in GRADIENTS)
         for name in ("ring", "hierarchical")
     )
     assert isinstance(found, Forecast)
-    assert found.gain == pytest.approx(0.15 / (0.15 - 0.05 * (1 - after / before)) - 1)
+    assert found.gain == pytest.approx(0.15 / (0.15 - 0.05 * (1 - after / before)) - 1)  # sums scale alike
+
+
+HIERARCHICAL = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
+
+
+def scaled(costs: NetworkModel, factor: float) -> NetworkModel:
+    """All costs of the network times the same."""
+
+    def level(found: Level | None) -> Level:
+        assert found is not None
+        (piece,) = found.pieces
+        return Level(pieces=(Piece(alpha_s=piece.alpha_s * factor, beta_s_per_byte=piece.beta_s_per_byte * factor),))
+
+    return costs.model_copy(update={"inside": level(costs.inside), "across": level(costs.across)})
+
+
+def test_a_forecast_does_not_depend_on_the_scale_of_the_costs() -> None:
+    """A network fitted slower than it is, by any factor, gives the same forecast for the same run."""
+    gains = []
+    for factor in (1, 2, 5, 8):
+        found = forecast(
+            scaled(network(), factor), result_of(four_ranks()), ranks=4, new=HIERARCHICAL, exchange=X, step=STEP
+        )
+        assert isinstance(found, Forecast)
+        gains.append(found.gain)
+    assert gains[0] > 0.01
+    assert gains == pytest.approx([gains[0]] * 4, rel=1e-6)
+
+
+def test_what_the_model_does_not_explain_is_not_saved() -> None:
+    """Below the measured exposed exchange only what the model knows of counts; far below it nothing is told."""
+    plan = four_ranks()
+    explained = {}
+    for factor in (0.5, 0.4, 0.02):
+        costs = scaled(network(), factor)
+        explained[factor] = forecast(costs, result_of(plan), ranks=4, new=HIERARCHICAL, exchange=X, step=STEP)
+    some, less, nothing = explained.values()
+    assert isinstance(some, Forecast)
+    assert isinstance(less, Forecast)
+    assert 0 < less.gain < some.gain
+    assert "of the measured exposed exchange" in less.basis
+    assert isinstance(nothing, str)
+    assert "too little to tell from" in nothing
+
+
+def test_a_measured_line_prices_the_flat_exchange() -> None:
+    line = LineCost(name="gloo flat", startup_s=1e-3, per_byte_s=8e-9, ranks=4, half_width=0.1)
+    costs = network(
+        collectives=(line,), draws=tuple((1e-6 * f, 1e-10 * f, 1e-4 * f, 1e-8 * f, 0.0) for f in (0.9, 1, 1.1))
+    )
+    found = forecast(costs, result_of(four_ranks()), ranks=4, new=HIERARCHICAL, exchange=X, step=STEP)
+    assert isinstance(found, Forecast)
+    layout = Layout(ranks=4, group_size=2)
+    before = [(ready, line.time(size)) for size, ready in GRADIENTS]
+    after = [(ready, predict("allreduce", "hierarchical", size, layout, costs)) for size, ready in GRADIENTS]
+    assert found.gain == pytest.approx(expected_gain(before, after, 0.05))
+    assert "measured gloo flat and hierarchical" in found.basis
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < found.gain < found.high
 
 
 def test_upper_bound_is_the_step_without_the_share() -> None:

@@ -55,7 +55,8 @@ def write_straggler(out: Path, repeats: int = 5, points: tuple[int, ...] = (2, 4
             return {"backward": (50.0 + late) * drift, "input": 5.0 + 0.1 * ranks}
 
         times = simulate(plan, work, network_ms=4.0 * plan.layout.nodes)
-        write_run(out, plan, times, Story(host=lambda rank: f"n{rank // 2}"))
+        job = f"{plan.layout.ranks}{plan.series.repeat}"
+        write_run(out, plan, times, Story(host=lambda rank: f"n{rank // 2}", job=job))
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +152,8 @@ def test_factors_multiply_and_stairs_sum_in_the_model_and_in_its_rows(group: mod
 def test_factor_tables_hold_every_number(group: model.Group) -> None:
     found = sheets(group, "waterfall")
     for point in lost(group).waterfall:
-        assert point.parallel is not None
-        assert wording.figure_text(point.parallel) in cells(found["own-efficiencies"])
+        assert point.pop is not None
+        assert wording.figure_text(point.pop.parallel) in cells(found["own-efficiencies"])
         for factor in point.factors:
             if factor.own is not None:
                 assert wording.figure_text(factor.own) in cells(found["own-efficiencies"])
@@ -191,8 +192,8 @@ def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: mod
 
 def test_a_planted_straggler_is_the_smallest_factor(group: model.Group) -> None:
     first = section(group, "waterfall").words[0]
-    assert first.startswith("8 ranks on 4 nodes: load balance ")
-    assert first.endswith("the smallest factor is load balance.")
+    assert first.startswith("8 ranks on 4 nodes: late ranks ")
+    assert first.endswith("the smallest factor is late ranks.")
 
 
 # Causes
@@ -244,11 +245,17 @@ def test_charts_of_causes_draw_what_is_told(group: model.Group) -> None:
 
 def test_a_forecast_has_a_column_of_its_own_and_is_called_one(group: model.Group) -> None:
     assert "Forecast (nothing measured)" not in sheets(group, "causes")["experiments"].people().header
-    one = NextExperiment(text="half of the bytes", forecast_gain=0.18, basis="messages of the runs")
+    one = NextExperiment(
+        text="half of the bytes",
+        forecast_gain=0.18,
+        forecast_low=0.12,
+        forecast_high=0.25,
+        basis="messages of the runs",
+    )
     verdict = dataclasses.replace(lost(group).diagnosed.points[-1].verdict, experiments=(one,))
     sheet = sheets(with_diagnosed(group, verdict=verdict), "causes")["experiments"]
     column = sheet.people().header.index("Forecast (nothing measured)")
-    assert rows(sheet)[-1][column] == "forecast +18 % throughput"
+    assert rows(sheet)[-1][column] == "forecast +18 % [12, 25] throughput"
     assert rows(sheet)[-1][column + 1] == "messages of the runs"
     assert sheet.records()[-1]["forecast_throughput_gain_fraction"] == 0.18
     others = {cell for row in rows(sheet) for number, cell in enumerate(row) if number != column}

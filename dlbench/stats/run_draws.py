@@ -10,9 +10,9 @@ normal one and by sqrt(n / (n - 1)): for a mean that gives Student's t interval 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from dlbench.stats.multiplicity import student_quantile
 from dlbench.stats.resampling import SEED
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Array = npt.NDArray[np.float64]
+
+Key = TypeVar("Key", bound=Hashable)
 
 RESAMPLES = 200
 """Of a fit: enough for the ends of 95 % to within their own scatter, and a fit takes milliseconds."""
@@ -34,11 +36,17 @@ def stretch(runs: int) -> float:
     return student_quantile(0.975, runs - 1) / NormalDist().inv_cdf(0.975) * math.sqrt(runs / (runs - 1))
 
 
-def resampled_medians(points: Sequence[Mapping[str, float]], resamples: int = RESAMPLES) -> Array | None:
-    """The median over runs of each point in each resample, shape (resamples, points).
+def resampled(
+    points: Sequence[Mapping[Key, float]],
+    *,
+    centre: Literal["median", "geometric mean"],
+    resamples: int = RESAMPLES,
+) -> Array | None:
+    """The centre over runs of each point in each resample, shape (resamples, points).
 
     Args:
         points: of each point a positive value for each run, by a key that interleaved runs of different points share.
+        centre: what is made of the runs.
         resamples: how many.
 
     Returns:
@@ -48,6 +56,7 @@ def resampled_medians(points: Sequence[Mapping[str, float]], resamples: int = RE
 
     if min(map(len, points), default=0) < LEAST_RUNS:
         return None
+    middle = np.nanmedian if centre == "median" else np.nanmean
     found = np.empty((resamples, len(points)))
     for number, (keys, members) in enumerate(_drawn_together(points)):
         places = {key: place for place, key in enumerate(keys)}
@@ -55,21 +64,19 @@ def resampled_medians(points: Sequence[Mapping[str, float]], resamples: int = RE
         for row, member in enumerate(members):
             for key, value in points[member].items():
                 values[row, places[key]] = math.log(value)
-        generator = np.random.default_rng([SEED, number])
-        picks = generator.integers(0, len(keys), size=(resamples, len(keys)))
-        centre = np.nanmedian(values, axis=1)
-        factor = np.array([stretch(len(points[member])) for member in members])
+        picks = np.random.default_rng([SEED, number]).integers(0, len(keys), size=(resamples, len(keys)))
+        centres = middle(values, axis=1)
         drawn = values[:, picks]
-        missed = np.isnan(drawn).all(axis=2)
-        drawn[missed, 0] = np.broadcast_to(centre[:, None], missed.shape)[missed]
-        medians = np.nanmedian(drawn, axis=2)
-        found[:, members] = np.exp(centre[:, None] + factor[:, None] * (medians - centre[:, None])).T
+        missed = np.isnan(drawn).all(axis=2)  # a point of fewer runs, and none of them drawn: it stays where it is
+        drawn[missed, 0] = np.broadcast_to(centres[:, None], missed.shape)[missed]
+        factor = np.array([stretch(len(points[member])) for member in members])[:, None]
+        found[:, members] = np.exp(centres[:, None] + factor * (middle(drawn, axis=2) - centres[:, None])).T
     return found
 
 
-def _drawn_together(points: Sequence[Mapping[str, float]]) -> list[tuple[list[str], list[int]]]:
+def _drawn_together(points: Sequence[Mapping[Key, float]]) -> list[tuple[list[Key], list[int]]]:
     """Keys that are linked by points, and these points."""
-    groups: list[tuple[set[str], list[int]]] = []
+    groups: list[tuple[set[Key], list[int]]] = []
     for index, point in enumerate(points):
         keys, members = set(point), [index]
         apart = []
@@ -79,4 +86,4 @@ def _drawn_together(points: Sequence[Mapping[str, float]]) -> list[tuple[list[st
             else:
                 apart.append((other, others))
         groups = [*apart, (keys, members)]
-    return [(sorted(keys), members) for keys, members in groups]
+    return [(sorted(keys, key=repr), members) for keys, members in groups]
