@@ -17,6 +17,7 @@ from dlbench.jobs.series import Submitted, begin, complete, forget, is_held, sta
 from dlbench.jobs.slurm import RefusedError, read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_status
+from dlbench.specs.collectives.request import CommRequest, expand_comm
 from dlbench.specs.expand import expand
 from dlbench.specs.requests import Request
 from tests.support.programs import Program, calls
@@ -204,6 +205,17 @@ def test_sides_go_by_the_job(tmp_path: Path, program: Program) -> None:
     assert [len(job.runs) for job in now.series.jobs] == [4, 4]
     (left,) = completed(root)
     assert [plan.run_id for plan in left.job] == [*now.series.jobs[1].runs]
+
+
+def test_runs_of_the_collective_benchmark_are_completed_too(tmp_path: Path, program: Program) -> None:
+    root = tmp_path / "runs"
+    root.mkdir()
+    asked = CommRequest(system="box", series="c", points_are="nodes", points=(2,), repeats=2, backends="none")
+    made = jobs_of(expand_comm(asked, machine_cores=2, installed=()).plans)
+    begin(root, made, chain=False, python="/python", request="dlbench comm submit")
+    program("sbatch", "echo 5")
+    assert [one.job for one in completed(root, "c")] == made
+    assert not any(word.startswith("--dependency") for call in calls(tmp_path) for word in call)
 
 
 def test_one_name_takes_more_runs_and_never_the_same(tmp_path: Path, program: Program) -> None:
