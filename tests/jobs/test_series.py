@@ -13,7 +13,7 @@ from dlbench.errors import RunError, UserError
 from dlbench.jobs import slurm
 from dlbench.jobs.batch import Job, jobs_of
 from dlbench.jobs.interruption import Interruption
-from dlbench.jobs.series import Submitted, begin, complete, forget, is_held, standing, standings
+from dlbench.jobs.series import Submitted, begin, complete, forget, give_up, is_held, standing, standings
 from dlbench.jobs.slurm import RefusedError, read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_status
@@ -232,6 +232,18 @@ def test_one_name_takes_more_runs_and_never_the_same(tmp_path: Path, program: Pr
     with pytest.raises(UserError, match="is in series s already: `dlbench complete`"):
         begun(root, repeats=2, sides=True)
     assert len(completed(root)) == 2
+
+
+def test_what_slurm_will_never_take_can_be_given_up(tmp_path: Path, program: Program) -> None:
+    root = tmp_path / "runs"
+    program("sbatch", f"{SBATCH} [ $n -gt 1 ] && {{ echo 'Invalid qos specification' >&2; exit 1; }}; echo $n")
+    begun(root)
+    with pytest.raises(RefusedError):
+        completed(root)
+    assert give_up(root, "s").text == "1 of 1 jobs submitted"
+    assert completed(root) == []
+    with pytest.raises(UserError, match="is no name of a series"):
+        give_up(root, "../s")
 
 
 def test_two_processes_do_not_submit_one_series(tmp_path: Path, program: Program) -> None:
