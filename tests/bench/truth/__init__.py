@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.bench.figures import Figure
-from tests.bench.truth import collectives
+from tests.bench.truth import collectives, predictions
 
 SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "predictions": predictions.figures,
     "collectives": collectives.figures,
 }
 """Name -> its figures; in the order of the issue they answer."""

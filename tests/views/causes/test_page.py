@@ -244,7 +244,13 @@ def test_charts_of_causes_draw_what_is_told(group: model.Group) -> None:
 
 def test_a_forecast_has_a_column_of_its_own_and_is_called_one(group: model.Group) -> None:
     assert "Forecast (nothing measured)" not in sheets(group, "causes")["experiments"].people().header
-    one = NextExperiment(text="half of the bytes", forecast_gain=0.18, forecast_low=0.12, forecast_high=0.25, basis="messages of the runs")
+    one = NextExperiment(
+        text="half of the bytes",
+        forecast_gain=0.18,
+        forecast_low=0.12,
+        forecast_high=0.25,
+        basis="messages of the runs",
+    )
     verdict = dataclasses.replace(lost(group).diagnosed.points[-1].verdict, experiments=(one,))
     sheet = sheets(with_diagnosed(group, verdict=verdict), "causes")["experiments"]
     column = sheet.people().header.index("Forecast (nothing measured)")
