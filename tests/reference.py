@@ -51,6 +51,7 @@ from dlbench.views.registry import SCALING
 from dlbench.views.stalls.numbers import IoTiers
 from dlbench.views.storage.numbers import Io
 from tests.support.paths import ROOT
+from tests.thresholds import THRESHOLDS
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 REGION = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -425,6 +426,13 @@ def cli_reference() -> str:
     return "\n\n".join(sections)
 
 
+def thresholds() -> str:
+    """What decides, with its value, its reason, and what half of it would do."""
+    header = ("threshold", "value", "decides", "why", "at half of it")
+    rows = ((f"`{one.module}.{one.name}`", f"{one.value:g}", one.decides, one.why, one.halved) for one in THRESHOLDS)
+    return table(header, rows)
+
+
 REGIONS: dict[str, Callable[[], str]] = {
     "cli": cli_reference,
     "exit-codes": exit_codes,
@@ -432,6 +440,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "presets": presets,
     "recipes": recipes,
     "patches": patches,
+    "thresholds": thresholds,
     "plan": lambda: model_tables(RunPlan),
     "record": lambda: model_tables(Record),
     "comm-plan": lambda: model_tables(CommPlan, beside=RunPlan),

@@ -178,6 +178,8 @@ def _images(folder: Path, model: ResNetModel, key: str, needed: int) -> int | No
     folders, _ = _names(folder, folders=True)
     require_no_splits(folder, folders)
     if not whole:
+        if _kind(folder) in ("text", "samples", "density"):
+            raise _NoneThereError("holds no images")
         return None
     if not folders:
         raise _NoneThereError("holds no folders of classes")
@@ -222,10 +224,12 @@ def _text(folder: Path, data: TextData, key: str) -> int | None:
     samples = [n for n in sorted(names) if Path(n).suffix.lower() in pretraining_hdf5.SUFFIXES]
     if samples:
         return _samples(folder, samples, data, key, whole=whole)
-    if corpus.SAVED in names or not whole:
+    if corpus.SAVED in names:
         return None
     texts = [n for n in names if n.endswith(".txt")]
     if not texts:
+        if not whole and _kind(folder) not in ("image-shards", "density"):
+            return None
         require_no_splits(folder, _names(folder, folders=True)[0])
         raise _NoneThereError("holds no .txt file and no HDF5 file")
     _require_text(folder / min(texts))
@@ -265,7 +269,7 @@ def _volumes(folder: Path, model: CosmoFlowModel, key: str) -> int | None:
         raise _NoneThereError("is a file")
     found, whole = _volume_files(folder)
     if not found:
-        if whole:
+        if whole or _holds_image_folders(folder):
             raise _NoneThereError(f"holds no file that ends in {', '.join(_volume_suffixes())}")
         return None
     try:
@@ -285,6 +289,12 @@ def _volumes(folder: Path, model: CosmoFlowModel, key: str) -> int | None:
             raise UserError(f"{key} {str(folder)!r} has {name} {stored}, model.{name} is {getattr(model, name)}")
     few = whole and len(found) <= _OPENED and _container(min(found)) != "tfrecord"
     return density.index_density(folder).num_samples if few else None
+
+
+def _holds_image_folders(folder: Path) -> bool:
+    """Whether the first folders in it hold JPEGs, in a folder of too many to look into each."""
+    first = sorted(_names(folder, folders=True)[0])[:_OPENED]
+    return bool(first) and all(any(n.lower().endswith(_SUFFIXES) for n in _names(folder / name)[0]) for name in first)
 
 
 def _first_shape(folder: Path, name: str) -> FileShape | None:

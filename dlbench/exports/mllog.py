@@ -170,13 +170,23 @@ def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
     }
     if not isinstance(plan.workload.model, ResNetModel):
         values["dropout"] = plan.workload.model.dropout
-    epoch_samples = train.schedule.epoch_samples or _train_samples(record)
-    steps_per_epoch = None if epoch_samples is None else epoch_samples / plan.global_batch
+    steps_per_epoch = _steps_per_epoch(plan, record)
     values |= _optimiser(train.optimizer, plan.global_batch)
     values |= _schedule(train.optimizer, train.schedule, plan.global_batch, steps_per_epoch)
     for key, value in values.items():
         if value is not None:  # what is not known is left out
             yield key, value, {"file": "record.json" if key in _RECORDED else "plan.json"}
+
+
+def _steps_per_epoch(plan: RunPlan, record: Record) -> float | None:
+    """As training counted them: the schedule's samples, or the whole batches of the data."""
+    if plan.workload.train.schedule.epoch_samples is not None:
+        return plan.workload.train.schedule.epoch_samples / plan.global_batch
+    batches = record.data.get("batches_per_epoch")
+    if isinstance(batches, int) and batches > 0:
+        return float(batches)
+    samples = _train_samples(record)
+    return None if samples is None else float(max(1, samples // plan.global_batch))
 
 
 def _optimiser(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:

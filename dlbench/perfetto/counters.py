@@ -47,8 +47,9 @@ _WORDS = {
 }
 """What people call a field, without the device before it."""
 
-# The first that ends a field's name decides: unit, factor, whether it only grows.
+# The first that ends a field's name decides: unit (viewers show it behind the name), factor, whether it only grows.
 _UNITS: tuple[tuple[str, str, float, bool], ...] = (
+    ("load_1min", "average (1 min)", 1.0, False),
     ("received_bytes", "MB/s", 1e-6, True),
     ("sent_bytes", "MB/s", 1e-6, True),
     ("read_bytes", "MB/s", 1e-6, True),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from dlbench.reading.measures import PARTS
 from dlbench.stats.estimates import Estimate, by_definition, difference_estimate, interval, mean_estimate
+from dlbench.stats.multiplicity import paired_p, welch_p
 from dlbench.stats.pairing import Pairing, RunKey, pairing
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Part:
     """The same at the baseline, for the same number of samples per rank."""
     lost: Estimate
     """Share of the ideal that is lost here (1); negative where the part became faster."""
+    p: float | None
+    """Two-sided p of Student's t test that nothing is lost or gained here, of this part alone; None at the baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +78,13 @@ def attribute(
     a, b = _matrix(own, names, keys[0]), _matrix(baseline, names, keys[1]) * work
     ideal = b.mean(axis=0)
     seconds = [mean_estimate(column.tolist(), "s") for column in a.T]
+    lost: list[tuple[Estimate, float | None]]
     if is_baseline:
-        lost = [by_definition(0.0, len(a), "fraction") for _ in seconds]
+        lost = [(by_definition(0.0, len(a), "fraction"), None) for _ in seconds]
     else:
-        lost = [
-            replace(_lost(part, a[:, -1], other, pairs), unpaired=pairs.left_out)
-            for part, other in zip(a.T, b.T, strict=True)
-        ]
+        lost = [_lost(part, a[:, -1], other, pairs) for part, other in zip(a.T, b.T, strict=True)]
     made = tuple(
-        Part(name=name, seconds=seconds[i], ideal_seconds=float(ideal[i]), lost=lost[i])
+        Part(name=name, seconds=seconds[i], ideal_seconds=float(ideal[i]), lost=lost[i][0], p=lost[i][1])
         for i, name in enumerate((*names, "step"))
     )
     return Attribution(parts=made[:-1], whole=made[-1])
@@ -97,8 +98,8 @@ def _matrix(times: PartTimes, names: Sequence[str], keys: Sequence[RunKey]) -> M
     return np.column_stack([parts, parts.sum(axis=1)])
 
 
-def _lost(part: Matrix, step: Matrix, ideal: Matrix, pairs: Pairing) -> Estimate:
-    """L = (mean part - mean ideal) / mean step, from the part and the step of each run and the baseline's ideal ones.
+def _lost(part: Matrix, step: Matrix, ideal: Matrix, pairs: Pairing) -> tuple[Estimate, float]:
+    """L = (mean part - mean ideal) / mean step and its p, from part and step of each run and the baseline's ideal ones.
 
     To first order a run of this point moves L by (part - L step) / mean step, and one of the baseline by its ideal.
     Below `MIN_RUNS` the range is that of the shares of single runs: L is their average, weighted with the steps.
@@ -112,11 +113,14 @@ def _lost(part: Matrix, step: Matrix, ideal: Matrix, pairs: Pairing) -> Estimate
         {(block, place): float(value) for place, value in enumerate(values)}
         for block, values in zip(blocks, ((part - share * step) / mean, ideal / mean), strict=True)
     ]
+    own, base = [share + move for move in moves[0].values()], list(moves[1].values())
+    p = paired_p([x - y for x, y in zip(own, base, strict=True)]) if pairs.is_paired else welch_p(own, base)
     found = difference_estimate(moves[0], moves[1], "fraction").mapped(lambda moved: share + moved, "fraction")
     if found.low is None or found.high is None:
-        return replace(found, value=share)
+        return replace(found, value=share, unpaired=pairs.left_out), p
     low, high = found.low, found.high
     if found.kind == "range":
         lost = (part - ideal) / step if pairs.is_paired else np.subtract.outer(part, ideal) / step[:, None]
         low, high = float(lost.min()), float(lost.max())
-    return interval(share, low, high, found.n, found.kind, "fraction", level=found.level)
+    made = interval(share, low, high, found.n, found.kind, "fraction", level=found.level)
+    return replace(made, unpaired=pairs.left_out), p

@@ -91,8 +91,8 @@ def environment_doubts(plan: LaunchPlan, environment: Mapping[str, str], *, on_g
     if version != plan.dlbench_version:
         yield (
             "other-dlbench",
-            f"the ranks ran dlbench {version}, the plan was made by {plan.dlbench_version}: set system.python to a Python "
-            "with the same",
+            f"the ranks ran dlbench {version}, the plan was made by {plan.dlbench_version}: set system.python to a "
+            "Python with the same",
         )
     if on_gpu and environment.get("variable.CUDA_LAUNCH_BLOCKING", "0") != "0":
         yield (

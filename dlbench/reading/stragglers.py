@@ -5,7 +5,8 @@ x[r] the exposed exchange of rank r in one step and p ranks, rank r waits
 
     wait[r] = x[r] - min x .
 
-It is *in time* if wait[r] >= max(wait)/2, else *late*; where max(wait) = 0 nobody is late. The step is
+It is *in time* if wait[r] >= max(wait)/2 (`IN_TIME_SHARE`), else *late*; where max(wait) = 0 nobody is late. The step
+is
 
     W = mean of wait over the ranks in time
 
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 WORK = ("input", "compute", "host")
 """In what a rank can be late: input wait and copy; forward, backward and optimiser; what lies between steps."""
 
+IN_TIME_SHARE = 0.5
+"""Of the longest wait of a step: a rank that waits so long is in time."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LateRank:
@@ -84,7 +88,7 @@ def waiting(steps: RunSteps) -> Waiting:
     if len(exchange) == 1:
         return Waiting()
     wait: Times = exchange - exchange.min(axis=0)
-    in_time = 2 * wait >= wait.max(axis=0)
+    in_time = wait >= IN_TIME_SHARE * wait.max(axis=0)
     late = _lateness(wait, in_time)
     work = _work_before_exchange(steps)
     moved = _moved(late, in_time, work)

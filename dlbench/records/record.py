@@ -62,10 +62,18 @@ class RankResult(Spec):
     peak_resident_bytes: CountOrZero | None = Field(
         None, description="Peak resident memory of the rank's process, GPU or not, bytes; null where not known."
     )
-    startup_s: NonNegative = Field(description="Start of the process to the first step, seconds.")
+    startup_s: NonNegative = Field(
+        description="Start of the process to the first step, less the hashing of parameters for the checks, seconds."
+    )
     planted_s: NonNegative = Field(
         0.0, description="Time that the plan's planted fault added to this rank's measured steps, seconds."
     )
+    garbage_collections: CountOrZero | None = Field(
+        None,
+        description="How often Python's garbage was collected between measured steps; in them the collector is off. "
+        "Null where not known.",
+    )
+    garbage_s: NonNegative | None = Field(None, description="What that took, seconds; part of no step.")
     bad_samples: tuple[str, ...] = Field((), description="Unreadable samples, named.")
     bad_sample_count: CountOrZero = Field(0, description="How many samples were unreadable.")
 
@@ -182,7 +190,9 @@ class Record(Spec):
     final_loss_scale: NonNegative | None = Field(None, description="Loss scale at the end; fp16 only.")
     layers: tuple[LayerMacs, ...] = Field((), description="Forward multiply-accumulates of a sample, layer by layer.")
     training_flops_per_sample: CountOrZero | None = Field(
-        None, description="Model FLOPs of a sample's training: forward and twice that backward, no recomputation."
+        None,
+        description="Model FLOPs of a sample's training: forward, and twice that backward less the gradient of the "
+        "input, no recomputation.",
     )
     quality: QualityResult | None = Field(None, description="Training to a quality; null for a run of speed.")
     noise_scale: NoiseScale | None = Field(None, description="Gradient noise scale, if it was asked for.")

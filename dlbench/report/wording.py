@@ -133,12 +133,12 @@ def basis_text(figure: Estimate, unit: str = "run") -> str:
     count = f"{figure.n} {unit}{'' if figure.n == 1 else 's'}"
     level = level_text(figure.level)
     text = {
-        "range": f"range of {count}{level and f' ({level})'}",
+        "range": f"range of {count}{level and f', {level}'}",
         "single run": f"single {unit}, no interval",
         "by definition": f"baseline by definition, {count}",
         "within-run": "within-run: middle half of the iterations of a single run",
         "fit": f"{level} interval of the fit",
-    }.get(figure.kind, f"{level} ({figure.kind}), {count}")
+    }.get(figure.kind, f"{level} {figure.kind}, {count}")
     return f"{text}, {figure.unpaired} without a partner left out" if figure.unpaired else text
 
 
@@ -148,9 +148,9 @@ def level_text(level: float | None) -> str:
 
 
 INTERVALS = (
-    f"With {MIN_RUNS} runs or more, a median lies between two of the ordered runs, at a level of 95 % or the next above "
-    "it (order statistics; five runs: their range, 93.8 %). Means and ratios have a 95 % interval by Student's t (on "
-    "logarithms for ratios; Welch's without pairs), moved out to that of an exact test (sign flips in pairs, rank sums "
+    f"With {MIN_RUNS} runs or more, a median lies between two of the ordered runs, at a level of 95 % or the next "
+    "above (order statistics; five runs: their range, 93.8 %). Means and ratios have a 95 % interval by Student's t "
+    "(ratios on logarithms; without pairs Welch's), moved out to that of an exact test (sign flips in pairs, rank sums "
     "without) at 93.75 % where t is narrower and would miss two states of a machine. A slow state so rare that no run "
     "met it is in no interval."
 )

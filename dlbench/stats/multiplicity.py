@@ -45,6 +45,24 @@ def paired_p(logs: Sequence[float]) -> float:
     return student_p(t, len(logs) - 1)
 
 
+def welch_p(a: Sequence[float], b: Sequence[float]) -> float:
+    """Two-sided p of Welch's t test (Biometrika 34, 1947) that two independent sides have the same mean.
+
+    Args:
+        a: one value for each run of a side.
+        b: those of the other.
+
+    Returns:
+        1 for fewer than two runs on a side.
+    """
+    if min(len(a), len(b)) < 2:
+        return 1.0
+    parts = [max(stdev(side), _ROUNDING) ** 2 / len(side) for side in (a, b)]
+    squares = math.fsum(part**2 / (len(side) - 1) for part, side in zip(parts, (a, b), strict=True))
+    freedom = math.floor(sum(parts) ** 2 / squares * (1 + 1e-9))
+    return student_p((fmean(a) - fmean(b)) / math.sqrt(sum(parts)), freedom)
+
+
 def student_p(t: float, freedom: int) -> float:
     """Two-sided p of Student's t, by the finite series of Abramowitz and Stegun, 26.7.3 and 26.7.4.
 

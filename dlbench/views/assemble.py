@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import dlbench
@@ -29,6 +29,7 @@ from dlbench.views.exchange.numbers import ExchangePoint
 from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.words import quality_verdict
+from dlbench.views.scaling.single_rank import baseline_note
 from dlbench.views.scaling.verdict import next_step, verdict
 from dlbench.views.view import GroupSource, ReportSource, Views
 
@@ -58,7 +59,7 @@ def assemble(
     measured = list(table.runs.values())
     found = scaling.groups(table)
     asked = asked_apart([(group_id(group.sample), group.sample.plan) for group in found])
-    groups = tuple(_group(group, table, views, apart) for group, apart in zip(found, asked, strict=True))
+    groups = tuple(_group(group, found, table, views, apart) for group, apart in zip(found, asked, strict=True))
     groups = tuple(
         dataclasses.replace(group, label=label, next_step=next_step(group), missing=views.missing_of_group(group))
         for group, label in zip(groups, unique_labels(groups), strict=True)
@@ -81,7 +82,9 @@ def assemble(
     return dataclasses.replace(report, missing=(*report.missing, *views.missing_of_report(report)))
 
 
-def _group(group: scaling.Group, table: RunTable, views: Views, apart: tuple[Condition, ...]) -> model.Group:
+def _group(
+    group: scaling.Group, groups: Sequence[scaling.Group], table: RunTable, views: Views, apart: tuple[Condition, ...]
+) -> model.Group:
     plan = group.sample.plan
     unit = clean(plan.workload.sample_unit, 40)
     settings = tuple(chosen_settings(group.sample).items())
@@ -103,6 +106,7 @@ def _group(group: scaling.Group, table: RunTable, views: Views, apart: tuple[Con
         caption=_caption(group, "medians"),
         parts_caption=_caption(group, "means"),
         verdict=_verdict(source, unit),
+        baseline_note=baseline_note(group, groups, table),
         is_sufficient=group.is_sufficient,
         points=group.points,
         doubts=found,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from dlbench.reading.doubts import Doubt, Severity, merged
 from dlbench.reading.environments import environment_doubts, facts
 from dlbench.reading.repeats import shared_nodes, unlike_runs
 from dlbench.reading.scaling import Group
+from dlbench.reading.sessions import session_of
 from dlbench.reading.table import RunTable
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
+from dlbench.stats.components import between_and_within
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.quality import doubts as quality_doubts
 from dlbench.views.quality.numbers import group_quality
@@ -115,7 +118,8 @@ def _crowded_hosts(record: Record) -> list[str]:
 
 def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
     """All reasons to doubt the figures of a group, serious ones first; equal texts once, with their runs."""
-    found = [*_few_repeats(group), *_cores(group.runs), *_unlike(group), *_series(group), *_noise(group, table)]
+    found = [*_few_repeats(group), *_cores(group.runs), *_unlike(group), *_series(group), *_sessions(group, table)]
+    found += _noise(group, table)
     found += [
         Doubt(code=code, severity=severity, text=text)
         for code, severity, text in quality_doubts.group_doubts(group, group_quality(group, table))
@@ -172,6 +176,27 @@ def _series(group: Group) -> Iterator[Doubt]:
             severity="note",
             text=f"runs at {counts} and at the baseline are not the same repeats of the same series: drift of the "
             "machine between them is part of the ratio",
+        )
+
+
+def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:
+    """Intervals count runs; where several share a session, these are not as many looks at the machine."""
+    found = []
+    rates = table.figures.set_index("run_id")["throughput"]
+    for point in group.points:
+        logs: dict[str, list[float]] = {}
+        for run_id in point.run_ids:
+            logs.setdefault(session_of(table.runs[run_id]), []).append(math.log(rates[run_id]))
+        parts = between_and_within(list(logs.values()))
+        if parts is not None:
+            found.append((*parts, len(logs), point.ranks))
+    if found:
+        between, within, count, ranks = max(found)
+        yield Doubt(
+            code="pooled-sessions",
+            severity="note",
+            text=f"runs of several sessions are pooled: between the {count} at {ranks_text(ranks)} throughput scatters by "
+            f"{between:.1%}, within them by {within:.1%}; intervals count runs",
         )
 
 

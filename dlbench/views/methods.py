@@ -100,18 +100,19 @@ METHODS: tuple[tuple[str, str], ...] = (
         "interleaved repeats, so that drift of the machine cancels. The default is the setting whose swept keys are "
         "at dlbench's defaults (the first swept value for the engine and for keys of the workload or system); where "
         "the sweep lacks it, its first setting. Intervals are per comparison. A setting is faster or slower if its "
-        "interval leaves 1 out and Student's paired t test on log ratios stays below 0.05 after Holm's procedure "
-        "over all settings of the rank count; equal if the interval lies within 2 % of 1; otherwise undecided. The "
-        "best of many is flattered by chance: repeat it beside the default before quoting its gain. Fewer than "
-        f"{MIN_RUNS} repeats decide nothing.",
+        "interval leaves 1 out and Student's paired t test on log ratios stays below 0.05 after Holm's procedure over "
+        "all settings, values of keys and combinations of all rank counts and sweeps of the report; equal if the "
+        "interval lies within 2 % of 1; otherwise undecided. The gain of the best is corrected for the choice: low end "
+        "simultaneous over the settings (Bonferroni, pooled scatter), high end that of one, value in the middle; what "
+        f"was measured stands beside it. Fewer than {MIN_RUNS} repeats decide nothing.",
     ),
     (
         "Which axes matter",
         "An axis' effect is the ratio of throughput between two of its values, as the geometric mean over all "
         "combinations of the other keys that ran with both, taken in each repeat; repeats are the sample. Combinations "
-        "in which a key cannot act take no part. Verdicts as for settings, with Holm over all pairs of values of all "
-        "axes. Additivity: the largest deviation of a combination from the sum of the axes' effects on the logarithm "
-        "is named if it stands after Holm and exceeds 2 %. Break-even of Horovod's autotuner: what its search cost "
+        "in which a key cannot act take no part. Verdicts as for settings, in the same family. Additivity: the largest "
+        "deviation of a combination from the sum of the axes' effects on the logarithm is named if it stands after "
+        "Holm and exceeds 2 %. Break-even of Horovod's autotuner: what its search cost "
         "over what a step gains against the baseline.",
     ),
     (

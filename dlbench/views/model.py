@@ -51,6 +51,8 @@ class Group:
     """The same for charts and tables of parts, which are means."""
     verdict: str
     """One sentence."""
+    baseline_note: str
+    """What must be known of the baseline, in a sentence; empty where nothing holds it back."""
     is_sufficient: bool
     """Whether every point has enough runs for a comparison."""
     points: tuple[Point, ...]

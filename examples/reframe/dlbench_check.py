@@ -5,6 +5,16 @@
 
 dlbench starts the ranks itself, so ReFrame starts one process. On a cluster, give the site's settings (-C) and a system
 file of dlbench (-S system=my-cluster.yaml), ask for nodes with -S nodes=2, and dlbench uses the allocation it is in.
+
+Without reference values DlbenchScaling only records its figures. A site gives its own in a JSON file, by ReFrame's
+system and partition, then by workload and ranks: value, lower and upper bound as shares of it (null: none), unit.
+
+    {"my-cluster:gpu": {"resnet50 1,8": {"throughput": [5150, -0.05, null, "samples/s"],
+                                         "efficiency": [94, -0.05, null, "%"]}}}
+
+    reframe ... -n DlbenchScaling -S references=$PWD/references.json -r
+
+Take values from several runs of a machine in good order, and bounds no narrower than their scatter there.
 """
 
 import json
@@ -63,6 +73,8 @@ class DlbenchScaling(DlbenchTest):
     descr = "dlbench: scaling of one workload"
     workload = parameter(["resnet50", "bert", "cosmoflow"])
     ranks = parameter(["1,2"])
+    # A JSON file with the site's reference values, as above
+    references = variable(str, value="")
 
     @run_before("run")
     def call(self):
@@ -89,6 +101,16 @@ class DlbenchScaling(DlbenchTest):
     def point(self, index):
         """A scaling point, ascending by ranks; each figure in it is an object with value, unit, low, high, n."""
         return self.read("report.json").evaluate()["groups"][0]["points"][index]
+
+    @run_before("performance")
+    def take_references(self):
+        """The site's values for this machine, workload and ranks; a file that lacks them is an error."""
+        if self.references:
+            place, case = self.current_partition.fullname, f"{self.workload} {self.ranks}"
+            found = json.loads(Path(self.references).read_text(encoding="utf-8")).get(place, {}).get(case)
+            if not found:
+                raise ValueError(f"{self.references} has no values for {case!r} on {place!r}")
+            self.reference = {place: {name: tuple(values) for name, values in found.items()}}
 
     @performance_function("samples/s")
     def throughput(self):

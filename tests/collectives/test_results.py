@@ -496,7 +496,7 @@ def test_other_collectives_have_lines_of_their_own_name(tmp_path: Path) -> None:
     [
         ({}, "one file holds one of box, local; choose by --system"),
         ({"system": "bx"}, "--system bx: not among the runs in runs: did you mean box"),
-        ({"system": "local"}, "one file holds one of mpi, torch-gloo; choose by --transport"),
+        ({"system": "local"}, "one file holds one of torch-gloo, mpi; choose by --transport"),
         ({"system": "local", "transport": "nccl"}, "--transport nccl: not among the runs"),
         ({"system": "box", "dtype": "bf16"}, "--dtype bf16: not among the runs in runs: did you mean fp16"),
     ],

@@ -110,6 +110,30 @@ def test_only_data_of_its_kind_is_taken(workload: str, sets: Path) -> None:
                 assert f"{workload} trains on " in found
 
 
+def test_a_tree_of_many_classes_is_no_set_of_volumes(sets: Path, tmp_path: Path) -> None:
+    for number in range(12):
+        shutil.copytree(sets / "tree/train/class 0", tmp_path / f"class {number}")
+    found = refusal("cosmoflow", tmp_path)
+    assert found is not None
+    assert "holds a tree of images; cosmoflow trains on density volumes" in found
+
+
+@pytest.mark.parametrize(
+    ("workload", "kind"),
+    [("resnet50", "npy"), ("resnet50", "text"), ("resnet50", "samples"), ("bert", "tar"), ("bert", "npy")],
+)
+def test_folders_of_too_many_names_are_judged_by_the_first(
+    workload: str, kind: str, sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "set"
+    shutil.copytree(sets / kind / "train", source, ignore=shutil.ignore_patterns("index*", "*.json"))
+    for number in range(5):
+        for path in list(source.iterdir())[:2]:
+            (source / f"{number} {path.name}").symlink_to(path)
+    monkeypatch.setattr(planning, "MAX_NAMES", 4)
+    assert f"; {workload} trains on " in (refusal(workload, source) or "")
+
+
 def test_shards_without_an_index_or_a_manifest_are_known_by_their_first_record(sets: Path, tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes((sets / "tfrecord/train/shard-00000.tfrecord").read_bytes())
     assert refusal("resnet50", tmp_path) is None

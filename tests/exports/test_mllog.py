@@ -289,6 +289,27 @@ def test_an_aborted_run_says_so(tmp_path: Path) -> None:
     assert line["metadata"]["status"] == "aborted"
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_epochs_of_a_schedule_are_those_of_whole_batches(tmp_path: Path, recorded: bool) -> None:
+    """As training counts them: 1,003 samples in batches of 4 are 250 steps, and three samples left out."""
+    folder = trained(tmp_path)
+    content = json.loads(RunFolder(folder).plan.read_text(encoding="utf-8"))
+    content["workload"]["train"]["schedule"] |= {
+        "warmup_epochs": None, "warmup_steps": 500, "epoch_samples": None, "epoch_boundaries": [],
+        "step_boundaries": [1000], "step_factors": [0.25],
+    }  # fmt: skip
+    RunFolder(folder).plan.write_text(json.dumps(content), encoding="utf-8")
+    record = json.loads(RunFolder(folder).record.read_text(encoding="utf-8"))
+    data = {**record["data"], "num_samples": 1003, "dropped_per_epoch": 3}
+    data.pop("batches_per_epoch", None)
+    if recorded:
+        data["batches_per_epoch"] = 250
+    edit_json(RunFolder(folder).record, data=data, quality={**record["quality"], "train_samples": 1003})
+    found = values_of(call("mllog", folder).stdout)
+    assert found["opt_learning_rate_warmup_epochs"] == 2.0
+    assert found["opt_learning_rate_decay_boundary_epochs"] == [4.0]
+
+
 def test_schedules_in_steps_become_epochs(tmp_path: Path) -> None:
     folder = trained(tmp_path)
     content = json.loads(RunFolder(folder).plan.read_text(encoding="utf-8"))

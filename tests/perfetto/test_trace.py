@@ -24,6 +24,7 @@ import dlbench.perfetto.profile as profile_module
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.perfetto.clocks import make_axis
+from dlbench.perfetto.counters import counters_of
 from dlbench.perfetto.notes import Notes
 from dlbench.perfetto.run import read_trace_run
 from dlbench.perfetto.selection import Selection
@@ -421,6 +422,12 @@ def test_what_was_not_read_is_a_gap_and_never_a_zero(tmp_path: Path) -> None:
     assert points_of(found, "gpu 0 SM clock") == [(0, 1000), (3 * SECOND, 1410)]
     assert found.of("C")[0]["args"] == {"W": 100}
     assert found.processes()[2] == "node n0"
+
+
+def test_the_load_average_is_called_so() -> None:
+    """Viewers put a counter's unit behind its name."""
+    (counter,) = counters_of(["host.load_1min"], cores=False)
+    assert f"{counter.name} {counter.unit}" == "load average (1 min)"
 
 
 def test_counters_of_bytes_become_rates(tmp_path: Path) -> None:

@@ -324,6 +324,20 @@ def test_reframe_runs_dlbench_and_reads_its_figures(tmp_path: Path) -> None:
     assert figures["throughput"] == pytest.approx(2 / (figures["step_time"] / 1000), rel=0.5)
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["this-machine:default", "another:gpu"])
+def test_reframe_judges_by_the_references_of_a_site(tmp_path: Path, place: str) -> None:
+    """Far too high ones fail, as does a file without those of this machine."""
+    known = {place: {"cosmoflow 1,2": {"throughput": [1e9, -0.05, None, "samples/s"]}}}
+    (tmp_path / "references.json").write_text(json.dumps(known), encoding="utf-8")
+    given = ("-S", f"references={tmp_path / 'references.json'}", "-S", "repeats=1", "-S", FEW_STEPS)
+    done = reframe(tmp_path, "-n", "DlbenchScaling.*cosmoflow", *given, "-r")
+    assert done.returncode == 1
+    said = "failed to meet reference" if place == "this-machine:default" else "has no values for 'cosmoflow 1,2'"
+    assert said in done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_reframe_fails_a_run_that_dlbench_fails(tmp_path: Path) -> None:
     done = reframe(tmp_path, "-n", "DlbenchScaling.*cosmoflow", "-S", "repeats=1", "-S", "engine=nosuch", "-r")

@@ -181,7 +181,7 @@ def test_verdict_says_what_was_lost_and_to_what(made: model.Report) -> None:
     weak = next(group for group in made.groups if group.scaling == "weak")
     assert weak.verdict == (
         "Sample network on sample images (tiny preset, Horovod, fp32, 4 images per rank, synthetic data) keeps "
-        "80.0 % [80.0, 80.0] of the ideal at 4 ranks, measured against 1 rank (95 % (Student t), 5 runs); the largest "
+        "80.0 % [80.0, 80.0] of the ideal at 4 ranks, measured against 1 rank (95 % Student t, 5 runs); the largest "
         "part of the loss is exposed exchange (20.0 of the 20.0 points lost on average)."
     )
     strong = next(group for group in made.groups if group.scaling == "strong")

@@ -211,7 +211,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "algbw and busbw",
-        "By the formulas of nccl-tests: algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, (p - 1) / p "
+        "By nccl-tests' formulas: algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, (p - 1) / p "
         "for reduce-scatter, all-gather and all-to-all, and 1 for broadcast, with p ranks. Bytes are those of each "
         "rank's whole buffer: for all-gather the gathered result, for reduce-scatter the input. GB/s is 1e9 bytes per "
         "second.",

@@ -269,12 +269,12 @@ def name_of(point: CommPoint) -> SeriesName:
     return SeriesName(carrier=point.carrier, algorithm=point.algorithm)
 
 
-def _order(group: CollectiveGroup) -> tuple[str, str, str, int, int, int, str]:
+def _order(group: CollectiveGroup) -> tuple[str, str, str, int, int, int, str, str]:
     plan = group.sample.plan
     layout = plan.layout
     return (
         *(plan.system.name, group.collective, group.dtype),
-        *(layout.ranks, layout.nodes, group.layout.group_size, group.id),
+        *(layout.ranks, layout.nodes, group.layout.group_size, plan.system.launch.launcher, group.id),
     )
 
 

@@ -15,9 +15,9 @@ from dlbench.node.collectives.contestants import Contestant, Vectors
 from dlbench.node.collectives.control import Control
 from dlbench.node.collectives.deadline import Deadline
 from dlbench.node.collectives.inputs import DTYPES, Inputs
-from dlbench.node.collectives.samples import LEAST_SAMPLE_S, MOST_OPERATIONS, Timed, enough_operations, over_ranks
 from dlbench.node.collectives.verify import check
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.timed_samples import LEAST_SAMPLE_S, MOST_OPERATIONS, Timed, enough_operations, over_ranks
 from dlbench.records.collectives import CommPoint
 from dlbench.specs.collectives.plan import ELEMENT_BYTES, CommSpec
 from dlbench.units import format_bytes

@@ -1,7 +1,8 @@
 """CosmoFlow: 3-D density maps become cosmological parameters.
 
 Mathuriya et al., "CosmoFlow: Using Deep Learning to Learn the Universe at Scale" (SC18), in the form of the MLPerf HPC
-reference (v0.7 to v3.0): five blocks of convolution, leaky ReLU and pooling, then two hidden dense layers.
+reference (v1.0 to v3.0; kernels had an edge of 2 before): five blocks of convolution, leaky ReLU and pooling, then two
+hidden dense layers.
 """
 
 from __future__ import annotations

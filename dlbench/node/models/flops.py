@@ -22,8 +22,8 @@ FLOPS_PER_MAC = 2
 """One multiplication and one addition."""
 TRAINING_PASSES = 3
 """Forward, and backward twice: one product for the gradient of the weight, one for that of the input (Kaplan et al.,
-"Scaling Laws for Neural Language Models" (2020), section 2.1). The first convolution of an image or a volume needs no
-gradient of its input; the convention counts it all the same, and so do we."""
+"Scaling Laws for Neural Language Models" (2020), section 2.1)."""
+_CONVOLUTIONS = ("conv2d", "conv3d")
 
 
 def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
@@ -52,8 +52,12 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
 
 
 def training_flops_per_sample(layers: Sequence[LayerMacs]) -> int:
-    """Floating-point operations of training on one sample: 3 passes x 2 operations x multiply-adds."""
-    return TRAINING_PASSES * FLOPS_PER_MAC * sum(layer.macs for layer in layers)
+    """Floating-point operations of training on one sample: 3 passes x 2 operations x multiply-adds.
+
+    A first convolution reads the image or the volume itself, whose gradient nobody computes: it has 2 passes.
+    """
+    unneeded = layers[0].macs if layers and layers[0].kind in _CONVOLUTIONS else 0
+    return FLOPS_PER_MAC * (TRAINING_PASSES * sum(layer.macs for layer in layers) - unneeded)
 
 
 def _one_sample(spec: ModelSpec, data: DataSpec) -> tuple[Tensor, ...]:

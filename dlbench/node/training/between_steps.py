@@ -102,24 +102,24 @@ class Pauses:
             self._trained_before_s = progress.train_s
             events.resumed_s = progress.wall_s
         course = ready.course
-        if course.steps_per_epoch is not None:
+        if course.steps_per_epoch is not None and course.steps > 0:
             events.add("epoch_start", epoch=math.floor(course.epoch(course.first)) + 1, step=course.first)
 
     def __call__(self, done: int, spent_s: float) -> bool:
-        """After `done` steps; True if the target is met and training should end."""
+        """After `done` steps; True if training should end: the target is met, or these were all."""
         course = self._ready.course
-        ends = False
-        if course.ends_epoch(done):
-            epoch = round(course.epoch(done))
-            self._events.add("epoch_stop", epoch=epoch, step=done, samples=done * course.global_batch)
-            if done < course.end:
-                self._events.add("epoch_start", epoch=epoch + 1, step=done, samples=done * course.global_batch)
+        ends, ends_epoch = done >= course.end, course.ends_epoch(done)
+        epoch, samples = round(course.epoch(done)), done * course.global_batch
+        if ends_epoch:
+            self._events.add("epoch_stop", epoch=epoch, step=done, samples=samples)
         if course.evaluates(done):
             with self._watch.pause("evaluation"):
-                ends = self._look(done, self._trained_before_s + spent_s)
+                ends = self._look(done, self._trained_before_s + spent_s) or ends
         if course.saves(done) or (ends and course.checkpoint_every is not None):
             with self._watch.pause("checkpoint"):
                 self._save(done, self._trained_before_s + spent_s)
+        if ends_epoch and not ends:  # an epoch begins behind the evaluation of the one before, and if it is trained
+            self._events.add("epoch_start", epoch=epoch + 1, step=done, samples=samples)
         return ends
 
     def _look(self, done: int, train_s: float) -> bool:

@@ -1,7 +1,8 @@
 """The measured loop: plain training with time stamps between its phases.
 
-Warm-up and measured steps run the same code; only the mark in the step file differs. On a GPU the
-loop adds no synchronisation to training unless the plan asks for the synchronised phase mode.
+Warm-up and measured steps run the same code; only the mark in the step file differs. On a GPU the loop adds no
+synchronisation to steps unless the plan asks for the synchronised phase mode; between steps it waits for the device
+where training pauses, and to collect garbage every `COLLECT_EVERY` steps.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from dlbench.node.data.reading.rank_reading import EpochRest
+from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training import phases
@@ -83,6 +85,7 @@ class LoopResult:
     steps: int = 0
     step_s: list[float] = field(default_factory=list)
     """Of every step, warm-up included, seconds."""
+    garbage: HeldGarbage = field(default_factory=HeldGarbage)
 
 
 class TrainingLoop:
@@ -111,9 +114,21 @@ class TrainingLoop:
         self._watch = watch
         self._is_measuring = False
         self._result = LoopResult()
+        self._garbage = self._result.garbage
+        self._collected = 0
+        """Steps of this run when garbage was last collected."""
 
     def run(self) -> LoopResult:
         """All steps; afterwards every step is in the step file."""
+        try:
+            self._all_steps()
+        finally:
+            self._garbage.release()
+        if self._watch is not None:
+            self._watch.end_training()
+        return self._result
+
+    def _all_steps(self) -> None:
         timer, course = self._timer, self._course
         for step in range(course.steps):
             # Files first, then the barrier, directly before the clock: a slow file system must not stagger the ranks.
@@ -131,9 +146,6 @@ class TrainingLoop:
         self._drain()
         if not self._is_measuring:  # the target was met in the warm-up
             self._close_windows()
-        if self._watch is not None:
-            self._watch.end_training()
-        return self._result
 
     def _before_warmup(self, step: int) -> None:
         """Before a step of the warm-up, and before the first measured one: windows open and close outside of steps."""
@@ -144,12 +156,14 @@ class TrainingLoop:
         is_edge = bool(course.window) and step in (course.window.start, course.window.stop)
         if is_edge or step == course.watch_from:
             self._drain()
+            self._garbage.hold()
         if watch is not None:
             watch.before_warmup(step)
         if self._trainee.memory is not None:
             self._trainee.memory.before_warmup(step, course)
-        if is_edge:
-            # Ranks take unlike long to put hooks on and off, which must not count as waiting in an exchange.
+        if is_edge or step == course.watch_from:
+            # Ranks take unlike long to put hooks on and off and to collect garbage, which must not count as waiting in
+            # an exchange.
             self._trainee.engine.barrier()
         if step == course.watch_from:
             self._trainee.engine.watch(True)
@@ -172,6 +186,8 @@ class TrainingLoop:
         for beginning in (self._trainee.memory, self._trainee.compilation, self._trainee.host):
             if beginning is not None:
                 beginning.begin_measuring()
+        self._garbage.begin_measuring()
+        self._collected = self._course.warmup
         if self._watch is not None:
             self._watch.begin_measuring()
         self._trainee.engine.barrier()
@@ -185,19 +201,22 @@ class TrainingLoop:
         self._writer.flush()
 
     def _ends_after(self, done: int) -> bool:
-        """Evaluations, checkpoints and the emptying of caches, between steps and outside of their times."""
+        """Evaluations, checkpoints, the emptying of caches and the collection of garbage, outside of steps' times."""
         rest, course = self._trainee.rest, self._course
         rests = rest is not None and done < course.end and rest.is_due
         pauses = self._pause is not None and (course.stops(done) or course.ends_epoch(done))
-        stops = rests or (pauses and course.stops(done))
+        collects = self._is_measuring and done < course.end and done - course.first - self._collected >= COLLECT_EVERY
+        stops = rests or collects or (pauses and course.stops(done))
         if stops:  # the end of an epoch is only noted; the device need not be waited for
             self._drain()
             if self._watch is not None:
                 self._watch.leave_step()
-        ends = pauses and self._pause is not None and self._pause(done, self._result.spent_ns / 1e9)
-        if rest is not None and rests and not ends:
-            with self._watch.pause("cold cache") if self._watch is not None else nullcontext():
-                rest.take()
+            self._collected = done - course.first
+        with self._garbage.between_steps() if stops else nullcontext():
+            ends = pauses and self._pause is not None and self._pause(done, self._result.spent_ns / 1e9)
+            if rest is not None and rests and not ends:
+                with self._watch.pause("cold cache") if self._watch is not None else nullcontext():
+                    rest.take()
         if stops:
             self._trainee.engine.barrier()
         return ends

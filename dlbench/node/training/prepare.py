@@ -95,7 +95,7 @@ def prepare(
     engine: Engine,
     device: torch.device,
     timer: PhaseTimer,
-    before_data: Callable[[], None] = lambda: None,
+    before_data: Callable[[torch.nn.Module], None] = lambda _: None,
     bring: Callable[[Progress | None], Staging | None] = lambda _: None,
     beat: Callable[[str], None] = lambda _what: None,
     stage: Callable[[str], None] = lambda _name: None,
@@ -108,7 +108,7 @@ def prepare(
         engine: started already.
         device: where this rank computes.
         timer: told of the end of the backward pass, where the engine knows it.
-        before_data: called when everything is built but nothing of the data set has been touched.
+        before_data: called with the network when everything is built but nothing of the data set has been touched.
         bring: called then with the progress of the checkpoint that is gone on from; stages the data.
         beat: told what moved while memory is measured, and while readers and page cache are settled.
         stage: told of the stages that it goes through.
@@ -120,7 +120,7 @@ def prepare(
     network = _network(plan, place, engine, device, timer, beat, stage)
     try:
         resumed = _resumed(plan, network.model, network.optimizer, network.precision)
-        before_data()
+        before_data(network.model)
         staging = bring(resumed.progress if resumed else None)
         data = _data(plan, place, engine, device, resumed, staging, beat)
         return _ready(plan, place, engine, device, network, data, resumed, staging)

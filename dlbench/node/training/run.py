@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from dlbench.errors import UserError
 from dlbench.machine import environment
@@ -86,6 +87,8 @@ class RankRun:
         self._started_utc = utc_now()
         self._warnings = list(binding.warnings)
         self._events = Events(started)
+        self._initial = ""
+        self._hashing_s = 0.0
 
     def run(self) -> Record | None:
         """Trains, measures and writes; returns the record on rank 0, None elsewhere."""
@@ -108,9 +111,8 @@ class RankRun:
             self._beat("opening the data")
             self._warnings += ready.warnings
             self._on_course(ready.course.steps)
-            initial = sanity.parameters_digest(ready.model)
             self._watch.attach(ready.model, self._engine, ready.source, ready.course, self._beat, ready.trainee.memory)
-            startup_s = time.monotonic() - self._started
+            startup_s = time.monotonic() - self._started - self._hashing_s
             pauses = Pauses(
                 plan,
                 ready,
@@ -141,10 +143,15 @@ class RankRun:
             "run_stop", status="success" if reached else "aborted", epoch=ready.course.epoch(done), step=done
         )
         final = sanity.parameters_digest(ready.model)
-        own = self._result(seen, ready, validation, startup_s, initial, final)
+        own = self._result(seen, ready, validation, startup_s, final)
         return self._gather(own, ready, pauses, seen, timer.clock)
 
-    def _start_run(self) -> None:
+    def _start_run(self, model: nn.Module) -> None:
+        """Parameters are as training will find them; hashing them is the check's business and in no figure."""
+        began = time.monotonic()
+        self._beat("hashing the parameters")
+        self._initial = sanity.parameters_digest(model)
+        self._hashing_s = time.monotonic() - began
         self._beat("building network and optimiser")
         self._engine.barrier()
         self._events.start_run()
@@ -202,7 +209,6 @@ class RankRun:
         ready: Prepared,
         validation: EvaluationSource | None,
         startup_s: float,
-        initial: str,
         final: str,
     ) -> dict[str, Any]:
         finite = all(math.isfinite(loss) for loss in seen.losses)
@@ -222,15 +228,22 @@ class RankRun:
             first_loss=_finite(seen.losses[0]),
             last_loss=_finite(seen.losses[-1]),
             losses_finite=finite,
-            initial_parameters_sha256=initial,
+            initial_parameters_sha256=self._initial,
             final_parameters_sha256=final,
             peak_memory_bytes=_peak_memory(self._device, peak_resident),
             peak_resident_bytes=peak_resident,
             startup_s=startup_s,
             bad_samples=tuple(failures[:20]),
             bad_sample_count=len(failures),
+            garbage_collections=seen.garbage.collections,
+            garbage_s=seen.garbage.seconds,
             planted_s=ready.trainee.fault.planted_s if ready.trainee.fault is not None else 0.0,
         )
+        if seen.garbage.in_steps:
+            self._warnings.append(
+                f"Python's garbage collector was started {seen.garbage.in_steps} times within measured steps of rank "
+                f"{self._place.rank}, by a library; dlbench had turned it off"
+            )
         compilation = ready.trainee.compilation
         self._warnings += memory.warnings if memory is not None else ()
         self._warnings += compilation.warnings if compilation is not None else ()

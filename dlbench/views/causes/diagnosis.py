@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.reading.attribution import Part
-from dlbench.report.wording import figure_text, percent, runs_text
+from dlbench.report.wording import figure_text, others_gain, percent, runs_text
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.verdicts import placed
+from dlbench.views.causes.certainty import stands_out
 from dlbench.views.causes.exchange_forecast import forecast, upper_bound
 from dlbench.views.causes.experiments import RULES, Case, Experiment, Rule
 
@@ -47,12 +49,12 @@ class Verdict:
     line: str
     """In one sentence, without the place."""
     finding: Finding
-    """`found`: the largest cause stands out of the noise of enough runs. Otherwise why nothing does."""
+    """`found`: a cause stands out of the noise of enough runs, all causes counted. Otherwise why nothing does."""
     name: str
     """network-bound, straggler-bound, input-bound, ...; empty where nothing stands out."""
     cause: str
-    """The cause that costs most of the ideal, found or not; at the baseline, that takes most of the step beside
-    computing. Empty where none costs anything worth explaining."""
+    """The cause that costs most of the ideal, of those that stand out if any does; at the baseline, that takes most of
+    the step beside computing. Empty where none costs anything worth explaining."""
     bound: float | None
     """Growth of the throughput if what is lost to that cause took no time, a fraction: a limit, no forecast."""
     experiments: tuple[NextExperiment, ...]
@@ -95,14 +97,20 @@ def _largest(case: Case) -> Part | None:
         beside = [part for part in case.parts if part.name != "compute"]
         found = max(beside, key=lambda part: part.seconds.value)
         return found if found.seconds.value > 0 else None
-    found = max(case.parts, key=lambda part: part.lost.value)
+    found = max(case.parts, key=lambda part: (_stands_out(case, part), part.lost.value))
     return found if found.lost.value > 0 else None
+
+
+def _stands_out(case: Case, part: Part) -> bool:
+    return stands_out(part, case.adjusted_p.get(part.name, 1.0))
 
 
 def _finding(case: Case, largest: Part | None) -> Finding:
     if case.is_baseline:
         return "baseline"
     lost = case.whole.lost.value
+    if largest is not None and placed(case.whole.lost, -WORTH_EXPLAINING, WORTH_EXPLAINING) == "undecided":
+        return "found" if lost >= WORTH_EXPLAINING and _stands_out(case, largest) else "within noise"
     if lost <= -WORTH_EXPLAINING:
         return "above ideal"
     if lost <= 0 or largest is None:
@@ -111,7 +119,7 @@ def _finding(case: Case, largest: Part | None) -> Finding:
         return "small loss"
     if largest.lost.n < MIN_RUNS:
         return "too few runs"
-    return "found" if largest.lost.low is not None and largest.lost.low > 0 else "within noise"
+    return "found" if _stands_out(case, largest) else "within noise"
 
 
 # Experiments
@@ -175,7 +183,10 @@ def _line(case: Case, finding: Finding, largest: Part, rule: Rule) -> str:
     if finding == "too few runs":
         why = f"{in_runs}, fewer than {MIN_RUNS}, cannot tell the loss of {lost} from noise"
         return f"nothing stands out: {why}; {most}{_late(case, largest)}; repeat with --repeats {MIN_RUNS}"
-    why = f"the loss of {lost} is within the noise of {in_runs}"
+    loss, gain = f"the loss of {lost}", f"the gain of {percent(-case.whole.lost.value)}"
+    why = f"{gain if case.whole.lost.value < 0 else loss} is within the noise of {in_runs}"
+    if placed(case.whole.lost, 0, 0) == "above":
+        why = f"{loss} is certain, but no single cause of it is in {in_runs}"
     return f"nothing stands out: {why}; {most}; repeat with --repeats {2 * MIN_RUNS}"
 
 
@@ -184,6 +195,8 @@ def _found_line(
 ) -> str:
     where = rule.where(case)
     text = f"{rule.name}: {figure_text(largest.lost)} of the ideal is lost in {where}{_late(case, largest)}"
+    if gain := others_gain(largest.lost.value, case.whole.lost.value):
+        text += f" ({gain} points)"
     advised = [one for one in experiments if one.forecast_gain is None or one.forecast_gain > 0]
     if advised:
         text += f"; try {advised[0].text}"

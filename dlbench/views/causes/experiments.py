@@ -34,6 +34,8 @@ class Case:
     """By `dlbench.reading.causes.CAUSES`."""
     whole: Part
     """Their sum: the mean step."""
+    adjusted_p: Mapping[str, float]
+    """Of the loss to each cause that was measured, after correction over all causes of the report."""
     hosts: tuple[Straggler, ...]
     """Hosts that were waited for, longest first."""
     main_straggler: Straggler | None

@@ -20,6 +20,7 @@ from dlbench.records.registry import describe
 from dlbench.records.scan import Run
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.stats.estimates import Estimate
+from dlbench.views.causes.certainty import adjusted_p
 from dlbench.views.causes.diagnosis import Verdict, diagnose
 from dlbench.views.causes.experiments import Case
 from dlbench.views.stragglers.numbers import Straggler, main_host, main_straggler, ranking
@@ -37,8 +38,15 @@ class CauseShare(Part):
     """Why some of these runs say nothing of it, each reason once."""
     notes: tuple[str, ...]
     """How runs know it, or why it is 0."""
+    adjusted_p: float | None = None
+    """Of its loss, after Holm over the causes of all rank counts of the group and Bonferroni over the groups of the
+    report; None at the baseline, and for what is not measured."""
     parts: tuple[Part, ...] = ()
     """Of `input` in runs that say what their readers did: `INPUT_PARTS`; seconds and lost shares sum to its own."""
+
+
+Shares = tuple[tuple[CauseShare, ...], CauseShare]
+"""The causes of a point, and their sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +135,7 @@ def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = N
     if not table.causes or group.sample.plan.series.variant != "plain":
         return None
     history = slow_nodes(table)
+    shares = _adjusted([_shares(point, group.baseline, table) for point in group.points], table)
     own = {host for run in group.runs for host in table.causes[run.plan.run_id].hosts}
     described = describe(group.sample)
     return LostPercent(
@@ -136,18 +145,31 @@ def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = N
             fault=described["fault"],
             watch_cost=_watch_cost(group.runs),
             limits=_limits(table.runs[group.points[-1].run_ids[0]]),
-            points=tuple(_point(point, group, table, history.exclude, network) for point in group.points),
+            points=tuple(
+                _point(point, found, table, history.exclude, network)
+                for point, found in zip(group.points, shares, strict=True)
+            ),
         ),
         nodes=dataclasses.replace(history, hosts=tuple(one for one in history.hosts if one.host in own)),
     )
 
 
+def _adjusted(points: Sequence[Shares], table: RunTable) -> list[Shares]:
+    """The same with p values that are adjusted over the report."""
+    cells = table.figures[["group", "ranks", "nodes"]].drop_duplicates()["group"].value_counts()
+    found = adjusted_p([[share for share in parts if share.is_measured] for parts, _ in points], int((cells > 1).sum()))
+    return [
+        (tuple(dataclasses.replace(share, adjusted_p=by_name.get(share.name)) for share in parts), whole)
+        for (parts, whole), by_name in zip(points, found, strict=True)
+    ]
+
+
 def _point(
-    point: Point, group: Group, table: RunTable, exclude: tuple[str, ...], network: NetworkModel | None
+    point: Point, shares: Shares, table: RunTable, exclude: tuple[str, ...], network: NetworkModel | None
 ) -> CausePoint:
     own = [table.causes[run_id] for run_id in point.run_ids]
     runs = tuple(table.runs[run_id] for run_id in point.run_ids)
-    parts, whole = _shares(point, group.baseline, table)
+    parts, whole = shares
     ranks, hosts = ranking(own)
     case = Case(
         runs=runs,
@@ -155,6 +177,7 @@ def _point(
         is_baseline=point.is_baseline,
         parts=parts,
         whole=whole,
+        adjusted_p={share.name: share.adjusted_p for share in parts if share.adjusted_p is not None},
         hosts=hosts,
         main_straggler=main_straggler(ranks, point.ranks) or main_host(hosts, own),
         exclude=exclude,
@@ -175,7 +198,7 @@ def _point(
     )
 
 
-def _shares(point: Point, baseline: Point, table: RunTable) -> tuple[tuple[CauseShare, ...], CauseShare]:
+def _shares(point: Point, baseline: Point, table: RunTable) -> Shares:
     """The causes of a point, and their sum."""
     keys = table.keys
     own = [table.causes[run_id] for run_id in point.run_ids]
@@ -197,6 +220,7 @@ def _shares(point: Point, baseline: Point, table: RunTable) -> tuple[tuple[Cause
             seconds=part.seconds,
             ideal_seconds=part.ideal_seconds,
             lost=part.lost,
+            p=part.p,
             is_measured=part.name not in unknown,
             not_measured=unknown.get(part.name, ()),
             notes=_notes(part.name, own),

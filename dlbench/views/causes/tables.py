@@ -39,7 +39,7 @@ def lost_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
         is_data=lambda row: not row.is_efficiency,
         kind=lambda row: row.kind,
         caption=f"Intervals: {bases((point, point.whole.lost) for point in others)}. "
-        "Causes sum to the loss, 100 % - efficiency of means.",
+        "Causes sum to the loss, 100 % - efficiency of means; one is found only after correction over all of them.",
         is_drawn=True,
     )
 
@@ -82,6 +82,7 @@ def _with_parts(point: CausePoint, share: CauseShare) -> Iterator[_Row]:
             seconds=part.seconds,
             ideal_seconds=part.ideal_seconds,
             lost=part.lost,
+            p=part.p,
             is_measured=True,
             not_measured=(),
             notes=(),
@@ -114,6 +115,7 @@ _COLUMNS: tuple[Column[_Row], ...] = (
     Column("seconds", "", lambda row: row.share.seconds if row.share.is_measured else None, has_interval=True),
     Column("ideal_seconds", "", lambda row: row.share.ideal_seconds if row.share.is_measured else None),
     Column("lost_fraction", "", lambda row: row.share.lost if row.share.is_measured else None, has_interval=True),
+    Column("adjusted_p", "", lambda row: row.share.adjusted_p),
     Column("runs", "", lambda row: row.share.seconds.n),
     Column("seconds_interval", "", lambda row: row.share.seconds.kind),
     Column("lost_interval", "", lambda row: row.share.lost.kind),

@@ -9,8 +9,8 @@ from dlbench.views.parts.tables import lost_sheet, parts_sheet
 from dlbench.views.view import GroupView
 
 NOTE = (
-    "Parts are means, so that they sum to the step; efficiency above is made of medians. Waiting for slower ranks is "
-    "part of the exchange."
+    "Parts are means, so that they sum to the step; efficiency above is of geometric means. Waiting for slower ranks "
+    "is part of the exchange."
 )
 
 

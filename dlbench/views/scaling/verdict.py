@@ -15,13 +15,11 @@ from dlbench.report.wording import (
 )
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.stats.verdicts import placed
+from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.words import CAUSE_TITLES
 from dlbench.views.exchange.numbers import ExchangePoint
 from dlbench.views.model import Group
-
-WORTH_EXPLAINING = 0.01
-"""Share of the ideal below which a loss is not attributed."""
 
 
 def verdict(
@@ -95,10 +93,9 @@ def _explanation(point: Point, causes: LostPercent | None) -> str:
     if worst is None or point.whole.lost.value <= 0:
         return f". On average over the runs nothing is lost: arithmetic and geometric means disagree.{doubt}"
     # Only means sum to a whole, so the parts are arithmetic means; the efficiency before them is of geometric ones.
-    name, lost = _largest_cause(point, causes) or (_part_title(worst), worst.lost.value)
-    return (
-        f"; the largest part of the loss is {name} ({share_of_loss(lost, point.whole.lost.value)} on average).{doubt}"
-    )
+    name, lost, is_noise = _largest_cause(point, causes) or (_part_title(worst), worst.lost.value, False)
+    share = f"{name} ({share_of_loss(lost, point.whole.lost.value)} on average{', within the noise' * is_noise})"
+    return f"; the largest part of the loss is {share}.{doubt}"
 
 
 def _part_title(part: Part) -> str:
@@ -106,12 +103,15 @@ def _part_title(part: Part) -> str:
     return f"{PART_TITLES[part.name]}{', waiting for late ranks included' if part.name == 'exchange' else ''}"
 
 
-def _largest_cause(point: Point, causes: LostPercent | None) -> tuple[str, float] | None:
-    """The cause that costs this point most, and its share of the ideal; None where causes are not known."""
+def _largest_cause(point: Point, causes: LostPercent | None) -> tuple[str, float, bool] | None:
+    """The cause that the diagnosis of this point names, its share of the ideal, and whether that is within the noise.
+
+    None where no cause is known.
+    """
     for one in causes.diagnosed.points if causes else ():
-        if (one.ranks, one.nodes) == (point.ranks, point.nodes):
-            largest = max(one.causes, key=lambda cause: cause.lost.value)
-            return (CAUSE_TITLES[largest.name], largest.lost.value) if largest.lost.value > 0 else None
+        if (one.ranks, one.nodes) == (point.ranks, point.nodes) and one.verdict.cause:
+            lost = one.cause(one.verdict.cause).lost.value
+            return CAUSE_TITLES[one.verdict.cause], lost, one.verdict.finding == "within noise"
     return None
 
 

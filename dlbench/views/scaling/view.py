@@ -36,11 +36,11 @@ class ScalingView(GroupView):
             id=self.id,
             title=self.title,
             caption=f"{group.caption}. In brackets: the interval.",
-            about=(ONE_POINT if len(group.points) == 1 else ABOUT[group.scaling],),
+            about=(ONE_POINT if len(group.points) == 1 else ABOUT[group.scaling], group.baseline_note),
             charts=lambda: scaling_charts(group),
             charts_per_row=3,
             sheets=(points_sheet(group.points, group.sample_unit),),
-            brief=(_losses(group), *([f"Next: {group.next_step}"] if group.next_step else [])),
+            brief=(_losses(group), group.baseline_note, *([f"Next: {group.next_step}"] if group.next_step else [])),
             where={
                 "sample_unit": group.sample_unit,
                 "scaling": group.scaling,
@@ -103,7 +103,11 @@ def _efficiency(point: Point) -> Estimate | Cell:
 
 
 def _basis(point: Point) -> str:
-    return basis_text(point.throughput) + (", baseline" if point.is_baseline else "")
+    """Of the throughput and, where it is another, of the efficiency."""
+    own, ratio = basis_text(point.throughput), basis_text(point.efficiency)
+    if point.is_baseline:
+        return f"{own}, baseline"
+    return own if own == ratio else f"{own}; ratios {ratio}"
 
 
 def _losses(group: Group) -> str:
@@ -114,4 +118,4 @@ def _losses(group: Group) -> str:
     worst = sorted((part for part in last.parts if part.lost.value > 0), key=lambda part: -part.lost.value)[:3]
     parts = ", ".join(f"{PART_TITLES[part.name]} {lost_text(part.lost)}" for part in worst)
     lost = f" Lost at {place_text(last.ranks, last.nodes)} on average: {lost_text(last.whole.lost)} ({parts})."
-    return f"Intervals: {basis_text(last.throughput)}.{lost if worst else ''}"
+    return f"Intervals: {_basis(last)}.{lost if worst else ''}"

@@ -27,7 +27,7 @@ VERDICT_TITLES = {
 
 AXES_CAPTION = (
     "Ratios of throughput between values of one key, paired by repeat and by the values of all other keys. Matters: "
-    "the interval leaves 1 out, also after Holm over all pairs. No effect: all within 2 %."
+    "the interval leaves 1 out, also after Holm over all comparisons of the report. No effect: all within 2 %."
 )
 LOSSES_CAPTION = "Last loss of a run, mean over ranks; medians over runs; the difference in pairs of repeats."
 

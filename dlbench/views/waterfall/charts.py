@@ -13,7 +13,7 @@ from dlbench.views.waterfall.numbers import FactoredPoint
 from dlbench.views.waterfall.tables import FACTOR_TITLES, change_text, stairs_sheet
 
 _FACTOR_COLOURS = {
-    "balance": CAUSE_COLOURS["straggler"],
+    "late_ranks": CAUSE_COLOURS["straggler"],
     "communication": CAUSE_COLOURS["exchange"],
     "input": CAUSE_COLOURS["input"],
     "compute": CAUSE_COLOURS["compute"],

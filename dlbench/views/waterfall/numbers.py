@@ -1,22 +1,18 @@
 """Efficiency as a product of factors: what each of them alone keeps of the ideal.
 
-The factors are those of the POP project (Performance Optimisation and Productivity, "POP Standard Metrics for Parallel
-Performance Analysis"): parallel efficiency = load balance x communication efficiency, and global efficiency = parallel
-efficiency x computation scaling. POP counts as useful all time outside of communication; here waiting for input and
-what lies between the phases are taken out of it as two further factors of the same form. With the causes of a step
-(`dlbench.reading.causes`) of one run,
+With the causes of a step (`dlbench.reading.causes`) of one run,
 
     X0 = whole step, X1 = X0 - exchange, X2 = X1 - straggler - rest, X3 = X2 - input, X4 = X3 - host,
 
 so that X1 is the step of the slowest rank without exposed communication, X2 that of the ranks in time, and X4 computing
 alone (compute, throttling, memory). A run's own efficiencies, each between 0 and 1, are
 
-    communication = X1/X0, load balance = X2/X1, input = X3/X2, host = X4/X3,
+    communication = X1/X0, late ranks = X2/X1, input = X3/X2, host = X4/X3,
 
 and their product is X4/X0. Against a run of the baseline with X0', ..., X4' for the same samples per rank, each factor
-is the own efficiency over the baseline's, and the last one is computation scaling, X4'/X4. All terms but X0'/X0 cancel:
+is the own efficiency over the baseline's, and the last one is compute scaling, X4'/X4. All terms but X0'/X0 cancel:
 
-    load balance x communication x input x computation x host = X0'/X0.
+    late ranks x communication x input x compute x host = X0'/X0.
 
 What holds in each run holds for geometric means over runs (Fleming and Wallace, CACM 29(3), 1986); so all factors of a
 point are geometric means, and their product is the efficiency of mean steps.
@@ -24,14 +20,25 @@ point are geometric means, and their product is the efficiency of mean steps.
 The shares that `dlbench.reading.attribution` finds add instead: they divide the seconds of each cause by the whole
 step. A factor divides by what is left of the step once the factors before it are taken away, so it does not shrink
 where others grow; in exchange it is no share of the loss.
+
+These are not the metrics of the POP project (Performance Optimisation and Productivity, "POP Standard Metrics for
+Parallel Performance Analysis"), which Scalasca and Extrae print. POP compares whole runs and not steps: with each
+rank's useful time, all that it spends outside of communication,
+
+    load balance = mean / maximum of the useful time, communication efficiency = maximum of the useful time / run time,
+
+and parallel efficiency is their product. A rank that is late, now one and now another, is imbalance in every step and
+none over the run: there it lowers POP's communication efficiency. `Pop` holds those, by POP's definition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from statistics import fmean
 
+from dlbench.reading.causes import Causes
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, ratio_estimate
@@ -39,13 +46,13 @@ from dlbench.stats.pairing import RunKey
 
 Levels = tuple[float, ...]
 
-FACTORS = ("balance", "communication", "input", "compute", "host")
+FACTORS = ("late_ranks", "communication", "input", "compute", "host")
 """In the order in which they are printed and drawn; the product does not depend on it."""
 
 _PEELED = (("compute", "throttling", "memory"), ("host",), ("input",), ("straggler", "rest"), ("exchange",))
 """Causes by what they add to X4, X3, X2, X1, X0."""
 
-_OWN = {"host": (0, 1), "input": (1, 2), "balance": (2, 3), "communication": (3, 4)}
+_OWN = {"host": (0, 1), "input": (1, 2), "late_ranks": (2, 3), "communication": (3, 4)}
 """Numerator and denominator of a point's own efficiencies, as positions in (X4, X3, X2, X1, X0)."""
 
 
@@ -66,6 +73,18 @@ class Factor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pop:
+    """Metrics of the POP project of one scaling point by itself, fractions; geometric means over runs."""
+
+    load_balance: Estimate
+    """Mean over ranks of the useful time / its maximum."""
+    communication: Estimate
+    """Maximum over ranks of the useful time / run time."""
+    parallel: Estimate
+    """Their product."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FactoredPoint:
     """The factors of one scaling point."""
 
@@ -74,9 +93,8 @@ class FactoredPoint:
     is_baseline: bool
     factors: tuple[Factor, ...]
     """By `FACTORS`; empty where this point or the baseline computes nothing, which leaves nothing to divide by."""
-    parallel: Estimate | None
-    """The point's own load balance x communication, a fraction: POP's parallel efficiency; None where there are no
-    factors."""
+    pop: Pop | None
+    """None where some rank does nothing but communicate."""
     efficiency: Estimate
     """Of means, against the baseline, a fraction: the product of the factors."""
 
@@ -95,15 +113,30 @@ def waterfall(group: Group, table: RunTable) -> tuple[FactoredPoint, ...]:
 
     baseline = times(group.baseline)
     return tuple(
-        factorise(
-            point,
-            times(point),
-            baseline,
-            work=point.batch_per_rank / group.baseline.batch_per_rank,
-            is_baseline=point is group.baseline,
+        replace(
+            factorise(
+                point,
+                times(point),
+                baseline,
+                work=point.batch_per_rank / group.baseline.batch_per_rank,
+                is_baseline=point is group.baseline,
+            ),
+            pop=pop_of([table.causes[run_id] for run_id in point.run_ids]),
         )
         for point in group.points
     )
+
+
+def pop_of(runs: Sequence[Causes]) -> Pop | None:
+    """POP's metrics over runs of one scaling point; None where some rank of theirs does nothing but communicate."""
+    if any(min(run.work_ns) <= 0 for run in runs):
+        return None
+    times = [(fmean(run.work_ns), max(run.work_ns), sum(run.sums_ns.values()) / run.ranks) for run in runs]
+
+    def over_runs(top: int, bottom: int) -> Estimate:
+        return geometric_mean_estimate([time[top] / time[bottom] for time in times], "fraction")
+
+    return Pop(load_balance=over_runs(0, 1), communication=over_runs(1, 2), parallel=over_runs(0, 2))
 
 
 def factorise(
@@ -133,7 +166,7 @@ def factorise(
         nodes=point.nodes,
         is_baseline=is_baseline,
         factors=(),
-        parallel=None,
+        pop=None,
         efficiency=ones if is_baseline else ratio_estimate(_steps(theirs, 4), _steps(mine, 4), "fraction"),
     )
     if any(min(levels) <= 0 for levels in (*mine.values(), *theirs.values())):
@@ -147,7 +180,7 @@ def factorise(
             for name, (i, j) in _OWN.items()
         }
         relatives["compute"] = ratio_estimate(_steps(theirs, 0), _steps(mine, 0), "fraction")
-    return replace(found, factors=_stairs(owns, relatives), parallel=_own(mine, 2, 4))
+    return replace(found, factors=_stairs(owns, relatives))
 
 
 def _levels(times: Mapping[RunKey, Mapping[str, float]], work: float) -> dict[RunKey, Levels]:

@@ -11,7 +11,7 @@ from dlbench.stats.estimates import Estimate
 from dlbench.views.waterfall.numbers import Factor, FactoredPoint
 
 FACTOR_TITLES = {
-    "balance": "load balance",
+    "late_ranks": "late ranks",
     "communication": "exposed communication",
     "input": "input",
     "compute": "compute scaling",
@@ -128,19 +128,21 @@ def own_sheet(found: Sequence[FactoredPoint]) -> Sheet[_Own]:
         ),
         kind=lambda row: row.kind,
         caption=(
-            "Shares of the step: load balance = (step without exchange and waiting for late ranks) / (step without "
-            "exchange); exposed communication = (step without exchange) / step; parallel efficiency is their product "
-            "(POP). Input (waiting for it, and its copy to the device) and host: the same form, one after the other."
+            "Shares of the step: exposed communication = (step without exchange) / step; late ranks = (the same "
+            "without waiting for late ranks) / (step without exchange); input (waiting for it, and its copy to the "
+            "device) and host: the same form, one after the other. POP's: useful time is all that a rank spends "
+            "outside of communication in a whole run; load balance = its mean over ranks / its maximum, communication "
+            "= maximum / run time."
         ),
     )
 
 
 def _own_rows(point: FactoredPoint) -> list[_Own]:
-    rows = []
-    for factor in point.factors:
-        if factor.name != "compute":
-            rows.append(_Own(point, FACTOR_TITLES[factor.name], factor.own))
-        if factor.name == "communication":
-            title = "of it parallel efficiency: load balance x communication"
-            rows.append(_Own(point, title, point.parallel, "part"))
+    rows = [_Own(point, FACTOR_TITLES[factor.name], factor.own) for factor in point.factors if factor.name != "compute"]
+    if point.pop is not None:
+        rows += [
+            _Own(point, "POP: load balance", point.pop.load_balance),
+            _Own(point, "POP: communication efficiency", point.pop.communication),
+            _Own(point, "POP: parallel efficiency, their product", point.pop.parallel, "sum"),
+        ]
     return rows

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.bench.figures import Figure
-from tests.bench.truth import collectives, predictions
+from tests.bench.truth import collectives, predictions, verdicts
 
 SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "predictions": predictions.figures,
     "collectives": collectives.figures,
+    "verdicts": verdicts.figures,
 }
 """Name -> its figures; in the order of the issue they answer."""
 

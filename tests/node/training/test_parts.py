@@ -8,8 +8,11 @@ import math
 import os
 import stat
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -27,6 +30,7 @@ from dlbench.node.models.metrics import MaskedLmAccuracy, MeanAbsoluteError, Top
 from dlbench.node.models.optimizers import Lamb
 from dlbench.node.models.schedule import LearningRate
 from dlbench.node.training import checkpoint, noise_scale, precision
+from dlbench.node.training.between_steps import Pauses
 from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune, write_checkpoint
 from dlbench.node.training.step_schedule import WATCHED_STEPS, Course, plan_course
 from dlbench.records.record import Evaluation
@@ -60,6 +64,61 @@ def test_epochs_end_where_their_last_step_does() -> None:
     course = Course(first=0, end=30, warmup=2, global_batch=8, steps_per_epoch=10 / 3)
     assert [done for done in range(1, 31) if course.ends_epoch(done)] == [4, 7, 10, 14, 17, 20, 24, 27, 30]
     assert course.epoch(5) == pytest.approx(1.5)
+
+
+def noted(course: Course, *, met_after: int | None = None) -> list[str]:
+    """Keys of the events between the steps of a course, whose target is met after a number of steps."""
+    events: list[str] = []
+
+    class Noted(Pauses):
+        def _look(self, done: int, train_s: float) -> bool:
+            events.append("evaluation")
+            return done == met_after
+
+        def _save(self, done: int, train_s: float) -> None:
+            events.append("checkpoint")
+
+    def note(key: str, **more: Any) -> None:
+        events.append(f"{key} {more['epoch']}")
+
+    watch = SimpleNamespace(pause=lambda what: nullcontext())
+    ready = SimpleNamespace(course=course, resumed=None, source=SimpleNamespace(describe=dict))
+    (plan,) = plans(points=(1,), repeats=1)
+    with patch("dlbench.node.training.between_steps.data_identity", lambda source: {}):
+        pauses = Noted(
+            plan, cast(Any, ready), cast(Any, None), cast(Any, SimpleNamespace(add=note)), cast(Any, None), None,
+            cast(Any, watch), is_first=True, beat=lambda what: None,
+        )  # fmt: skip
+    for done in range(course.first + 1, course.end + 1):
+        events.append("step")
+        if (course.stops(done) or course.ends_epoch(done)) and pauses(done, 0.0):
+            break
+    return events
+
+
+@given(
+    first=st.integers(0, 12),
+    steps=st.integers(0, 20),
+    per_epoch=st.floats(1, 6),
+    every=st.floats(1, 6),
+    saves=st.booleans(),
+    met_after=st.integers(1, 30),
+)
+def test_every_epoch_that_begins_is_trained_and_none_begins_before_the_last_was_evaluated(
+    first: int, steps: int, per_epoch: float, every: float, saves: bool, met_after: int
+) -> None:
+    course = Course(
+        first=first, end=first + steps, warmup=0, global_batch=8, steps_per_epoch=per_epoch,
+        evaluate_every=every, checkpoint_every=every if saves else None,
+    )  # fmt: skip
+    found = noted(course, met_after=met_after)
+    for before, event, after in zip(["", *found], found, [*found[1:], ""], strict=False):
+        if event.startswith("epoch_start"):
+            assert after == "step"
+            assert before == "" or before.startswith(("epoch_stop", "evaluation", "checkpoint"))
+    epochs = [event for event in found if event.startswith("epoch_")]
+    for start, stop in zip(epochs[::2], epochs[1::2], strict=False):
+        assert (start.split(), stop.split()) == (["epoch_start", start.split()[1]], ["epoch_stop", start.split()[1]])
 
 
 @pytest.mark.parametrize(

@@ -265,11 +265,11 @@ def test_every_kind_of_interval_is_named(tmp_path: Path) -> None:
             write_run(tmp_path, plan, constant([*BASE[:4], exchange, BASE[5]], other=5.0))
     words = " ".join(diagnose(tmp_path).split())
     assert (
-        "Intervals: 95 % (Student t), 6 runs (1 rank); 95 % (Student t), 5 runs (2 ranks); range of 3 runs (75 %) "
+        "Intervals: 95 % Student t, 6 runs (1 rank); 95 % Student t, 5 runs (2 ranks); range of 3 runs, 75 % "
         "(3 ranks, 4 ranks). The causes sum to the mean step."
     ) in words
     assert (
-        "Intervals: 95 % (Student t), 5 runs (2 ranks); range of 3 runs (90 %) (3 ranks, 4 ranks). Causes sum to the loss"
+        "Intervals: 95 % Student t, 5 runs (2 ranks); range of 3 runs, 90 % (3 ranks, 4 ranks). Causes sum to the loss"
     ) in words
 
 

@@ -151,8 +151,8 @@ def test_factors_multiply_and_stairs_sum_in_the_model_and_in_its_rows(group: mod
 def test_factor_tables_hold_every_number(group: model.Group) -> None:
     found = sheets(group, "waterfall")
     for point in lost(group).waterfall:
-        assert point.parallel is not None
-        assert wording.figure_text(point.parallel) in cells(found["own-efficiencies"])
+        assert point.pop is not None
+        assert wording.figure_text(point.pop.parallel) in cells(found["own-efficiencies"])
         for factor in point.factors:
             if factor.own is not None:
                 assert wording.figure_text(factor.own) in cells(found["own-efficiencies"])
@@ -191,8 +191,8 @@ def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: mod
 
 def test_a_planted_straggler_is_the_smallest_factor(group: model.Group) -> None:
     first = section(group, "waterfall").words[0]
-    assert first.startswith("8 ranks on 4 nodes: load balance ")
-    assert first.endswith("the smallest factor is load balance.")
+    assert first.startswith("8 ranks on 4 nodes: late ranks ")
+    assert first.endswith("the smallest factor is late ranks.")
 
 
 # Causes

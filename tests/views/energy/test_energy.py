@@ -609,7 +609,7 @@ def test_lines_say_figure_method_share_and_what_is_missing(tmp_path: Path) -> No
     plan, *_ = write_series(tmp_path, [300, 320])
     text = text_of(tmp_path, {plan.run_id: 12_400.0})
     assert "GPUs, 1 rank 77.50 [75.00, 80.00] 0.01290 [0.01250, 0.01333]" in text
-    assert "310.0 [300.0, 320.0] range of 2 runs (50 %) 1 " in text
+    assert "310.0 [300.0, 320.0] range of 2 runs, 50 % 1 " in text
     assert "GPUs, 1 rank energy counter 100.0 %" in text
     assert "processors, 1 rank not measured" in text
     assert "this node did not sample it (n0)" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -12,11 +13,12 @@ import torch
 from dlbench.costs.fit.least_errors import fit_line
 from dlbench.node.sync.clocks import Clock
 from dlbench.node.sync.own.groups import Group
+from dlbench.node.sync.timed_samples import LEAST_SAMPLE_S
 from dlbench.specs.collectives.network import LineCost
 
 SMALLEST_BYTES = 4096
 REPEATS = 5
-"""Timed messages of a size, after one that is not."""
+"""Timed samples of a size, after two messages that are not: one is cold, one tells how many make a sample."""
 
 ELEMENT_BYTES = 4
 
@@ -46,8 +48,9 @@ def calibrate(
 ) -> LineCost:
     """The cost line of an exchange, the same on all ranks.
 
-    A time is that of the slowest rank, from a start in step; of the repeats of a size the median. Larger sizes are left
-    out once rank 0 has used the budget; two sizes are always timed.
+    A time is that of the slowest rank, from a start in step; of the repeats of a size the median. Ranks do not leave
+    that start at once: short messages are timed several back to back, each in a place of the arena of its own. Larger
+    sizes are left out once rank 0 has used the budget; two sizes are always timed.
 
     Args:
         name: of the line.
@@ -62,17 +65,21 @@ def calibrate(
     began = time.monotonic()
     timed: list[list[float]] = []
     for number, count in enumerate(counts):
-        vector = arena[:count]
-        times = []
-        for _ in range(REPEATS + 1):
-            vector.normal_()  # top-k wants different numbers, and sums of sums would overflow
+
+        def sample(messages: int, number: int = number, count: int = count) -> float:
+            vectors = torch.split(arena[: messages * count].normal_(), count)  # sums of sums would overflow
             _in_step(world, arena.device)
             clock.settle()
             start = time.monotonic()
-            exchange(number, vector)
+            for vector in vectors:
+                exchange(number, vector)
             clock.settle()
-            times.append(time.monotonic() - start)
-        timed.append(times[1:])
+            return (time.monotonic() - start) / messages
+
+        # The last rank to start waits for nobody: its time is the message's.
+        single = min(gather([sample(1), sample(1)][1]))
+        messages = min(len(arena) // count, max(1, math.ceil(LEAST_SAMPLE_S / max(single, 1e-9))))
+        timed.append([sample(messages) for _ in range(REPEATS)])
         is_over = world.index == 0 and time.monotonic() - began > budget_s
         if _any(world, arena.device, is_over) and number > 0:
             break

@@ -1,0 +1,140 @@
+"""The thresholds that decide what dlbench says: where each comes from, and what would change at half of it.
+
+Values are read from the code, so that the table in the documentation cannot say another; a threshold that is renamed
+or goes makes `python -m tests.reference` fail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from importlib import import_module
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """One constant."""
+
+    module: str
+    """Within `dlbench`."""
+    name: str
+    """Attribute of the module, dotted where it is a field's default."""
+    decides: str
+    why: str
+    halved: str
+
+    @property
+    def value(self) -> float:
+        """As the code has it."""
+        found = reduce(getattr, self.name.split("."), import_module(f"dlbench.{self.module}"))
+        assert isinstance(found, int | float)
+        return found
+
+
+THRESHOLDS = (
+    Threshold(
+        module="stats.estimates",
+        name="MIN_RUNS",
+        decides="runs below which nothing is compared",
+        why="the first number at which the range of the runs, and sign flips, attain 93.75 %",
+        halved="with three runs no exact interval attains more than 75 %",
+    ),
+    Threshold(
+        module="stats.pairing",
+        name="ENOUGH_SHARE",
+        decides="share of the smaller side that must have partners, below five pairs, to compare pair by pair",
+        why="both sides of five repeats may lose one run each",
+        halved="sides that share few repeats by chance are compared by those alone",
+    ),
+    Threshold(
+        module="stats.multiplicity",
+        name="LEVEL",
+        decides="chance of any false difference in the sweeps of a report, and of any false cause",
+        why="one in twenty, as of every interval",
+        halved="one in forty; 15 settings need about 11 % more repeats",
+    ),
+    Threshold(
+        module="views.sweep.axes",
+        name="MARGIN",
+        decides="differences between settings that are no reason to choose",
+        why="the gate tolerates as much by default",
+        halved="`equal` takes about four times the repeats, and so do decisions at the margin",
+    ),
+    Threshold(
+        module="gate.verdicts",
+        name="Rule.tolerance",
+        decides="slowdowns that never fail the gate (`--tolerance`)",
+        why="below the slowdown that five to ten repeats at a scatter of 1 % find",
+        halved="slowdowns of 1 to 2 % can fail it",
+    ),
+    Threshold(
+        module="views.decomposition.numbers",
+        name="MARGIN",
+        decides="share of a step within which difference and phase agree",
+        why="what is worth explaining of a loss, see below",
+        halved="`agree` takes about four times the repeats; more is undecided",
+    ),
+    Threshold(
+        module="views.causes.diagnosis",
+        name="WORTH_EXPLAINING",
+        decides="share of the ideal whose loss is given a cause",
+        why="five interleaved repeats that scatter by 0.6 % resolve it",
+        halved="losses of 0.5 to 1 % are diagnosed too, and most of them are within the noise",
+    ),
+    Threshold(
+        module="views.stalls.view",
+        name="NEGLIGIBLE",
+        decides="share of a step below which an input stall costs nothing worth words",
+        why="as above",
+        halved="more stalls are undecided",
+    ),
+    Threshold(
+        module="reading.slow_nodes",
+        name="SLOW",
+        decides="times the others' work above which a host is slow",
+        why="the least effect that dlbench promises to see",
+        halved="an excess of 1.5 % counts: hosts that differ as like machines do are excluded",
+    ),
+    Threshold(
+        module="reading.stragglers",
+        name="IN_TIME_SHARE",
+        decides="a rank that waits this share of the longest wait of a step is in time",
+        why="half-way between the rank that came last and those that came first",
+        halved="fewer ranks are late, and the late are charged with less",
+    ),
+    Threshold(
+        module="views.doubts",
+        name="NOISY_CV",
+        decides="scatter of steps within a run that raises the doubt `noisy-steps`",
+        why="the median of such a run is hardly a typical step",
+        halved="one step in sixty of twice the length raises it",
+    ),
+    Threshold(
+        module="views.steps.slow_periods",
+        name="SIGMAS",
+        decides="standard errors by which ranks stand out in the map of ranks and steps",
+        why="there are up to 64 x 5,000 spans to choose from, and their excess is skewed",
+        halved="ten spans of normal noise would stand out by chance",
+    ),
+    Threshold(
+        module="collectives.results.choice",
+        name="STAY_WITHIN",
+        decides="how much slower an algorithm may be and stay recommended for the next size",
+        why="fewer ranges are easier to use; costs at most this share of a message",
+        halved="more ranges, many of them scatter",
+    ),
+    Threshold(
+        module="collectives.results.choice",
+        name="RATE_SHARE",
+        decides="share of the asymptotic rate that a fused message reaches",
+        why="n_90 = 9 x start-up / time per byte",
+        halved="messages eleven times as small are recommended",
+    ),
+    Threshold(
+        module="costs.fit.link_fit",
+        name="CLEAR_GAIN",
+        decides="fall of the Bayesian information criterion for which a cost model gets another term",
+        why="very strong evidence (Kass and Raftery, JASA 90, 1995) where points are independent, which ours are not",
+        halved="terms that follow the noise of few runs",
+    ),
+)
