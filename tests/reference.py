@@ -27,6 +27,7 @@ from dlbench.datasets.text import corpus as text_corpus
 from dlbench.gate.page.model import ComparisonReport
 from dlbench.history.page.report import TrendsReport
 from dlbench.jobs.box import state as box_state
+from dlbench.jobs.series import SeriesFile
 from dlbench.jobs.slurm import Submission
 from dlbench.node import rendezvous
 from dlbench.node.watching import clock_follower
@@ -296,6 +297,7 @@ def format_versions() -> str:
         ("`watch-cost.json`", *stamped(WatchCost)),
         ("`rank-NNNN.status.json`", *stamped(RankStatus)),
         ("`submission.json`", *stamped(Submission)),
+        ("`.series/ID.json`", *stamped(SeriesFile)),
         ("`rendezvous.json`", rendezvous.FORMAT, rendezvous.VERSION),
         ("`failure.json`", *stamped(Failure)),
         ("`checkpoints/step-NNNNNNNN.safetensors` (header)", *_pair(checkpoint.FORMAT)),
@@ -448,6 +450,7 @@ REGIONS: dict[str, Callable[[], str]] = {
     "rank-status": lambda: model_tables(RankStatus),
     "failure": lambda: model_tables(Failure),
     "submission": lambda: model_tables(Submission),
+    "series": lambda: model_tables(SeriesFile),
     "steps": steps_layout,
     "model-keys": lambda: dotted_keys(Choices, ("model",)),
     "data-keys": lambda: dotted_keys(Choices, ("data",)),

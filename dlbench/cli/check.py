@@ -24,7 +24,7 @@ from dlbench.errors import UserError
     "--baseline",
     type=click.Path(path_type=Path),
     metavar="FILE|RUNS",
-    help="What is compared with: a baseline file (dlbench baseline), or a folder of runs.",
+    help="What is compared with: a baseline file (dlbench baseline), a folder of runs, or a history.",
 )
 @click.option("--candidate", type=click.Path(path_type=Path), metavar="RUNS", help="Folder of the runs to be checked.")
 @click.option(
@@ -46,15 +46,16 @@ def check(
     where_candidate: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Gate a candidate against a baseline: end with 1 if it is slower beyond chance and beyond the tolerance.
+    """Gate a candidate against a baseline: end with 1 if it is slower by more than the tolerance, beyond chance.
 
     The same comparison as dlbench compare, for CI. Every point of the baseline must have runs on the candidate's side;
-    a point without them is insufficient.
+    a point without them is insufficient. For a verdict make the baseline of runs of five nights or more, or check
+    interleaved runs of the old and the new commit (run --ab).
 
     \b
-    Exit codes: 0 equivalent or improved; 1 regressed; 6 inconclusive (too noisy to say) or insufficient (fewer than
-    five runs on a side); 2 wrong usage, or runs that are not comparable, the differing keys named; 4 damaged data, or
-    a side without figures. In JUnit, regressed is a failure, inconclusive and insufficient are errors.
+    Exit codes: 0 equivalent or improved; 1 regressed; 6 inconclusive (too noisy, or one session a side) or insufficient
+    (fewer than five runs on a side); 2 wrong usage, or runs that are not comparable, the differing keys named; 4
+    damaged data, or a side without figures. In JUnit, regressed is a failure, inconclusive and insufficient are errors.
 
     \b
     Examples:

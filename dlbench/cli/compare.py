@@ -38,16 +38,18 @@ def compare(
 ) -> None:
     """Say whether the runs of B are slower than those of A, by how much, and how sure that is.
 
-    A and B are folders of runs, single runs, or baseline files (dlbench baseline). Points are matched by all that
-    decides what was computed, and by ranks and nodes; runs that differ in more than --allow names are refused, with
-    the differing keys. The run is the unit: five or more a side are needed for a verdict.
+    A and B are folders of runs, single runs, histories, or baseline files (dlbench baseline). Points are matched by all
+    that decides what was computed, and by ranks and nodes; runs that differ in more than --allow names are refused,
+    with the differing keys. Five runs a side are needed for a verdict, and interleaved pairs (run --ab), or five
+    sessions (Slurm jobs or commands of different nights) of A, of B or of --history: what differs from night to night
+    does not show within one.
 
     \b
     Verdicts and exit codes:
-      regressed     1  slower beyond chance and beyond the tolerance
+      regressed     1  slower by more than the tolerance, beyond chance
       equivalent    0  shown to be within the tolerance
-      improved      0  faster beyond chance and beyond the tolerance
-      inconclusive  6  neither is shown
+      improved      0  faster by more than the tolerance, beyond chance
+      inconclusive  6  neither is shown, or too few sessions to say
       insufficient  6  fewer than five runs on a side
     Also: 2 wrong usage or runs that are not comparable, 4 damaged data or a side without figures.
 

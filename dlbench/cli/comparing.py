@@ -12,13 +12,14 @@ import click
 
 from dlbench.cli.options import F, decorated, write_output
 from dlbench.cli.report import check_writable, format_by_suffix, render, require_modules
-from dlbench.errors import ExitCode, UserError, nearest
+from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.gate.comparison import Comparison
     from dlbench.gate.page.model import ComparisonReport
     from dlbench.gate.sides import Side
     from dlbench.gate.verdicts import Rule
+    from dlbench.records.scan import Run, Scan
 
 FormatName = Literal["text", "json", "md", "junit"]
 
@@ -60,7 +61,8 @@ def rule_options(function: F) -> F:
             "metrics",
             multiple=True,
             metavar="NAME",
-            help="Metric that decides, repeatable; all: every one that runs tell.  [default: step_median_s]",
+            help="Metric that decides, repeatable; all: every one that runs tell.  [default: step_median_s and "
+            "step_mean_s]",
         ),
         click.option(
             "--tolerance",
@@ -68,7 +70,7 @@ def rule_options(function: F) -> F:
             callback=_share(_MOST, with_zero=True),
             default="2%",
             show_default=True,
-            help="A change up to this never fails; equivalence is shown within it.",
+            help="Slowdown that is tolerated: only a larger one fails; equivalence is shown within it.",
         ),
         click.option(
             "--level",
@@ -76,7 +78,7 @@ def rule_options(function: F) -> F:
             callback=_share(0.5, with_zero=False),
             default="1%",
             show_default=True,
-            help="Chance of any false alarm, over all metrics and points of the command.",
+            help="Chance that any metric or point fails though none is slower than tolerated.",
         ),
         click.option(
             "--detect",
@@ -85,6 +87,13 @@ def rule_options(function: F) -> F:
             default="3%",
             show_default=True,
             help="Slowdown for which the number of repeats is told.",
+        ),
+        click.option(
+            "--history",
+            type=click.Path(path_type=Path),
+            metavar="DIR|RUNS",
+            help="Earlier runs (a history, a folder of runs or a baseline file) that tell how far sessions scatter, "
+            "where the sides have fewer than five.",
         ),
         click.option(
             "--allow",
@@ -152,14 +161,14 @@ def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UserError: one is not known.
     """
-    from dlbench.reading.metrics import DEFAULT_METRIC, by_name
+    from dlbench.reading.metrics import DEFAULT_METRICS, by_name
 
     for name in asked:
         if name != "all" and name not in by_name():
             raise UserError(f"--metric {name}: no such metric; {nearest(name, [*by_name(), 'all'])}")
     if "all" in asked:
         return tuple(by_name())
-    return tuple(dict.fromkeys(asked)) or (DEFAULT_METRIC,)
+    return tuple(dict.fromkeys(asked)) or DEFAULT_METRICS
 
 
 def parse_where(texts: Sequence[str], option: str) -> dict[str, str]:
@@ -179,7 +188,7 @@ def parse_where(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def read_side(path: Path, where: Sequence[str], option: str) -> Side:
-    """One side: a folder of runs, one run, or a baseline file.
+    """One side: a folder of runs, one run, a history, or a baseline file.
 
     Raises:
         UserError: there is nothing there, or no run with these properties.
@@ -188,12 +197,55 @@ def read_side(path: Path, where: Sequence[str], option: str) -> Side:
     from dlbench.gate.baseline import read_baseline
     from dlbench.gate.baseline_values import side_of_baseline
     from dlbench.gate.sides import side_of_runs
-    from dlbench.records.scan import scan
 
     chosen = parse_where(where, option)
     if path.is_file():
         return side_of_baseline(read_baseline(path), str(path), chosen, option)
-    return side_of_runs(scan(path), str(path), chosen, option)
+    return side_of_runs(runs_at(path), str(path), chosen, option)
+
+
+def runs_at(path: Path) -> Scan:
+    """The runs of a folder of runs, or of a history.
+
+    Raises:
+        UserError: there is no such folder, or the history cannot be read.
+        RunError: likewise.
+    """
+    from dlbench.history.files import MARKER, Store
+    from dlbench.records.scan import Scan, read_run, scan
+
+    if not (path / MARKER).is_file():
+        return scan(path)
+    found = Scan(root=path)
+    runs: dict[str, Run] = {}
+    for folder in Store.at(path).listing():
+        try:
+            run = read_run(path / folder)
+        except (IncompleteDataError, UserError) as error:
+            found.problems.append(str(error))
+        else:
+            # The same run in a second folder is no repeat.
+            runs.setdefault(run.plan.run_id, run)
+    found.runs = sorted(runs.values(), key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
+    return found
+
+
+def read_history(path: Path, sides: Sequence[Side]) -> Side:
+    """Earlier runs of the workloads and sizes that are compared; see `read_side`."""
+    from dlbench.gate.baseline import read_baseline
+    from dlbench.gate.baseline_values import side_of_baseline
+    from dlbench.gate.sides import side_of_runs
+
+    if path.is_file():
+        return side_of_baseline(read_baseline(path), str(path), {}, "--history")
+    found = runs_at(path)
+    wanted = {(point.content.registered["workload"], *point.place) for side in sides for point in side.points}
+    found.runs = [
+        run for run in found.runs if (run.plan.workload.name, run.plan.layout.ranks, run.plan.layout.nodes) in wanted
+    ]
+    if not found.runs:
+        raise UserError(f"--history {path}: holds no run of these workloads and sizes")
+    return side_of_runs(found, str(path), {}, "--history")
 
 
 def rule_of(options: dict[str, Any]) -> Rule:
@@ -213,7 +265,15 @@ def comparison(a: Side, b: Side, options: dict[str, Any]) -> Comparison:
     from dlbench.gate.content import parse_allowed
 
     allowed = parse_allowed(options["allow"], (point.content for side in (a, b) for point in side.points))
-    return compare_sides(a, b, metrics=metric_names(options["metrics"]), rule=rule_of(options), allowed=allowed)
+    history = None if options["history"] is None else read_history(options["history"], (a, b))
+    return compare_sides(
+        a,
+        b,
+        metrics=metric_names(options["metrics"]),
+        rule=rule_of(options),
+        allowed=allowed,
+        history=history,
+    )
 
 
 def paired_comparison(path: Path, where: Sequence[str], options: dict[str, Any]) -> Comparison:
@@ -229,6 +289,8 @@ def paired_comparison(path: Path, where: Sequence[str], options: dict[str, Any])
 
     if options["allow"]:
         raise UserError("--allow: has no effect with --paired; the sides may differ in what run --ab set on them")
+    if options["history"] is not None:
+        raise UserError("--history: has no effect with --paired; a session falls on both sides of a pair alike")
     points, both = paired_points(scan(path), str(path), parse_where(where, "--where"), "--where")
     return compare_pairs(points, both=both, metrics=metric_names(options["metrics"]), rule=rule_of(options))
 

@@ -77,7 +77,7 @@ def print_scripts(plans: Sequence[LaunchPlan], out: Path) -> None:
     for number, job in enumerate(jobs, 1):
         folders = [RunFolder(out.absolute() / plan.run_id) for plan in job]
         click.echo(f"# {number} of {len(jobs)}: {_describe_job(job)}", err=True)
-        click.echo(f"# {quoted(sbatch_arguments(folders[0]))}", err=True)
+        click.echo(f"# {quoted(sbatch_arguments(folders[0], comment=f'{job[0].run_id}/TOKEN'))}", err=True)
         # Bytes: of text, click takes terminal sequences out where no terminal reads.
         click.echo(render_job(job, folders, sys.executable).encode(), nl=False)
 

@@ -30,6 +30,7 @@ class BaselineRun(Spec):
 
     run_id: RunName = Field(description="Its name.")
     finished: str = Field(description="When it ended, UTC, ISO 8601.")
+    session: str = Field(description="Its Slurm job or command; runs that share one are no independent looks.")
     figures: dict[str, Amount] = Field(
         description="Its metrics by name (dlbench.reading.metrics), with the unit in the name; absent: not told."
     )

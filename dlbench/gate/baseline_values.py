@@ -47,7 +47,9 @@ def _point(point: SidePoint) -> BaselinePoint:
         tags=dict(point.tags),
         environment=dict(point.environment),
         doubts=point.doubts,
-        runs=tuple(BaselineRun(run_id=r.run_id, finished=r.finished, figures=dict(r.figures)) for r in runs),
+        runs=tuple(
+            BaselineRun(run_id=r.run_id, finished=r.finished, session=r.session, figures=dict(r.figures)) for r in runs
+        ),
     )
 
 
@@ -89,7 +91,13 @@ def _side_point(point: BaselinePoint) -> SidePoint:
         sample_unit=point.sample_unit,
         notice=point.notice,
         runs=tuple(
-            SideRun(run_id=run.run_id, finished=run.finished, figures=run.figures, pair=("", number))
+            SideRun(
+                run_id=run.run_id,
+                finished=run.finished,
+                figures=run.figures,
+                session=run.session,
+                pair=("", number),
+            )
             for number, run in enumerate(point.runs)
         ),
         environment=point.environment,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from dlbench.gate.content import KeyDifference
+from dlbench.gate.content import KeyDifference, digest
+from dlbench.gate.evidence import Sample
 from dlbench.gate.matching import Match, match
 from dlbench.gate.pairs import PairedPoint
 from dlbench.gate.sides import Side, SidePoint, SideRun
-from dlbench.gate.verdicts import Judgement, Rule, Sample, Verdict, judge, overall
+from dlbench.gate.verdicts import Judgement, Rule, Verdict, judge, overall
 from dlbench.reading.metrics import METRICS, Metric
 from dlbench.stats.estimates import Estimate, median_estimate
 
@@ -45,6 +47,8 @@ class ComparedPoint:
     """Keys of the environment with one value on each side, and not the same."""
     unpaired: int
     """Runs of a paired comparison without their partner, which are left out."""
+    num_history: int
+    """Sessions of the history that tell how far sessions scatter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +66,20 @@ class Comparison:
     """Points that A does not have: nothing is said of them."""
     left_out: tuple[str, ...]
     damaged: tuple[str, ...]
+    history: str
+    """What the history is called that tells how far sessions scatter; empty: none was given."""
     num_compared: int
     """Comparisons of the family that Holm's correction counts."""
 
 
 def compare_sides(
-    a: Side, b: Side, *, metrics: Collection[str], rule: Rule, allowed: Collection[str] = ()
+    a: Side,
+    b: Side,
+    *,
+    metrics: Collection[str],
+    rule: Rule,
+    allowed: Collection[str] = (),
+    history: Side | None = None,
 ) -> Comparison:
     """B against A.
 
@@ -77,13 +89,30 @@ def compare_sides(
         metrics: names of the metrics that decide; the others are told as information.
         rule: what counts as a change.
         allowed: keys on which the sides may differ.
+        history: earlier runs, which only tell how far sessions scatter.
 
     Raises:
         UserError: the sides are not comparable; names the keys.
     """
     matches, only_b = match(a, b, allowed)
-    drafts = [_Draft(one, paired=False, metrics=metrics, unpaired=0) for one in matches]
-    return _whole(a, b, drafts, rule, paired=False, only_b=only_b)
+    drafts = [_Draft(one, paired=False, metrics=metrics, unpaired=0, earlier=_earlier(one, history)) for one in matches]
+    name = "" if history is None else history.name
+    return _whole(a, b, drafts, rule, paired=False, only_b=only_b, history=name)
+
+
+def _earlier(found: Match, history: Side | None) -> list[tuple[SideRun, ...]]:
+    """Runs of the history at one point by their session, less the sessions that are compared."""
+    sides = [side for side in (found.a, found.b) if side is not None]
+    compared = {run.session for side in sides for run in side.runs}
+    points = [] if history is None else history.points
+    for side in sides:
+        like = [one for one in points if one.place == side.place and digest(one.content) == digest(side.content)]
+        sessions: dict[str, list[SideRun]] = {}
+        for run in (run for point in like for run in point.runs if run.session not in compared):
+            sessions.setdefault(run.session, []).append(run)
+        if sessions:
+            return [tuple(runs) for runs in sessions.values()]
+    return []
 
 
 def compare_pairs(points: Sequence[PairedPoint], *, both: Side, metrics: Collection[str], rule: Rule) -> Comparison:
@@ -95,14 +124,21 @@ def compare_pairs(points: Sequence[PairedPoint], *, both: Side, metrics: Collect
         metrics: names of the metrics that decide; the others are told as information.
         rule: what counts as a change.
     """
-    drafts = [_Draft(one.match, paired=True, metrics=metrics, unpaired=one.unpaired) for one in points]
+    drafts = [_Draft(one.match, paired=True, metrics=metrics, unpaired=one.unpaired, earlier=()) for one in points]
     named = Side(name=f"{both.name}, side a", points=(), left_out=(), damaged=())
     other = Side(name=f"{both.name}, side b", points=(), left_out=both.left_out, damaged=both.damaged)
-    return _whole(named, other, drafts, rule, paired=True, only_b=[])
+    return _whole(named, other, drafts, rule, paired=True, only_b=[], history="")
 
 
 def _whole(
-    a: Side, b: Side, drafts: Sequence[_Draft], rule: Rule, *, paired: bool, only_b: Sequence[SidePoint]
+    a: Side,
+    b: Side,
+    drafts: Sequence[_Draft],
+    rule: Rule,
+    *,
+    paired: bool,
+    only_b: Sequence[SidePoint],
+    history: str,
 ) -> Comparison:
     gated = [sample for draft in drafts for _, sample, counts in draft.samples if counts]
     judged = iter(judge(gated, rule))
@@ -117,20 +153,32 @@ def _whole(
         only_b=tuple(only_b),
         left_out=tuple(dict.fromkeys((*a.left_out, *b.left_out))),
         damaged=tuple(dict.fromkeys((*a.damaged, *b.damaged))),
-        num_compared=sum(sample.is_enough for sample in gated),
+        history=history,
+        num_compared=sum(
+            one.judgement.difference is not None for point in points for one in point.metrics if one.gated
+        ),
     )
 
 
 class _Draft:
     """A point before the verdicts of the whole family are known."""
 
-    def __init__(self, found: Match, *, paired: bool, metrics: Collection[str], unpaired: int) -> None:
+    def __init__(
+        self,
+        found: Match,
+        *,
+        paired: bool,
+        metrics: Collection[str],
+        unpaired: int,
+        earlier: Sequence[Sequence[SideRun]],
+    ) -> None:
         self.found = found
         self.unpaired = unpaired
+        self.num_history = len(earlier)
         self.samples: list[tuple[Metric, Sample, bool]] = []
         runs_b = () if found.b is None else found.b.runs
         for metric in METRICS:
-            sample = _sample(metric, found.a.runs, runs_b, paired)
+            sample = _sample(metric, found.a.runs, runs_b, paired, earlier)
             # A metric that nobody tells is worth a line only where it was asked for alone.
             if sample.a or sample.b or (metric.name in metrics and len(metrics) < len(METRICS)):
                 self.samples.append((metric, sample, metric.name in metrics))
@@ -138,10 +186,11 @@ class _Draft:
     def finished(self, judged: Iterator[Judgement], rule: Rule) -> ComparedPoint:
         """The point; takes its own verdicts from those of the family."""
         metrics = []
-        for metric, sample, gated in self.samples:
-            judgement = next(judged) if gated else judge([sample], rule)[0]
+        judgements = [next(judged) if gated else judge([sample], rule)[0] for _, sample, gated in self.samples]
+        throughput = self._throughput(judgements, rule)
+        for (metric, sample, gated), judgement in zip(self.samples, judgements, strict=True):
             if gated:
-                judgement = self._of_all_runs(metric, judgement)
+                judgement = _not_stalled(metric, self._of_all_runs(metric, judgement), throughput)
             values_a, values_b = (_upright(metric, side) for side in (sample.a, sample.b))
             metrics.append(
                 ComparedMetric(
@@ -161,7 +210,15 @@ class _Draft:
             metrics=tuple(metrics),
             environment=_environment(self.found.a, self.found.b),
             unpaired=self.unpaired,
+            num_history=self.num_history,
         )
+
+    def _throughput(self, judgements: Sequence[Judgement], rule: Rule) -> Estimate | None:
+        """B / A of the mean step where that left the tolerance and has no verdict of its own; None: neither."""
+        for (metric, _, gated), judgement in zip(self.samples, judgements, strict=True):
+            if metric.name == "step_mean_s" and not gated and judgement.ratio is not None:
+                return judgement.ratio if abs(math.log(judgement.ratio.value)) > math.log1p(rule.tolerance) else None
+        return None
 
     def _of_all_runs(self, metric: Metric, judgement: Judgement) -> Judgement:
         """No good verdict on a time to quality while runs of B that missed the target have none."""
@@ -174,13 +231,38 @@ class _Draft:
         return dataclasses.replace(judgement, verdict="inconclusive", reason=reason)
 
 
-def _sample(metric: Metric, a: Sequence[SideRun], b: Sequence[SideRun], paired: bool) -> Sample:
+def _not_stalled(metric: Metric, judgement: Judgement, throughput: Estimate | None) -> Judgement:
+    """No step time is equivalent where the throughput, which has no verdict of its own, is not."""
+    if judgement.verdict != "equivalent" or throughput is None or not metric.name.startswith("step_"):
+        return judgement
+    reason = (
+        f"within the tolerance, but the throughput is not: B / A of the mean step is {throughput.value:.3f}; "
+        "--metric step_mean_s decides on it"
+    )
+    return dataclasses.replace(judgement, verdict="inconclusive", reason=reason)
+
+
+def _sample(
+    metric: Metric,
+    a: Sequence[SideRun],
+    b: Sequence[SideRun],
+    paired: bool,
+    earlier: Sequence[Sequence[SideRun]],
+) -> Sample:
     name = metric.name
     if paired:
-        told = [(x, y) for x, y in zip(a, b, strict=True) if name in x.figures and name in y.figures]
-        a, b = [x for x, _ in told], [y for _, y in told]
-    sides = [[run.figures[name] for run in side if name in run.figures] for side in (a, b)]
-    return Sample(a=_upright(metric, sides[0]), b=_upright(metric, sides[1]), paired=paired)
+        pairs = [(x, y) for x, y in zip(a, b, strict=True) if name in x.figures and name in y.figures]
+        a, b = [x for x, _ in pairs], [y for _, y in pairs]
+    told_a, told_b = ([run for run in side if name in run.figures] for side in (a, b))
+    sessions = [[run.figures[name] for run in session if name in run.figures] for session in earlier]
+    return Sample(
+        a=_upright(metric, [run.figures[name] for run in told_a]),
+        b=_upright(metric, [run.figures[name] for run in told_b]),
+        paired=paired,
+        sessions_a=tuple(run.session for run in told_a),
+        sessions_b=tuple(run.session for run in told_b),
+        history=tuple(_upright(metric, values) for values in sessions if values),
+    )
 
 
 def _upright(metric: Metric, values: Sequence[float]) -> tuple[float, ...]:

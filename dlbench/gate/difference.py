@@ -1,25 +1,32 @@
-"""Tests of a difference between two sides of runs, exact where that can be counted.
+"""Tests whether B is worse than A by more than a margin, exact where that can be counted.
+
+The margin is the tolerance: B is divided by it and then compared, so that a smaller change is a false alarm like any
+other and has the level's chance to be called one (a test of non-inferiority: Wellek, Testing Statistical Hypotheses of
+Equivalence and Noninferiority, 2010, section 2.2).
 
 Two sides that were run apart: the permutation test of the difference of means (Fisher, The Design of Experiments,
-1935, section 21; Pitman, Supplement to the JRSS 4, 1937). Under no difference every way to divide the runs among the
+1935, section 21; Pitman, Supplement to the JRSS 4, 1937). Under no difference every way to divide the units among the
 sides is equally likely, so p is the share of divisions that look at least as bad as the one seen. It asks nothing of
-the distribution of runs, and holds its level with 5 runs as with 50.
+the distribution, and holds its level with 5 units as with 50.
 
 Pairs of runs that were interleaved: the same with signs: under no difference each pair could as well have been the
 other way round (Fisher 1935; Good, Permutation, Parametric and Bootstrap Tests, 2005, section 3.2.1).
 
-Both are made on logarithms, because times differ by factors, and are one-sided, because a gate asks one question:
+Where so few units cannot reach the level by counting, and where a side borrows the scatter of others: Student's t.
+
+All are made on logarithms, because times differ by factors, and are one-sided, because a gate asks one question:
 is B worse? The other direction is tested by itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlbench.stats.multiplicity import paired_p
+from dlbench.gate.evidence import Evidence
+from dlbench.stats.multiplicity import student_p
 from dlbench.stats.resampling import SEED
 
 if TYPE_CHECKING:
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 MAX_DIVISIONS = 200_000
-"""Divisions of runs among two sides that are counted one by one: up to 10 against 10 runs."""
+"""Divisions of units among two sides that are counted one by one: up to 10 against 10."""
 MAX_PAIRS = 20
 """Pairs whose 2^n signs are counted one by one."""
 NUM_RANDOM = 20_000
@@ -44,111 +51,122 @@ class Difference:
     """What a test says of both directions, before other comparisons are counted."""
 
     p_worse: float
-    """Chance of a B that looks as much worse as this or more, if there is no difference."""
+    """Chance of a B that looks as much worse as this or more, if it is worse by the margin and no more."""
     p_better: float
+    """The mirror image."""
     method: str
     """The test in words."""
     smallest_p: float
-    """The smallest p that it can give with so many runs; 0: it has no such floor."""
+    """The smallest p that it can give with so many units; 0: it has no such floor."""
 
 
-def unpaired_difference(a: Sequence[float], b: Sequence[float]) -> Difference:
-    """Permutation test of the difference of means of logarithms, B - A.
+def difference_of(evidence: Evidence, *, margin: float, level: float) -> Difference:
+    """The test of B against A, both ways.
 
     Args:
-        a: one positive value for each run of A, larger is worse.
-        b: the same for B.
-
-    Raises:
-        ValueError: a side has fewer than two values.
+        evidence: the units of both sides.
+        margin: logarithm of the ratio up to which B may be worse, or better.
+        level: the p that must be reached; where counting cannot, Student's t is asked.
     """
-    if min(len(a), len(b)) < 2:
-        raise ValueError(f"a test needs two runs per side, got {len(a)} and {len(b)}")
-    # One order of the sides, so that exchanging them exchanges the two p to the last digit.
-    if (len(a), sorted(a)) > (len(b), sorted(b)):
-        mirrored = unpaired_difference(b, a)
-        return Difference(
-            p_worse=mirrored.p_better,
-            p_better=mirrored.p_worse,
-            method=mirrored.method,
-            smallest_p=mirrored.smallest_p,
+    smallest = smallest_p(evidence, level)
+    if smallest == 0:
+        up, down = ((sign * evidence.shift - margin) / evidence.error for sign in (1, -1))
+        p_worse, p_better = (_upper_tail(t, evidence.freedom) for t in (up, down))
+        method = _student_words(evidence, level)
+    else:
+        one_sided, method = _counting(evidence)
+        p_worse, p_better = one_sided(evidence.a, evidence.b, margin), one_sided(evidence.b, evidence.a, margin)
+    return Difference(p_worse=p_worse, p_better=p_better, method=method, smallest_p=smallest)
+
+
+def _counting(evidence: Evidence) -> tuple[Callable[[Sequence[float], Sequence[float], float], float], str]:
+    """The test that counts arrangements of the units, and its name."""
+    a, b, unit = len(evidence.a), len(evidence.b), evidence.unit
+    if unit == "pair":
+        told = (
+            f"exact sign-flip test, {2**a:,} signs"
+            if a <= MAX_PAIRS
+            else f"sign-flip test, {NUM_RANDOM:,} random signs"
         )
+        return _sign_flip_p, f"{told} of {a} pairs"
+    divisions = math.comb(a + b, b)
+    if divisions <= MAX_DIVISIONS:
+        return _permutation_p, f"exact permutation test, {divisions:,} divisions of the {unit}s"
+    return _permutation_p, f"permutation test, {NUM_RANDOM:,} random divisions of the {unit}s"
+
+
+def _upper_tail(t: float, freedom: int) -> float:
+    tail = student_p(t, freedom) / 2
+    return tail if t > 0 else 1 - tail
+
+
+def smallest_p(evidence: Evidence, level: float) -> float:
+    """The smallest p of the test by counting; 0 where Student's t stands in for it."""
+    if evidence.is_borrowed:
+        return 0.0
+    a, b = len(evidence.a), len(evidence.b)
+    return smallest_paired_p(a, level) if evidence.unit == "pair" else smallest_unpaired_p(a, b, level)
+
+
+def smallest_paired_p(pairs: int, level: float) -> float:
+    """The smallest p of the sign-flip test; 0 where Student's t stands in for it."""
+    smallest = 1 / 2**pairs if pairs <= MAX_PAIRS else 1 / (NUM_RANDOM + 1)
+    return 0.0 if smallest > level else smallest
+
+
+def smallest_unpaired_p(a: int, b: int, level: float) -> float:
+    """The smallest p of the permutation test; 0 where Student's t stands in for it."""
+    divisions = math.comb(a + b, a)
+    smallest = 1 / divisions if divisions <= MAX_DIVISIONS else 1 / (NUM_RANDOM + 1)
+    return 0.0 if smallest > level else smallest
+
+
+def _student_words(evidence: Evidence, level: float) -> str:
+    if evidence.is_borrowed:
+        return (
+            f"Student's t test on sessions ({evidence.freedom} degrees of freedom: the scatter of all sessions stands "
+            "for that of a side with fewer than five)"
+        )
+    name, count = "Welch's", f"{len(evidence.a)} and {len(evidence.b)} {evidence.unit}s"
+    if evidence.unit == "pair":
+        name, count = "Student's paired", f"{len(evidence.a)} pairs"
+    return f"{name} t test ({count}: the exact test cannot reach {level:.2g})"
+
+
+def _permutation_p(a: Sequence[float], b: Sequence[float], margin: float) -> float:
+    """Chance of a mean of B that is so far above that of A, over all divisions of A and of B less the margin."""
     import numpy as np
 
-    pool = np.sort(np.log([*a, *b]))
-    pool -= pool.mean()
-    seen = float(np.log(b).sum() - len(b) * np.log([*a, *b]).mean())
-    divisions = math.comb(len(pool), len(b))
-    if divisions <= MAX_DIVISIONS:
-        sums = _all_sums(pool, len(b))
-        worse, better = (sums >= seen - _TIE).mean(), (sums <= seen + _TIE).mean()
-        return Difference(
-            p_worse=float(worse),
-            p_better=float(better),
-            method=f"exact permutation test, {divisions:,} divisions of the runs",
-            smallest_p=1 / divisions,
-        )
+    moved = np.asarray(b) - margin
+    pool = np.sort(np.concatenate([a, moved]))
+    centre = pool.mean()
+    pool -= centre
+    seen = float(moved.sum() - len(b) * centre)
+    if math.comb(len(pool), len(b)) <= MAX_DIVISIONS:
+        return float((_all_sums(pool, len(b)) >= seen - _TIE).mean())
     generator = np.random.default_rng([SEED, 2])
     sums = generator.permuted(np.tile(pool, (NUM_RANDOM, 1)), axis=1)[:, : len(b)].sum(axis=1)
-    return _drawn(sums, seen, f"permutation test, {NUM_RANDOM:,} random divisions of the runs")
+    return _drawn_p(sums, seen)
 
 
-def paired_difference(a: Sequence[float], b: Sequence[float], *, level: float) -> Difference:
-    """Sign-flip test of the mean logarithm of B / A over pairs; Student's where it could not reach the level.
-
-    With five or six pairs the smallest p of the exact test is 1/32 or 1/64, so that no difference of any size would be
-    found at 1 %. There Student's paired t test is made, which takes the logarithms to be normal.
-
-    Args:
-        a: one positive value for each pair, larger is worse.
-        b: the same, in the same order.
-        level: the p that must be reached.
-
-    Raises:
-        ValueError: fewer than two pairs, or sides of different length.
-    """
+def _sign_flip_p(a: Sequence[float], b: Sequence[float], margin: float) -> float:
+    """Chance of so high a sum of the differences of pairs less the margin, over all their signs."""
     import numpy as np
 
-    if len(a) != len(b) or len(a) < 2:
-        raise ValueError(f"a paired test needs two pairs, got {len(a)} and {len(b)} values")
-    logs = np.log(b) - np.log(a)
-    pairs = len(logs)
-    smallest = 1 / 2**pairs
+    logs = np.asarray(b) - np.asarray(a) - margin
     seen = float(logs.sum())
-    if smallest > level:
-        two_sided = paired_p([float(log) for log in logs])
-        upper, lower = two_sided / 2, 1 - two_sided / 2
-        worse, better = (upper, lower) if seen > 0 else (lower, upper)
-        return Difference(
-            p_worse=worse,
-            p_better=better,
-            method=f"Student's paired t test ({pairs} pairs: the exact test cannot reach {level:.2g})",
-            smallest_p=0.0,
-        )
-    if pairs <= MAX_PAIRS:
+    if len(logs) <= MAX_PAIRS:
         sums = np.zeros(1)
         for log in logs:
             sums = np.concatenate([sums + log, sums - log])
-        worse, better = float((sums >= seen - _TIE).mean()), float((sums <= seen + _TIE).mean())
-        return Difference(
-            p_worse=worse,
-            p_better=better,
-            method=f"exact sign-flip test, {2**pairs:,} signs of {pairs} pairs",
-            smallest_p=smallest,
-        )
-    signs = np.random.default_rng([SEED, 3]).choice([-1.0, 1.0], size=(NUM_RANDOM, pairs))
-    return _drawn(signs @ logs, seen, f"sign-flip test, {NUM_RANDOM:,} random signs of {pairs} pairs")
+        return float((sums >= seen - _TIE).mean())
+    signs = np.random.default_rng([SEED, 3]).choice([-1.0, 1.0], size=(NUM_RANDOM, len(logs)))
+    return _drawn_p(signs @ logs, seen)
 
 
-def _drawn(sums: Array, seen: float, method: str) -> Difference:
-    """Both p of drawn arrangements; the one seen counts as one of them (Phipson and Smyth, SAGMB 9(1), 2010)."""
-    count = len(sums) + 1
-    return Difference(
-        p_worse=(int((sums >= seen - _TIE).sum()) + 1) / count,
-        p_better=(int((sums <= seen + _TIE).sum()) + 1) / count,
-        method=method,
-        smallest_p=1 / count,
-    )
+def _drawn_p(sums: Array, seen: float) -> float:
+    """The p of drawn arrangements; the one seen counts as one of them (Phipson and Smyth, SAGMB 9(1), 2010)."""
+    return (int((sums >= seen - _TIE).sum()) + 1) / (len(sums) + 1)
 
 
 def _all_sums(pool: Array, size: int) -> Array:

@@ -1,81 +1,39 @@
-"""By how much: the ratio of two sides of runs, and the interval that an equivalence is read from."""
+"""By how much: the ratio of two sides, and the interval that an equivalence is read from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING
+import math
 
-from dlbench.stats.estimates import Estimate, ratio_estimate
-from dlbench.stats.resampling import resample_weights
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
+from dlbench.gate.evidence import Evidence
+from dlbench.stats.estimates import Estimate, interval
+from dlbench.stats.multiplicity import student_quantile
+from dlbench.stats.student import LEVEL, interval_of_difference, interval_of_mean
 
 
-def ratio_of_sides(a: Sequence[float], b: Sequence[float], *, paired: bool) -> Estimate:
-    """B / A of the medians over runs with its 95 % interval, see `dlbench.stats.estimates.ratio_estimate`.
+def ratio_of(evidence: Evidence) -> Estimate:
+    """B / A of geometric means over units, with its 95 % interval.
 
-    Args:
-        a: one positive value for each run.
-        b: the same; where paired, in the order of A.
-        paired: whether equal places are pairs of runs.
+    What is tested is the mean of logarithms too, so that no verdict contradicts this number.
     """
-    names = ("pair", "pair") if paired else ("a", "b")
-    return ratio_estimate({(names[1], i): v for i, v in enumerate(b)}, {(names[0], i): v for i, v in enumerate(a)})
+    n = min(len(evidence.a), len(evidence.b))
+    ends = interval_of(evidence, LEVEL)
+    return interval(math.exp(evidence.shift), *ends, n, "Student t", "ratio", level=LEVEL)
 
 
-def shift_ratio(a: Sequence[float], b: Sequence[float], *, paired: bool) -> float:
-    """The Hodges-Lehmann shift of the logarithms, as a ratio B / A.
+def interval_of(evidence: Evidence, level: float) -> tuple[float, float]:
+    """The interval of the ratio B / A at this level, on logarithms as all ratios have it; inverted by exchanged sides.
 
-    Unpaired: the median of all differences between a run of B and one of A; paired: the median of the means of any two
-    differences of pairs, each with itself too (Hodges and Lehmann, Annals of Mathematical Statistics 34, 1963).
+    Where the one at 90 % lies inside the tolerance, both one-sided tests of "beyond the tolerance" reject at 5 %
+    (TOST: Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
     """
     import numpy as np
 
-    if paired:
-        logs = np.log(b) - np.log(a)
-        rows, columns = np.triu_indices(len(logs))
-        return float(np.exp(np.median((logs[rows] + logs[columns]) / 2)))
-    return float(np.exp(np.median(np.subtract.outer(np.log(b), np.log(a)))))
-
-
-def equivalence_interval(a: Sequence[float], b: Sequence[float], *, paired: bool) -> tuple[float, float]:
-    """The 90 % percentile bootstrap interval of the ratio of medians B / A, of the same resamples as the 95 % one.
-
-    Where it lies inside the tolerance, both one-sided tests of "beyond the tolerance" reject at 5 % (TOST: Schuirmann,
-    Journal of Pharmacokinetics and Biopharmaceutics 15, 1987). Exchanging the sides inverts it.
-    """
-    import numpy as np
-
-    if not paired and (len(a), sorted(a)) > (len(b), sorted(b)):
-        low, high = equivalence_interval(b, a, paired=False)
-        return 1 / high, 1 / low
-    logs = _resampled_medians(b, stream=0 if paired else 1) - _resampled_medians(a, stream=0)
-    low, high = np.exp(np.percentile(logs, [5, 95]))
-    return float(low), float(high)
-
-
-def _resampled_medians(values: Sequence[float], *, stream: int) -> Array:
-    """Logarithm of the median of each resample: the middle one by counting how often each value was drawn."""
-    import numpy as np
-
-    data = np.log(values)
-    order = np.argsort(data, kind="stable")
-    data = data[order]
-    upto = np.cumsum(_counts(len(data), stream)[:, order], axis=1)
-    lower = data[(upto > (len(data) - 1) // 2).argmax(axis=1)]
-    upper = data[(upto > len(data) // 2).argmax(axis=1)]
-    middle: Array = (lower + upper) / 2
-    return middle
-
-
-@lru_cache(maxsize=8)
-def _counts(n: int, stream: int) -> npt.NDArray[np.int32]:
-    """How often each of n runs is in each resample."""
-    import numpy as np
-
-    return np.rint(resample_weights(n, stream=stream) * n).astype(np.int32)
+    a, b = np.array(evidence.a), np.array(evidence.b)
+    if evidence.is_borrowed:
+        half = student_quantile((1 + level) / 2, evidence.freedom) * evidence.error
+        low, high = evidence.shift - half, evidence.shift + half
+    elif evidence.unit == "pair":
+        low, high = interval_of_mean(b - a, level)
+    else:
+        low, high = interval_of_difference(b, a, level)
+    return math.exp(low), math.exp(high)

@@ -12,6 +12,7 @@ from dlbench.reading.comparability import system_content
 from dlbench.reading.environments import facts, side_by_side
 from dlbench.reading.metrics import metrics_by_run
 from dlbench.reading.repeats import named, shared_nodes, unlike_runs
+from dlbench.reading.sessions import sessions_of
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run, Scan
@@ -27,6 +28,8 @@ class SideRun:
     """UTC, ISO 8601."""
     figures: Mapping[str, float]
     """By name of `dlbench.reading.metrics.METRICS`; absent where the run does not tell."""
+    session: str
+    """Equal for runs that share one (`dlbench.reading.sessions.sessions_of`)."""
     pair: RunKey
     """Block and repeat: a run of the other side with the same one ran beside it; ("", 0) in a baseline file."""
 
@@ -134,15 +137,25 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
         UserError: runs of one point were asked for unlike of the system; names the keys.
     """
     figures = metrics_by_run(table, damaged=damaged)
+    sessions, pairs = sessions_of(table.runs.values()), table.keys
     contents = {run_id: content_of(run) for run_id, run in table.runs.items()}
     found: dict[tuple[str, int, int], list[Run]] = {}
     for run_id, run in table.runs.items():
         layout = run.plan.layout
         found.setdefault((digest(contents[run_id]), layout.ranks, layout.nodes), []).append(run)
     order = {kind: number for number, kind in enumerate(dict.fromkeys(key[0] for key in found))}
-    pairs = {row["run_id"]: (str(row["block"]), int(row["repeat"])) for row in table.figures.to_dict(orient="records")}
+    members = {
+        run_id: SideRun(
+            run_id=run_id,
+            finished=run.record.finished if run.record else "",
+            figures=figures[run_id],
+            session=sessions[run_id],
+            pair=pairs[run_id],
+        )
+        for run_id, run in table.runs.items()
+    }
     return tuple(
-        _point(found[key], contents[found[key][0].plan.run_id], figures, pairs)
+        _point(found[key], contents[found[key][0].plan.run_id], members)
         for key in sorted(found, key=lambda key: (order[key[0]], *key[1:]))
     )
 
@@ -150,8 +163,7 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
 def _point(
     runs: Sequence[Run],
     content: Content,
-    figures: Mapping[str, Mapping[str, float]],
-    pairs: Mapping[object, RunKey],
+    members: Mapping[str, SideRun],
 ) -> SidePoint:
     plan = runs[0].plan
     _refuse_unlike(runs)
@@ -162,15 +174,7 @@ def _point(
         nodes=plan.layout.nodes,
         sample_unit=plan.workload.sample_unit,
         notice=plan.workload.notice,
-        runs=tuple(
-            SideRun(
-                run_id=run.plan.run_id,
-                finished=run.record.finished if run.record else "",
-                figures=figures[run.plan.run_id],
-                pair=pairs[run.plan.run_id],
-            )
-            for run in runs
-        ),
+        runs=tuple(members[run.plan.run_id] for run in runs),
         environment={
             key: value
             for key, value in environments.compare(runs).common.items()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.gate.difference import Difference, paired_difference, unpaired_difference
-from dlbench.gate.estimates import equivalence_interval, ratio_of_sides, shift_ratio
+from dlbench.gate.difference import Difference, difference_of
+from dlbench.gate.estimates import interval_of, ratio_of
+from dlbench.gate.evidence import Evidence, Sample, evidence_of, num_sessions
 from dlbench.gate.power import Power, power_of
-from dlbench.stats.estimates import MIN_RUNS, Estimate
+from dlbench.reading.sessions import MIN_SESSIONS
+from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
 from dlbench.stats.multiplicity import holm
 
 Verdict = Literal["regressed", "improved", "equivalent", "inconclusive", "insufficient"]
@@ -20,26 +23,12 @@ class Rule:
     """What counts as a change."""
 
     tolerance: float = 0.02
-    """B may be slower by this fraction; what is smaller never fails the gate."""
+    """B may be slower by this fraction."""
     level: float = 0.01
-    """Chance of any false alarm in one direction, over all comparisons of a command."""
+    """Chance that any comparison of a command is called regressed though B is not slower than tolerated; likewise for
+    improved."""
     wanted: float = 0.03
     """The slowdown for which the number of repeats is told (fraction)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One metric at one point: a value for each run, larger is worse."""
-
-    a: tuple[float, ...]
-    b: tuple[float, ...]
-    paired: bool
-    """Whether equal places are pairs of interleaved runs."""
-
-    @property
-    def is_enough(self) -> bool:
-        """Whether there are runs for a verdict."""
-        return min(len(self.a), len(self.b)) >= MIN_RUNS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +39,13 @@ class Judgement:
     reason: str
     """Why, in a sentence without its full stop."""
     ratio: Estimate | None
-    """B / A of medians over runs, above 1 is worse; None where a side has no run."""
-    shift: float | None
-    """The Hodges-Lehmann shift as a ratio; None likewise."""
+    """B / A of geometric means, above 1 is worse; None where a side has no run. Its interval is over units where a
+    test was made, else over runs."""
     equivalence: tuple[float, float] | None
-    """90 % interval of the ratio; None with too few runs."""
+    """90 % interval of the ratio; None where no test was made."""
     difference: Difference | None
     p_worse: float | None
-    """Adjusted by Holm for all comparisons of the family; None with too few runs."""
+    """Of "no worse than tolerated", adjusted by Holm for all comparisons of the family; None where none was made."""
     p_better: float | None
     power: Power | None
 
@@ -65,87 +53,100 @@ class Judgement:
 def judge(samples: Sequence[Sample], rule: Rule) -> list[Judgement]:
     """Verdicts of one family of comparisons, in the order given.
 
-    regressed: the one-sided test says worse at `rule.level` after Holm's correction over the family, and the ratio of
-    medians is beyond the tolerance. improved: the mirror image. equivalent: the 90 % interval of the ratio lies within
-    the tolerance (TOST at 5 %). inconclusive: none of these. insufficient: fewer than five runs on a side.
+    regressed: the one-sided test of "no worse than tolerated" rejects at `rule.level` after Holm's correction over the
+    family. improved: the mirror image. equivalent: the 90 % interval of the ratio lies within the tolerance (TOST at
+    5 %). inconclusive: none of these, or too few sessions for a test. insufficient: fewer than five runs on a side.
 
     Equivalence needs no correction: that all comparisons of a family are called equivalent though one is not is at
     most as likely as that one is (intersection-union: Berger, Technometrics 24, 1982).
     """
-    enough = [sample for sample in samples if sample.is_enough]
+    evidence = [evidence_of(sample) if sample.has_runs else None for sample in samples]
+    tested = [one for one in evidence if one is not None]
     # What the strictest comparison of the family must reach.
-    strictest = rule.level / max(1, len(enough))
-    found = [_difference(sample, strictest) for sample in enough]
+    strictest = rule.level / max(1, len(tested))
+    margin = math.log1p(rule.tolerance)
+    found = [difference_of(one, margin=margin, level=strictest) for one in tested]
     worse = holm([one.p_worse for one in found])
     better = holm([one.p_better for one in found])
     judged = iter(
         [
-            _judged(sample, rule, strictest, difference, p_worse, p_better)
-            for sample, difference, p_worse, p_better in zip(enough, found, worse, better, strict=True)
+            _judged(one, rule, strictest, difference, p_worse, p_better)
+            for one, difference, p_worse, p_better in zip(tested, found, worse, better, strict=True)
         ]
     )
-    return [next(judged) if sample.is_enough else _insufficient(sample) for sample in samples]
-
-
-def _difference(sample: Sample, level: float) -> Difference:
-    if sample.paired:
-        return paired_difference(sample.a, sample.b, level=level)
-    return unpaired_difference(sample.a, sample.b)
+    return [_untested(sample) if one is None else next(judged) for sample, one in zip(samples, evidence, strict=True)]
 
 
 def _judged(
-    sample: Sample, rule: Rule, strictest: float, difference: Difference, p_worse: float, p_better: float
+    evidence: Evidence, rule: Rule, strictest: float, difference: Difference, p_worse: float, p_better: float
 ) -> Judgement:
-    a, b, paired = sample.a, sample.b, sample.paired
-    ratio = ratio_of_sides(a, b, paired=paired)
-    interval = equivalence_interval(a, b, paired=paired)
-    verdict, reason = _decide(rule, ratio.value, interval, p_worse, p_better)
+    interval = interval_of(evidence, 0.9)
+    verdict, reason = _decide(rule, interval, p_worse, p_better)
     return Judgement(
         verdict=verdict,
         reason=reason,
-        ratio=ratio,
-        shift=shift_ratio(a, b, paired=paired),
+        ratio=ratio_of(evidence),
         equivalence=interval,
         difference=difference,
         p_worse=p_worse,
         p_better=p_better,
-        power=power_of(a, b, paired=paired, level=strictest, tolerance=rule.tolerance, wanted=rule.wanted),
+        power=power_of(evidence, level=strictest, tolerance=rule.tolerance, wanted=rule.wanted),
     )
 
 
-def _decide(
-    rule: Rule, ratio: float, interval: tuple[float, float], p_worse: float, p_better: float
-) -> tuple[Verdict, str]:
+def _decide(rule: Rule, interval: tuple[float, float], p_worse: float, p_better: float) -> tuple[Verdict, str]:
     edge = 1 + rule.tolerance
-    worse, better = p_worse <= rule.level, p_better <= rule.level
-    if worse and ratio > edge:
-        return "regressed", "worse beyond chance and beyond the tolerance"
-    if better and ratio < 1 / edge:
-        return "improved", "better beyond chance and beyond the tolerance"
+    if p_worse <= rule.level:
+        return "regressed", "worse by more than the tolerance, beyond chance"
+    if p_better <= rule.level:
+        return "improved", "better by more than the tolerance, beyond chance"
+    is_changed = interval[0] > 1 or interval[1] < 1
     if 1 / edge <= interval[0] and interval[1] <= edge:
-        changed = "; a change within it is certain" if worse or better else ""
+        changed = " and leaves out 1: a small change is likely" if is_changed else ""
         return "equivalent", f"the 90 % interval of the ratio lies within the tolerance{changed}"
-    if worse or better:
-        return "inconclusive", "changed beyond chance, but not shown to be within the tolerance or beyond it"
+    if is_changed:
+        return "inconclusive", "likely changed, but not shown to be within the tolerance or beyond it"
     return "inconclusive", "neither a change nor its absence is shown: too noisy for so few runs"
 
 
-def _insufficient(sample: Sample) -> Judgement:
-    counts = len(sample.a), len(sample.b)
-    known = min(counts) > 0
-    unit = "pairs" if sample.paired else "runs per side"
-    told = f"{counts[0]}" if sample.paired else f"{counts[0]} and {counts[1]}"
+def _untested(sample: Sample) -> Judgement:
+    verdict: Verdict
+    if sample.has_runs:
+        verdict, reason = "inconclusive", _few_sessions(sample)
+    else:
+        counts = len(sample.a), len(sample.b)
+        unit = "pairs" if sample.paired else "runs per side"
+        told = f"{counts[0]}" if sample.paired else f"{counts[0]} and {counts[1]}"
+        verdict, reason = "insufficient", f"{told} of the {MIN_RUNS} {unit} that a verdict needs"
     return Judgement(
-        verdict="insufficient",
-        reason=f"{told} of the {MIN_RUNS} {unit} that a verdict needs",
-        ratio=ratio_of_sides(sample.a, sample.b, paired=sample.paired) if known else None,
-        shift=shift_ratio(sample.a, sample.b, paired=sample.paired) if known else None,
+        verdict=verdict,
+        reason=reason,
+        ratio=_ratio_of_runs(sample) if min(len(sample.a), len(sample.b)) > 0 else None,
         equivalence=None,
         difference=None,
         p_worse=None,
         p_better=None,
         power=None,
     )
+
+
+def _few_sessions(sample: Sample) -> str:
+    """Why sides of few sessions get no verdict, and what helps."""
+    a, b = num_sessions(sample)
+    told = "one session a side" if a == b == 1 else f"{a} and {b} sessions"
+    return (
+        f"{told}: drift between sessions counts as a difference; interleave (--ab), or give a baseline or a history "
+        f"of {MIN_SESSIONS} sessions"
+    )
+
+
+def _ratio_of_runs(sample: Sample) -> Estimate:
+    names = ("pair", "pair") if sample.paired else ("a", "b")
+    a, b = (
+        {(name, i): value for i, value in enumerate(side)}
+        for name, side in zip(names, (sample.a, sample.b), strict=True)
+    )
+    return ratio_estimate(b, a)
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:

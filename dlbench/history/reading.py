@@ -20,7 +20,7 @@ from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run, Scan, read_run
 
-ENTRIES_VERSION = 1
+ENTRIES_VERSION = 2
 """To be counted up when entries of the same folders come out differently: an index of before is made anew then."""
 
 
@@ -125,8 +125,16 @@ def _hosts(run: Run, causes: Causes | None) -> tuple[HostEntry, ...]:
     names = [rank.host for rank in run.record.ranks] if run.record else [status.host for status in run.statuses]
     is_comparable = causes is not None and run.plan.fault is None and len(set(causes.hosts)) > 1
     ratios = host_ratios(causes) if causes is not None and is_comparable else {}
+    left = causes.leaving if causes is not None and is_comparable else {}
     return tuple(
-        HostEntry(host=host, num_ranks=names.count(host), work_ratio=ratios.get(host)) for host in sorted(set(names))
+        HostEntry(
+            host=host,
+            num_ranks=names.count(host),
+            work_ratio=ratios.get(host),
+            later=left[host].later if host in left else None,
+            later_at_least=left[host].at_least if host in left else None,
+        )
+        for host in sorted(set(names))
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from pydantic import Field, ValidationError
 
@@ -23,7 +23,7 @@ from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.jobs.batch import Job, sbatch_arguments
 from dlbench.jobs.slurm import Queue, keep_submission, queued_jobs, read_submission, submit
 from dlbench.opening import descriptor, parse_json, read_bytes, read_json, why_unreadable
-from dlbench.records.files import write_atomic, write_json
+from dlbench.records.files import is_stream, write_atomic, write_json
 from dlbench.records.folder import MAX_JSON, RunFolder, create
 from dlbench.records.status import read_statuses
 from dlbench.specs.base import Flag, Name, RunName, Spec
@@ -184,19 +184,13 @@ def _held(path: Path, series_id: str) -> Iterator[None]:
         UserError: another one does.
         RunError: the file cannot be made.
     """
-    try:
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
-    try:
+    with _appending(path) as file:
         with suppress(OSError):
             try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"series {series_id} is being submitted by another process") from None
         yield
-    finally:
-        os.close(number)
 
 
 def begin(root: Path, jobs: Sequence[Job], *, chain: bool, python: str, request: str) -> str:
@@ -259,10 +253,20 @@ def _series_of(plan: LaunchPlan) -> str:
     raise TypeError(type(plan).__name__)
 
 
+def _appending(path: Path) -> IO[str]:
+    """Raises RunError: the file cannot be written."""
+    try:
+        if is_stream(path):
+            raise RunError(f"{path}: cannot be written: is no file")
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
 def _append(path: Path, text: str) -> None:
     """Raises RunError: the file cannot be written."""
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with _appending(path) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -27,8 +27,8 @@ _MAYBE_QUEUED = "the job may be queued all the same, and its folder was kept"
 _LOOKS_S = (0.0, 2.0, 5.0)
 """Pauses before squeue is asked for a job of which sbatch did not say whether it was taken, seconds."""
 
-# The controller's words (slurm_errno.c of Slurm) and sbatch's own for a job that was not taken. After any other failure,
-# such as a time-out, it may have been taken.
+# The controller's words (slurm_errno.c of Slurm) and sbatch's own for a job that was not taken. After any other
+# failure, such as a time-out, it may have been taken.
 _REFUSALS = (
     *("invalid partition", "no partition specified", "invalid account", "invalid qos", "invalid wckey"),
     *("access/permission denied", "access denied to requested reservation", "requested reservation is invalid"),
@@ -105,7 +105,7 @@ def submit(job: Job, folders: Sequence[RunFolder], python: str, after: str | Non
         raise RefusedError(f"sbatch refused {name}: {refusal}")
     job_id = job_id or find_job(folders[0], comment)
     if not job_id:
-        raise RunError(f"{doubt} to {name}; {_MAYBE_QUEUED}")
+        raise RunError(f"{name}: {doubt}; {_MAYBE_QUEUED}")
     return keep_submission(job, folders, job_id, command)
 
 
@@ -125,7 +125,7 @@ def _sbatch(command: Sequence[str]) -> tuple[str, str, str]:
     final = why.lower().rpartition("batch job submission failed:")[2]
     if not answers and "timed out" not in final and any(words in final for words in _REFUSALS):
         return "", "", why
-    return "", f"sbatch failed ({why:.300})", ""
+    return "", f"sbatch failed: {why:.300}", ""
 
 
 def keep_submission(job: Job, folders: Sequence[RunFolder], job_id: str, command: Sequence[str]) -> Submission:

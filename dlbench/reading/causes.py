@@ -19,10 +19,11 @@ From the phases to the causes seconds are only moved, never estimated anew, and 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlbench.errors import IncompleteDataError
+from dlbench.reading.leaving import Leaving, leaving
 from dlbench.reading.measures import RunSteps, load_steps
 from dlbench.reading.samples.node_samples import Interval, node_ranks
 from dlbench.reading.samples.throttling import throttled_share
@@ -63,6 +64,8 @@ class Causes:
     """Each rank's own work, by rank: all its measured steps without the exchange."""
     hosts: tuple[str, ...]
     """Host of each rank."""
+    leaving: Mapping[str, Leaving] = field(default_factory=dict)
+    """Which host leaves the exchange later than the others; empty where the clocks do not say."""
 
     @property
     def input_seconds(self) -> dict[str, float]:
@@ -116,6 +119,7 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
         waiting=found,
         work_ns=tuple(int(value) for value in work),
         hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)),
+        leaving=leaving(run.record, loaded),
     )
 
 

@@ -7,10 +7,11 @@ whole and medians do not: `sum(parts) == measured_s / steps`, to the nanosecond.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
+from dlbench.records.clocks import MAX_DRIFT_PPM
 from dlbench.records.record import RankResult
 from dlbench.records.rows.steps import PHASES, StepReader, read_alike_steps
 from dlbench.records.scan import Run
@@ -73,6 +74,8 @@ class RunSteps:
     step_ns: Times
     phase_ns: dict[str, Times]
     """By phase, in the order of `PHASES`."""
+    unbroken: int
+    """First steps that follow each other without a pause (evaluation, checkpoint) on every rank."""
 
     @property
     def other_ns(self) -> Times:
@@ -187,14 +190,31 @@ def _all_ranks(run: Run) -> RunSteps:
                     end_ns=np.empty(len(ranks), np.int64),
                     step_ns=np.empty(shape, np.int64),
                     phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
+                    unbroken=len(own["step"]),
                 )
             result.begin_ns[entry.rank] = own["start_ns"][0]
             result.end_ns[entry.rank] = own["start_ns"][-1] + own["step_ns"][-1]
             result.step_ns[entry.rank] = own["step_ns"]
             for phase in PHASES:
                 result.phase_ns[phase][entry.rank] = own[f"{phase}_ns"]
+            unbroken = min(result.unbroken, _unbroken(own["start_ns"], own["step_ns"], run.record.clock))
+            result = replace(result, unbroken=unbroken)
     assert result is not None
     return result
+
+
+def _unbroken(start_ns: Times, step_ns: Times, clock: str) -> int:
+    """First steps of a rank without a pause between them.
+
+    On a CPU a step begins where the one before ends. On a GPU its start is when the host enters it, which is earlier,
+    or, after a pause, later by more than two clocks drift apart.
+    """
+    import numpy as np
+
+    elapsed = np.cumsum(step_ns[:-1])
+    allowed = (elapsed * MAX_DRIFT_PPM // 1_000_000 if clock == "cuda-events" else 0) + ROUNDING_NS
+    late = np.flatnonzero(start_ns[1:] - start_ns[0] - elapsed > allowed)
+    return int(late[0]) + 1 if len(late) else len(step_ns)
 
 
 def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None) -> dict[str, Times] | None:

@@ -1,44 +1,78 @@
-"""Slow nodes: hosts whose ranks take longer for their own work than the ranks of other hosts in the same runs.
+"""Slow nodes: hosts whose ranks take longer for their own work than those of other hosts, or leave exchanges later.
 
 In one run let w[r] be the mean step of rank r without its exchange: what it does by itself. A host is as slow as its
-slowest rank, max w, because all ranks wait for that one; its ratio is that divided by the median, over the other hosts
-of the run, of their slowest ranks. Runs of any workload, rank count and day stand side by side then: what slows all
-hosts of a run alike cancels. The unit is the run; the median over runs has an interval as
-`dlbench.stats.estimates` makes it.
+slowest rank, because all ranks wait for that one (`dlbench.reading.by_host.largest_by_host` says how hosts of unlike
+many ranks compare); its ratio is that divided by the median, over the other hosts of the run, of their slowest ranks.
+Runs of any workload, rank count and day stand side by side then: what slows all hosts of a run alike cancels. A slow
+link does not show in own work: `dlbench.reading.leaving`.
+
+What slows a host for one job (a neighbour, heat) is no property of the host, so the unit is the session and no run in
+it: `dlbench.reading.sessions`. Of a session counts the median of its runs, of a host the geometric mean of its sessions
+with Student's t. A host is called slow where a one-sided t test against `SLOW`, and not against "no difference", holds
+over all hosts together: at most `FALSE_SHARE` of the hosts called slow are not, on average (Benjamini and Hochberg).
 
 Limit: rank 0 writes records and checkpoints. Where it always runs on the same host, its work is charged to that host.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dlbench.reading.by_host import largest_by_host, of_others
 from dlbench.reading.causes import Causes
+from dlbench.reading.leaving import LATE
+from dlbench.reading.sessions import session_of
 from dlbench.reading.table import RunTable
-from dlbench.stats.estimates import MIN_RUNS, Estimate, median_estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
+from dlbench.stats.multiplicity import benjamini_hochberg, student_p
 
-SLOW = 1.03
-"""A host is slow if the low end of its interval is above this: 3 % is the least effect that dlbench promises to see."""
+SLOW = 1 + LATE
+"""A host is slow if its own work is shown to be more than so many times that of others: 3 % is the least effect that
+dlbench promises to see."""
+FALSE_SHARE = 0.05
+"""Of the hosts called slow so many are not, on average over many reports (false discovery rate)."""
+MIN_SESSIONS = MIN_RUNS
+"""With fewer, a host is suspected at most."""
 
 SAFE_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 """Host names that may stand in a Slurm option; nothing else is printed there."""
 
-Verdict = Literal["slow", "suspected", "not shown to be slow", "too few runs"]
+Verdict = Literal["slow", "slow link", "slow and slow link", "suspected", "not shown to be slow", "too few sessions"]
+
+TO_EXCLUDE: tuple[Verdict, ...] = ("slow", "slow link", "slow and slow link")
+"""Verdicts of hosts that jobs are better kept off."""
+
+# Times are nanoseconds of some milliseconds: a scatter below this is rounding.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSessions:
+    """What the sessions say of one host, a value for each."""
+
+    work: Sequence[float]
+    """Own work relative to the other hosts' (1)."""
+    at_least: Sequence[float] = ()
+    """By how much later it leaves an exchange for certain, as a share of the step (1); sessions with known clocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostHistory:
-    """One host over all runs that it shared with other hosts."""
+    """One host over all sessions in which it ran beside other hosts."""
 
     host: str
     ratio: Estimate
-    """Own work of its slowest rank relative to that of the other hosts' slowest ranks; median over runs."""
+    """Own work of its slowest rank relative to that of the other hosts' slowest ranks; mean over sessions."""
+    later: Estimate | None
+    """By how much later than the other hosts' its exchanges end, as a share of the step; mean over sessions. None where
+    the clocks do not say."""
+    num_runs: int
     last_share: float
     """Fraction of the steps of these runs in which one of its ranks came last and others waited."""
     fair_share: float
@@ -51,17 +85,19 @@ class SlowNodes:
     """What the runs of a folder say of its hosts."""
 
     hosts: tuple[HostHistory, ...]
-    """Slowest first; empty where no run had ranks on two hosts or more."""
+    """Those to exclude first, then slowest first; empty where no run had ranks on two hosts or more."""
     exclude: tuple[str, ...]
-    """Slow hosts for Slurm's `--exclude`, by name."""
+    """Slow hosts, and hosts with slow links, for Slurm's `--exclude`, by name."""
     unsafe: tuple[str, ...]
-    """Slow hosts whose names may not stand in an option, by name."""
+    """Such hosts whose names may not stand in an option, by name."""
     option: str
     """`--exclude=...` for sbatch; empty where no host is slow."""
     threshold: float
     """`SLOW`."""
     num_runs: int
     """Runs on two hosts or more that were counted."""
+    num_sessions: int
+    """Sessions of these runs."""
     num_single_host: int
     """Runs on one host: nothing to compare."""
     num_faulty: int
@@ -71,10 +107,12 @@ class SlowNodes:
 def slow_nodes(table: RunTable) -> SlowNodes:
     """All hosts of all runs with figures; `table` was made `with_causes`."""
     faulty = {run_id for run_id, run in table.runs.items() if run.plan.fault is not None}
-    counted = [causes for run_id, causes in table.causes.items() if run_id not in faulty]
-    several = [causes for causes in counted if len(set(causes.hosts)) > 1]
-    hosts = sorted(_histories(several), key=lambda one: (-one.ratio.value, one.host))
-    slow = sorted(one.host for one in hosts if one.verdict == "slow")
+    counted = {run_id: causes for run_id, causes in table.causes.items() if run_id not in faulty}
+    several = [
+        (session_of(table.runs[run_id]), causes) for run_id, causes in counted.items() if len(set(causes.hosts)) > 1
+    ]
+    hosts = sorted(_histories(several), key=lambda one: (one.verdict not in TO_EXCLUDE, -one.ratio.value, one.host))
+    slow = sorted(one.host for one in hosts if one.verdict in TO_EXCLUDE)
     exclude = tuple(host for host in slow if SAFE_HOST.fullmatch(host))
     return SlowNodes(
         hosts=tuple(hosts),
@@ -83,53 +121,96 @@ def slow_nodes(table: RunTable) -> SlowNodes:
         option=f"--exclude={','.join(exclude)}" if exclude else "",
         threshold=SLOW,
         num_runs=len(several),
+        num_sessions=len({session for session, _ in several}),
         num_single_host=len(counted) - len(several),
         num_faulty=len(faulty),
     )
 
 
-def _histories(runs: Sequence[Causes]) -> Iterator[HostHistory]:
-    """Every host of these runs, each of which had ranks on two hosts or more."""
-    ratios: dict[str, list[float]] = {}
+def _histories(runs: Sequence[tuple[str, Causes]]) -> Iterator[HostHistory]:
+    """Every host of these runs, each of which had ranks on two hosts or more; before each run its session."""
+    ratios: dict[str, dict[str, list[float]]] = {}
+    later: dict[str, dict[str, list[float]]] = {}
+    at_least: dict[str, dict[str, list[float]]] = {}
     last: dict[str, list[tuple[int, float, int]]] = {}
-    for causes in runs:
+    for session, causes in runs:
         on_host = Counter(causes.hosts)
         came_last: Counter[str] = Counter()
         for one in causes.waiting.ranks:
             came_last[causes.hosts[one.rank]] += one.steps_last
         for host, ratio in host_ratios(causes).items():
-            ratios.setdefault(host, []).append(ratio)
+            ratios.setdefault(host, {}).setdefault(session, []).append(ratio)
             last.setdefault(host, []).append((came_last[host], on_host[host] / causes.ranks, causes.steps))
-    for host, values in ratios.items():
+        for host, left in causes.leaving.items():
+            later.setdefault(host, {}).setdefault(session, []).append(left.later)
+            at_least.setdefault(host, {}).setdefault(session, []).append(left.at_least)
+    sessions = {
+        host: HostSessions(work=medians(own), at_least=medians(at_least.get(host, {}))) for host, own in ratios.items()
+    }
+    verdicts = verdicts_of(sessions)
+    for host, own in sessions.items():
         steps = sum(count for *_, count in last[host])
-        ratio_of_host = median_estimate(values, "ratio")
         yield HostHistory(
             host=host,
-            ratio=ratio_of_host,
+            ratio=mean_ratio(own.work),
+            later=mean_estimate(medians(later[host]), "fraction") if host in later else None,
+            num_runs=len(last[host]),
             last_share=sum(times for times, *_ in last[host]) / steps,
             fair_share=sum(share * count for _, share, count in last[host]) / steps,
-            verdict=verdict_of(ratio_of_host),
+            verdict=verdicts[host],
         )
 
 
 def host_ratios(causes: Causes) -> Mapping[str, float]:
     """Own work of each host's slowest rank relative to the other hosts' in one run on two hosts or more."""
-    slowest: dict[str, int] = {}
-    for host, work in zip(causes.hosts, causes.work_ns, strict=True):
-        slowest[host] = max(work, slowest.get(host, 0))
-    ordered = sorted(slowest.values())
-    return {host: own / _median_without(ordered, own) for host, own in slowest.items()}
+    slowest = largest_by_host(causes.hosts, causes.work_ns)
+    others = of_others(slowest)
+    return {host: own / others[host] for host, own in slowest.items()}
 
 
-def _median_without(ordered: list[int], one: int) -> float:
-    """The median of sorted values, one of them left out."""
-    place, middle = bisect_left(ordered, one), (len(ordered) - 2) // 2
-    near = [ordered[at + (at >= place)] for at in range(middle, len(ordered) - 1 - middle)]
-    return statistics.median(near)
+def medians(by_session: Mapping[str, Sequence[float]]) -> list[float]:
+    """Of the runs of each session."""
+    return [statistics.median(values) for values in by_session.values()]
 
 
-def verdict_of(ratio: Estimate) -> Verdict:
-    """Of a host's ratio over runs."""
-    if ratio.n < MIN_RUNS:
-        return "suspected" if ratio.value > SLOW else "too few runs"
-    return "slow" if ratio.low is not None and ratio.low > SLOW else "not shown to be slow"
+def mean_ratio(ratios: Sequence[float]) -> Estimate:
+    """The geometric mean over sessions, with its interval."""
+    return geometric_mean_estimate(ratios, "ratio")
+
+
+def verdicts_of(hosts: Mapping[str, HostSessions]) -> dict[str, Verdict]:
+    """Which hosts are slow, and which leave exchanges late, over all hosts and both questions together."""
+    asked = {(host, False): [math.log(ratio / SLOW) for ratio in own.work] for host, own in hosts.items()}
+    asked |= {(host, True): [share - LATE for share in own.at_least] for host, own in hosts.items()}
+    tests = {key: _chance(values) for key, values in asked.items() if len(values) >= MIN_SESSIONS}
+    shown = {key for key, p in zip(tests, benjamini_hochberg(list(tests.values())), strict=True) if p <= FALSE_SHARE}
+    return {
+        host: _verdict(
+            is_slow=(host, False) in shown,
+            has_slow_link=(host, True) in shown,
+            is_tested=(host, False) in tests,
+            is_beyond=any(
+                bool(values) and statistics.fmean(values) > 0 and key not in tests
+                for key, values in asked.items()
+                if key[0] == host
+            ),
+        )
+        for host in hosts
+    }
+
+
+def _verdict(*, is_slow: bool, has_slow_link: bool, is_tested: bool, is_beyond: bool) -> Verdict:
+    if is_slow:
+        return "slow and slow link" if has_slow_link else "slow"
+    if has_slow_link:
+        return "slow link"
+    if is_beyond:
+        return "suspected"
+    return "not shown to be slow" if is_tested else "too few sessions"
+
+
+def _chance(values: Sequence[float]) -> float:
+    """One-sided p of Student's t that the mean is no larger than 0."""
+    t = statistics.fmean(values) / (max(statistics.stdev(values), _ROUNDING) / math.sqrt(len(values)))
+    p = student_p(t, len(values) - 1) / 2
+    return p if t > 0 else 1 - p

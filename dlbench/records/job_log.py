@@ -7,6 +7,7 @@ is said by the rank's supervisor, with the time, and by srun (or mpirun) itself.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,19 @@ _WHOLE_JOB = (
 )
 _OUT_OF_MEMORY = re.compile(r"[Dd]etected (\d+ oom[-_]kill event\S*)")
 _NODE = re.compile(r"srun: error: Node failure on (\S+)")
-_SIGNALS = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7}
+_SIGNALS = {
+    "Killed": signal.SIGKILL,
+    "Terminated": signal.SIGTERM,
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Illegal instruction": signal.SIGILL,
+    "Floating point exception": signal.SIGFPE,
+}
+"""By the words of strsignal(3), which srun writes."""
+
+_NO_MEMORY = "Out Of Memory"
+"""srun's words for a task that the kernel's out-of-memory killer ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +57,7 @@ class _Ending:
     rank: int
     words: str
     """E.g. ``by signal SIGKILL``."""
+    number: signal.Signals | None = None
     at: str = ""
     """UTC, ISO 8601, as its supervisor said; empty if srun said it."""
 
@@ -66,9 +80,9 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
     if cause is not None and cause.failure == "own" and not _came_before(ending, cause):
         return None
     killed = _OUT_OF_MEMORY.search(text)
-    if killed is not None and ending.words in ("by signal SIGKILL", "Killed", "Out Of Memory"):
+    if killed is not None and ending.words in (_NO_MEMORY, _by(signal.SIGKILL)):
         reason = f"rank {ending.rank} was killed for want of memory: Slurm detected {killed[1]}"
-    elif ending.words == "Out Of Memory":
+    elif ending.words == _NO_MEMORY:
         reason = f"rank {ending.rank} was killed for want of memory, as Slurm says"
     else:
         reason = f"rank {ending.rank} was the first to end, {ending.words}"
@@ -83,13 +97,11 @@ def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
     text = _text_of(folder, "launch.log")
     told = _MPIRUN.search(text)
     # SIGTERM is mpirun's own way to end the others.
-    if told is not None and int(told[2]) != _SIGNALS["Terminated"]:
+    if told is not None and int(told[2]) != signal.SIGTERM:
         return int(told[1]), int(told[2])
-    tasks = _of_srun(text)
-    if tasks is None:
-        return None
-    number = _SIGNALS.get(tasks.words.removesuffix(" (core dumped)"))
-    return (tasks.rank, number) if number is not None else None
+    told_by_srun = _of_srun(text)
+    number = None if told_by_srun is None else told_by_srun.number
+    return (told_by_srun.rank, number) if told_by_srun is not None and number is not None else None
 
 
 def _log_of(folder: RunFolder) -> str:
@@ -125,7 +137,7 @@ def _first(text: str) -> _Ending | None:
     ]
     # A supervisor that Slurm ends a moment after its rank may still say that, later.
     same = [one for one in ended if by_srun is not None and one.rank == by_srun.rank]
-    if same and by_srun is not None and by_srun.words == "Out Of Memory":
+    if same and by_srun is not None and by_srun.words == _NO_MEMORY:
         return by_srun
     earliest = min(same or ended, key=lambda one: one.at, default=None)
     return earliest or by_srun
@@ -136,16 +148,27 @@ def _of_srun(text: str) -> _Ending | None:
     for line in text.splitlines():
         told = _TASKS.search(line)
         if told is not None:
-            words = told[2].strip()
-            code = _EXITED.match(words)
-            rank = int(re.split("[,-]", told[1])[0])
-            return _Ending(rank=rank, words=f"with exit code {code[1]}" if code else words)
+            return _of_task(int(re.split("[,-]", told[1])[0]), told[2].strip())
         noticed = _MPIRUN.search(line)
-        if noticed is not None and int(noticed[2]) != _SIGNALS["Terminated"]:
-            return _Ending(rank=int(noticed[1]), words=f"by signal {noticed[2]}")
+        if noticed is not None and int(noticed[2]) != signal.SIGTERM:
+            number = signal.Signals(int(noticed[2]))
+            return _Ending(rank=int(noticed[1]), words=_by(number), number=number)
         if _ABORTED.search(line):
             return None
     return None
+
+
+def _of_task(rank: int, words: str) -> _Ending:
+    """How srun says a task ended: `Exited with exit code 3`, `Killed`, `Segmentation fault (core dumped)`."""
+    code = _EXITED.match(words)
+    number = _SIGNALS.get(words.removesuffix(" (core dumped)"))
+    if code is not None:
+        return _Ending(rank=rank, words=f"with exit code {code[1]}")
+    return _Ending(rank=rank, words=words if number is None else _by(number), number=number)
+
+
+def _by(number: signal.Signals) -> str:
+    return f"by signal {number.name}"
 
 
 def _came_before(ending: _Ending, cause: RankStatus) -> bool:

@@ -162,6 +162,11 @@ def figure_text(figure: Estimate) -> str:
     return f"{value_text(figure)} {interval_text(figure)}".rstrip()
 
 
+def slow_link_text(later: Estimate) -> str:
+    """A host with a slow link: ``its exchanges end 4.1 % [3.8, 4.4] of a step later than the other hosts'``."""
+    return f"its exchanges end {figure_text(later)} of a step later than the other hosts'"
+
+
 def runs_text(count: int) -> str:
     """``1 run``, ``5 runs``."""
     return f"{count} run" if count == 1 else f"{count} runs"

@@ -88,7 +88,7 @@ def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
     if all(acting_part(one) == acting_part(other) for one, other in pairs(plans)):
         raise UserError(
             f"--ab: {keys}: changes nothing in what the ranks of either side do, nor in how they are started: both "
-            "sides run on the same nodes"
+            "sides run on the nodes of one Slurm job, or on one machine"
         )
 
 

@@ -133,7 +133,8 @@ class DlbenchGate(DlbenchTest):
     """Fails if the machine is slower than the baseline, beyond chance and tolerance."""
 
     descr = "dlbench: gate against a baseline"
-    # Written by `dlbench baseline RUNS -o baseline.json` from runs of the same workload, preset, engine and ranks.
+    # Written by `dlbench baseline RUNS -o baseline.json` from runs of the same workload, preset, engine and ranks, of
+    # five nights or more: what one night differs from another by does not show in fewer.
     baseline = variable(str, value="")
     workload = variable(str, value="resnet50")
     ranks = variable(str, value="1,2")

@@ -24,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from dlbench.gate.verdicts import Rule, Sample, judge
-from dlbench.reading.metrics import DEFAULT_METRIC, metrics_by_run
+from dlbench.gate.evidence import Sample
+from dlbench.gate.verdicts import Rule, judge
+from dlbench.reading.metrics import DEFAULT_METRICS, metrics_by_run
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from tests.bench.figures import Figure
@@ -171,12 +172,12 @@ def real_pairs(pairs: int = PAIRS) -> Iterator[Figure]:
             yield Figure(name="A/A comparisons of real runs", value=None, reason=last, **about)
             return
         table = tabulate(scan(out))
-        values = metrics_by_run(table, wanted=[DEFAULT_METRIC])
+        values = metrics_by_run(table, wanted=DEFAULT_METRICS)
         ordered = sorted(table.runs.values(), key=lambda run: run.record.finished if run.record else "")
-        times = [values[run.plan.run_id][DEFAULT_METRIC] for run in ordered]
+        times = [values[run.plan.run_id]["step_median_s"] for run in ordered]
         sides = {
             side: [
-                values[run.plan.run_id][DEFAULT_METRIC]
+                values[run.plan.run_id]["step_median_s"]
                 for run in sorted(ordered, key=lambda run: run.plan.series.repeat)
                 if run.plan.series.side == side
             ]

@@ -48,8 +48,9 @@ def test_help_lists_the_commands_in_the_order_of_work(cli: Cli) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         section = done.stdout.partition("Commands, in the order of work:\n")[2]
         names = [line.split()[0] for line in section.splitlines() if line.startswith("  ") and line[2] != " "]
-        expected = ["doctor", "setup", "data", "ls", "show", "run", "submit", "status", "io", "memory", "comm"]
+        expected = ["doctor", "setup", "data", "ls", "show", "run", "submit", "complete", "status", "io", "memory"]
         expected += [
+            "comm",
             "report",
             "trace",
             "diagnose",
@@ -342,7 +343,7 @@ def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) 
     shown = cli(*SUBMIT, "--nodes", "1,2", "--dry-run")
     done = cli(*SUBMIT, "--nodes", "1,2", **variables)
     assert done.returncode == 0, done.stderr
-    folders = sorted((tmp_path / "runs").iterdir())
+    folders = sorted((tmp_path / "runs").glob("s-*"))
     assert "".join((folder / "job.sbatch").read_text() for folder in folders) == shown.stdout
     jobs = done.stdout.split()
     assert [json.loads((folder / "submission.json").read_text())["job_id"] for folder in folders] == jobs
@@ -353,6 +354,38 @@ def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) 
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
     assert "exists already" in again.stderr
+
+
+def test_a_series_that_was_cut_off_is_told_by_status_and_completed(cli: Cli, tmp_path: Path) -> None:
+    stub = tmp_path / "bin" / "sbatch"
+    stub.parent.mkdir()
+    limit = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit)"
+    stub.write_text(
+        f"#!/bin/bash\n[ -e {tmp_path}/open ] || [ ! -e {tmp_path}/full ] || {{ echo '{limit}' >&2; exit 1; }}\n"
+        f"touch {tmp_path}/full; echo $RANDOM\n"
+    )
+    stub.chmod(0o755)
+    path = f"{stub.parent}:{os.environ['PATH']}"
+    done = cli(*SUBMIT, "--nodes", "1,2", "--repeats", "2", PATH=path)
+    assert done.returncode == 3
+    assert len(done.stdout.split()) == 1
+    rest = "1 of 4 jobs submitted; the rest: dlbench complete s --out runs"
+    assert f"{limit}; series s: {rest}" in done.stderr
+    told = cli("status", PATH=str(tmp_path))
+    assert told.returncode == 3
+    assert f"series s: {rest}\n" in told.stdout
+    assert "Slurm did not say what became of job" in told.stdout
+    assert "(squeue is not on PATH)" in told.stdout
+    (row,) = json.loads(cli("status", "--json", PATH=str(tmp_path)).stdout)["series"]
+    assert (row["series"], row["jobs"], row["submitted"], row["is_cut_off"]) == ("s", 4, 1, True)
+    (tmp_path / "open").touch()
+    completed = cli("complete", "s", PATH=path)
+    assert completed.returncode == 0, completed.stderr
+    assert len(completed.stdout.split()) == 3
+    assert "series s: 4 of 4 jobs submitted; next: dlbench status runs" in completed.stderr
+    assert cli("complete", "s", PATH=path).stdout == ""
+    assert cli("status", PATH=str(tmp_path)).returncode == 0
+    assert cli("complete", "other").returncode == 2
 
 
 def test_a_refused_submission_is_one_line_and_leaves_no_run(cli: Cli, tmp_path: Path) -> None:
@@ -393,7 +426,7 @@ def test_an_output_folder_of_any_name(cli: Cli, tmp_path: Path, name: str) -> No
     variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}", "TOLD": str(tmp_path / "told")}
     done = cli(*SUBMIT, "--nodes", "1", f"--out={name}", **variables)
     assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / name).iterdir()
+    (folder,) = (tmp_path / name).glob("s-*")
     assert (tmp_path / "told").read_text() == str(folder / "plan.json")
     assert not list(tmp_path.rglob("canary"))
     done = cli("status", "--json", "--", name, PATH=str(tmp_path))
@@ -492,7 +525,7 @@ def test_status_of_an_empty_folder(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     done = cli("status")
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 runs, 0 valid\n", "")
-    assert json.loads(cli("status", "--json").stdout) == {"runs": [], "problems": []}
+    assert json.loads(cli("status", "--json").stdout) == {"runs": [], "series": [], "problems": []}
 
 
 def test_status_of_good_runs(cli: Cli, tmp_path: Path) -> None:
@@ -634,7 +667,7 @@ def test_a_comparison_is_submitted_whole_or_not_at_all(cli: Cli, tmp_path: Path)
     assert done.stdout.split() == ["7", "7"]
     assert "4 runs of sides a and b in one job" in done.stderr
     assert len((tmp_path / "calls").read_text().splitlines()) == 2
-    folders = sorted((tmp_path / "runs").iterdir())
+    folders = sorted((tmp_path / "runs").glob("s-*"))
     assert len(folders) == 8
     scripts = [(folder / "job.sbatch").read_text() for folder in folders]
     assert scripts == [scripts[0]] * 4 + [scripts[4]] * 4

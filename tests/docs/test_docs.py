@@ -271,7 +271,7 @@ def test_keys_in_the_text_exist(page: Path) -> None:
         if (
             match is None
             or match[1].split(".")[0] not in ROOTS
-            or match[1].endswith((".conf", ".log", ".py", ".yaml", ".md"))
+            or match[1].endswith((".conf", ".log", ".py", ".sh", ".yaml", ".md"))
         ):
             continue
         if not (is_key(match[1]) or is_name_of_code(match[1]) or match[1] in recorded_settings()):

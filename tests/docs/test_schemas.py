@@ -14,7 +14,7 @@ from dlbench.gate.page.assemble import assemble as compared
 from dlbench.gate.page.document import document_of as comparison_document
 from dlbench.gate.sides import side_of_runs
 from dlbench.gate.verdicts import Rule
-from dlbench.reading.metrics import DEFAULT_METRIC
+from dlbench.reading.metrics import DEFAULT_METRICS
 from dlbench.records.scan import scan
 from dlbench.report.document import Document
 from dlbench.report.formats.json import to_json
@@ -56,7 +56,7 @@ def test_what_reports_write_holds_to_their_schemas(runs: Path) -> None:
     assert holds("report", document_of(assemble(scan(runs))))["groups"]
     assert holds("diagnosis", diagnosis(scan(runs))[1])["groups"]
     side = side_of_runs(scan(runs), "runs", {}, "--where")
-    found = compared(compare_sides(side, side, metrics=(DEFAULT_METRIC,), rule=Rule()))
+    found = compared(compare_sides(side, side, metrics=DEFAULT_METRICS, rule=Rule()))
     assert holds("comparison", comparison_document(found))["points"]
 
 

@@ -27,7 +27,6 @@ def metric(verdict: str, **changes: Any) -> MetricResult:
         "a": side,
         "b": side,
         "ratio": Estimate(value=1.05, unit="ratio", low=1.04, high=1.06, n=5, kind="Student t"),
-        "shift": 1.05,
         "ratio_low_90": 1.04,
         "ratio_high_90": 1.06,
         "test": "exact permutation test, 252 divisions of the runs",
@@ -35,6 +34,7 @@ def metric(verdict: str, **changes: Any) -> MetricResult:
         "p_better": 1.0,
         "p_worse_adjusted": 0.004,
         "p_better_adjusted": 1.0,
+        "unit": "session",
         "scatter": 0.01,
         "detectable": 0.025,
         "wanted": 0.03,
@@ -57,6 +57,9 @@ def report(
         nodes=1,
         runs_a=(text,),
         runs_b=(text,),
+        sessions_a=1,
+        sessions_b=1,
+        sessions_history=0,
         finished_a=("", ""),
         finished_b=("", ""),
         tags_a=(("commit", text),),
@@ -71,6 +74,7 @@ def report(
         a=text,
         b=text,
         paired=False,
+        history="",
         verdict="regressed",
         headline=text,
         tolerance=0.02,
@@ -137,7 +141,7 @@ def test_counts_numbers_and_damage() -> None:
 def test_a_side_without_runs_is_told_without_numbers() -> None:
     empty = metric(
         "insufficient",
-        **dict.fromkeys(["a", "b", "ratio", "shift", "p_worse", "p_worse_adjusted", "scatter", "detectable"]),
+        **dict.fromkeys(["a", "b", "ratio", "p_worse", "p_worse_adjusted", "scatter", "detectable"]),
         test="",
     )
     (case,) = cases(report(empty))

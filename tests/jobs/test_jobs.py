@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.jobs import launch, slurm
 from dlbench.jobs.batch import Job, job_name, jobs_of, render_job, render_script, sbatch_arguments, total_time
-from dlbench.jobs.slurm import job_states, read_submission, require_slurm, submit
+from dlbench.jobs.slurm import RefusedError, job_states, read_submission, require_slurm, submit
 from dlbench.jobs.slurm_energy import job_energies
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import scan
@@ -30,6 +30,7 @@ from dlbench.specs.expand import expand
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.requests import Request
 from tests.support.paths import GOLDEN
+from tests.support.programs import Program, calls
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 PYTHON = "/opt/dlbench/bin/python"
@@ -85,7 +86,8 @@ def test_the_command_of_every_launcher() -> None:
     folder = folder_of(plan)
     node = [PYTHON, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", f"/scratch/runs/{plan.run_id}/plan.json"]
     assert launch.node_command(folder.plan, PYTHON) == node
-    common = ["--kill-on-bad-exit=1", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=block"]
+    common = ["--kill-on-bad-exit=1", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
+    common.append("--distribution=block:block")
     assert launch.srun_command(plan, folder, PYTHON) == ["srun", "--mpi=pmix", *common, "--cpus-per-task=1", *node]
     gloo = with_system(plan, launch={"launcher": "srun-gloo"})
     assert launch.srun_command(gloo, folder, PYTHON) == ["srun", "--mpi=none", *common, "--cpus-per-task=1", *node]
@@ -118,12 +120,29 @@ def test_a_site_s_variables_are_in_force(launcher: str) -> None:
     assert made.items() >= asked.items()
 
 
-def test_open_mpi_is_told_to_yield_only_where_it_is_used() -> None:
-    plan = plan_of()
-    yields = "OMPI_MCA_mpi_yield_when_idle"
-    assert launch.rank_environment(plan)[yields] == "1"
-    assert yields not in launch.rank_environment(with_system(plan, launch={"launcher": "srun-gloo"}))
-    assert yields not in launch.rank_environment(with_system(plan, launch={"oversubscribe_yield": False}))
+YIELDS = "OMPI_MCA_mpi_yield_when_idle"
+
+
+@pytest.mark.parametrize("launcher", ["srun-mpi", "mpirun"])
+def test_open_mpi_yields_only_where_ranks_share_cores(launcher: str) -> None:
+    """Spinning is quicker; upstream gave the contrary up as a default."""
+    fits = plan_of(system="example-gpu", launcher=launcher)
+    assert (fits.layout.ranks_per_node, fits.layout.cores_per_rank, fits.layout.node_cores) == (4, 16, 64)
+    assert YIELDS not in launch.rank_environment(fits)
+    shares = plan_of(system="example-gpu", launcher=launcher, overrides={"layout.cores_per_rank": 17})
+    assert launch.rank_environment(shares)[YIELDS] == "1"
+    assert YIELDS not in launch.rank_environment(with_system(shares, launch={"oversubscribe_yield": False}))
+    assert launch.rank_environment(with_system(fits, launch={"oversubscribe_yield": True}))[YIELDS] == "1"
+    assert YIELDS not in launch.rank_environment(with_system(shares, launch={"launcher": "srun-gloo"}))
+
+
+def test_open_mpi_yields_on_a_machine_with_fewer_cores_than_ranks_and_on_a_box() -> None:
+    def local(ranks: int) -> RunPlan:
+        return plan_of(system="local", launcher="mpirun", points_are="ranks", points=(ranks,))
+
+    assert YIELDS not in launch.rank_environment(local(4))
+    assert launch.rank_environment(local(5))[YIELDS] == "1"
+    assert launch.rank_environment(plan_of())[YIELDS] == "1"  # whose nodes share the machine's cores
 
 
 # Batch scripts
@@ -719,33 +738,6 @@ def test_the_sbatch_command() -> None:
     assert sbatch_arguments(folder, after="4711")[-2:] == ["--dependency=afterany:4711", str(folder.script)]
 
 
-Program = Callable[[str, str], None]
-
-
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Puts a stub of a program of Slurm on PATH, which holds bash and nothing of Slurm otherwise."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    for name in ("bash", "cat", "sleep"):
-        (folder / name).symlink_to(str(shutil.which(name)))
-    monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    interpreter = folder / "bash"
-
-    def make(name: str, body: str) -> None:
-        record = f'printf "%s\\0" {name} "$@" >> "$CALLS"; printf "\\n" >> "$CALLS"\n'
-        (folder / name).write_text(f"#!{interpreter}\n{record}{body}\n")
-        (folder / name).chmod(0o755)
-
-    return make
-
-
-def calls(tmp_path: Path) -> list[list[str]]:
-    file = tmp_path / "calls"
-    return [line.split("\0")[:-1] for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def a_run(tmp_path: Path) -> tuple[RunPlan, RunFolder]:
     plan = plan_of()
     out = tmp_path / "runs"
@@ -801,9 +793,9 @@ def test_every_run_of_a_job_knows_the_job(tmp_path: Path, program: Program) -> N
 
 
 def test_a_refused_job_leaves_none_of_its_runs(tmp_path: Path, program: Program) -> None:
-    program("sbatch", "echo no >&2; exit 1")
+    program("sbatch", "echo Batch job submission failed: Invalid qos specification >&2; exit 1")
     job, folders = a_comparison(tmp_path)
-    with pytest.raises(RunError, match=r"sbatch refused golden-\S+-a and 3 more runs: no"):
+    with pytest.raises(RefusedError, match=r"sbatch refused golden-\S+-a and 3 more runs: .* Invalid qos"):
         submit(job, folders, PYTHON, None)
     assert list((tmp_path / "runs").iterdir()) == []
 
@@ -832,18 +824,24 @@ REFUSAL = (
     ("body", "words"),
     [
         (f"cat >&2 <<'E'\n{REFUSAL}\nE\nexit 1", "invalid partition specified: nope"),
-        (f"echo 123; cat >&2 <<'E'\n{REFUSAL}\nE\nexit 1", "Batch job submission failed"),
-        ("exit 1", "1"),
-        ("echo 123; exit 1", "1"),
-        ("kill -9 $$", "9"),
-        ("printf 'a\\x1b[2Jb\\n' >&2; exit 1", "b"),
+        ("echo 'a banner'; printf 'sbatch: error: Access/permission denied\\x1b[2J\\n' >&2; exit 1", "denied"),
+        *(
+            (f"echo 'sbatch: error: Batch job submission failed: {words}' >&2; exit 1", words)
+            for words in (
+                "Job violates accounting/QOS policy (job submit limit, users size and/or time limits)",
+                "Invalid account or account/partition combination specified",
+                "Requested node configuration is not available",
+                "Requested time limit is invalid (missing or exceeds some limit)",
+            )
+        ),
     ],
 )
 def test_a_refused_run_leaves_nothing_and_says_why(tmp_path: Path, program: Program, body: str, words: str) -> None:
     program("sbatch", body)
+    program("squeue", "exit 1")
     plan, folder = a_run(tmp_path)
     kept = create(folder.path.parent, plan_of(series="another"))
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RefusedError) as caught:
         submit((plan,), [folder], PYTHON, None)
     told = str(caught.value)
     assert told.startswith(f"sbatch refused {plan.run_id}: ")
@@ -851,39 +849,120 @@ def test_a_refused_run_leaves_nothing_and_says_why(tmp_path: Path, program: Prog
     assert "\n" not in told
     assert not folder.path.exists()
     assert kept.plan.is_file()
+    assert [call[0] for call in calls(tmp_path)] == ["sbatch"]
+
+
+TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+
+DOUBTS = [
+    (f"echo '{TIMED_OUT}' >&2; exit 1", "Socket timed out"),
+    (f"echo 'sbatch: warning: invalid account, using the default'; echo '{TIMED_OUT}' >&2; exit 1", "Socket timed out"),
+    (f"echo 123; cat >&2 <<'E'\n{REFUSAL}\nE\nexit 1", "Batch job submission failed"),
+    ("exit 1", "it ended with 1"),
+    ("echo 123; exit 1", "it ended with 1"),
+    ("kill -9 $$", "9"),
+    ("echo Submitted batch job 12", "Submitted batch job 12"),
+    ("echo 12 13", "12 13"),
+    ("echo 12abc", "12abc"),
+    ("echo -5", "-5"),
+    ("true", "''"),
+    ("printf '\\xff\\xfe\\n'", "unexpected answer"),
+]
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "words", "queue"),
     [
-        ("echo Submitted batch job 12", "Submitted batch job 12"),
-        ("echo 12 13", "12 13"),
-        ("echo 12abc", "12abc"),
-        ("echo -5", "-5"),
-        ("true", "''"),
-        ("printf '\\xff\\xfe\\n'", "unexpected answer"),
+        *((*doubt, "true") for doubt in DOUBTS),
+        (*DOUBTS[0], None),
+        (*DOUBTS[0], "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"),
     ],
 )
-def test_an_answer_nobody_understands_keeps_the_folder(tmp_path: Path, program: Program, body: str, words: str) -> None:
-    """sbatch said yes in some way: the job may be queued, and would find its plan gone."""
+def test_a_job_that_may_be_queued_keeps_its_folder(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch, body: str, words: str, queue: str | None
+) -> None:
+    """Neither yes nor no: the job may be queued, and would find its plan gone."""
+    monkeypatch.setattr(slurm, "_LOOKS_S", (0.0,))
     program("sbatch", body)
+    if queue is not None:
+        program("squeue", queue)
     plan, folder = a_run(tmp_path)
     with pytest.raises(RunError) as caught:
-        submit((plan,), [folder], PYTHON, None)
+        submit((plan,), [folder], PYTHON, None, "token")
     told = str(caught.value)
+    assert not isinstance(caught.value, RefusedError)
     assert plan.run_id in told
     assert words in told
     assert "may be queued" in told
     assert "\n" not in told
     assert folder.plan.is_file()
     assert folder.script.is_file()
+    assert read_submission(folder) is None
+
+
+@pytest.mark.parametrize(("body", "words"), DOUBTS[:6])
+@pytest.mark.parametrize("by", ["comment", "folder"])
+def test_a_job_that_was_taken_in_all_the_same_is_adopted(
+    tmp_path: Path, program: Program, body: str, words: str, by: str
+) -> None:
+    program("sbatch", body)
+    plan, folder = a_run(tmp_path)
+    mine = "77|token|/elsewhere" if by == "comment" else f"77|a site's | own|{folder.path}"
+    program("squeue", f"cat <<'E'\n76|(null)|{folder.path.parent}\n{mine}\nE")
+    made = submit((plan,), [folder], PYTHON, None, "token")
+    assert made.job_id == "77"
+    assert read_submission(folder) == made
+    asked = calls(tmp_path)[-1]
+    assert asked[0] == "squeue"
+    assert f"--user={os.getuid()}" in asked
+
+
+def test_a_controller_that_is_late_is_asked_again(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_LOOKS_S", (0.0, 0.0, 0.0))
+    program("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
+    program("squeue", '[ "$(grep -c squeue "$CALLS")" -lt 3 ] || echo "9|token|/x"')
+    plan, folder = a_run(tmp_path)
+    assert submit((plan,), [folder], PYTHON, None, "token").job_id == "9"
+
+
+@pytest.mark.parametrize(
+    "answer", ["Welcome to the cluster\\n123", "12\\nYour project has 5 hours left\\n123;c\\nGood luck", "  123 "]
+)
+def test_the_last_line_that_is_an_id_counts(tmp_path: Path, program: Program, answer: str) -> None:
+    """Some sites' sbatch says more."""
+    program("sbatch", f'printf "{answer}\\n"')
+    plan, folder = a_run(tmp_path)
+    assert submit((plan,), [folder], PYTHON, None).job_id == "123"
+
+
+def test_an_sbatch_that_cannot_be_started_is_one_line(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("sbatch", "echo 1")
+    (tmp_path / "programs" / "sbatch").write_text("#!/no/such/interpreter\n")
+    plan, folder = a_run(tmp_path)
+    with pytest.raises(RefusedError, match="cannot be started: No such file"):
+        submit((plan,), [folder], PYTHON, None)
+    assert not folder.path.exists()
+
+
+def test_a_site_s_own_comment_stays(tmp_path: Path, program: Program) -> None:
+    program("sbatch", "echo 5")
+    plan, folder = a_run(tmp_path)
+    submit((plan,), [folder], PYTHON, None, "token")
+    assert "--comment=token" in calls(tmp_path)[-1]
+    own = with_system(plan_of(series="own"), slurm={"extra": ["comment=project-7"]})
+    submit((own,), [create(folder.path.parent, own)], PYTHON, None, "token")
+    assert not any(word.startswith("--comment") for word in calls(tmp_path)[-1])
 
 
 def test_an_sbatch_that_hangs_is_given_up(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("sbatch", "exec sleep 60")
     monkeypatch.setattr(slurm, "CALL_TIMEOUT_S", 0.3)
     plan, folder = a_run(tmp_path)
-    with pytest.raises(RunError, match="no answer within"):
+    with pytest.raises(RunError, match=r"no answer within 0\.3 s; the job may be queued"):
         submit((plan,), [folder], PYTHON, None)
     assert folder.script.is_file()
 
@@ -903,7 +982,7 @@ SQUEUE = "101|PENDING\n102|RUNNING\n103|COMPLETING\n104|COMPLETED\n"
 def test_squeue_is_asked_once_for_all(tmp_path: Path, program: Program) -> None:
     program("squeue", f"cat <<'E'\n{SQUEUE}E")
     program("sacct", "echo '101|FAILED'")
-    states = job_states(["101", "102", "103", "104"])
+    states = job_states(["101", "102", "103", "104"]).states
     assert states == {"101": "PENDING", "102": "RUNNING", "103": "COMPLETING", "104": "COMPLETED"}
     (call,) = calls(tmp_path)
     assert call[0] == "squeue"
@@ -913,17 +992,18 @@ def test_squeue_is_asked_once_for_all(tmp_path: Path, program: Program) -> None:
 
 def test_sacct_is_asked_for_what_squeue_forgot(tmp_path: Path, program: Program) -> None:
     program("squeue", f"cat <<'E'\n{SQUEUE}E")
-    program("sacct", "cat <<'E'\n105|CANCELLED by 0\n106|NODE_FAIL\n107|\nE")
-    states = job_states(["101", "105", "106", "107", "108"])
-    assert {job: states.get(job) for job in ("101", "105", "106", "107", "108")} == {
+    program("sacct", "cat <<'E'\n105|CANCELLED by 0|0:0\n106|NODE_FAIL|1:0\n107||\n109|FAILED|0:125\nE")
+    states = job_states(["101", "105", "106", "107", "108", "109"]).states
+    assert {job: states.get(job) for job in ("101", "105", "106", "107", "108", "109")} == {
         "101": "PENDING",
         "105": "CANCELLED",
         "106": "NODE_FAIL",
         "107": None,
         "108": None,
+        "109": "OUT_OF_MEMORY",  # as its steps' exit code says
     }
     assert [call[0] for call in calls(tmp_path)] == ["squeue", "sacct"]
-    assert "--jobs=105,106,107,108" in calls(tmp_path)[1]
+    assert "--jobs=105,106,107,108,109" in calls(tmp_path)[1]
 
 
 @pytest.mark.parametrize(
@@ -940,24 +1020,30 @@ def test_sacct_is_asked_for_what_squeue_forgot(tmp_path: Path, program: Program)
 )
 def test_slurm_that_knows_none_of_the_jobs(program: Program, body: str) -> None:
     program("squeue", body)
-    assert job_states(["101", "102"]).keys().isdisjoint({"101", "102"})
+    assert job_states(["101", "102"]).states.keys().isdisjoint({"101", "102"})
     program("sacct", body)
-    assert job_states(["101", "102"]).keys().isdisjoint({"101", "102"})
+    assert job_states(["101", "102"]).states.keys().isdisjoint({"101", "102"})
 
 
 def test_slurm_that_does_not_answer(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("squeue", "exec sleep 60")
     program("sacct", "echo '101|TIMEOUT'")
     monkeypatch.setattr(slurm, "CALL_TIMEOUT_S", 0.3)
-    assert job_states(["101"]) == {"101": "TIMEOUT"}
+    told = job_states(["101", "102"])
+    assert told.states == {"101": "TIMEOUT"}
+    assert told.unanswered == "squeue gave no answer within 0.3 s"
+    program("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    assert "Unable to contact" in job_states(["102"]).unanswered
+    program("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert job_states(["102"]).unanswered == ""  # an answer
 
 
 def test_nobody_is_asked_for_nothing(tmp_path: Path, program: Program) -> None:
-    assert job_states(["101"]) == {}  # no Slurm here
+    assert job_states(["101"]).unanswered == "squeue is not on PATH"  # no Slurm here
     program("squeue", "echo '101|RUNNING'")
-    assert job_states([]) == {}
+    assert job_states([]).states == {}
     assert calls(tmp_path) == []
-    assert job_states(["101"]) == {"101": "RUNNING"}
+    assert job_states(["101"]).states == {"101": "RUNNING"}
 
 
 def test_the_submission_is_plain_json(tmp_path: Path, program: Program) -> None:

@@ -1,11 +1,18 @@
-"""Which processors a rank gets on machines with hyper-threads."""
+"""Which processors a rank gets, and which ranks have processors of their own."""
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.node.cores import by_physical_core
+from dlbench.node.cores import Seat, bind, by_physical_core, settle
+from dlbench.node.ranks import RankPlace
+from dlbench.specs.expand import expand
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.requests import Request
 
 
 def test_hyper_threads_stay_together_in_both_common_numberings() -> None:
@@ -27,3 +34,121 @@ def test_an_even_share_holds_whole_cores(cores: int, threads: int, ranks: int) -
     share = total // ranks
     used = [{cpu % cores for cpu in order[rank * share : (rank + 1) * share]} for rank in range(ranks)]
     assert sum(len(part) for part in used) == cores
+
+
+def plan_of(launcher: str, ranks: int, cores_per_rank: int) -> RunPlan:
+    wanted = {"layout.cores_per_rank": cores_per_rank}
+    request = Request(
+        workload="resnet50",
+        preset="ci",
+        system="example-gpu",
+        launcher=launcher,
+        points=(1,),
+        points_are="nodes",
+        ranks_per_node=ranks,
+        overrides=wanted,
+    )
+    (plan,) = expand(request, machine_cores=4)
+    return plan
+
+
+def seats_of(masks: list[list[int]], plan: RunPlan, monkeypatch: pytest.MonkeyPatch, hosts: int = 1) -> list[Seat]:
+    """What each rank does with the mask that its launcher gave it."""
+    taken: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: taken.append(set(cores)))
+    seats = []
+    per_node = len(masks) // hosts
+    for rank, mask in enumerate(masks):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, mask=mask: set(mask))
+        place = RankPlace(
+            rank=rank,
+            size=len(masks),
+            local_rank=rank % per_node,
+            local_size=per_node,
+            node_rank=rank // per_node,
+            num_nodes=hosts,
+            host=f"n{rank // per_node}",
+            token="t",
+        )
+        with monkeypatch.context() as patch:
+            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+                patch.setenv(name, "")
+            bound = bind(plan, place)
+        assert bound.warnings == ()
+        seats.append(Seat(rank=rank, host=place.host, cores=bound.cores, threads=bound.threads, pinned=bound.pinned))
+    return seats
+
+
+@pytest.mark.parametrize("size", [18, 20, 36])
+def test_ranks_with_masks_of_their_own_do_not_share_cores(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Slurm rounds up to whole cores, or gives sockets: 4 ranks of 18 cores, each with 20 or 36 of its own."""
+    masks = [[*range(rank * size, (rank + 1) * size)] for rank in range(4)]
+    told = settle(seats_of(masks, plan_of("srun-gloo", 4, 18), monkeypatch))
+    assert told.pinned == {0, 1, 2, 3}
+    assert told.warnings == ()
+
+
+@pytest.mark.parametrize("size", [18, 20, 36])
+def test_ranks_with_one_mask_for_all_share_cores(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Of the planned size, too: then each rank takes the mask for its own share."""
+    told = settle(seats_of([[*range(size)]] * 4, plan_of("srun-gloo", 4, 18), monkeypatch))
+    assert told.pinned == frozenset()
+    assert told.warnings == (
+        f"4 ranks of 18 cores on {size} cores of n0: ranks share cores; figures say nothing about scaling",
+    )
+
+
+def test_only_the_ranks_that_share_are_named_and_each_node_is_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    crowded = [[0, 1], [2, 3], [3, 4], [4, 2]]
+    told = settle(seats_of([*own, *crowded], plan_of("srun-gloo", 4, 2), monkeypatch, hosts=2))
+    assert told.pinned == {0, 1, 2, 3, 4}
+    (line,) = told.warnings
+    assert line.startswith("3 ranks of 2 cores on 3 cores of n1: ranks share cores")
+
+
+def test_two_ranks_of_a_socket_have_room_and_are_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets = [[*range(36)], [*range(36)], [*range(36, 72)], [*range(36, 72)]]
+    told = settle(seats_of(sockets, plan_of("srun-gloo", 4, 18), monkeypatch))
+    assert (told.pinned, told.warnings) == (frozenset(), ())
+
+
+def test_a_node_s_whole_mask_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = settle(seats_of([[*range(8)]] * 4, plan_of("srun-gloo", 4, 2), monkeypatch))
+    assert (told.pinned, told.warnings) == ({0, 1, 2, 3}, ())
+
+
+def test_that_open_mpi_yields_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = RankPlace(
+        rank=0,
+        size=4,
+        local_rank=0,
+        local_size=4,
+        node_rank=0,
+        num_nodes=1,
+        host="n0",
+        token="t",
+    )
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
+    (line,) = bind(plan_of("srun-mpi", 4, 2), place).warnings
+    assert "Open MPI yields its core while it waits" in line
+    assert bind(plan_of("srun-gloo", 4, 2), place).warnings == ()
+
+
+@given(
+    masks=st.lists(st.sets(st.integers(0, 11), min_size=1), min_size=1, max_size=6),
+    threads=st.integers(1, 4),
+    bound=st.booleans(),
+)
+def test_a_rank_is_bound_if_no_other_may_run_there(masks: list[set[int]], threads: int, bound: bool) -> None:
+    told = settle([Seat(rank=n, host="n0", cores=mask, threads=threads, pinned=bound) for n, mask in enumerate(masks)])
+    for rank, mask in enumerate(masks):
+        meets = any(mask & other for number, other in enumerate(masks) if number != rank)
+        assert (rank in told.pinned) == (not meets and (bound or len(masks) > 1))
+    if all(len(mask) >= threads for mask in masks) and len(told.pinned) == len(masks):
+        assert told.warnings == ()
+    if len(set().union(*masks)) < threads * len(masks):
+        assert told.warnings

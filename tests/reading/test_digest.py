@@ -56,6 +56,7 @@ def run_steps(table: np.ndarray, first: int = 0) -> RunSteps:
         end_ns=table.sum(axis=(1, 2)),
         step_ns=table.sum(axis=2),
         phase_ns={name: table[:, :, i].copy() for i, name in enumerate(PHASES)},
+        unbroken=table.shape[1],
     )
 
 

@@ -39,6 +39,7 @@ def run_steps(rows: Sequence[Sequence[Row]]) -> RunSteps:
         end_ns=ends,
         step_ns=table.sum(axis=2),
         phase_ns=phases,
+        unbroken=table.shape[1],
     )
 
 
@@ -277,8 +278,12 @@ def write_history(
     noise: float = 0.01,
     hosts: Sequence[str] = ("n0", "n1", "n2", "n3"),
     fault: FaultSpec | None = None,
+    jobs: bool = True,
 ) -> SlowNodes:
-    """Runs of four ranks on two of the hosts, which change from run to run; each run as a whole drifts by half."""
+    """Runs of four ranks on two of the hosts, which change from run to run; each run as a whole drifts by half.
+
+    Each is a job, or all are one session.
+    """
     rng = random.Random(5)
     for plan in plans(points=(4,), repeats=runs):
         changed = plan.model_copy(update={"fault": fault})
@@ -292,7 +297,8 @@ def write_history(
             factor = drift * (slow or {}).get(pair[rank // 2], 1.0) * (1 + noise * rng.random())
             return [round(x * MS * factor) for x in (5, 0, 30, 50)] + [10 * MS, round(10 * MS * factor)], 0
 
-        write_run(out, changed, times, Story(host=lambda rank, pair=pair: pair[rank // 2]))
+        job = str(plan.series.repeat) if jobs else ""
+        write_run(out, changed, times, Story(host=lambda rank, pair=pair: pair[rank // 2], job=job))
     return slow_nodes(tabulate(scan(out), with_causes=True))
 
 
@@ -302,9 +308,9 @@ def test_a_slow_host_is_found_wherever_its_ranks_are(tmp_path: Path) -> None:
     assert found.hosts[0].host == "n2"
     assert found.hosts[0].verdict == "slow"
     assert found.hosts[0].ratio.value == pytest.approx(1.1, abs=0.02)
-    assert found.hosts[0].ratio.n == 6
+    assert found.hosts[0].ratio.n == found.hosts[0].num_runs == 6
     assert {one.verdict for one in found.hosts[1:]} == {"not shown to be slow"}
-    assert found.num_runs == 12
+    assert (found.num_runs, found.num_sessions) == (12, 12)
 
 
 def test_equal_hosts_are_not_accused(tmp_path: Path) -> None:
@@ -319,6 +325,15 @@ def test_few_runs_make_a_suspect_at_most(tmp_path: Path) -> None:
     assert (found.hosts[0].host, found.hosts[0].verdict, found.hosts[0].ratio.n) == ("n2", "suspected", 3)
 
 
+def test_runs_of_one_job_are_one_look_at_its_hosts(tmp_path: Path) -> None:
+    """A neighbour, or heat, slows a host for as long as the job lasts, however often it repeats its run."""
+    found = write_history(tmp_path, runs=40, slow={"n2": 1.1}, jobs=False)
+    assert (found.num_runs, found.num_sessions) == (40, 1)
+    assert found.exclude == ()
+    assert (found.hosts[0].host, found.hosts[0].verdict, found.hosts[0].ratio.n) == ("n2", "suspected", 1)
+    assert found.hosts[0].num_runs == 20
+
+
 def test_one_slow_rank_makes_its_host_slow(tmp_path: Path) -> None:
     """One of two devices of a node: all others wait for it no less than for both."""
     for plan in plans(points=(4,), repeats=6):
@@ -326,7 +341,8 @@ def test_one_slow_rank_makes_its_host_slow(tmp_path: Path) -> None:
         def times(rank: int, step: int) -> tuple[Sequence[int], int]:
             return [0, 0, 30 * MS, (60 if rank == 3 else 50) * MS, 10 * MS, 10 * MS], 0
 
-        write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}"))
+        job = str(plan.series.repeat)
+        write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}", job=job))
     found = slow_nodes(tabulate(scan(tmp_path), with_causes=True))
     assert found.exclude == ("n1",)
     assert found.hosts[0].ratio.value == pytest.approx(100 / 90)

@@ -254,12 +254,33 @@ def test_a_merge_request_leaves_the_history_alone(stage: Stage) -> None:
     assert not [call for call in stage.calls if call.startswith("dlbench history")]
 
 
+NIGHT = {"CI_COMMIT_BRANCH": "main", "GITHUB_EVENT_NAME": "schedule"}
+REQUEST = {"GITHUB_EVENT_NAME": "pull_request"}
+
+
 @pytest.mark.parametrize("name", ["gitlab", "github: Gate"])
-def test_the_first_run_makes_the_baseline(stage: Stage, name: str) -> None:
-    done = stage.run(scripts()[name])
+def test_nights_make_the_baseline_from_the_history(stage: Stage, name: str) -> None:
+    done = stage.run(scripts()[name], DLBENCH_HISTORY="store", **NIGHT)
     assert done.returncode == 0, done.stderr
     assert (stage.folder / "baseline.json").exists()
+    (made,) = (call for call in stage.calls if call.startswith("dlbench baseline"))
+    # GitLab's script names the store itself.
+    assert shlex.split(made)[2] == (f"{stage.folder}/dlbench-history" if name == "gitlab" else "store")
     assert not [call for call in stage.calls if call.startswith("dlbench check")]
+
+
+@pytest.mark.parametrize("name", ["gitlab", "github: Gate"])
+def test_a_request_before_there_is_a_baseline_is_compared_with_nothing(stage: Stage, name: str) -> None:
+    done = stage.run(scripts()[name], **REQUEST)
+    assert done.returncode == 0, done.stderr
+    assert "nothing is compared" in done.stdout
+    calls = stage.calls if stage.log.exists() else []
+    assert not [call for call in calls if call.startswith(("dlbench check", "dlbench baseline"))]
+
+
+def test_github_imports_before_the_gate() -> None:
+    names = [step.get("name") for step in load(GITHUB)["jobs"]["measure"]["steps"]]
+    assert names.index("Import") < names.index("Gate") < names.index("History")
 
 
 @pytest.mark.parametrize(("check", "code"), [(0, 0), (1, 1), (2, 2), (4, 4), (6, 0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -228,11 +229,12 @@ def test_what_slurm_refuses_is_told_in_one_line(cli: Cli, slurm_box: Box, tmp_pa
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_run_inside_an_allocation(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+def test_runs_inside_an_allocation_load_what_their_side_says(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    """As a job does: before, both sides ran without the setup lines, which made an A/A test of it."""
     command = ["salloc", "--nodes=2", "--ntasks=2", "--quiet", sys.executable, "-m", "dlbench", "run", "cosmoflow"]
     command += ["--preset", "ci", "--system", "box", "--ranks", "2", "--engine", "ddp", "--launcher", "srun-gloo"]
     done = subprocess.run(
-        [*command, "--data", "synthetic", *SHORT],
+        [*command, "--data", "synthetic", "--ab", "plain", "system.setup=export NCCL_ALGO=Ring", *SHORT],
         cwd=tmp_path,
         env={**os.environ, **slurm_box.environment},
         capture_output=True,
@@ -242,10 +244,91 @@ def test_a_run_inside_an_allocation(cli: Cli, slurm_box: Box, tmp_path: Path) ->
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    a, b = scan(tmp_path / "runs").runs
+    for run, loaded in ((a, None), (b, "Ring")):
+        assert run.state == "valid", run.story
+        assert run.record is not None
+        assert [r.host for r in run.record.ranks] == ["n1", "n2"]
+        assert run.record.environment.get("variable.NCCL_ALGO") == loaded
+        assert run.record.environment_differences == ()
+        assert run.folder.launch_script.exists() == (loaded is not None)
+
+
+def test_a_killed_rank_is_named_and_not_those_that_srun_ended(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
+    """--kill-on-bad-exit ends the healthy ranks, which vanish as well."""
+    submitted = cli(
+        *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "2", "--ranks-per-node", "2"),
+        *("--engine", "ddp", "--launcher", "srun-gloo", "--data", "synthetic"),
+        *("--set", "measure.measured_steps=100000"),
+        **slurm_box.environment,
+    )
+    assert submitted.returncode == 0, submitted.stderr
+    wait_until_measuring(tmp_path / "runs")
     (run,) = scan(tmp_path / "runs").runs
-    assert run.state == "valid", run.story
-    assert run.record is not None
-    assert [r.host for r in run.record.ranks] == ["n1", "n2"]
+    (victim,) = (status for status in run.statuses if status.rank == 2)
+    os.kill(victim.pid, signal.SIGKILL)
+    told, deadline = "", time.monotonic() + BOUND_S
+    while "first to end" not in told and time.monotonic() < deadline:
+        time.sleep(0.3)
+        told = cli("status", tmp_path / "runs", **slurm_box.environment).stdout
+    assert "rank 2 was the first to end, by signal SIGKILL; it was on n2, at step" in told
+    assert "3 other ranks ended with it" in told
+    assert "vanished" not in told
+
+
+def test_a_series_that_was_cut_off_is_counted_and_completed(slurm_box: Box, tmp_path: Path) -> None:
+    """The terminal closes during the 5th of 8 jobs; later the controller takes a job without saying so."""
+    ran, bin_folder = tmp_path / "ran", tmp_path / "bin"
+    bin_folder.mkdir()
+    stubs = {
+        # Stands for the Python of the nodes: says which plan it got.
+        "python": f'for plan; do :; done; echo "$plan" >> {ran}',
+        "sbatch": f"""\
+echo call >> {tmp_path}/calls
+case $(wc -l < {tmp_path}/calls) in
+  5) kill -HUP $PPID; sleep 0.5 ;;
+  7) {shutil.which("sbatch")} "$@" > /dev/null
+     echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2
+     exit 1 ;;
+esac
+exec {shutil.which("sbatch")} "$@\"""",
+    }
+    for name, body in stubs.items():
+        (bin_folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (bin_folder / name).chmod(0o755)
+    variables = {**os.environ, **slurm_box.environment, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+
+    def dlbench(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-m", "dlbench", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=BOUND_S, check=False
+        )
+
+    cut = dlbench(
+        *("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1", "--repeats", "8"),
+        *("--engine", "ddp", "--launcher", "srun-gloo", "--data", "synthetic", "--no-chain", "--series", "long"),
+        *("--set", f"system.python={bin_folder / 'python'}"),
+    )
+    assert cut.returncode == 130
+    assert len(cut.stdout.split()) == 5
+    rest = "series long: 5 of 8 jobs submitted; the rest: dlbench complete long --out runs"
+    assert rest in cut.stderr
+    counted = dlbench("status", "runs")
+    assert counted.returncode == 3
+    assert rest in counted.stdout
+    completed = dlbench("complete", "long")
+    assert completed.returncode == 0, completed.stderr
+    assert "series long: 8 of 8 jobs submitted" in completed.stderr
+    jobs = [*cut.stdout.split(), *completed.stdout.split()]
+    assert len(set(jobs)) == 8
+    assert dlbench("complete", "long").stdout == ""
+    deadline = time.monotonic() + BOUND_S
+    while (not ran.exists() or len(ran.read_text().split()) < 8) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    assert "the rest" not in dlbench("status", "runs").stdout
+    assert sorted(ran.read_text().split()) == [
+        str(tmp_path / f"runs/long-cosmoflow-ci-p00-n0001-k{n:02d}/plan.json") for n in range(8)
+    ]
 
 
 @pytest.mark.nightly

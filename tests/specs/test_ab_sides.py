@@ -239,6 +239,42 @@ def test_what_makes_no_pair_is_refused_in_one_line(why: str) -> None:
 # --- tags -------------------------------------------------------------------------------------------------------------
 
 
+ON_SLURM = {"system": "box", "points": (1,), "points_are": "nodes"}
+
+
+@pytest.mark.parametrize(
+    ("b", "request_"),
+    [
+        ({"system.title": "Another"}, {}),
+        ({"system.slurm.partition": "other"}, ON_SLURM),
+        ({"system.slurm.time_limit": "5", "system.slurm.account": "mine"}, ON_SLURM),
+        ({"system.node.gpus": 4}, {**ON_SLURM, "ranks_per_node": 1}),
+        ({"system.launch.oversubscribe_yield": True}, {**ON_SLURM, "launcher": "srun-mpi"}),
+    ],
+)
+def test_what_no_rank_ever_sees_is_no_side(b: dict[str, Any], request_: dict[str, Any]) -> None:
+    """Such a comparison would be one of equal things."""
+    with pytest.raises(UserError) as caught:
+        sided(b, **request_)
+    assert ", ".join(b) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "b",
+    [
+        {"system.modules": "nccl/2.99"},
+        {"system.setup": "export NCCL_ALGO=Ring"},
+        {"system.python": "/new/bin/python"},
+        {"system.launch.environment.NCCL_ALGO": "Ring"},
+        {"system.launch.pin": True},
+        {"system.slurm.cpus_per_task": False},
+    ],
+)
+def test_what_ranks_see_is_one(b: dict[str, Any]) -> None:
+    assert len(sided(b, **ON_SLURM)) == 4
+
+
 def test_tags_are_text_and_change_nothing() -> None:
     tags = parse_tags(("commit=0012e4", "branch=main", "why=a=b, c", "n=007"))
     assert tags == {"commit": "0012e4", "branch": "main", "why": "a=b, c", "n": "007"}

@@ -52,6 +52,12 @@ class Story:
     inert: Sequence[str] = ()
     training: Training | None = None
     """How a run to a quality went; None for a run of speed."""
+    begin_ns: Callable[[int], int] = lambda rank: 1_000_000_000 * (rank + 1)
+    """When a rank begins its first step, on the clock of its node."""
+    pause_ns: Callable[[int, int], int] = lambda rank, step: 0
+    """What lies before a step of a rank and belongs to none."""
+    job: str = ""
+    """Slurm job that it ran in: a session of its own; empty outside of Slurm."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of the record, as they are."""
 
@@ -115,7 +121,7 @@ def write_run(out: Path, plan: RunPlan, times: StepTimes, story: Story | None = 
         "settings": list(story.settings),
         "warnings": list(story.warnings),
         "data": dict(story.data),
-        "environment": dict(story.environment),
+        "environment": {**story.environment, **({"variable.SLURM_JOB_ID": story.job} if story.job else {})},
         "environment_differences": list(story.environment_differences),
         "steps": _num_steps(plan, story),
         "exchange": story.exchange,
@@ -131,12 +137,13 @@ def write_run(out: Path, plan: RunPlan, times: StepTimes, story: Story | None = 
 
 def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story, rank: int) -> dict[str, Any]:
     batch = plan.workload.train.batch_per_rank
-    now_ns = 1_000_000_000 * (rank + 1)
+    now_ns = story.begin_ns(rank)
     measured_ns = samples = 0
     header = {"rank": rank, "clock": "monotonic", "device": "cpu", "run_id": plan.run_id}
     with StepWriter(folder.steps(rank), header) as writer:
         for step in range(_num_steps(plan, story)):
             phases, other = times(rank, step)
+            now_ns += story.pause_ns(rank, step)
             assert len(phases) == len(PHASES)
             warmup = step < plan.measure.warmup_steps
             step_ns = sum(phases) + other

@@ -134,8 +134,9 @@ def slow_nodes(
     """Show which nodes were slow, month by month, since when, and whether they still are.
 
     Compared is the own work of a host's slowest rank with that of the other hosts in the same run, so runs of any
-    workload count; runs on one host say nothing. Slow: 3 % or more, interval included, over five runs or more. Ends
-    with 4 if a run is damaged.
+    workload count; runs on one host say nothing. Slow: shown to be more than 3 % by a t test over five nights or more,
+    all hosts together. A slow link: exchanges end that much later than on the other hosts. Ends with 4 if a run is
+    damaged.
 
     \b
     Examples:

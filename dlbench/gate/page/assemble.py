@@ -39,6 +39,7 @@ def assemble(found: Comparison) -> model.ComparisonReport:
         a=found.a,
         b=found.b,
         paired=found.paired,
+        history=found.history,
         verdict=found.verdict,
         headline=headline(found.verdict, points, found.rule.tolerance),
         tolerance=found.rule.tolerance,
@@ -81,6 +82,9 @@ def _point(found: ComparedPoint, whole: Comparison) -> model.PointResult:
         nodes=a.nodes,
         runs_a=tuple(run.run_id for run in a.runs),
         runs_b=tuple(run.run_id for run in runs_b),
+        sessions_a=_sessions(a.runs),
+        sessions_b=_sessions(runs_b),
+        sessions_history=found.num_history,
         finished_a=_span(a.runs),
         finished_b=_span(runs_b),
         tags_a=_tags(a.tags),
@@ -128,6 +132,10 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
     return "; ".join(["medians over runs", *shown, *([point.notice] if point.notice else [])])
 
 
+def _sessions(runs: Sequence[SideRun]) -> int:
+    return len({run.session for run in runs})
+
+
 def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
     ends = sorted(whole_seconds(run.finished) for run in runs)
     return (ends[0], ends[-1]) if ends else ("", "")
@@ -150,7 +158,6 @@ def _metric(found: ComparedMetric) -> model.MetricResult:
         a=found.a,
         b=found.b,
         ratio=judged.ratio,
-        shift=judged.shift,
         ratio_low_90=None if interval is None else interval[0],
         ratio_high_90=None if interval is None else interval[1],
         test="" if difference is None else difference.method,
@@ -158,6 +165,7 @@ def _metric(found: ComparedMetric) -> model.MetricResult:
         p_better=None if difference is None else difference.p_better,
         p_worse_adjusted=judged.p_worse if found.gated else None,
         p_better_adjusted=judged.p_better if found.gated else None,
+        unit="" if power is None else power.unit,
         scatter=None if power is None else power.scatter,
         detectable=None if power is None else power.detectable,
         wanted=None if power is None else power.wanted,
@@ -179,22 +187,17 @@ def _cautions(found: ComparedPoint, whole: Comparison) -> Iterator[str]:
     if shared:
         yield f"{runs_text(len(shared))} on both sides: a run is compared with itself."
     if not whole.paired:
-        yield _spacing(found.a.runs, found.b.runs)
+        yield from filter(None, [_spacing(found.a.runs, found.b.runs)])
     for one in found.metrics:
         counts = len(one.values_a), len(one.values_b)
         wanted = len(found.a.runs), len(found.b.runs)
         if one.gated and counts != wanted:
             told = " and ".join(f"{n} of {of} runs of {side}" for n, of, side in zip(counts, wanted, "AB", strict=True))
             yield f"{one.metric.title}: told by {told}."
-        if one.gated and one.judgement.power is not None and one.judgement.power.detectable is None:
-            yield (
-                f"{one.metric.title}: with {counts[0]} and {counts[1]} runs and {whole.num_compared} comparisons the "
-                "exact test cannot reach the level: no slowdown of any size would be called one."
-            )
 
 
 def _spacing(a: Sequence[SideRun], b: Sequence[SideRun]) -> str:
-    """How far apart in time the sides were run: a machine drifts."""
+    """How far apart in time the sides were run, because a machine drifts; empty where that is accounted for."""
     advice = "`dlbench run --ab` interleaves them, and --paired compares the pairs."
     times = [[moment for run in side if (moment := _moment(run.finished)) is not None] for side in (a, b)]
     if not all(times):
@@ -203,6 +206,10 @@ def _spacing(a: Sequence[SideRun], b: Sequence[SideRun]) -> str:
     gap = min(second) - max(first)
     if gap <= 0:
         return f"The runs were not compared as pairs; {advice}"
+    # Sessions that lie as far apart as the sides have its drift in their scatter.
+    spans = [max(ends) - min(ends) for ends, side in zip(times, (a, b), strict=True) if _sessions(side) > 1]
+    if gap <= max(spans, default=0.0):
+        return ""
     days = gap / DAY_S
     far = (
         f"{days:.0f} days apart"

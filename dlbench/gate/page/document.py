@@ -66,13 +66,13 @@ def paired_lines(scan: Scan) -> list[str]:
     from dlbench.gate.page.assemble import assemble
     from dlbench.gate.pairs import paired_points
     from dlbench.gate.verdicts import Rule
-    from dlbench.reading.metrics import DEFAULT_METRIC
+    from dlbench.reading.metrics import DEFAULT_METRICS
 
     try:
         points, both = paired_points(scan, str(scan.root), {}, "--where")
     except DlbenchError as error:
         return textwrap.wrap(f"No comparison of the sides: {clean(str(error))}", WIDTH)
-    report = assemble(compare_pairs(points, both=both, metrics=(DEFAULT_METRIC,), rule=Rule()))
+    report = assemble(compare_pairs(points, both=both, metrics=DEFAULT_METRICS, rule=Rule()))
     return to_text(document_of(report), full=True).splitlines()
 
 
@@ -164,13 +164,16 @@ def _cautions(report: ComparisonReport) -> tuple[Section, ...]:
 
 def _sides(point: PointResult) -> str:
     texts = []
-    for name, runs, (first, last), tags in (
-        ("A", point.runs_a, point.finished_a, point.tags_a),
-        ("B", point.runs_b, point.finished_b, point.tags_b),
+    for name, runs, sessions, (first, last), tags in (
+        ("A", point.runs_a, point.sessions_a, point.finished_a, point.tags_a),
+        ("B", point.runs_b, point.sessions_b, point.finished_b, point.tags_b),
     ):
         when = "" if not first else f" ({first})" if first == last else f" ({first} to {last})"
         tagged = "".join(f", {key} {value}" for key, value in tags)
-        texts.append(f"{len(runs)} of {name}{when}{tagged}")
+        held = f" in {sessions} session{'s' * (sessions > 1)}" if runs else ""
+        texts.append(f"{len(runs)} of {name}{held}{when}{tagged}")
+    if point.sessions_history:
+        texts.append(f"scatter also of {point.sessions_history} sessions of the history")
     return ", ".join(texts)
 
 

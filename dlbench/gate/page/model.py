@@ -28,28 +28,28 @@ class MetricResult:
     """Median over runs; None where no run tells."""
     b: Estimate | None
     ratio: Estimate | None
-    """Medians B / A, above 1 is worse."""
-    shift: float | None
-    """Hodges-Lehmann shift of the logarithms, as a ratio."""
+    """B / A of geometric means, above 1 is worse."""
     ratio_low_90: float | None
     """Ends of the 90 % interval of the ratio, from which equivalence is read."""
     ratio_high_90: float | None
     test: str
     """The test in words; empty: none was made."""
     p_worse: float | None
-    """One-sided, before the correction."""
+    """Of "no worse than tolerated", one-sided, before the correction."""
     p_better: float | None
     p_worse_adjusted: float | None
     """After Holm's correction over all comparisons of the command."""
     p_better_adjusted: float | None
+    unit: str
+    """What the test counts: pair, run, session; empty: none was made."""
     scatter: float | None
-    """Standard deviation of the logarithms over runs; where paired, of the logarithms of the ratios."""
+    """Standard deviation of the logarithms over units; of pairs, of the logarithms of their ratios."""
     detectable: float | None
-    """Smallest slowdown found with 80 % probability (fraction); None: none, or too few runs to say."""
+    """Smallest slowdown found with 80 % probability (fraction); None: no test was made."""
     wanted: float | None
-    """The slowdown for which repeats are told (fraction)."""
+    """The slowdown for which units are told (fraction)."""
     repeats_for_wanted: int | None
-    """Repeats of each side that find it with 80 % probability; None: more than 1,000, or it is tolerated."""
+    """Units of each side that find it with 80 % probability; None: more than 1,000, or it is tolerated."""
     values_a: tuple[float, ...]
     """One for each run; where paired, equal places are pairs."""
     values_b: tuple[float, ...]
@@ -68,6 +68,11 @@ class PointResult:
     nodes: int
     runs_a: tuple[str, ...]
     runs_b: tuple[str, ...]
+    sessions_a: int
+    """Sessions of these runs: jobs, or commands outside of one."""
+    sessions_b: int
+    sessions_history: int
+    """Further sessions, of the history, which tell how far sessions scatter."""
     finished_a: tuple[str, str]
     """First and last end of a run, UTC; empty where there is none."""
     finished_b: tuple[str, str]
@@ -99,13 +104,15 @@ class ComparisonReport:
     """What side A is called."""
     b: str
     paired: bool
+    history: str
+    """What told how far sessions scatter, beside the sides; empty: nothing."""
     verdict: str
     headline: str
     """The verdict in a sentence or two."""
     tolerance: float
     """Fraction by which B may be slower."""
     level: float
-    """Chance of any false alarm, over all comparisons of the command."""
+    """Chance that any comparison of the command fails though none is slower than tolerated."""
     num_compared: int
     """Comparisons that the correction counts."""
     points: tuple[PointResult, ...]

@@ -9,7 +9,6 @@ from dlbench.gate.page.model import MetricResult, PointResult
 from dlbench.report.table import Cell
 from dlbench.report.wording import DASH, percent
 from dlbench.stats.estimates import MIN_RUNS, Estimate
-from dlbench.stats.resampling import RESAMPLES
 
 ORDER = ("regressed", "insufficient", "inconclusive", "improved", "equivalent")
 
@@ -66,15 +65,16 @@ def p_text(p: float | None) -> str:
 
 def power_text(metric: MetricResult) -> str:
     """What the comparison could have seen, in a sentence; empty with too few runs."""
-    if metric.scatter is None or metric.wanted is None:
+    if metric.scatter is None or metric.detectable is None or metric.wanted is None:
         return ""
-    seen = "none (too few runs for the level)" if metric.detectable is None else share_text(round(metric.detectable, 4))
+    seen = share_text(round(metric.detectable, 4))
     if metric.repeats_for_wanted is None:
-        needed = f"{share_text(metric.wanted)}: within the tolerance, or more than 1,000 repeats"
+        needed = f"{share_text(metric.wanted)}: within the tolerance, or more than 1,000 {metric.unit}s"
     else:
-        needed = f"{share_text(metric.wanted)} needs {metric.repeats_for_wanted} repeats per side"
+        per_side = "" if metric.unit == "pair" else " per side"
+        needed = f"{share_text(metric.wanted)} needs {metric.repeats_for_wanted} {metric.unit}s{per_side}"
     scatter = share_text(round(metric.scatter, 5))
-    return f"Smallest slowdown found with 80 % probability: {seen}; {needed} (scatter of runs {scatter})."
+    return f"Smallest slowdown found with 80 % probability: {seen}; {needed} (scatter of {metric.unit}s {scatter})."
 
 
 def _correction(num_compared: int) -> str:
@@ -88,30 +88,38 @@ def methods(found: Comparison) -> tuple[tuple[str, str], ...]:
     rule = found.rule
     if found.paired:
         test = (
-            "One-sided sign-flip test of the mean logarithm of B / A over pairs of interleaved runs, exact up to 20 "
-            "pairs; with so few pairs that it cannot reach the level, Student's paired t test."
+            "One-sided sign-flip test of the mean logarithm of B / A over pairs, exact up to 20; with so few that it "
+            "cannot reach the level, Student's paired t test."
         )
+        unit = "The pair of interleaved runs: what drifts falls on both sides alike."
     else:
         test = (
-            "One-sided permutation test of the difference of means of logarithms over runs, by all divisions of the "
-            "runs among the sides up to 200,000 of them, else by 20,000 random ones."
+            "One-sided permutation test of the difference of mean logarithms over units, by all divisions of them "
+            "among the sides up to 200,000, else by 20,000 random ones; with so few that it cannot reach the level, "
+            "Welch's t test. A side of fewer than five sessions: Student's t test with the scatter between the "
+            "sessions of the other side and of the history, s sqrt(1 + 1/k) for one against k."
         )
+        unit = (
+            "The session, all runs of one Slurm job or of one command, because they share the machine's state: the "
+            "mean logarithm of its runs. Where both sides are of one and the same session, the run."
+        )
+    tolerated = share_text(rule.tolerance)
     return (
-        ("Unit", "The run: every run gives one number for each metric. Steps of one run are not independent."),
+        ("Unit", f"{unit} Every run gives one number for each metric; steps of one run are not independent."),
         (
             "Ratio",
-            f"Median over runs of B by that of A, turned so that above 1 is worse; 95 % bootstrap interval over runs "
-            f"({RESAMPLES:,} resamples{', pairs together' if found.paired else ''}); with fewer than {MIN_RUNS} runs a "
-            "side the range.",
+            "Geometric mean over units of B by that of A, turned so that above 1 is worse; 95 % interval by Student's "
+            f"t on logarithms; with fewer than {MIN_RUNS} runs a side the range. A and B are medians over runs.",
         ),
         (
             "Test",
-            f"{test} Level {share_text(rule.level)}{_correction(found.num_compared)}.",
+            f'{test} B is divided by {1 + rule.tolerance:.4g} first: p is of "no more than {tolerated} worse". Level '
+            f"{share_text(rule.level)}{_correction(found.num_compared)}.",
         ),
         (
             "Verdicts",
-            f"regressed: p at most {share_text(rule.level)} and the ratio above {1 + rule.tolerance:.4g}; improved: "
-            f"the mirror image; equivalent: the 90 % interval of the ratio within {share_text(rule.tolerance)} (TOST "
-            f"at 5 %); else inconclusive. Fewer than {MIN_RUNS} runs on a side: insufficient.",
+            f"regressed: p at most {share_text(rule.level)}; improved: the mirror image; equivalent: the 90 % interval "
+            f"of the ratio within {tolerated} (TOST at 5 %); else inconclusive, as without sessions enough for a test. "
+            f"Fewer than {MIN_RUNS} runs on a side: insufficient.",
         ),
     )

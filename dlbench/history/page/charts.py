@@ -16,9 +16,10 @@ from dlbench.history.page.words import (
 )
 from dlbench.history.trends.series import Trend
 from dlbench.history.trends.slow_months import HostCourse, SlowMonths
+from dlbench.reading.slow_nodes import TO_EXCLUDE
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
-from dlbench.report.wording import basis_text, runs_text
+from dlbench.report.wording import basis_text
 
 WIDTH = 1000
 """Plot width of a series over time, pixels."""
@@ -184,7 +185,7 @@ def host_charts(nodes: SlowMonths) -> list[Chart]:
     """Work ratios of the slowest hosts by month; none where fewer than two months are known."""
     import altair as alt
 
-    drawn = [host for host in nodes.hosts if host.verdict in ("slow", "suspected")][:MAX_HOSTS]
+    drawn = [host for host in nodes.hosts if host.verdict in (*TO_EXCLUDE, "suspected")][:MAX_HOSTS]
     if not drawn or len(nodes.months) < 2:
         return []
     rows = [_host_point(host, index) for host in drawn for index in range(len(host.months))]
@@ -234,7 +235,7 @@ def host_charts(nodes: SlowMonths) -> list[Chart]:
 
 class _Nodes:
     id = "nodes"
-    label = "Median over the runs of a month; 1: as fast as the others; bars: intervals"
+    label = "Mean over the nights of a month; 1: as fast as the others; bars: intervals"
 
 
 def _host_point(host: HostCourse, index: int) -> dict[str, Any]:
@@ -246,5 +247,5 @@ def _host_point(host: HostCourse, index: int) -> dict[str, Any]:
         "low": month.ratio.low if month.ratio.low is not None else month.ratio.value,
         "high": month.ratio.high if month.ratio.high is not None else month.ratio.value,
         "shown": str(ratio_cell(month.ratio)),
-        "basis": f"{month.ratio.kind}, {runs_text(month.ratio.n)}",
+        "basis": basis_text(month.ratio, "night"),
     }

@@ -99,7 +99,7 @@ def nodes_section(nodes: SlowMonths) -> Section:
         said = (*slow, *((f"To keep jobs off the slow nodes: sbatch {option}",) if option else ()), about)
         brief = (
             about,
-            "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1.",
+            "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1; mean over nights.",
             *slow,
             *((f"sbatch {option}",) if option else ()),
         )

@@ -190,8 +190,9 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
         Column("host", "Host", lambda row: row.host.host, is_brief=True, limit=HOST_LENGTH),
         Column("month", "", lambda row: row.month.month),
         Column("ratio", "", lambda row: row.month.ratio, has_interval=True),
-        Column("runs", "", lambda row: row.month.ratio.n),
+        Column("nights", "", lambda row: row.month.ratio.n),
         Column("interval", "", lambda row: row.month.ratio.kind),
+        Column("later", "", lambda row: row.month.later, has_interval=True),
         Column("verdict", "", lambda row: row.month.verdict),
         Column("now", "Now", lambda row: row.host.verdict, is_brief=True),
         Column(
@@ -202,9 +203,16 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
             has_interval=True,
             is_brief=True,
         ),
-        Column("", "Interval", lambda row: None if row.host.current is None else basis_text(row.host.current)),
+        Column("", "Interval", lambda row: None if row.host.current is None else basis_text(row.host.current, "night")),
+        Column(
+            "current_later",
+            "Leaves later",
+            lambda row: row.host.later,
+            lambda row: None if row.host.later is None else unit_cell(row.host.later),
+            has_interval=True,
+        ),
         Column("since", "Since", lambda row: row.host.since, lambda row: day(row.host.since) or None, is_brief=True),
-        Column("", "Runs", lambda row: row.host.num_runs, is_brief=True),
+        Column("", "Nights", lambda row: row.host.num_nights, is_brief=True),
         *(_month_column(month) for month in nodes.months[-(most_months or len(nodes.months)) :]),
     )
     return Sheet(
@@ -212,8 +220,9 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
         title="Nodes over months",
         columns=columns,
         rows=tuple(itertools.chain.from_iterable((HostRow(host, one) for one in host.months) for host in hosts)),
-        caption="Own work of a host's slowest rank over that of the other hosts' slowest ranks, medians over runs; 1: "
-        "as fast as the others; in brackets intervals over runs (order statistics), or ranges of fewer than five.",
+        caption="Ratio: own work of a host's slowest rank over that of the other hosts' slowest ranks, means over "
+        "nights; 1: as fast as the others. Leaves later: share of a step by which its exchanges end after the others'. "
+        "In brackets 95 % (Student t) over nights, or ranges of fewer than five.",
         is_shown=lambda row: row.is_newest,
         in_terminal=True,
         is_sortable=True,

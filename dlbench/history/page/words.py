@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from dlbench.history.trends.change_points import LEVEL, MIN_EFFECT, MIN_NIGHTS, ODD_NIGHTS
+from dlbench.history.trends.change_points import LEVEL, MIN_EFFECT, MIN_NIGHTS, NAMED, ODD_NIGHTS
 from dlbench.history.trends.rank_sums import MIN_SEGMENT, SMALLEST_P
 from dlbench.history.trends.series import Change, Trend
 from dlbench.history.trends.slow_months import RECENT_DAYS, HostCourse
-from dlbench.reading.slow_nodes import SLOW
+from dlbench.reading.slow_nodes import FALSE_SHARE, MIN_SESSIONS, SLOW
 from dlbench.report.table import Cell, unit_cell
-from dlbench.report.wording import basis_text, clean, number_text, place_text
-from dlbench.stats.estimates import MIN_RUNS, Estimate
+from dlbench.report.wording import basis_text, clean, number_text, place_text, slow_link_text
+from dlbench.stats.estimates import Estimate
 
 MAX_COMMITS = 3
 MAX_COMMIT_LENGTH = 60
@@ -60,7 +60,7 @@ def ratio_cell(ratio: Estimate | None) -> Cell | None:
 
 def p_text(p: float) -> str:
     """``p = 0.003``, or ``p <= 0.0002``: the permutations resolve no smaller one."""
-    return f"p {'<=' if p <= SMALLEST_P else '='} {p:.2g}"
+    return f"p <= {SMALLEST_P:.2g}" if p <= SMALLEST_P else f"p = {p:.2g}"
 
 
 def day(moment: str) -> str:
@@ -143,11 +143,21 @@ def change_lines(change: Change) -> list[str]:
 def host_sentence(host: HostCourse) -> str:
     """Why a host is to be excluded."""
     assert host.current is not None
-    more = (host.current.value - 1) * 100
-    return (
-        f"{clean(host.host, 253)}: {more:.1f} % more own work than the other hosts of its runs "
-        f"({ratio_cell(host.current)}, {basis_text(host.current)}) since {day(host.since)}"
-    )
+    return f"{clean(host.host, 253)}: {' and '.join(_reasons(host))} since {day(host.since)}"
+
+
+def _reasons(host: HostCourse) -> Iterator[str]:
+    current, later = host.current, host.later
+    if current is not None and host.verdict in ("slow", "slow and slow link"):
+        more = (current.value - 1) * 100
+        yield (
+            f"{more:.1f} % more own work than the other hosts of its runs ({ratio_cell(current)}, "
+            f"{basis_text(current, 'night')})"
+        )
+    if later is not None and host.verdict in ("slow link", "slow and slow link"):
+        yield f"slow link or NIC: {slow_link_text(later)}" + (
+            ", although its own work does not take longer" if host.verdict == "slow link" else ""
+        )
 
 
 def _some(names: Sequence[str], most: int) -> str:
@@ -172,9 +182,10 @@ METHODS: tuple[tuple[str, str], ...] = (
         "Candidates are kernel change points (ruptures; the family of E-divisive), far too many; those that do not "
         "hold are merged away from the bottom, the weakest first, as Hunter does. A candidate is tested by its rank "
         "sum against the largest one of any place between its neighbours in permutations, so p pays for the search. "
-        f"Nights that resemble their neighbours count less. A change point has p at most {LEVEL}, medians at least "
-        f"{MIN_EFFECT:.0%} apart, and at least {MIN_SEGMENT} nights on either side: up to {ODD_NIGHTS} odd nights "
-        f"are outliers. Fewer than {MIN_NIGHTS} nights show nothing.",
+        "What a night has from the night before is taken out first. A change point has p at most "
+        f"{LEVEL} over all series together (Benjamini and Hochberg), medians at least {MIN_EFFECT:.0%} apart, and at "
+        f"least {MIN_SEGMENT} nights on either side: up to {ODD_NIGHTS} odd nights are outliers. Fewer than "
+        f"{MIN_NIGHTS} nights show nothing.",
     ),
     (
         "Ratios and intervals",
@@ -192,17 +203,22 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "The newest nights",
-        "Nights beyond the median -+ 3 scaled median absolute deviations of their level are named at once; whether "
-        "the level has changed is said when there are enough of them.",
+        f"Nights beyond the range that holds the next ordinary night but for {NAMED:.0%} (Student's prediction "
+        "interval of the nights of their level, outliers drawn in) are named at once; whether the level has changed is "
+        "said when there are enough of them.",
     ),
     (
         "Slow nodes",
         "In a run on several hosts, a host's ratio is the own work of its slowest rank (its step without the exchange) "
-        "over the median of the other hosts' slowest ranks, so runs of any kind stand side by side. Figures are "
-        "medians over the runs of a calendar month (UTC). A host is slow where the whole interval of "
-        f"{MIN_RUNS} or more runs lies above {SLOW:g}, suspected where fewer runs have a median above it. Whether it "
-        f"is slow now is decided by its runs since its last change point, none older than {RECENT_DAYS} days before "
-        "the newest run. Runs on one host and runs with a planted fault say nothing.",
+        "over the median of the other hosts' slowest ranks, as if all hosts had equally many, so runs of any kind "
+        "stand side by side. A slow link shows where the nodes' clocks were compared: its host leaves every exchange "
+        "later than the others, by more than the clocks' error bounds, although its own work does not take longer. "
+        f"Nights are the unit. A host is slow where a one-sided t test of {MIN_SESSIONS} or more nights shows its mean "
+        f"to be above {SLOW:g} (or its exchanges to end more than {SLOW - 1:.0%} of a step later), over all hosts "
+        f"together: of those called slow {FALSE_SHARE:.0%} are not, on average (Benjamini and Hochberg). With fewer "
+        "nights it is suspected at most. Whether it is slow now is decided by its nights since its last change point, "
+        f"none older than {RECENT_DAYS} days before the newest run. Runs on one host and runs with a planted fault say "
+        "nothing.",
     ),
 )
 """How the numbers of trends are made."""

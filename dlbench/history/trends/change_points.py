@@ -12,10 +12,11 @@ resampled and permuted here, because runs of one night share its state of the ma
    tested there.
 3. The test is Wilcoxon's rank sum against permutations, as E-divisive tests, but against the largest rank sum of any
    place between the neighbours (Pettitt, Applied Statistics 28, 1979): so the search for the place is paid for, which a
-   t test at the place found does not do. Where neighbouring nights resemble each other (lag-1 autocorrelation r of the
-   ranks around both levels above 0), the statistic shrinks by sqrt((1 - r) / (1 + r)), the growth of a mean's standard
-   error under a first-order autoregression, unless the levels are too far apart for it.
+   t test at the place found does not do. Neighbouring nights resemble each other: what each has from the night before
+   is taken out first (prewhitening; von Storch, in Analysis of Climate Variability, 1995), with the upper end of what
+   the autocorrelation may be, because of a dozen nights its estimate says little.
 4. The medians must differ by a least effect, too.
+5. Of several histories Benjamini and Hochberg's procedure decides over all of them together.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from dlbench.history.trends.rank_sums import MIN_SEGMENT, NORMAL_MAD, p_value, rank_sums, ranks_of, shrink
+from dlbench.history.trends.rank_sums import MIN_SEGMENT, NORMAL_MAD, p_value, rank_sums, ranks_of, whitened
 from dlbench.stats.estimates import Estimate, median_estimate, shift_estimate
+from dlbench.stats.multiplicity import benjamini_hochberg, student_quantile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,13 +40,18 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 LEVEL = 0.005
-"""Largest p of a change point; p counts the search for the place."""
+"""Largest p of a change point; p counts the search for the place, and all histories that are followed together."""
 MIN_EFFECT = 0.02
 """Least relative difference of the medians."""
 ODD_NIGHTS = 3
 """So many odd nights in a row are outliers, however far they lie."""
 MIN_NIGHTS = 12
 """With fewer nights no order of them, however clear, has a p below `LEVEL`."""
+
+NAMED = 0.01
+"""Share of ordinary nights that lie beyond the usual range."""
+_TRIMMED = 10
+"""Of so many nights one on each side is drawn in before their scatter is taken, so that odd nights blind nobody."""
 
 _RESAMPLES = 1_000
 """For the interval of a place."""
@@ -76,8 +84,8 @@ class ChangePoint:
     """The shift of the nights after against those before (1), by rank sums as the test. The place was found in the same
     nights, so a small change is shown slightly larger than it is."""
     p: float
-    """Chance of a difference as clear at any place between the neighbouring change points, were there no change; none
-    is below `SMALLEST_P`."""
+    """Chance of a difference as clear at any place between the neighbouring change points, were there no change; of
+    several histories adjusted for all of them."""
     earliest: int
     """First of the nights that may be the first after the change: its 95 % bootstrap interval."""
     latest: int
@@ -93,7 +101,7 @@ class Newest:
     ratio: float
     """Median of these nights (of the newest one, if none is beyond) over the level before them (1)."""
     low: float
-    """Usual range of the nights before: median -+ 3 scaled median absolute deviations, and at least `MIN_EFFECT`."""
+    """Usual range of the nights before: holds the next one but for `NAMED`; at least `MIN_EFFECT` to either side."""
     high: float
     wait_for: int
     """More such nights that make a change point of them at the earliest; 0 if none is beyond."""
@@ -115,7 +123,17 @@ def change_points(
     Raises:
         ValueError: a value is not positive and finite.
     """
-    found = detect(values, level=level, min_effect=min_effect)
+    return _described(values, detect(values, level=level, min_effect=min_effect))
+
+
+def change_points_together(histories: Sequence[Sequence[float]]) -> list[list[ChangePoint]]:
+    """The change points of each of several histories, so that `LEVEL` holds for all together; errors as above."""
+    found = detect_together(histories)
+    return [_described(values, places) for values, places in zip(histories, found, strict=True)]
+
+
+def _described(values: Sequence[float], found: Sequence[tuple[int, float]]) -> list[ChangePoint]:
+    """Change points at these places, with p."""
     pieces = segments(values, [index for index, _ in found])
     made = []
     for (index, p), before, after in zip(found, pieces[:-1], pieces[1:], strict=True):
@@ -157,8 +175,9 @@ def detect(values: Sequence[float], *, level: float = LEVEL, min_effect: float =
     logs = np.log(array)
     places = _candidates(logs)
     seen: set[tuple[int, ...]] = set()
+    known: dict[tuple[int, int, int], _Tested] = {}
     while places:
-        tested = _tested(logs, places)
+        tested = _tested(logs, places, known)
         weak = [i for i, one in enumerate(tested) if one.p > level or one.effect < math.log1p(min_effect)]
         if weak:
             del places[max(weak, key=lambda i: (tested[i].p, -tested[i].effect))]
@@ -172,12 +191,37 @@ def detect(values: Sequence[float], *, level: float = LEVEL, min_effect: float =
     return []
 
 
-def newest(values: Sequence[float], start: int = 0) -> Newest | None:
+def detect_together(histories: Sequence[Sequence[float]], *, level: float = LEVEL) -> list[list[tuple[int, float]]]:
+    """`detect` for each of several histories, p adjusted for all of them and none above `level`.
+
+    A history is one test, or as many as it has change points; those too short for any are none. Where the procedure of
+    Benjamini and Hochberg leaves some out, their histories are searched again at the level of those that it keeps.
+    """
+    found = [detect(values, level=level) for values in histories]
+    quiet = [not one and len(values) >= MIN_NIGHTS for one, values in zip(found, histories, strict=True)]
+    tests = sum(map(len, found)) + sum(quiet)
+    kept = sum(map(len, found))
+    while True:
+        adjusted = iter(benjamini_hochberg([*(p for one in found for _, p in one), *[1.0] * (tests - kept)]))
+        judged = [[(index, next(adjusted)) for index, _ in one] for one in found]
+        holding = sum(p <= level for one in judged for _, p in one)
+        if holding == kept:
+            return judged
+        stricter = level * max(1, holding) / tests
+        found = [
+            detect(values, level=stricter) if any(p > stricter for _, p in one) else one
+            for values, one in zip(histories, found, strict=True)
+        ]
+        kept = sum(map(len, found))
+
+
+def newest(values: Sequence[float], start: int = 0, *, histories: int = 1) -> Newest | None:
     """What the newest nights say that are too few for a change point.
 
     Args:
         values: as `change_points` takes them.
         start: first night of the last segment.
+        histories: how many are followed together, for `wait_for`.
 
     Returns:
         None where fewer than `MIN_SEGMENT` nights of the segment lie before the newest.
@@ -185,12 +229,12 @@ def newest(values: Sequence[float], start: int = 0) -> Newest | None:
     import numpy as np
 
     logs = np.log(np.asarray(values[start:], dtype=float))
-    for count in range(min(len(logs) - MIN_SEGMENT, nights_needed(len(logs))), 0, -1):
+    for count in range(min(len(logs) - MIN_SEGMENT, nights_needed(len(logs), histories)), 0, -1):
         low, high = _usual(logs[:-count])
         tail = logs[-count:]
         if (tail > high).all() or (tail < low).all():
             ratio = math.exp(float(np.median(tail) - np.median(logs[:-count])))
-            wait = max(1, nights_needed(len(logs) - count) - count)
+            wait = max(1, nights_needed(len(logs) - count, histories) - count)
             return Newest(num_beyond=count, ratio=ratio, low=math.exp(low), high=math.exp(high), wait_for=wait)
     if len(logs) <= MIN_SEGMENT:
         return None
@@ -200,26 +244,47 @@ def newest(values: Sequence[float], start: int = 0) -> Newest | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def nights_needed(before: int) -> int:
-    """Fewest nights, all on one side of `before` nights (counted as `MIN_SEGMENT` if fewer), that make a change."""
+def nights_needed(before: int, histories: int = 1) -> int:
+    """Fewest nights, all on one side of `before` nights (counted as `MIN_SEGMENT` if fewer), that make a change.
+
+    Of several histories: where it is the only one of them that changes.
+    """
     import numpy as np
 
     before = max(before, MIN_SEGMENT)
     for count in itertools.count(max(MIN_SEGMENT, MIN_NIGHTS - before)):
         # Ascending ranks: every night after lies above every night before.
         statistics = rank_sums(np.arange(1.0, before + count + 1))
-        if p_value(float(statistics[before - MIN_SEGMENT]), before + count) <= LEVEL:
+        if p_value(float(statistics[before - MIN_SEGMENT]), before + count) <= LEVEL / histories:
             return count
     raise AssertionError("counting does not end")
 
 
 def _usual(logs: Array) -> tuple[float, float]:
+    """Where the next night lies but for `NAMED`: Student's prediction interval around the median.
+
+    The standard deviation is winsorised, in units of that of a normal distribution winsorised alike, with as many
+    degrees of freedom as nights that were not drawn in, less 1 (Tukey and McLaughlin, Sankhya A 25, 1963).
+    """
     import numpy as np
 
-    centre = float(np.median(logs))
-    spread = float(np.median(np.abs(logs - centre))) / NORMAL_MAD
-    width = max(3 * spread, math.log1p(MIN_EFFECT))
+    n, ordered = len(logs), np.sort(logs)
+    cut = n // _TRIMMED
+    winsorised = np.clip(ordered, ordered[cut], ordered[n - 1 - cut])
+    spread = float(np.std(winsorised, ddof=1)) / _winsorised_normal(cut / n)
+    beyond = student_quantile(1 - NAMED / 2, n - 2 * cut - 1) * math.sqrt(1 + 1 / n)
+    width = max(beyond * spread, math.log1p(MIN_EFFECT))
+    centre = float(np.median(ordered))
     return centre - width, centre + width
+
+
+def _winsorised_normal(share: float) -> float:
+    """Standard deviation of a standard normal value that is drawn in to its quantiles at `share` from either end."""
+    if not share:
+        return 1.0
+    normal = NormalDist()
+    end = normal.inv_cdf(1 - share)
+    return math.sqrt(1 - 2 * share - 2 * end * normal.pdf(end) + 2 * share * end * end)
 
 
 def _ratio(values: Sequence[float], before: Segment, after: Segment) -> Estimate:
@@ -278,16 +343,20 @@ class _Tested:
     """Absolute difference of the medians of the logarithms."""
 
 
-def _tested(logs: Array, places: list[int]) -> list[_Tested]:
+def _tested(logs: Array, places: list[int], known: dict[tuple[int, int, int], _Tested]) -> list[_Tested]:
     """Each place between its neighbours, and where it belongs."""
+    ends = [0, *places, len(logs)]
+    for between in zip(ends[:-2], places, ends[2:], strict=True):
+        if between not in known:
+            known[between] = _test(logs, *between)
+    return [known[between] for between in zip(ends[:-2], places, ends[2:], strict=True)]
+
+
+def _test(logs: Array, start: int, old: int, end: int) -> _Tested:
     import numpy as np
 
-    ends = [0, *places, len(logs)]
-    tested = []
-    for start, old, end in zip(ends[:-2], places, ends[2:], strict=True):
-        part = logs[start:end]
-        place = int(_places(_nearness(part, old - start)))
-        statistic = float(rank_sums(ranks_of(part))[place - MIN_SEGMENT]) * shrink(part, place)
-        effect = abs(float(np.median(part[place:]) - np.median(part[:place])))
-        tested.append(_Tested(start + place, p_value(statistic, len(part)), effect))
-    return tested
+    part = logs[start:end]
+    place = int(_places(_nearness(part, old - start)))
+    statistic = float(rank_sums(ranks_of(whitened(part, place)))[place - MIN_SEGMENT])
+    effect = abs(float(np.median(part[place:]) - np.median(part[:place])))
+    return _Tested(start + place, p_value(statistic, len(part)), effect)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,27 +20,38 @@ MIN_SEGMENT = 5
 """Fewest nights between two change points, so that every level has a 95 % interval."""
 _PERMUTATIONS = 4_999
 SMALLEST_P = 1 / (_PERMUTATIONS + 1)
-"""The smallest p that so many permutations can give."""
+"""The smallest p that so many permutations can give; smaller ones are extrapolated."""
 NORMAL_MAD = 0.6744897501960817
 """Median of the absolute value of a standard normal."""
 _SEED = 20_140_109
-_FAR = 5.0
-"""Levels so many scaled median absolute deviations apart are no wandering of one level, however autocorrelated."""
+_BOUND = NormalDist().inv_cdf(0.95)
+"""The autocorrelation counts with the upper end of its one-sided 95 % interval: too little makes changes of nothing."""
+_MOST = 0.95
+"""Largest autocorrelation that is taken out: at 1 nothing would be left of a level."""
+_TAIL = 0.005
+"""Beyond this share of the permutations p is extrapolated."""
 _BLOCK = 2_000_000
 """Numbers permuted at a time, so that long histories need no gigabytes."""
 
 
-def shrink(part: Array, place: int) -> float:
-    """What autocorrelation leaves of a standardised difference (1)."""
+def whitened(part: Array, place: int) -> Array:
+    """Nights without what each has from the night before it: x[t] - r x[t - 1], for the test of a place.
+
+    r is the upper end of a one-sided 95 % interval of the lag-1 autocorrelation of the ranks around both levels, whose
+    bias (Kendall, Biometrika 41, 1954: (1 + 4 r) / n for one level) is taken out for two. Taking out too much makes the
+    test say less, never more. A change of level stays one, (1 - r) times as large.
+    """
     import numpy as np
 
-    around = np.concatenate([side - np.median(side) for side in (part[:place], part[place:])])
-    scatter = float(np.median(np.abs(around))) / NORMAL_MAD
-    if abs(float(np.median(part[place:]) - np.median(part[:place]))) >= _FAR * scatter:
-        return 1.0
-    ranks = ranks_of(around) - (len(around) + 1) / 2
-    r = float(ranks[1:] @ ranks[:-1]) / float(ranks @ ranks)
-    return math.sqrt((1 - r) / (1 + r)) if r > 0 else 1.0
+    n = len(part)
+    ranks = ranks_of(np.concatenate([side - np.median(side) for side in (part[:place], part[place:])])) - (n + 1) / 2
+    scatter = float(ranks @ ranks)
+    r = float(ranks[1:] @ ranks[:-1]) / scatter if scatter else 0.0
+    r += 2 * (1 + 4 * max(r, 0.0)) / n
+    r += _BOUND * math.sqrt(max(0.0, 1 - r * r) / n)
+    r = min(max(r, 0.0), _MOST)
+    white = part - r * np.concatenate([part[:1], part[:-1]])
+    return np.asarray(white)
 
 
 def ranks_of(values: Array) -> Array:
@@ -64,11 +76,22 @@ def rank_sums(ranks: Array) -> Array:
 
 
 def p_value(statistic: float, n: int) -> float:
-    """Share of permutations, the one seen among them, whose largest statistic is no smaller."""
+    """Share of permutations, the one seen among them, whose largest statistic is no smaller.
+
+    Of many histories only far smaller p count than permutations resolve: beyond the largest `_TAIL` of them p goes on
+    as it fell before, exp(-c s^2) (the tail of permutations, as Knijnenburg et al., Bioinformatics 25, 2009, extend it;
+    the largest deviation of a Brownian bridge falls so, but for a factor s: James, James and Siegmund, Biometrika 74,
+    1987).
+    """
     import numpy as np
 
-    as_large = _PERMUTATIONS - int(np.searchsorted(_null(n), statistic - 1e-9))
-    return (as_large + 1) / (_PERMUTATIONS + 1)
+    null = _null(n)
+    as_large = _PERMUTATIONS - int(np.searchsorted(null, statistic - 1e-9))
+    p = (as_large + 1) / (_PERMUTATIONS + 1)
+    before, begin = (float(null[-round(share * _PERMUTATIONS)]) ** 2 for share in (10 * _TAIL, _TAIL))
+    if statistic**2 <= begin or begin <= before:
+        return p
+    return min(p, _TAIL * math.exp(-math.log(10) * (statistic**2 - begin) / (begin - before)))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -21,7 +21,7 @@ from dlbench.history.trends.change_points import (
     ChangePoint,
     Newest,
     Segment,
-    change_points,
+    change_points_together,
     newest,
     segments,
 )
@@ -102,6 +102,7 @@ class Change:
     ratio: Estimate
     """After over before."""
     p: float
+    """Adjusted for all trends that are followed together."""
     commits_before: tuple[str, ...]
     """Of the night `last_before`; empty where none is known."""
     commits_after: tuple[str, ...]
@@ -216,15 +217,11 @@ def trends(entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS)
     for entry in dated(entries):
         if entry.group:
             points.setdefault(entry.key, []).append(entry)
-    ordered = sorted(points.items(), key=lambda item: (min(one.label for one in item[1]), item[0]))
-    found = []
-    for (group, ranks, nodes), runs in ordered:
-        nights = by_night(runs)
-        for metric in metrics:
-            trend = _trend(group, ranks, nodes, metric, nights)
-            if trend is not None:
-                found.append(trend)
-    return found
+    ordered = sorted(points.values(), key=lambda runs: (min(one.label for one in runs), runs[0].key))
+    courses = [one for runs in ordered for one in _courses(by_night(runs), metrics)]
+    changes = change_points_together([one.values for one in courses])
+    followed = sum(len(one.values) >= MIN_NIGHTS for one in courses)
+    return [_trend(one, found, followed) for one, found in zip(courses, changes, strict=True)]
 
 
 def by_night(runs: Iterable[HistoryEntry]) -> list[list[HistoryEntry]]:
@@ -235,16 +232,26 @@ def by_night(runs: Iterable[HistoryEntry]) -> list[list[HistoryEntry]]:
     return sorted(nights.values(), key=lambda night: (night[-1].finished, night[-1].run_id))
 
 
-def _trend(
-    group: str, ranks: int, nodes: int, metric: Metric, nights: Sequence[Sequence[HistoryEntry]]
-) -> Trend | None:
-    # A figure of zero (an energy that no counter saw) has no ratio to others.
-    known = [[run for run in night if run.figures.get(metric.name, 0.0) > 0] for night in nights]
-    known = [night for night in known if night]
-    if not known:
-        return None
-    values = [statistics.median(run.figures[metric.name] for run in night) for night in known]
-    found = change_points(values)
+@dataclass(frozen=True)
+class _Course:
+    """One metric of one point: nights with the figure, and the value of each."""
+
+    metric: Metric
+    nights: Sequence[Sequence[HistoryEntry]]
+    values: Sequence[float]
+
+
+def _courses(nights: Sequence[Sequence[HistoryEntry]], metrics: Sequence[Metric]) -> Iterator[_Course]:
+    for metric in metrics:
+        # A figure of zero (an energy that no counter saw) has no ratio to others.
+        known = [[run for run in night if run.figures.get(metric.name, 0.0) > 0] for night in nights]
+        known = [night for night in known if night]
+        if known:
+            yield _Course(metric, known, [statistics.median(run.figures[metric.name] for run in one) for one in known])
+
+
+def _trend(course: _Course, found: Sequence[ChangePoint], followed: int) -> Trend:
+    metric, known, values = course.metric, course.nights, course.values
     pieces = segments(values, [point.index for point in found])
     made = [
         _night(known[place], metric, values[place], number)
@@ -252,6 +259,7 @@ def _trend(
         for place in range(piece.start, piece.end)
     ]
     newest_run = known[-1][-1]
+    group, ranks, nodes = newest_run.key
     place = place_text(ranks, nodes)
     return Trend(
         id=f"{group}-{ranks}-{nodes}-{metric.name}",
@@ -275,7 +283,7 @@ def _trend(
         nights=tuple(made),
         levels=tuple(_level(piece, made, metric) for piece in pieces),
         changes=tuple(_change(point, metric, made, known) for point in found),
-        newest=_newest(values, pieces[-1].start, metric),
+        newest=_newest(values, pieces[-1].start, metric, followed),
     )
 
 
@@ -301,8 +309,8 @@ def _level(piece: Segment, nights: Sequence[Night], metric: Metric) -> Level:
     )
 
 
-def _newest(values: Sequence[float], start: int, metric: Metric) -> NewestNights | None:
-    found = newest(values, start)
+def _newest(values: Sequence[float], start: int, metric: Metric, followed: int) -> NewestNights | None:
+    found = newest(values, start, histories=max(1, followed))
     if found is None or not found.num_beyond or len(values) < MIN_NIGHTS:
         return None
     return NewestNights(**vars(found), is_worse=(found.ratio > 1) == metric.higher_is_worse)

@@ -41,7 +41,7 @@ class Case:
     main_straggler: Straggler | None
     """The rank, or else the host, for which most of the waiting was; None where they take turns."""
     exclude: tuple[str, ...]
-    """Hosts that the history of all runs shows to be slow."""
+    """Hosts that the history of all runs shows to be slow, or to have slow links."""
 
     def part(self, name: str) -> Part:
         """One of the causes."""
@@ -155,14 +155,14 @@ def _straggler_text(case: Case) -> str:
         "input": f"{its} input (storage of that node, loader workers)",
         "compute": f"{its} computing (clocks, temperature, other work on its cores)",
         "host": f"{'the' if late.rank is None else its} host between the steps (other processes, logging)",
-        "unexplained": (f"its network link, because nothing of {its} own work explains it"),
+        "unexplained": f"what holds its messages up at times, because nothing of {its} own work explains it",
     }
     who = late.host if late.rank is None else f"rank {late.rank} on {late.host}"
     return f"a look at {who}: {where[late.late_by]}"
 
 
 def _without(case: Case) -> str:
-    return f"a run without the slow nodes (--exclude={','.join(case.exclude)})"
+    return f"a run without the slow nodes and links (--exclude={','.join(case.exclude)})"
 
 
 def _is_waited_host_slow(case: Case) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dlbench.reading.slow_nodes import HostHistory, SlowNodes
-from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import percent, runs_text
+from dlbench.reading.slow_nodes import TO_EXCLUDE, HostHistory, SlowNodes
+from dlbench.report.table import Cell, Column, Sheet, unit_cell
+from dlbench.report.wording import percent
 from dlbench.stats.estimates import Estimate
 
 MAX_SHOWN = 10
@@ -14,13 +14,21 @@ MAX_SHOWN = 10
 def host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
     """Hosts over all runs of the folder."""
     slowest = found.hosts[:MAX_SHOWN]
-    left = sum(one.verdict != "slow" for one in found.hosts[MAX_SHOWN:])
+    left = sum(one.verdict not in TO_EXCLUDE for one in found.hosts[MAX_SHOWN:])
     columns: tuple[Column[HostHistory], ...] = (
         Column("host", "Host", lambda one: one.host, limit=64),
         Column(
             "own_work_ratio", "Own work", lambda one: one.ratio, lambda one: ratio_cell(one.ratio), has_interval=True
         ),
-        Column("runs", "Runs", lambda one: one.ratio.n),
+        Column(
+            "leaves_later_fraction",
+            "Leaves later",
+            lambda one: one.later,
+            lambda one: None if one.later is None else unit_cell(one.later),
+            has_interval=True,
+        ),
+        Column("sessions", "Sessions", lambda one: one.ratio.n),
+        Column("runs", "Runs", lambda one: one.num_runs),
         Column("interval", "", lambda one: one.ratio.kind),
         Column("last_share_fraction", "Last in", lambda one: one.last_share, lambda one: percent(one.last_share, 0)),
         Column("fair_share_fraction", "Fair share", lambda one: one.fair_share, lambda one: percent(one.fair_share, 0)),
@@ -31,10 +39,11 @@ def host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
         title="Hosts, over all runs of the folder",
         columns=columns,
         rows=found.hosts,
-        is_shown=lambda one: one.verdict == "slow" or one in slowest,
+        is_shown=lambda one: one.verdict in TO_EXCLUDE or one in slowest,
         caption=(
-            "Medians over runs; in brackets an interval by order statistics, or the range below five runs. Fair share: "
-            "steps in which one of its ranks would come last if all ranks did equally often."
+            "Means over sessions (jobs, or commands outside of Slurm); in brackets 95 % (Student t), or the range "
+            "below five sessions. Leaves later: share of a step by which its exchanges end after the others'. Fair "
+            "share: steps in which one of its ranks would come last if all ranks did equally often."
             + (f" The {left} fastest hosts are left out." if left else "")
         ),
     )
@@ -52,5 +61,12 @@ def ratio_text(ratio: Estimate) -> str:
 
 
 def verdict_text(one: HostHistory) -> str:
-    """With fewer than five runs a host is suspected at most."""
-    return f"suspected ({runs_text(one.ratio.n)}: insufficient)" if one.verdict == "suspected" else one.verdict
+    """With fewer than five sessions a host is suspected at most."""
+    if one.verdict == "suspected":
+        return f"suspected ({sessions_text(one.ratio.n)}: insufficient)"
+    return one.verdict.replace("slow link", "slow link or NIC")
+
+
+def sessions_text(count: int) -> str:
+    """``1 session``, ``5 sessions``."""
+    return f"{count} session{'' if count == 1 else 's'}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
+from dlbench.reading.slow_nodes import FALSE_SHARE, MIN_SESSIONS, SlowNodes, slow_nodes
 from dlbench.report.document import Section
-from dlbench.report.wording import runs_text
+from dlbench.report.wording import clean, runs_text, slow_link_text
 from dlbench.views.model import Report
 from dlbench.views.slow_nodes.charts import slow_node_charts
-from dlbench.views.slow_nodes.tables import host_sheet
+from dlbench.views.slow_nodes.tables import host_sheet, sessions_text
 from dlbench.views.view import ReportSource, ReportView
 
 
@@ -48,11 +48,22 @@ class SlowNodesView(ReportView):
 def _words(found: SlowNodes) -> Iterator[str]:
     """The option for Slurm, or that there is none to give; then what the comparison is, and over which runs."""
     yield found.option or "No host is shown to be slow."
+    for one in found.hosts:
+        if one.later is not None and one.verdict in ("slow link", "slow and slow link"):
+            although = " although its own work does not take longer" if one.verdict == "slow link" else ""
+            yield f"Slow link or NIC at host {clean(one.host, 253)}: {slow_link_text(one.later)}{although}."
     yield from (f"Left out of the list, no name for an option: {host}" for host in found.unsafe)
     if found.num_faulty:
         yield f"{runs_text(found.num_faulty)} with a planted fault left out."
+    if found.num_sessions < MIN_SESSIONS:
+        yield (
+            "A host is suspected at most: what slows it for one job (a neighbour, heat) is no property of it. "
+            f"{sessions_text(found.num_sessions).capitalize()} here; {MIN_SESSIONS} are needed (other jobs or nights)."
+        )
     rest = f", {found.num_single_host} on one" if found.num_single_host else ""
     yield (
-        "Own work (no exchange) of a host's slowest rank relative to the other hosts' in the same run; slow: interval "
-        f"above {found.threshold:g}. {len(found.hosts)} hosts, {runs_text(found.num_runs)} on several hosts{rest}."
+        "Own work (no exchange) of a host's slowest rank relative to the other hosts' in the same run; slow: above "
+        f"{found.threshold:g} by a t test over sessions, all hosts together (false discovery rate {FALSE_SHARE:.0%}). "
+        f"{len(found.hosts)} hosts, {runs_text(found.num_runs)} on several hosts{rest}, "
+        f"{sessions_text(found.num_sessions)}."
     )

@@ -155,7 +155,8 @@ def test_a_late_rank_is_named_with_what_holds_it_up(tmp_path: Path) -> None:
                 phases[0] += 25_000_000 if rank == 3 else 0
             return phases, 5_000_000
 
-        write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}"))
+        job = f"{plan.layout.ranks}{plan.series.repeat}"
+        write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}", job=job))
     text = diagnose(tmp_path)
     assert (
         "4 ranks: straggler-bound: 18.8 % [18.8, 18.8] of the ideal is lost in waiting\n"
@@ -179,7 +180,8 @@ def write_late_host(out: Path, ranks: int = 8) -> None:
                 phases[3] += 25_000_000 if rank >= ranks // 2 else 0
             return phases, 5_000_000
 
-        write_run(out, plan, times, Story(host=lambda rank: f"n{rank * 2 // ranks}"))
+        job = f"{plan.layout.ranks}{plan.series.repeat}"
+        write_run(out, plan, times, Story(host=lambda rank: f"n{rank * 2 // ranks}", job=job))
 
 
 def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> None:
@@ -193,7 +195,7 @@ def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> No
     assert "now for one, now for another" not in words
     found = verdict(tmp_path)
     assert [one["text"] for one in found["experiments"]] == [
-        "a run without the slow nodes (--exclude=n1)",
+        "a run without the slow nodes and links (--exclude=n1)",
         "a look at n1: its ranks' computing (clocks, temperature, other work on its cores)",
     ]
     # Beside the ranks their host: half of them wait 25 ms, and each of its ranks is late by 25 ms.

@@ -55,7 +55,8 @@ def write_straggler(out: Path, repeats: int = 5, points: tuple[int, ...] = (2, 4
             return {"backward": (50.0 + late) * drift, "input": 5.0 + 0.1 * ranks}
 
         times = simulate(plan, work, network_ms=4.0 * plan.layout.nodes)
-        write_run(out, plan, times, Story(host=lambda rank: f"n{rank // 2}"))
+        job = f"{plan.layout.ranks}{plan.series.repeat}"
+        write_run(out, plan, times, Story(host=lambda rank: f"n{rank // 2}", job=job))
 
 
 @pytest.fixture(scope="module")

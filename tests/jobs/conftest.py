@@ -1,0 +1,7 @@
+"""Fixtures of the tests of jobs."""
+
+from __future__ import annotations
+
+from tests.support.programs import program
+
+__all__ = ["program"]

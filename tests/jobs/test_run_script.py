@@ -1,0 +1,73 @@
+"""What `dlbench run` starts where a system has modules or setup lines: the text of a job, with the same effects."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlbench.jobs.batch import render_script
+from dlbench.jobs.run_script import has_script, render_run_script
+from dlbench.records.folder import RunFolder
+from dlbench.specs.expand import expand
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.requests import Request
+
+SETUP = "export SIDE='b and c'"
+PYTHON = "/opt/python"
+
+
+def plan_of(launcher: str, **overrides: Any) -> RunPlan:
+    local = launcher == "local"
+    request = Request(
+        workload="cosmoflow",
+        preset="ci",
+        system="local" if local else "box",
+        points=(1,),
+        points_are="ranks" if local else "nodes",
+        launcher=launcher,
+        overrides=overrides,
+    )
+    (plan,) = expand(request, machine_cores=2)
+    return plan
+
+
+@pytest.mark.parametrize("launcher", ["srun-gloo", "srun-mpi", "mpirun"])
+def test_a_run_loads_and_sets_what_its_job_does(launcher: str) -> None:
+    wanted = {"system.modules": "gcc/12,openmpi/4", "system.setup": SETUP, "system.launch.environment.X": "1"}
+    plan = plan_of(launcher, **wanted)
+    folder = RunFolder(Path("/runs/x"))
+    script = render_run_script(plan, folder, PYTHON)
+    lines = script[script.index("\nmodule purge") : script.index("\nexec ")].strip().splitlines()
+    own = "# It must differ between two starts of the script; the job's number does."
+    job = render_script(plan, folder, PYTHON).splitlines()
+    assert lines == [line for line in job[job.index("module purge") : -2] if line not in (own, TOKEN)]
+    assert script.splitlines()[-1] == f"exec {job[-1]}"
+
+
+TOKEN = 'export DLBENCH_LAUNCH_TOKEN="${SLURM_JOB_ID}"'
+"""Of a run it is made anew for each start."""
+
+
+def test_a_rank_of_this_machine_gets_them_too(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nprintf "%s|" "$SIDE" "$LOADED" "$X" "$$" > {seen}\n')
+    python.chmod(0o755)
+    wanted = {"system.modules": "a/1", "system.setup": SETUP, "system.launch.environment.X": "it's"}
+    plan = plan_of("local", **wanted)
+    script = tmp_path / "launch.sh"
+    script.write_text(render_run_script(plan, RunFolder(tmp_path), str(python)))
+    module = {"BASH_FUNC_module%%": '() { [ "$1" = purge ] || export LOADED="$2"; }'}
+    process = subprocess.Popen(["bash", str(script)], env={**os.environ, **module})
+    assert process.wait(timeout=30) == 0
+    # It becomes the rank: signals, and the end of whoever started it, reach it.
+    assert seen.read_text().split("|")[:4] == ["b and c", "a/1", "it's", str(process.pid)]
+
+
+def test_a_system_without_them_needs_no_shell() -> None:
+    assert not has_script(plan_of("local"))
+    assert has_script(plan_of("local", **{"system.setup": "true"}))

@@ -1,0 +1,253 @@
+"""A series whose submission is cut off: what is known of it, and that completing it submits every job once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlbench.errors import RunError, UserError
+from dlbench.jobs import slurm
+from dlbench.jobs.batch import Job, jobs_of
+from dlbench.jobs.interruption import Interruption
+from dlbench.jobs.series import Submitted, begin, complete, forget, is_held, standing, standings
+from dlbench.jobs.slurm import RefusedError, read_submission
+from dlbench.records.folder import RunFolder
+from dlbench.records.status import write_status
+from dlbench.specs.expand import expand
+from dlbench.specs.requests import Request
+from tests.support.programs import Program, calls
+from tests.support.run_factory import status
+
+SBATCH = 'n=$(wc -l < "$CALLS"); '
+"""The number of this call."""
+
+
+def jobs(repeats: int = 4, series: str = "s", sides: bool = False) -> list[Job]:
+    wanted = {"sides": {"a": {}, "b": {"train.seed": 7}}} if sides else {}
+    request = Request(
+        workload="cosmoflow",
+        preset="ci",
+        system="box",
+        points=(1, 2) if sides else (1,),
+        points_are="nodes",
+        repeats=repeats,
+        series=series,
+        **wanted,  # type: ignore[arg-type]
+    )
+    return jobs_of(expand(request, machine_cores=4))
+
+
+def begun(root: Path, **wanted: object) -> str:
+    root.mkdir(exist_ok=True)
+    made = jobs(**wanted)  # type: ignore[arg-type]
+    return begin(root, made, chain=True, python="/python", request="dlbench submit ...")
+
+
+def completed(root: Path, series: str = "s", check: Callable[[], None] = lambda: None) -> list[Submitted]:
+    told: list[Submitted] = []
+    complete(root, series, check, told.append)
+    return told
+
+
+def test_what_a_series_shall_hold_is_written_before_its_first_job(tmp_path: Path, program: Program) -> None:
+    root = tmp_path / "runs"
+    program("sbatch", f'cat "{root}/.series/s.json" "{root}/.series/s.plans" > "{tmp_path}/seen"; {SBATCH} echo $n')
+    assert begun(root) == "s"
+    assert standing(root, "s").text == "0 of 4 jobs submitted"
+    told = completed(root)
+    assert [(one.number, one.job_id, one.is_adopted) for one in told] == [(n, str(n), False) for n in range(1, 5)]
+    seen = (tmp_path / "seen").read_text()
+    assert all(one.job[0].run_id in seen for one in told)
+    assert standing(root, "s").text == "4 of 4 jobs submitted"
+    # Each after the one before, with a comment of its own.
+    words = calls(tmp_path)
+    assert [[word for word in call if word.startswith("--dependency")] for call in words] == [
+        [],
+        *([f"--dependency=afterany:{n}"] for n in (1, 2, 3)),
+    ]
+    comments = [word for call in words for word in call if word.startswith("--comment=")]
+    assert len(set(comments)) == 4
+    assert comments[0].startswith(f"--comment={told[0].job[0].run_id}/")
+    assert completed(root) == []
+    assert len(calls(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_waits_for_sbatch_and_the_rest_follows_later(
+    tmp_path: Path, program: Program, at: int, number: signal.Signals
+) -> None:
+    root = tmp_path / "runs"
+    program("sbatch", f"{SBATCH} [ $n = {at} ] && {{ kill -{number.name[3:]} {os.getpid()}; sleep 0.2; }}; echo $n")
+    begun(root)
+    before = signal.getsignal(number)
+    try:
+        with pytest.raises(KeyboardInterrupt), Interruption() as interruption:
+            completed(root, check=interruption.check)
+    finally:
+        signal.signal(number, before)
+        for other in (signal.SIGHUP, signal.SIGTERM):
+            signal.signal(other, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert standing(root, "s").text == f"{at} of 4 jobs submitted"
+    program("sbatch", f"{SBATCH} echo $n")
+    assert [one.job_id for one in completed(root)] == [str(n) for n in range(at + 1, 5)]
+    assert len(calls(tmp_path)) == 4
+    # The chain goes on where it was cut.
+    assert all(f"--dependency=afterany:{n}" in calls(tmp_path)[n] for n in range(1, 4))
+
+
+def test_a_limit_of_the_queue_leaves_the_rest_for_later(tmp_path: Path, program: Program) -> None:
+    root = tmp_path / "runs"
+    limit = "Batch job submission failed: Job violates accounting/QOS policy (job submit limit)"
+    program("sbatch", f"{SBATCH} [ $n -gt 2 ] && {{ echo '{limit}' >&2; exit 1; }}; echo $n")
+    begun(root)
+    with pytest.raises(RefusedError, match="job submit limit"):
+        completed(root)
+    now = standing(root, "s")
+    assert (now.text, now.states) == ("2 of 4 jobs submitted", ("submitted", "submitted", "missing", "missing"))
+    with pytest.raises(RefusedError):
+        completed(root)
+    program("sbatch", "echo 9")
+    assert [one.number for one in completed(root)] == [3, 4]
+
+
+def cut_off_after_sbatch(root: Path, program: Program, answer: str = "exit 1") -> RunFolder:
+    """A series whose second sbatch did not say whether it took the job."""
+    program("sbatch", f"{SBATCH} [ $n = 2 ] && {{ {answer}; }}; echo $n")
+    begun(root)
+    with pytest.raises(RunError, match="may be queued all the same"):
+        completed(root)
+    assert standing(root, "s").text == "1 of 4 jobs submitted, 1 more may be queued"
+    return RunFolder(root / standing(root, "s").series.jobs[1].runs[0])
+
+
+def test_a_job_that_was_taken_is_adopted(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "_LOOKS_S", (0.0,))
+    root = tmp_path / "runs"
+    folder = cut_off_after_sbatch(root, program)
+    comment = standing(root, "s").series.jobs[1].comment
+    program("squeue", f"echo '1|x|y'; echo '41|{comment}|/x'")
+    program("sbatch", "echo 50")
+    told = completed(root)
+    assert [(one.number, one.job_id, one.is_adopted) for one in told] == [
+        (2, "41", True),
+        (3, "50", False),
+        (4, "50", False),
+    ]
+    submission = read_submission(folder)
+    assert submission is not None
+    assert submission.job_id == "41"
+    assert "--dependency=afterany:41" in calls(tmp_path)[-2]
+
+
+def test_a_job_that_was_not_taken_is_submitted_again_into_its_folder(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_LOOKS_S", (0.0,))
+    root = tmp_path / "runs"
+    folder = cut_off_after_sbatch(root, program)
+    program("squeue", "true")
+    program("sbatch", "echo 50")
+    assert [one.number for one in completed(root)] == [2, 3, 4]
+    assert folder.submission.exists()
+
+
+def test_nothing_is_submitted_while_slurm_does_not_answer(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_LOOKS_S", (0.0,))
+    root = tmp_path / "runs"
+    cut_off_after_sbatch(root, program)
+    before = len(calls(tmp_path))
+    program("squeue", "exit 1")
+    with pytest.raises(RunError, match="squeue does not answer"):
+        completed(root)
+    assert [call[0] for call in calls(tmp_path)[before:]] == ["squeue"]
+
+
+def test_a_run_that_began_is_never_submitted_again(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_LOOKS_S", (0.0,))
+    root = tmp_path / "runs"
+    folder = cut_off_after_sbatch(root, program)
+    write_status(folder, status(0, "n0", "measuring"))
+    program("sbatch", "echo 50")
+    assert [one.number for one in completed(root)] == [3, 4]
+
+
+def test_a_folder_that_was_removed_after_its_job_is_not_missed(tmp_path: Path, program: Program) -> None:
+    import shutil
+
+    root = tmp_path / "runs"
+    program("sbatch", "echo 5")
+    begun(root)
+    told = completed(root)
+    shutil.rmtree(root / told[0].job[0].run_id)
+    assert standing(root, "s").text == "4 of 4 jobs submitted"
+    assert completed(root) == []
+
+
+def test_sides_go_by_the_job(tmp_path: Path, program: Program) -> None:
+    root = tmp_path / "runs"
+    program("sbatch", f"{SBATCH} [ $n = 2 ] && {{ echo 'Invalid qos specification' >&2; exit 1; }}; echo $n")
+    begun(root, repeats=2, sides=True)
+    with pytest.raises(RefusedError):
+        completed(root)
+    now = standing(root, "s")
+    assert now.text == "1 of 2 jobs submitted"
+    assert [len(job.runs) for job in now.series.jobs] == [4, 4]
+    (left,) = completed(root)
+    assert [plan.run_id for plan in left.job] == [*now.series.jobs[1].runs]
+
+
+def test_one_name_takes_more_runs_and_never_the_same(tmp_path: Path, program: Program) -> None:
+    root = tmp_path / "runs"
+    program("sbatch", "echo 5")
+    begun(root, repeats=2)
+    completed(root)
+    with pytest.raises(UserError, match="exists already; choose another --series"):
+        begun(root, repeats=2)
+    begun(root, repeats=2, sides=True)
+    now = standing(root, "s")
+    assert now.text == "2 of 4 jobs submitted"
+    assert len(now.series.requests) == 2
+    with pytest.raises(UserError, match="is in series s already: `dlbench complete`"):
+        begun(root, repeats=2, sides=True)
+    assert len(completed(root)) == 2
+
+
+def test_two_processes_do_not_submit_one_series(tmp_path: Path, program: Program) -> None:
+    root = tmp_path / "runs"
+    begun(root)
+    seen = []
+
+    def look() -> None:
+        seen.append(is_held(root, "s"))
+        with pytest.raises(UserError, match="is being submitted by another process"):
+            completed(root)
+
+    program("sbatch", "echo 5")
+    completed(root, check=look)
+    assert seen == [True] * 4
+    assert not is_held(root, "s")
+
+
+def test_damage_is_told(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    begun(root)
+    file = root / ".series" / "s.json"
+    file.write_text(file.read_text()[:50])
+    assert standings(root)[0] == []
+    (line,) = standings(root)[1]
+    assert "s.json: damaged" in line
+    with pytest.raises(UserError, match="holds no series other"):
+        standing(root, "other")
+    forget(root, "s")
+    assert list(root.iterdir()) == []
+    assert standings(root) == ([], [])

@@ -1,0 +1,37 @@
+"""Stubs of Slurm's programs, in their place on PATH."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Program = Callable[[str, str], None]
+"""Makes a program of a name that executes some lines of bash."""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Puts a stub of a program of Slurm on PATH, which holds bash and nothing of Slurm otherwise."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name in ("bash", "cat", "sleep", "wc", "grep"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    interpreter = folder / "bash"
+
+    def make(name: str, body: str) -> None:
+        record = f'printf "%s\\0" {name} "$@" >> "$CALLS"; printf "\\n" >> "$CALLS"\n'
+        (folder / name).write_text(f"#!{interpreter}\n{record}{body}\n")
+        (folder / name).chmod(0o755)
+
+    return make
+
+
+def calls(tmp_path: Path) -> list[list[str]]:
+    """What the stubs were called with, one after the other."""
+    file = tmp_path / "calls"
+    return [line.split("\0")[:-1] for line in file.read_text().splitlines()] if file.exists() else []
