@@ -250,7 +250,7 @@ def agreement() -> Figure:
         unit="largest difference of an end",
         n=900,
         goal="at most 1e-9",
-        met=worst <= 1e-9,
+        met=bool(worst <= 1e-9),
     )
 
 
@@ -299,5 +299,5 @@ def _lost_runs() -> Iterator[Figure]:
             unit="half widths of its interval, at most",
             n=FEW_TRIALS,
             goal="at most 1",
-            met=max(moves) <= 1,
+            met=bool(max(moves) <= 1),
         )
