@@ -13,6 +13,7 @@ from dlbench.reading.sessions import session_of
 from dlbench.reading.table import RunTable
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
+from dlbench.report.wording import percent
 from dlbench.stats.components import between_and_within
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.quality import doubts as quality_doubts
@@ -196,7 +197,7 @@ def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:
             code="pooled-sessions",
             severity="note",
             text=f"runs of several sessions are pooled: between the {count} at {ranks_text(ranks)} throughput scatters "
-            f"by {between:.1%}, within them by {within:.1%}; intervals count runs",
+            f"by {percent(between)}, within them by {percent(within)}; intervals count runs",
         )
 
 

@@ -510,6 +510,21 @@ def test_points_of_different_series_are_not_interleaved(tmp_path: Path) -> None:
     assert not only_group(tmp_path).points[1].paired_with_baseline
 
 
+def test_scatter_between_sessions_stands_beside_that_within_them(tmp_path: Path) -> None:
+    """Ten runs of two days, 4 % apart: 1 % of scatter within a day says nothing of the next one."""
+    for day, slow in (("monday", 1.0), ("friday", 1.04)):
+        for plan in plans(points=(1,), repeats=5, series=day):
+            factor = slow * (1 + 0.01 * (plan.series.repeat - 2) / 1.58)
+            write_run(tmp_path, plan, constant([part * factor for part in PHASES]))
+    table = tabulate(scan(tmp_path))
+    (group,) = groups(table)
+    (doubt,) = [doubt for doubt in group_doubts(group, table) if doubt.code == "pooled-sessions"]
+    assert doubt.text == (
+        "runs of several sessions are pooled: between the 2 at 1 rank throughput scatters by 2.7 %, within them by 1.0 "
+        "%; intervals count runs"
+    )
+
+
 def test_what_names_the_job_is_no_difference_in_the_environment(tmp_path: Path) -> None:
     for number, plan in enumerate(plans(repeats=1)):
         facts = {

@@ -179,7 +179,7 @@ def figures() -> Iterator[Figure]:
             for noise in NOISES:
                 rows = [(n, *_one_by_one(made, noise, n, block)) for n in SOME_RUNS]
                 yield _worst(f"coverage, {kind} {pairs}, {noise}", rows, FEW_TRIALS)
-    yield _agreement()
+    yield agreement()
     yield from _unseen()
     yield from _lost_runs()
 
@@ -215,7 +215,7 @@ def _worst(name: str, rows: list[tuple[int, int, float]], trials: int) -> Figure
     )
 
 
-def _agreement() -> Figure:
+def agreement() -> Figure:
     """Experiments at once against the functions that the program calls, one by one."""
     rng = np.random.default_rng(7)
     worst = 0.0
@@ -250,7 +250,7 @@ def _agreement() -> Figure:
         unit="largest difference of an end",
         n=900,
         goal="at most 1e-9",
-        met=worst <= 1e-9,
+        met=bool(worst <= 1e-9),
     )
 
 
@@ -299,5 +299,5 @@ def _lost_runs() -> Iterator[Figure]:
             unit="half widths of its interval, at most",
             n=FEW_TRIALS,
             goal="at most 1",
-            met=max(moves) <= 1,
+            met=bool(max(moves) <= 1),
         )
