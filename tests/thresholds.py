@@ -100,7 +100,14 @@ THRESHOLDS = (
         name="SLOW",
         decides="times the others' work above which a host is slow",
         why="the least effect that dlbench promises to see",
-        halved="an excess of 1.5 % counts: hosts that differ as like machines do are excluded",
+        halved="half the excess, 1.5 %, counts: hosts that differ as like machines do are excluded",
+    ),
+    Threshold(
+        module="views.forecast.laws",
+        name="LEVEL",
+        decides="chance of points that follow a law to miss it as far, below which nothing is extrapolated from it",
+        why="a forecast from a wrong law does more harm than none from a right one",
+        halved="a wrong law must miss by more to be ruled out",
     ),
     Threshold(
         module="reading.stragglers",

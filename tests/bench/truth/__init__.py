@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.bench.figures import Figure
-from tests.bench.truth import collectives, gate, hosts, trends, verdicts
+from tests.bench.truth import collectives, gate, hosts, intervals, trends, verdicts
 
 SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "intervals": intervals.figures,
     "gate": gate.figures,
     "hosts": hosts.figures,
     "trends": trends.figures,
