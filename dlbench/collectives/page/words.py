@@ -227,12 +227,14 @@ METHODS: tuple[tuple[str, str], ...] = (
         "reduced costs gamma. One fit for each system, carrier and type of element, over all collectives, layouts, "
         "algorithms and sizes, with relative errors and robust against outliers. Where groups hold several ranks, "
         "whether these share one link to other groups or have a link each, and whether their bytes inside the group "
-        "add up (shared memory or processors), is what predicts held-out points better.",
+        "add up (shared memory or processors), is what predicts held-out points better. Intervals: the fit redone for "
+        "resampled runs (stretched to Student's t), with its breaks.",
     ),
     (
         "Predictions",
         "What stands beside a measurement is predicted by a fit that did not see the point; how it was held out is "
-        "said with the fit. Libraries choose their algorithms themselves and are not predicted.",
+        "said with the fit. The error at the largest rank count is of a fit to the smaller ones alone, which chooses "
+        "everything anew. Libraries choose their algorithms themselves and are not predicted.",
     ),
     (
         "Recommended",

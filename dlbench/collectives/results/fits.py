@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 from dlbench.collectives.results.measurements import CollectiveGroup, CollectiveTable, Measurement, Series
-from dlbench.costs.fit.link_fit import Observation, choose_sharing, fit_network
+from dlbench.costs.fit.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
 from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.reading.comparability import system_content
 from dlbench.reading.environments import side_by_side
@@ -310,7 +310,7 @@ def _fit(
     keys = {id(seen): key for key, seen in observed.items()}
     fit = _described(
         scope,
-        network.model_copy(update={"collectives": lines}),
+        network.model_copy(update={"collectives": lines, "largest_held_out": hold_out_largest(observations)}),
         ranks,
         held_out_by=HELD_OUT_SEVERAL if len(ranks) > 1 else HELD_OUT_ONE.format(ranks=ranks[0]),
         predicted={keys[id(seen)]: seconds for seen, seconds in predictions},
