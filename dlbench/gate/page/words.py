@@ -109,7 +109,8 @@ def methods(found: Comparison) -> tuple[tuple[str, str], ...]:
         (
             "Ratio",
             "Geometric mean over units of B by that of A, turned so that above 1 is worse; 95 % interval by Student's "
-            f"t on logarithms; with fewer than {MIN_RUNS} runs a side the range. A and B are medians over runs.",
+            f"t on logarithms, moved out to that of an exact test where there is one; with fewer "
+            f"than {MIN_RUNS} runs a side the range. A and B are medians over runs.",
         ),
         (
             "Test",

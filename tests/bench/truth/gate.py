@@ -34,6 +34,7 @@ REPEATS = 5
 def figures() -> Iterator[Figure]:
     """Every promise, at the default rule."""
     yield from tolerated()
+    yield from equivalences()
     yield from slowdowns()
     yield from stalls()
     yield from sessions()
@@ -90,6 +91,19 @@ def tolerated(trials: int = TRIALS) -> Iterator[Figure]:
             calls,
             "at most 1",
             lambda value: value <= 1.0,
+        )
+
+
+def equivalences(trials: int = TRIALS) -> Iterator[Figure]:
+    """A slowdown of the whole tolerance is called equivalent in at most 5 % of cases (TOST)."""
+    for seed, (paired, count) in enumerate((paired, count) for paired in (False, True) for count in (5, 10)):
+        generator = np.random.default_rng([SEED, 8, seed])
+        drawn = [sides(generator, count, 0.005, RULE.tolerance, paired=paired) for _ in range(trials)]
+        yield rate(
+            f"equivalent at +{RULE.tolerance:.1%}, {'pairs' if paired else 'separate sides'}, {count} a side, sd 0.5%",
+            [judge([one], RULE)[0].verdict == "equivalent" for one in drawn],
+            "at most 6",
+            lambda value: value <= 6.0,
         )
 
 
