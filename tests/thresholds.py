@@ -63,9 +63,16 @@ THRESHOLDS = (
     Threshold(
         module="gate.verdicts",
         name="Rule.tolerance",
-        decides="slowdowns that do not fail the gate",
-        why="what is worth failing a build; `--tolerance` says it for a project",
+        decides="slowdown beyond which the gate fails (`--tolerance`)",
+        why="small beside the slowdown that five to ten repeats at a scatter of 1 % find",
         halved="slowdowns of 1 to 2 % can fail it",
+    ),
+    Threshold(
+        module="reading.sessions",
+        name="MIN_SESSIONS",
+        decides="sessions of a side, or of a history, that tell how far sessions scatter",
+        why="a change is found at 4.7 standard errors with five, 5.5 with four, 8.0 with three (Student's t)",
+        halved="with three, only changes of eight times the scatter fail the gate",
     ),
     Threshold(
         module="views.decomposition.numbers",

@@ -195,7 +195,7 @@ def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> No
     assert "now for one, now for another" not in words
     found = verdict(tmp_path)
     assert [one["text"] for one in found["experiments"]] == [
-        "a run without the slow nodes and links (--exclude=n1)",
+        "a run without the slow nodes (--exclude=n1)",
         "a look at n1: its ranks' computing (clocks, temperature, other work on its cores)",
     ]
     # Beside the ranks their host: half of them wait 25 ms, and each of its ranks is late by 25 ms.
