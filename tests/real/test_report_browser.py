@@ -42,18 +42,19 @@ class Case:
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("sample")
     write_sample(folder / "runs")
-    # A law that holds: 1 - E = 0.2 (1 - 1/k).
+    # A law that holds, beyond one node: there is a forecast to draw.
     write_law(folder / "runs")
     return Case(folder / "runs", folder)
 
 
 def write_law(out: Path) -> None:
-    """Weak scaling by Gustafson's law with f = 0.2 at 1, 2, 4 and 8 ranks."""
+    """Weak scaling that loses a fifth, on 1, 2, 4 and 8 nodes of a rank."""
     from tests.support.run_factory import constant, plans, write_run
 
-    for plan in plans(points=(1, 2, 4, 8), series="law", overrides={"train.batch_per_rank": 2}):
+    nodes = {"system": "box", "points_are": "nodes", "ranks_per_node": 1, "launcher": "mpirun"}
+    for plan in plans(points=(1, 2, 4, 8), series="law", overrides={"train.batch_per_rank": 2}, **nodes):
         k = plan.layout.ranks
-        step = 100 / (1 - 0.2 * (1 - 1 / k)) * (1 + plan.series.repeat / 1000)
+        step = 100 * (1 + 0.2 * (1 - 1 / k)) * (1 + plan.series.repeat / 1000)
         write_run(out, plan, constant([0, 0, 40, 50, max(0.0, step - 100), 10]))
 
 
@@ -397,7 +398,7 @@ def test_tables_and_charts_are_saved_as_files(browser: Any, sample: Case) -> Non
         # The raw numbers of a table are the file that the command writes.
         name, content = saved(visit, visit.page.locator("a.raw[href='#data-laws']").first)
         assert name == "dlbench-laws.csv"
-        assert content.splitlines()[0].startswith("group,label,law,fraction,")
+        assert content.splitlines()[0].startswith("group,label,law,formula,")
         assert visit.complaints == []
 
 

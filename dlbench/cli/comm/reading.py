@@ -134,8 +134,8 @@ def predict(
 ) -> None:
     """Predict collectives by the fitted costs in file NETWORK, at rank counts that need not have been measured.
 
-    More ranks than were measured are labelled as an extrapolation. Library times are lines through measured sizes, at
-    measured rank counts alone.
+    Ranks, groups and sizes beyond those fitted are named as extrapolated, with the error at the largest rank count when
+    it is held out. Library times are lines through measured sizes, at measured rank counts alone.
 
     \b
     Examples:

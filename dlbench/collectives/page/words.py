@@ -211,10 +211,10 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "algbw and busbw",
-        "As nccl-tests defines them: algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, (p - 1) / p "
-        "for reduce-scatter, all-gather and all-to-all, and 1 for broadcast, with p ranks. Bytes are those of each "
-        "rank's whole buffer: for all-gather the gathered result, for reduce-scatter the input. GB/s is 1e9 bytes per "
-        "second.",
+        "By the formulas of nccl-tests, from the time above (there it is the mean over ranks of 20 queued operations): "
+        "algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, (p - 1) / p for reduce-scatter, "
+        "all-gather and all-to-all, and 1 for broadcast, with p ranks. Bytes are those of each rank's whole buffer: "
+        "for all-gather the gathered result, for reduce-scatter the input. GB/s is 1e9 bytes per second.",
     ),
     (
         "Counters",
@@ -227,12 +227,14 @@ METHODS: tuple[tuple[str, str], ...] = (
         "reduced costs gamma. One fit for each system, carrier and type of element, over all collectives, layouts, "
         "algorithms and sizes, with relative errors and robust against outliers. Where groups hold several ranks, "
         "whether these share one link to other groups or have a link each, and whether their bytes inside the group "
-        "add up (shared memory or processors), is what predicts held-out points better.",
+        "add up (shared memory or processors), is what predicts held-out points better. Intervals: the fit redone for "
+        "resampled runs (stretched to Student's t), with its breaks.",
     ),
     (
         "Predictions",
         "What stands beside a measurement is predicted by a fit that did not see the point; how it was held out is "
-        "said with the fit. Libraries choose their algorithms themselves and are not predicted.",
+        "said with the fit. The error at the largest rank count is of a fit to the smaller ones alone, which chooses "
+        "everything anew. Libraries choose their algorithms themselves and are not predicted.",
     ),
     (
         "Recommended",

@@ -14,8 +14,11 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 from dlbench.collectives.results.measurements import CollectiveGroup, CollectiveTable, Measurement, Series
-from dlbench.costs.fit.link_fit import Observation, choose_sharing, fit_network
+from dlbench.costs.fit.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
 from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
+from dlbench.reading.comparability import system_content
+from dlbench.reading.environments import side_by_side
+from dlbench.reading.repeats import named
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.network import LargestHeldOut, Level, LevelName, LineCost, NetworkModel
 from dlbench.specs.collectives.plan import ELEMENT_BYTES
@@ -152,6 +155,10 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
     for scope, found in scopes.items():
         if only is not None and scope != only:
             continue
+        unlike = _asked_unlike([group for group, _ in found])
+        if unlike:
+            unfitted.append(f"{scope.title}: {unlike}")
+            continue
         try:
             fit, left = _fit(scope, found, lines_of(table, scope), fitted)
         except DlbenchError as error:
@@ -160,6 +167,16 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
         fits.append(fit)
         unfitted += [f"{scope.title}: {left}"] if left else []
     return Fits(fits=tuple(fits), unfitted=tuple(unfitted))
+
+
+def _asked_unlike(groups: Sequence[CollectiveGroup]) -> str:
+    """Why one model must not be fitted to groups: what they were asked for of the system; empty where it is equal."""
+    asked = {
+        group.id: {k: v for k, v in system_content(group.sample.plan).items() if not k.startswith("system.launch.")}
+        for group in groups
+    }
+    found = side_by_side(asked).differences
+    return f"its runs were asked for unlike ({named(found)}); fit each kind from a folder of its own" if found else ""
 
 
 def fit_one(
@@ -293,7 +310,7 @@ def _fit(
     keys = {id(seen): key for key, seen in observed.items()}
     fit = _described(
         scope,
-        network.model_copy(update={"collectives": lines}),
+        network.model_copy(update={"collectives": lines, "largest_held_out": hold_out_largest(observations)}),
         ranks,
         held_out_by=HELD_OUT_SEVERAL if len(ranks) > 1 else HELD_OUT_ONE.format(ranks=ranks[0]),
         predicted={keys[id(seen)]: seconds for seen, seconds in predictions},

@@ -80,7 +80,7 @@ def fit_network(
     A level without a message in them is None. A level whose messages never decided a step has alpha and beta 0 with
     an interval up to those of the other level: the points only show that it is no slower. Intervals are the middle
     95 % of fits to resampled runs, each begun from the costs of the fit, with its breaks. `median_error` is the median
-    over `held_out`, None where no point could be held out.
+    over `held_out`, None where no point could be held out; `largest_held_out` is left to `hold_out_largest`.
 
     Args:
         observations: measured points.
@@ -112,7 +112,6 @@ def fit_network(
         median_error=statistics.median(errors) if errors else None,
         num_points=len(observations),
         fitted_over=_range(observations, runs),
-        largest_held_out=hold_out_largest(observations),
         draws=() if drawn is None else _draws(table, fit.structure, drawn),
         sources=tuple(sources),
         fitted=fitted,

@@ -97,6 +97,8 @@ class Law:
     """Ranks of the largest point; None where what is left without it would not determine a law."""
     hindcast_error: float | None
     """Measured less what the law, fitted without the largest point, would have said of it (fraction)."""
+    is_ruled_out: bool
+    """Whether even this one, the nearest, misses the points by more than the scatter of the runs explains."""
     alternatives: tuple[str, ...]
     """Other laws that the points do not rule out."""
     doubt: str
@@ -358,6 +360,7 @@ def _law(group: Group, data: _Data, chosen: _Candidate, left: tuple[_Candidate, 
         worst_residual=worst,
         hindcast_ranks=None if chosen.hindcast_error is None else data.points[-1].ranks,
         hindcast_error=chosen.hindcast_error,
+        is_ruled_out=chosen.is_ruled_out,
         alternatives=tuple(_name(data.scaling, one.terms) for one in left if one is not chosen),
         doubt=_doubt(group, data, left, worst),
         points=points,

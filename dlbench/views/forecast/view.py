@@ -69,10 +69,10 @@ def _words(found: Forecast) -> tuple[str, ...]:
 def _law_text(law: Law) -> str:
     """The law, its coefficients, and how well it holds, in one or two sentences."""
     named = f"Law: {law.name}, {law.formula} (k: ranks over the baseline's, T: time of a step's work)"
-    text = (
-        f"{named}, with {coefficients_text(law)}; it misses no measured point by more than "
-        f"{points(law.worst_residual)} of efficiency."
-    )
+    missed = f"{points(law.worst_residual)} of efficiency"
+    text = f"{named}, with {coefficients_text(law)}; it misses no measured point by more than {missed}."
+    if law.is_ruled_out:
+        text = f"No law of the family fits; the nearest misses a measured point by {missed}. {named}."
     if law.hindcast_error is not None:
         text += (
             f" Fitted without the largest point, it would have missed {law.hindcast_ranks} ranks by "

@@ -271,7 +271,7 @@ def test_every_kind_of_interval_is_named(tmp_path: Path) -> None:
         "(3 ranks, 4 ranks). The causes sum to the mean step."
     ) in words
     assert (
-        "Intervals: 95 % Student t, 5 runs (2 ranks); range of 3 runs, 90 % (3 ranks, 4 ranks). Causes sum to the loss"
+        "Intervals: 95 % Student t, 5 runs (2 ranks); range of 3 runs, 75 % (3 ranks, 4 ranks). Causes sum to the loss"
     ) in words
 
 

@@ -216,10 +216,11 @@ def late(out: Path, wait_ms: float) -> None:
             free += message["exchange_s"]
         result["exposed_s"] = free - GRADIENTS[-1][1]
 
-        def times(rank: int, step: int, many: bool = many) -> tuple[list[float], float]:
+        def times(rank: int, step: int, many: bool = many) -> tuple[list[int], int]:
             waits = wait_ms if many and rank == 0 else 0.0
             own = wait_ms * many - waits
-            return [*STEP_MS[:3], STEP_MS[3] + own, 20.0 * many + waits, STEP_MS[5]], 0.0
+            in_ms = [*STEP_MS[:3], STEP_MS[3] + own, 20.0 * many + waits, STEP_MS[5]]
+            return [round(1e6 * ms) for ms in in_ms], 0
 
         write_run(out, plan, times, Story(exchange=result if many else None))
 

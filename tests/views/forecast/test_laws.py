@@ -269,6 +269,7 @@ def test_points_of_no_law_are_forecast_by_none(tmp_path: Path) -> None:
     _, found = forecast_of(tmp_path)
     assert found.forecasts == ()
     assert "no law of the family fits" in found.why_no_forecast
+    assert "No law of the family fits; the nearest misses a measured point by" in markdown_of(tmp_path)
 
 
 def test_forecasts_share_no_column_and_no_headline_with_measurements(weak: Path) -> None:

@@ -1,0 +1,328 @@
+"""Predictions against truths that are planted: fitted costs, times at more ranks, forecasts of scaling, gains.
+
+Runs scatter as runs do: everything that one run measures is slow or fast by a factor of its own (lognormal), and each
+point by some 2 % besides. The truth is known, because the model's own costs made the times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from dlbench.costs.collectives import Layout
+from dlbench.costs.fit.link_fit import Observation, fit_network, hold_out_largest
+from dlbench.costs.predictions import features, predict
+from dlbench.records.exchange import ExchangeResult
+from dlbench.specs.collectives.network import Level, NetworkModel, Piece
+from dlbench.specs.collectives.plan import Collective
+from dlbench.stats.estimates import Estimate, ratio_estimate
+from dlbench.stats.run_draws import resampled
+from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast
+from dlbench.views.forecast import laws
+from tests.bench.figures import Figure
+from tests.bench.gate import share
+
+SEED = 20_260_401
+NOMINAL = 95.0
+
+ALGORITHMS: tuple[tuple[Collective, str], ...] = (
+    ("allreduce", "ring"),
+    ("allreduce", "recursive-doubling"),
+    ("allreduce", "hierarchical"),
+    ("broadcast", "binomial-tree"),
+)
+SIZES = tuple(2**k for k in range(10, 27, 4))
+POINT_SD = 0.02
+FITS = 80
+GROUP = 2
+MEASURED, BEYOND = (4, 8), 16
+"""Rank counts that fits see, and one that they do not."""
+
+FORECASTS = 120
+COUNTS = (1, 2, 4, 8)
+LAWS: dict[str, dict[str, float]] = {
+    "saturating": {"saturating": 0.1},
+    "logarithmic": {"logarithmic": 0.02},
+    "linear (25 buckets x 10 us ring)": {"linear": 0.00495},
+    "saturating + linear": {"saturating": 0.05, "linear": 0.004},
+}
+STRONG = 0.1633
+"""What the same overhead is of a step of one rank whose ideal shrinks with the ranks: 55.5 % at 32 ranks."""
+
+
+def figures() -> Iterator[Figure]:
+    """Costs and predicted times, then forecasts of scaling, then gains."""
+    for scatter in (0.05, 0.1):
+        yield from fitted_costs(scatter)
+    yield congested()
+    yield from scaling_forecasts()
+    yield node_edge()
+    yield gains()
+
+
+def covered(name: str, hits: Sequence[bool], *, unit: str = "% of trials", goal: float = NOMINAL - 1.5) -> Figure:
+    """A coverage: met unless its interval lies below the goal."""
+    value, low, high = share(sum(hits), len(hits))
+    return Figure(
+        name=name,
+        value=value,
+        low=low,
+        high=high,
+        n=len(hits),
+        unit=unit,
+        goal=f"at least {goal:g}, within the scatter of the trials",
+        met=high >= goal,
+    )
+
+
+def network(inside: tuple[float, float] = (2e-5, 3e-10), across: tuple[float, float] = (1e-4, 4e-8)) -> NetworkModel:
+    """One piece at each level."""
+
+    def level(alpha: float, beta: float) -> Level:
+        return Level(pieces=(Piece(alpha_s=alpha, beta_s_per_byte=beta),))
+
+    return NetworkModel(system="simulated", transport="none", inside=level(*inside), across=level(*across))
+
+
+def measured(
+    generator: np.random.Generator, ranks: Sequence[int], *, runs: int, scatter: float, congestion: float = 0.0
+) -> tuple[list[Observation], list[dict[int, float]]]:
+    """Observed medians, and the times of each run; links lose a share of their rate with each doubling of the ranks."""
+    observations, by_run = [], []
+    for count in ranks:
+        layout = Layout(ranks=count, group_size=GROUP)
+        slow = (1 + congestion) ** math.log2(count / ranks[0])
+        truth = network(across=(1e-4, 4e-8 * slow))
+        effect = np.exp(generator.normal(0, scatter, runs))
+        for collective, algorithm in ALGORITHMS:
+            for size in SIZES:
+                seconds = predict(collective, algorithm, size, layout, truth)
+                times = seconds * effect * np.exp(generator.normal(0, POINT_SD, runs))
+                by_run.append({count * 1000 + run: float(one) for run, one in enumerate(times)})
+                observations.append(
+                    Observation(
+                        collective=collective,
+                        algorithm=algorithm,
+                        layout=layout,
+                        num_bytes=size,
+                        element_bytes=4,
+                        shards=None,
+                        seconds=float(np.median(times)),
+                    )
+                )
+    return observations, by_run
+
+
+def fit(observations: Sequence[Observation], by_run: Sequence[dict[int, float]], runs: int) -> NetworkModel:
+    """As `dlbench comm fit` does it."""
+    return fit_network(
+        observations,
+        system="simulated",
+        transport="none",
+        sources=(),
+        fitted="",
+        resampled=resampled(by_run, centre="median"),
+        runs=runs,
+    )
+
+
+def fitted_costs(scatter: float, *, trials: int = FITS, runs: int = 5) -> Iterator[Figure]:
+    """Coverage of alpha and beta, and of times at a rank count that was not measured; the model is right."""
+    truth, layout = network(), Layout(ranks=BEYOND, group_size=GROUP)
+    assert truth.inside is not None
+    assert truth.across is not None
+    costs: dict[str, list[bool]] = {}
+    for trial in range(trials):
+        generator = np.random.default_rng([SEED, round(1000 * scatter), trial])
+        found = fit(*measured(generator, MEASURED, runs=runs, scatter=scatter), runs)
+        for where, level, true in (("inside", found.inside, truth.inside), ("across", found.across, truth.across)):
+            assert level is not None
+            one, right = level.pieces[0], true.pieces[0]
+            assert one.alpha_interval_s is not None
+            assert one.beta_interval_s_per_byte is not None
+            low, high = one.alpha_interval_s
+            costs.setdefault(f"alpha {where}", []).append(low <= right.alpha_s <= high)
+            low, high = one.beta_interval_s_per_byte
+            costs.setdefault(f"beta {where}", []).append(low <= right.beta_s_per_byte <= high)
+        for size in (SIZES[0], SIZES[-1]):
+            drawn = features("allreduce", "ring", size, layout, found).drawn(found)
+            low, high = np.percentile(drawn, [2.5, 97.5])
+            seconds = predict("allreduce", "ring", size, layout, truth)
+            name = f"time of a ring of {size:,} bytes at {BEYOND} ranks, fitted at {MEASURED[0]} and {MEASURED[1]}"
+            costs.setdefault(name, []).append(bool(low <= seconds <= high))
+    for name, hits in costs.items():
+        yield covered(f"interval holds {name}, run sd {scatter:.0%}, {runs} runs", hits)
+
+
+def congested(*, trials: int = 10) -> Figure:
+    """Links that lose 15 % with each doubling: the error printed over the true one, a doubling beyond the points."""
+    size, ratios = SIZES[-1], []
+    for trial in range(trials):
+        generator = np.random.default_rng([SEED, 3, trial])
+        observations, by_run = measured(generator, (4, 8, 16), runs=5, scatter=0.02, congestion=0.15)
+        found = fit(observations, by_run, 5)
+        told = hold_out_largest(observations)
+        assert told is not None
+        truth = network(across=(1e-4, 4e-8 * 1.15**3))
+        layout = Layout(ranks=32, group_size=GROUP)
+        true = predict("allreduce", "ring", size, layout, found) / predict("allreduce", "ring", size, layout, truth)
+        ratios.append((1 - told.by_size[-1].ratio) / (1 - true))
+    low, value, high = np.percentile(ratios, [2.5, 50, 97.5])
+    return Figure(
+        name="links that congest by 15 % a doubling: error printed over the true one a doubling beyond the points",
+        value=float(value),
+        low=float(low),
+        high=float(high),
+        n=trials,
+        unit="ratio, median and middle 95 % of trials",
+        goal="0.5 to 2",
+        met=0.5 <= value <= 2,
+    )
+
+
+def scaling_forecasts(*, trials: int = FORECASTS) -> Iterator[Figure]:
+    """Coverage at 2 and 4 times the ranks, for each law and kind of scaling; how many are told; none above 100 %."""
+    above: list[bool] = []
+    for number, (name, planted) in enumerate(LAWS.items()):
+        for scaling in ("weak", "strong"):
+            hits: list[bool] = []
+            told = 0
+            for trial in range(trials):
+                generator = np.random.default_rng([SEED, 4, number, trial])
+                group, table = simulated_group(generator, scaling, planted, nodes=lambda ranks: ranks)
+                fitted = laws.law_of(group, table)
+                assert fitted is not None
+                found = laws.forecasts(group, fitted)
+                told += bool(found)
+                for one in found:
+                    hits.append(one.low <= true_efficiency(scaling, planted, one.ranks) <= one.high)
+                    above.append(one.high > 1)
+            yield covered(
+                f"forecast holds the true efficiency, {scaling} scaling, {name} (told in {told} of {trials})", hits
+            )
+    value, low, high = share(sum(above), len(above))
+    yield Figure(
+        name="forecasts with an upper end above 100 %",
+        value=value,
+        low=low,
+        high=high,
+        n=len(above),
+        unit="% of forecasts",
+        goal="0",
+        met=value == 0,
+    )
+
+
+def true_time(scaling: str, planted: dict[str, float], ranks: int) -> float:
+    """Of a step's fixed work, over that of one rank."""
+    terms = {"saturating": 1 - 1 / ranks, "logarithmic": math.log2(ranks), "linear": ranks - 1.0}
+    overhead = sum(value * terms[name] for name, value in planted.items())
+    return 1 + overhead if scaling == "weak" else 1 / ranks + STRONG * overhead
+
+
+def true_efficiency(scaling: str, planted: dict[str, float], ranks: int) -> float:
+    """Of the ideal."""
+    return (1 if scaling == "weak" else 1 / ranks) / true_time(scaling, planted, ranks)
+
+
+def simulated_group(
+    generator: np.random.Generator,
+    scaling: str,
+    planted: dict[str, float],
+    *,
+    nodes: Any,
+    runs: int = 5,
+    sd: float = 0.01,
+) -> tuple[Any, Any]:
+    """A group of points and its table, as far as laws look at them."""
+    import pandas as pd
+
+    points, rows, keys = [], [], {}
+    throughput: dict[int, dict[tuple[str, int], float]] = {}
+    for ranks in COUNTS:
+        times = true_time(scaling, planted, ranks) * np.exp(generator.normal(0, sd, runs))
+        work = ranks if scaling == "weak" else 1
+        throughput[ranks] = {("series", run): work / float(one) for run, one in enumerate(times)}
+        speedup = ratio_estimate(throughput[ranks], throughput[COUNTS[0]])
+        ids = tuple(f"{ranks}-{run}" for run in range(runs))
+        keys |= {run_id: ("series", run) for run, run_id in enumerate(ids)}
+        rows += [{"run_id": ids[run], "throughput": value} for (_, run), value in throughput[ranks].items()]
+        points.append(
+            SimpleNamespace(
+                ranks=ranks,
+                nodes=nodes(ranks),
+                speedup=speedup,
+                ideal_speedup=float(ranks),
+                efficiency=speedup.scaled(1 / ranks, "fraction"),
+                serial_fraction=None,
+                run_ids=ids,
+                throughput=Estimate(1.0, None, None, runs, "by definition"),
+            )
+        )
+    node = SimpleNamespace(ranks=8, gpus=0, cores=None)
+    plan = SimpleNamespace(system=SimpleNamespace(node=node), layout=SimpleNamespace(cores_per_rank=1))
+    sample = SimpleNamespace(plan=plan)
+    group = SimpleNamespace(scaling=scaling, points=tuple(points), baseline=points[0], sample=sample)
+    return group, SimpleNamespace(figures=pd.DataFrame(rows), keys=keys)
+
+
+def node_edge(*, trials: int = 50) -> Figure:
+    """Points inside one node that holds no more: forecasts that are made all the same."""
+    made = 0
+    for trial in range(trials):
+        generator = np.random.default_rng([SEED, 5, trial])
+        group, table = simulated_group(generator, "weak", LAWS["saturating"], nodes=lambda ranks: 1)
+        fitted = laws.law_of(group, table)
+        made += fitted is not None and bool(laws.forecasts(group, fitted))
+    value, low, high = share(made, trials)
+    return Figure(
+        name="forecasts beyond a node from points inside one",
+        value=value,
+        low=low,
+        high=high,
+        n=trials,
+        unit="% of trials",
+        goal="0",
+        met=made == 0,
+    )
+
+
+def gains() -> Figure:
+    """The forecast gain of a hierarchical exchange on costs of 1, 2, 5 and 8 times the size: largest less least."""
+    gradients = ((1_000_000, 0.01), (4_000_000, 0.03), (2_000_000, 0.05))
+    told = ExchangeResult.model_validate(
+        {
+            "carrier": "gloo",
+            "by": "dlbench",
+            "exchange": "flat",
+            "fusion": "none",
+            "wire": "fp32",
+            "group_size": 2,
+            "num_groups": 2,
+            "backward_s": 0.05,
+            "evidence": "simulated",
+            "messages": [
+                {"num_bytes": size, "num_tensors": 1, "method": "flat", "ready_s": ready} for size, ready in gradients
+            ],
+        }
+    )
+    way = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
+    exchange, step = (Estimate(value, None, None, 1, "single run", "s") for value in (0.01, 0.1))
+    found = []
+    for factor in (1, 2, 5, 8):
+        costs = network((2e-5 * factor, 3e-10 * factor), (1e-4 * factor, 4e-9 * factor))
+        one = forecast(costs, told, ranks=4, new=way, exchange=exchange, step=step)
+        assert isinstance(one, Forecast), one
+        found.append(100 * one.gain)
+    return Figure(
+        name="forecast gain of a hierarchical exchange, costs of the network x 1, 2, 5, 8: largest less least",
+        value=max(found) - min(found),
+        unit="points of throughput",
+        goal="at most 0.1",
+        met=max(found) - min(found) <= 0.1,
+        reason=", ".join(f"{gain:+.1f} %" for gain in found),
+    )
