@@ -27,6 +27,9 @@ NORMAL_MAD = 0.6744897501960817
 _SEED = 20_140_109
 _BOUND = NormalDist().inv_cdf(0.95)
 """The autocorrelation counts with the upper end of its one-sided 95 % interval: too little makes changes of nothing."""
+_BEFOREHAND, _WORTH = 0.5, 20
+"""The autocorrelation that machines are taken to have before their nights are seen, and how many nights that is worth:
+a dozen nights say nearly nothing of it, and nearly all false change points lay in the first two dozen."""
 _MOST = 0.95
 """Largest autocorrelation that is taken out: at 1 nothing would be left of a level."""
 _TAIL = 0.005
@@ -39,7 +42,8 @@ def whitened(part: Array, place: int) -> Array:
     """Nights without what each has from the night before it: x[t] - r x[t - 1], for the test of a place.
 
     r is the upper end of a one-sided 95 % interval of the lag-1 autocorrelation of the ranks around both levels, whose
-    bias (Kendall, Biometrika 41, 1954: (1 + 4 r) / n for one level) is taken out for two. Taking out too much makes the
+    bias (Kendall, Biometrika 41, 1954: (1 + 4 r) / n for one level) is taken out for two, drawn towards `_BEFOREHAND`
+    where nights are few. Taking out too much makes the
     test say less, never more. A change of level stays one, (1 - r) times as large.
     """
     import numpy as np
@@ -49,7 +53,8 @@ def whitened(part: Array, place: int) -> Array:
     scatter = float(ranks @ ranks)
     r = float(ranks[1:] @ ranks[:-1]) / scatter if scatter else 0.0
     r += 2 * (1 + 4 * max(r, 0.0)) / n
-    r += _BOUND * math.sqrt(max(0.0, 1 - r * r) / n)
+    r = (n * r + _WORTH * _BEFOREHAND) / (n + _WORTH)
+    r += _BOUND * math.sqrt(max(0.0, 1 - r * r) / (n + _WORTH))
     r = min(max(r, 0.0), _MOST)
     white = part - r * np.concatenate([part[:1], part[:-1]])
     return np.asarray(white)
