@@ -63,9 +63,16 @@ THRESHOLDS = (
     Threshold(
         module="gate.verdicts",
         name="Rule.tolerance",
-        decides="slowdowns that never fail the gate (`--tolerance`)",
-        why="below the slowdown that five to ten repeats at a scatter of 1 % find",
+        decides="slowdown beyond which the gate fails (`--tolerance`)",
+        why="small beside the slowdown that five to ten repeats at a scatter of 1 % find",
         halved="slowdowns of 1 to 2 % can fail it",
+    ),
+    Threshold(
+        module="reading.sessions",
+        name="MIN_SESSIONS",
+        decides="sessions of a side, or of a history, that tell how far sessions scatter",
+        why="a change is found at 4.7 standard errors with five, 5.5 with four, 8.0 with three (Student's t)",
+        halved="with three, only changes of eight times the scatter fail the gate",
     ),
     Threshold(
         module="views.decomposition.numbers",
@@ -93,7 +100,14 @@ THRESHOLDS = (
         name="SLOW",
         decides="times the others' work above which a host is slow",
         why="the least effect that dlbench promises to see",
-        halved="an excess of 1.5 % counts: hosts that differ as like machines do are excluded",
+        halved="half the excess, 1.5 %, counts: hosts that differ as like machines do are excluded",
+    ),
+    Threshold(
+        module="views.forecast.laws",
+        name="LEVEL",
+        decides="chance of points that follow a law to miss it as far, below which nothing is extrapolated from it",
+        why="a forecast from a wrong law does more harm than none from a right one",
+        halved="a wrong law must miss by more to be ruled out",
     ),
     Threshold(
         module="reading.stragglers",

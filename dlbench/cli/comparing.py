@@ -231,20 +231,29 @@ def runs_at(path: Path) -> Scan:
 
 
 def read_history(path: Path, sides: Sequence[Side]) -> Side:
-    """Earlier runs of the workloads and sizes that are compared; see `read_side`."""
+    """Earlier runs of the workloads and sizes that are compared, on the system as the newest of them had it.
+
+    Raises:
+        UserError: there are none.
+        IncompleteDataError: a file is damaged, or no run has figures.
+    """
     from dlbench.gate.baseline import read_baseline
     from dlbench.gate.baseline_values import side_of_baseline
     from dlbench.gate.sides import side_of_runs
+    from dlbench.reading.comparability import system_content
 
     if path.is_file():
         return side_of_baseline(read_baseline(path), str(path), {}, "--history")
     found = runs_at(path)
     wanted = {(point.content.registered["workload"], *point.place) for side in sides for point in side.points}
-    found.runs = [
+    like = [
         run for run in found.runs if (run.plan.workload.name, run.plan.layout.ranks, run.plan.layout.nodes) in wanted
     ]
-    if not found.runs:
+    if not like:
         raise UserError(f"--history {path}: holds no run of these workloads and sizes")
+    # Other modules or nodes are another machine: its nights may scatter otherwise.
+    asked = system_content(like[-1].plan)
+    found.runs = [run for run in like if system_content(run.plan) == asked]
     return side_of_runs(found, str(path), {}, "--history")
 
 

@@ -12,7 +12,8 @@ from dlbench.cli.options import output_folder
 @click.command()
 @click.argument("series")
 @output_folder()
-def complete(series: str, out: Path) -> None:
+@click.option("--give-up", is_flag=True, help="Take the jobs that were never submitted out of the series instead.")
+def complete(series: str, out: Path, give_up: bool) -> None:
     """Submit what is left of SERIES, whose `dlbench submit` was cut off.
 
     Jobs that Slurm has already are found there and not submitted again, however often this is called.
@@ -24,6 +25,7 @@ def complete(series: str, out: Path) -> None:
     from dlbench.cli.submit import complete_series
     from dlbench.errors import UserError
     from dlbench.jobs.interruption import Interruption
+    from dlbench.jobs.series import give_up as drop
     from dlbench.jobs.series import standing
     from dlbench.jobs.slurm import require_slurm
 
@@ -31,7 +33,9 @@ def complete(series: str, out: Path) -> None:
     if not root.is_dir():
         raise UserError(f"--out {out}: no such folder")
     now = standing(root, series)
-    if now.submitted < now.total:
+    if give_up:
+        now = drop(root, series)
+    elif now.submitted < now.total:
         require_slurm()
         with Interruption() as interruption:
             complete_series(root, series, out, interruption)

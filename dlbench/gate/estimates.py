@@ -33,7 +33,7 @@ def interval_of(evidence: Evidence, level: float) -> tuple[float, float]:
         half = student_quantile((1 + level) / 2, evidence.freedom) * evidence.error
         low, high = evidence.shift - half, evidence.shift + half
     elif evidence.unit == "pair":
-        low, high = interval_of_mean(b - a, level)
+        low, high = map(float, interval_of_mean(b - a, level))
     else:
-        low, high = interval_of_difference(b, a, level)
+        low, high = map(float, interval_of_difference(b, a, level))
     return math.exp(low), math.exp(high)

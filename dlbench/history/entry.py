@@ -63,7 +63,7 @@ class HistoryEntry:
     """Tag `commit` of the plan; else the commit of dlbench's own checkout; empty: neither is known."""
     tags: Mapping[str, str]
     environment: Mapping[str, str]
-    """What rank 0 recorded."""
+    """What rank 0 recorded, and what was asked of the system (`system.modules`, ...), where it shapes speed."""
     figures: Mapping[str, float]
     """By name of `dlbench.reading.metrics.METRICS`; empty for runs without figures."""
     hosts: tuple[HostEntry, ...]

@@ -12,7 +12,7 @@ from dlbench.history.prune import dropped_kinds
 from dlbench.history.store import EntryMaker, History, Notify
 from dlbench.opening import read_json
 from dlbench.reading.causes import Causes
-from dlbench.reading.comparability import chosen_settings, group_id
+from dlbench.reading.comparability import chosen_settings, group_id, system_content
 from dlbench.reading.metrics import METRICS, metrics_by_run
 from dlbench.reading.slow_nodes import host_ratios
 from dlbench.reading.table import WithoutFigures, tabulate
@@ -90,7 +90,13 @@ def _entry(
 ) -> HistoryEntry:
     plan = run.plan
     record = run.record
-    environment = {} if record is None else {"dlbench.version": plan.dlbench_version, **record.environment}
+    # The system's name and how ranks are launched keep groups apart already.
+    asked = {
+        key: value
+        for key, value in system_content(plan).items()
+        if value not in ("none", "0") and not key.startswith(("system.launch.", "system.name"))
+    }
+    environment = {} if record is None else {**asked, "dlbench.version": plan.dlbench_version, **record.environment}
     return HistoryEntry(
         run_id=plan.run_id,
         folder=str(run.folder.path),

@@ -114,6 +114,8 @@ def standing(root: Path, series_id: str) -> Standing:
         IncompleteDataError: its file, or that of a run, is damaged.
     """
     path = _file(root, series_id, "json")
+    if "/" in series_id:
+        raise UserError(f"{series_id}: is no name of a series")
     try:
         series = SeriesFile.model_validate(read_json(path, MAX_JSON))
     except FileNotFoundError:
@@ -138,10 +140,10 @@ def _known_jobs(root: Path, series_id: str) -> dict[str, str]:
     """Slurm's id of each job that was taken, by the job's first run."""
     known = {}
     with suppress(FileNotFoundError):
-        for line in read_bytes(_file(root, series_id, "jobs"), MAX_JSON).decode("utf-8", "replace").splitlines():
+        lines = read_bytes(_file(root, series_id, "jobs"), MAX_JSON).decode("utf-8", "replace").split("\n")
+        for line in lines[:-1]:  # what follows the last line's end was cut off
             run_id, _, job_id = line.partition(" ")
-            if job_id.isdigit():  # the last line may be cut off
-                known[run_id] = job_id
+            known[run_id] = job_id
     return known
 
 
@@ -369,6 +371,21 @@ def _queue_for(now: Standing) -> Queue | None:
             f"job{'s are' if unsure > 1 else ' is'} queued already: nothing was submitted"
         )
     return queue
+
+
+def give_up(root: Path, series_id: str) -> Standing:
+    """Takes the jobs that were never submitted out of a series.
+
+    Raises:
+        UserError: there is no such series, or another process submits it.
+        RunError: its file cannot be written.
+    """
+    with _held_if_there(root, series_id):
+        now = standing(root, series_id)
+        kept = tuple(job for job, state in zip(now.series.jobs, now.states, strict=True) if state != "missing")
+        series = now.series.model_copy(update={"jobs": kept})
+        write_json(_file(root, series_id, "json"), series.model_dump(mode="json"))
+        return standing(root, series_id)
 
 
 def forget(root: Path, series_id: str) -> None:

@@ -13,9 +13,9 @@ it leaves later by (own - b) - median of the others' (own + b).
 Steps count from the first measured one to the first pause. On a GPU their lengths are those of its own clock, which may
 drift against the host's: as many of them count as keep that within half of what is looked for.
 
-Limits: what a host waits for may be its neighbour's link, as the exchange orders them: a host that leaves late has a
-slow link, or receives over one. A link that lacks bandwidth slows all hosts of a ring alike. In trees some hosts leave
-later by their place.
+Limits: a host that leaves late has a slow link, or receives over one: behind a host whose network interface lacks
+bandwidth, its neighbour in a ring leaves last. So no host is excluded for it. In trees some hosts leave later by their
+place.
 """
 
 from __future__ import annotations

@@ -45,8 +45,10 @@ SAFE_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 Verdict = Literal["slow", "slow link", "slow and slow link", "suspected", "not shown to be slow", "too few sessions"]
 
-TO_EXCLUDE: tuple[Verdict, ...] = ("slow", "slow link", "slow and slow link")
-"""Verdicts of hosts that jobs are better kept off."""
+TO_EXCLUDE: tuple[Verdict, ...] = ("slow", "slow and slow link")
+"""Verdicts of hosts that jobs are better kept off. Which end of a slow link is to blame is not known."""
+ACCUSED: tuple[Verdict, ...] = (*TO_EXCLUDE, "slow link")
+"""Verdicts that people should see."""
 
 # Times are nanoseconds of some milliseconds: a scatter below this is rounding.
 _ROUNDING = 1e-6
@@ -85,11 +87,11 @@ class SlowNodes:
     """What the runs of a folder say of its hosts."""
 
     hosts: tuple[HostHistory, ...]
-    """Those to exclude first, then slowest first; empty where no run had ranks on two hosts or more."""
+    """Those that are shown to be slow first, then slowest first; empty where no run had ranks on two hosts or more."""
     exclude: tuple[str, ...]
-    """Slow hosts, and hosts with slow links, for Slurm's `--exclude`, by name."""
+    """Slow hosts for Slurm's `--exclude`, by name."""
     unsafe: tuple[str, ...]
-    """Such hosts whose names may not stand in an option, by name."""
+    """Slow hosts whose names may not stand in an option, by name."""
     option: str
     """`--exclude=...` for sbatch; empty where no host is slow."""
     threshold: float
@@ -111,7 +113,7 @@ def slow_nodes(table: RunTable) -> SlowNodes:
     several = [
         (session_of(table.runs[run_id]), causes) for run_id, causes in counted.items() if len(set(causes.hosts)) > 1
     ]
-    hosts = sorted(_histories(several), key=lambda one: (one.verdict not in TO_EXCLUDE, -one.ratio.value, one.host))
+    hosts = sorted(_histories(several), key=lambda one: (one.verdict not in ACCUSED, -one.ratio.value, one.host))
     slow = sorted(one.host for one in hosts if one.verdict in TO_EXCLUDE)
     exclude = tuple(host for host in slow if SAFE_HOST.fullmatch(host))
     return SlowNodes(

@@ -163,8 +163,11 @@ def figure_text(figure: Estimate) -> str:
 
 
 def slow_link_text(later: Estimate) -> str:
-    """A host with a slow link: ``its exchanges end 4.1 % [3.8, 4.4] of a step later than the other hosts'``."""
-    return f"its exchanges end {figure_text(later)} of a step later than the other hosts'"
+    """What a host at a slow link is told by, with what is not known of it."""
+    return (
+        f"its exchanges end {figure_text(later)} of a step later than the other hosts', which its own work does not "
+        "explain (its own link, or that of the host it receives from)"
+    )
 
 
 def runs_text(count: int) -> str:

@@ -150,7 +150,8 @@ def mean_estimate(values: Sequence[float], unit: str = "") -> Estimate:
         return Estimate(value, None, None, 1, "single run", unit)
     if n < MIN_RUNS:
         return interval(value, array.min(), array.max(), n, "range", unit, level=sign_flip_level(n))
-    return interval(value, *interval_of_mean(array), n, "Student t", unit, level=LEVEL)
+    low, high = map(float, interval_of_mean(array))
+    return interval(value, low, high, n, "Student t", unit, level=LEVEL)
 
 
 def geometric_mean_estimate(values: Sequence[float], unit: str = "") -> Estimate:
@@ -185,9 +186,10 @@ def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, flo
     if n == 1:
         return Estimate(value, None, None, 1, "single run", unit)
     if n < MIN_RUNS:
-        level = rank_sum_level(len(a), len(b))
-        return interval(value, a.min() - b.max(), a.max() - b.min(), n, "range", unit, level=level)
-    return interval(value, *interval_of_difference(a, b), n, "Student t", unit, level=LEVEL)
+        # Where one side is quiet, the range is that of the other; equal noise on both would attain more.
+        return interval(value, a.min() - b.max(), a.max() - b.min(), n, "range", unit, level=sign_flip_level(n))
+    low, high = map(float, interval_of_difference(a, b))
+    return interval(value, low, high, n, "Student t", unit, level=LEVEL)
 
 
 def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], unit: str = "ratio") -> Estimate:
@@ -229,10 +231,11 @@ def shift_estimate(top: Sequence[float], bottom: Sequence[float], unit: str = "r
     value, n = math.exp(float(np.median(np.subtract.outer(a, b)))), min(len(a), len(b))
     if n == 1:
         return Estimate(value, None, None, 1, "single run", unit)
-    wanted = 1.0 if n < MIN_RUNS else LEVEL
-    low, high = (math.exp(end) for end in rank_sums(a, b, wanted))
-    kind: Kind = "range" if n < MIN_RUNS else "rank sums"
-    return interval(value, low, high, n, kind, unit, level=rank_sum_level(len(a), len(b), wanted))
+    if n < MIN_RUNS:
+        ends = math.exp(a.min() - b.max()), math.exp(a.max() - b.min())
+        return interval(value, *ends, n, "range", unit, level=sign_flip_level(n))
+    low, high = (math.exp(float(end)) for end in rank_sums(a, b, LEVEL))
+    return interval(value, low, high, n, "rank sums", unit, level=rank_sum_level(len(a), len(b), LEVEL))
 
 
 def by_definition(value: float, n: int, unit: str = "ratio") -> Estimate:

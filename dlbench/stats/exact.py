@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
 
-_GENERATORS = 12
+_GENERATORS = 10
 """All subsets of so many runs are taken; of more runs as many subsets as these generate."""
 _SEED = 19_690_401
 _EXACT_PAIRS = 400
@@ -30,23 +30,27 @@ def sign_flip_level(n: int) -> float:
     return 1 - 2.0 ** (1 - n)
 
 
-def sign_flips(values: Array, level: float) -> tuple[float, float]:
-    """The interval of the mean that the sign-flip test (Fisher 1935) gives at this level, or the range if it cannot.
+def sign_flips(values: Array, level: float) -> tuple[Array, Array]:
+    """Ends of the interval of the mean by the sign-flip test (Fisher 1935) at this level, of the range if it has none.
 
     For noise that is symmetric about the mean, each gap between the ordered means of all non-empty subsets is equally
     likely to hold the true mean (Hartigan, JASA 64(328), 1969), so the ends are two of these means. The same holds of
     fewer subsets that form a group under symmetric difference, of which random ones are taken above `_GENERATORS` runs.
 
     Args:
-        values: one for each run, in an order that does not depend on them, at least one.
+        values: one for each run, in an order that does not depend on them, shape (..., runs).
         level: between 0 and 1.
+
+    Returns:
+        Low and high ends, shape (...).
     """
     import numpy as np
 
-    means = _subsets(len(values)) @ values
-    below = max(0, math.floor((1 - level) / 2 * (len(means) + 1) * (1 + 1e-9)) - 1)
-    ends = np.partition(means, (below, len(means) - 1 - below))
-    return float(ends[below]), float(ends[len(means) - 1 - below])
+    means = values @ _subsets(values.shape[-1]).T
+    last = means.shape[-1] - 1
+    below = max(0, math.floor((1 - level) / 2 * (last + 2) * (1 + 1e-9)) - 1)
+    ends = np.partition(means, (below, last - below), axis=-1)
+    return ends[..., below], ends[..., last - below]
 
 
 @cache
@@ -68,29 +72,33 @@ def _subsets(n: int) -> Array:
     return weights
 
 
-def rank_sum_level(na: int, nb: int, level: float = 1.0) -> float:
-    """The level that `rank_sums` attains where `level` is wanted; of the range of all differences if it is 1."""
+def rank_sum_level(na: int, nb: int, level: float) -> float:
+    """The level that `rank_sums` attains where `level` is wanted."""
     places, tail = _rank_sums_beyond(na, nb, (1 - level) / 2)
     return 1 - 2 * (tail if places else 1 / math.comb(na + nb, na))
 
 
-def rank_sums(a: Array, b: Array, level: float) -> tuple[float, float]:
-    """The interval of the shift of `a` against `b` that Wilcoxon's rank sum test gives, or the range if it cannot.
+def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
+    """Ends of the interval of the shift of `a` against `b` by Wilcoxon's rank sum test, of the range if it has none.
 
     The ends are two of the ordered differences between a run of one side and one of the other (Moses 1953; Lehmann,
     Nonparametrics, 1975, section 2.6). Holds for noise of equal shape on both sides.
 
     Args:
-        a: one value for each run of a side.
-        b: those of the other.
+        a: one value for each run of a side, shape (..., runs).
+        b: those of the other, shape (..., runs).
         level: between 0 and 1.
+
+    Returns:
+        Low and high ends, shape (...).
     """
     import numpy as np
 
-    differences = np.subtract.outer(a, b).ravel()
-    below = max(0, _rank_sums_beyond(len(a), len(b), (1 - level) / 2)[0] - 1)
-    ends = np.partition(differences, (below, len(differences) - 1 - below))
-    return float(ends[below]), float(ends[len(differences) - 1 - below])
+    differences = (a[..., :, None] - b[..., None, :]).reshape(*a.shape[:-1], -1)
+    last = differences.shape[-1] - 1
+    below = max(0, _rank_sums_beyond(a.shape[-1], b.shape[-1], (1 - level) / 2)[0] - 1)
+    ends = np.partition(differences, (below, last - below), axis=-1)
+    return ends[..., below], ends[..., last - below]
 
 
 @cache
@@ -102,7 +110,7 @@ def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
         from statistics import NormalDist
 
         sigma = math.sqrt(na * nb * (na + nb + 1) / 12)
-        return (max(0, math.floor(na * nb / 2 + NormalDist().inv_cdf(tail) * sigma + 0.5)), tail) if tail else (0, 0.0)
+        return (max(0, math.floor(na * nb / 2 + NormalDist().inv_cdf(tail) * sigma + 0.5)), tail)
     size = na * nb + 1
     # Row j: probabilities of the statistic of i runs against j; i grows with the outer loop.
     rows = [np.eye(1, size)[0] for _ in range(nb + 1)]

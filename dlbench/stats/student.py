@@ -8,7 +8,6 @@ No interval helps where a slow state is so rare that no run has met it.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from dlbench.stats.exact import rank_sums, sign_flips
@@ -25,34 +24,55 @@ SLACK = 0.0125
 """What the level of the exact interval lacks: with 93.75 % it exists from five runs on (2^-4 in the tails)."""
 
 
-def interval_of_mean(values: Array, level: float = LEVEL) -> tuple[float, float]:
+def interval_of_mean(values: Array, level: float = LEVEL) -> tuple[Array, Array]:
     """Ends of the interval of the mean.
 
     Args:
-        values: one for each run, at least two, in the order of the runs.
+        values: one for each run, in the order of the runs, shape (..., runs), at least two runs.
         level: its confidence, above `SLACK` and below 1.
+
+    Returns:
+        Low and high ends, shape (...).
     """
-    n = len(values)
-    mean = float(values.mean())
-    half = student_quantile((1 + level) / 2, n - 1) * math.sqrt(float(values.var(ddof=1)) / n)
+    import numpy as np
+
+    n = values.shape[-1]
+    mean = values.mean(axis=-1)
+    half = student_quantile((1 + level) / 2, n - 1) * np.sqrt(values.var(axis=-1, ddof=1) / n)
     low, high = sign_flips(values, level - SLACK)
-    return min(mean - half, low), max(mean + half, high)
+    return np.minimum(mean - half, low), np.maximum(mean + half, high)
 
 
-def interval_of_difference(a: Array, b: Array, level: float = LEVEL) -> tuple[float, float]:
+def interval_of_difference(a: Array, b: Array, level: float = LEVEL) -> tuple[Array, Array]:
     """Ends of the interval of mean of `a` less mean of `b`, of independent sides whose noise may differ in size.
 
     Welch's t (Biometrika 34, 1947), degrees of freedom rounded down.
 
     Args:
-        a: one value for each run of a side, at least two.
-        b: those of the other, at least two.
+        a: one value for each run of a side, shape (..., runs), at least two runs.
+        b: those of the other, shape (..., runs), at least two runs.
         level: its confidence, above `SLACK` and below 1.
+
+    Returns:
+        Low and high ends, shape (...).
     """
-    difference = float(a.mean() - b.mean())
-    parts = float(a.var(ddof=1)) / len(a), float(b.var(ddof=1)) / len(b)
-    squares = parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1)
-    freedom = len(a) + len(b) - 2 if squares == 0 else math.floor(sum(parts) ** 2 / squares * (1 + 1e-9))
-    half = student_quantile((1 + level) / 2, freedom) * math.sqrt(sum(parts))
-    low, high = rank_sums(a, b, level - SLACK)
-    return min(difference - half, low), max(difference + half, high)
+    import numpy as np
+
+    na, nb = a.shape[-1], b.shape[-1]
+    difference = a.mean(axis=-1) - b.mean(axis=-1)
+    parts = a.var(axis=-1, ddof=1) / na, b.var(axis=-1, ddof=1) / nb
+    squares = parts[0] ** 2 / (na - 1) + parts[1] ** 2 / (nb - 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        freedom = np.where(squares > 0, (parts[0] + parts[1]) ** 2 / squares * (1 + 1e-9), na + nb - 2).astype(int)
+    known, places = np.unique(freedom, return_inverse=True)
+    quantiles = np.array([student_quantile((1 + level) / 2, int(one)) for one in known])[places].reshape(freedom.shape)
+    half = quantiles * np.sqrt(parts[0] + parts[1])
+    # Ranks suppose equal noise; where one side is quiet, the difference has the noise of the other alone.
+    ends = [
+        (difference - half, difference + half),
+        rank_sums(a, b, level - SLACK),
+        tuple(end - b.mean(axis=-1) for end in sign_flips(a, level - SLACK)),
+        tuple(a.mean(axis=-1) - end for end in reversed(sign_flips(b, level - SLACK))),
+    ]
+    lows, highs = zip(*ends, strict=True)
+    return np.minimum.reduce(lows), np.maximum.reduce(highs)

@@ -195,8 +195,8 @@ def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:
         yield Doubt(
             code="pooled-sessions",
             severity="note",
-            text=f"runs of several sessions are pooled: between the {count} at {ranks_text(ranks)} throughput scatters by "
-            f"{between:.1%}, within them by {within:.1%}; intervals count runs",
+            text=f"runs of several sessions are pooled: between the {count} at {ranks_text(ranks)} throughput scatters "
+            f"by {between:.1%}, within them by {within:.1%}; intervals count runs",
         )
 
 

@@ -19,6 +19,7 @@ from tests.bench import (
     spine,
     staging,
     truth,
+    truth_sessions,
     watching,
     workloads,
 )
@@ -39,6 +40,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "memory": memory.figures,
     "memory-plan": memory_plan.figures,
     "truth": truth.figures,
+    "truth-sessions": truth_sessions.figures,
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {

@@ -18,7 +18,6 @@ from dlbench.errors import DlbenchError, ExitCode, IncompleteDataError, UserErro
 from dlbench.gate.baseline import read_baseline
 from dlbench.gate.page.document import paired_lines
 from dlbench.reading.metrics import METRICS, metrics_by_run
-from dlbench.reading.sessions import sessions_of
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
@@ -397,23 +396,15 @@ def test_a_baseline_of_one_session_says_so_and_a_history_helps(tmp_path: Path) -
     assert "holds no run of these workloads and sizes" in str(refused(*gate, "--history", other))
 
 
-def test_jobs_of_one_command_and_commands_of_one_job_are_one_session(tmp_path: Path) -> None:
-    def written(name: str, jobs: Sequence[str], series: Sequence[str]) -> Path:
-        for number, planned in enumerate(plans(points=(1,), repeats=5, series="s")):
-            plan = planned.model_copy(update={"created": f"2026-03-0{series[number]}T12:00:00Z"})
-            environment = {"host": "n0", "variable.SLURM_JOB_ID": jobs[number]}
-            factor = STEADY[number] * (1.1 if name == "new" else 1.0)
-            write_run(
-                tmp_path / name, plan, constant([part * factor for part in PHASES_MS]), Story(environment=environment)
-            )
-        return tmp_path / name
-
-    for jobs, series, sessions in (("12345", "11111", 1), ("11111", "12345", 1), ("11233", "12234", 2)):
-        side = written(f"{jobs}-{series}", jobs, series)
-        assert len(set(sessions_of(scan(side).runs).values())) == sessions
-    # Both sides in one job: its state falls on both, and runs are the unit.
-    old, new = written("old", "99999", "11111"), written("new", "99999", "22222")
-    code, metric = judged("compare", old, new)
+def test_both_sides_in_one_job_have_runs_as_the_unit(tmp_path: Path) -> None:
+    """Its state falls on both."""
+    for number, name in enumerate(("old", "new")):
+        for planned in plans(points=(1,), repeats=5, series="s"):
+            plan = planned.model_copy(update={"created": f"2026-03-0{1 + number}T12:00:00Z"})
+            factor = STEADY[plan.series.repeat] * (1 + 0.1 * number)
+            story = Story(environment={"host": "n0", "variable.SLURM_JOB_ID": "7"})
+            write_run(tmp_path / name, plan, constant([part * factor for part in PHASES_MS]), story)
+    code, metric = judged("compare", tmp_path / "old", tmp_path / "new")
     assert (code, metric["unit"]) == (1, "run")
 
 
@@ -688,7 +679,7 @@ GATE = ("check", "--baseline", "baseline.json", "--tolerance", "250%")
 def measured(cli: Cli, name: str, repeats: int, *more: str) -> None:
     made = ("--repeats", str(repeats), "--series", name, "--out", name, "--set", "layout.cores_per_rank=1")
     made += ("--set", "system.launch.pin=false")
-    done = cli("run", *REAL, *SHORT, *more, *made, timeout=900)
+    done = cli("run", *REAL, *SHORT, *made, *more, timeout=900)
     assert done.returncode == 0, done.stderr
 
 
@@ -713,14 +704,18 @@ def test_a_planted_slowdown_is_measured_and_named(cli: Cli, tmp_path: Path) -> N
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_planted_slowdown_fails_the_gate_and_an_equal_series_passes(cli: Cli, tmp_path: Path) -> None:
-    for name, more in (("old", ()), ("same", ()), ("slow", PLANTED)):
-        measured(cli, name, 5, *more)
+def test_a_planted_slowdown_fails_the_gate_by_both_recipes_and_equal_runs_pass(cli: Cli, tmp_path: Path) -> None:
+    for night in range(5):
+        measured(cli, f"old{night}", 1, "--out", "old")
     written = cli("baseline", "old", "-o", "baseline.json")
     assert written.returncode == 0, written.stderr
-    failed = cli(*GATE, "--candidate", "slow", "--allow", "fault", "--junit", "slow.xml")
-    assert failed.returncode == 1, failed.stdout + failed.stderr
-    assert 'type="regressed"' in (tmp_path / "slow.xml").read_text(encoding="utf-8")
-    passed = cli(*GATE, "--candidate", "same", "--junit", "same.xml")
-    assert passed.returncode == 0, passed.stdout + passed.stderr
+    assert "5 runs in 5 sessions" in written.stderr
+    measured(cli, "new", 5, "--ab", "plain", PLANTED[1])
+    beside = cli("check", "--paired", "new", "--tolerance", "250%", "--junit", "beside.xml")
+    assert beside.returncode == 1, beside.stdout + beside.stderr
+    assert 'type="regressed"' in (tmp_path / "beside.xml").read_text(encoding="utf-8")
+    slow = cli(*GATE, "--candidate", "new", "--where-candidate", "side=b", "--allow", "fault,side")
+    assert slow.returncode == 1, slow.stdout + slow.stderr
+    same = cli(*GATE, "--candidate", "new", "--where-candidate", "side=a", "--allow", "side", "--junit", "same.xml")
+    assert same.returncode == 0, same.stdout + same.stderr
     assert "<failure" not in (tmp_path / "same.xml").read_text(encoding="utf-8")

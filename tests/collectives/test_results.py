@@ -238,11 +238,14 @@ def test_unchecked_results_other_environments_and_warnings_are_doubts(tmp_path: 
 def test_runs_that_were_asked_for_unlike_are_groups_of_their_own(tmp_path: Path) -> None:
     for modules in ("openmpi/4.1", "openmpi/5.0"):
         asked = {"algorithms": "ring", "backends": "none", "sizes": "4KiB", "overrides": {"system.modules": modules}}
-        for plan in factory.comm_plans(series=modules.replace("/", "-"), **asked):
+        for plan in factory.comm_plans(series=modules.replace("/", "-"), **{**asked, "sizes": "4KiB:4MiB"}):
             factory.write_comm_run(tmp_path, plan)
     report = assemble(scan_comm(tmp_path))
     assert [group.num_runs for group in report.groups] == [5, 5]
     assert ["system.modules openmpi/4.1" in group.label for group in report.groups].count(True) == 1
+    # One model of both would be an average, too.
+    assert report.fits == ()
+    assert "system.modules: openmpi/4.1 in 1, openmpi/5.0 in 1" in report.unfitted[0]
 
 
 # Choices

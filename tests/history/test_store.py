@@ -102,7 +102,8 @@ def store(made: Path, tmp_path: Path) -> Path:
 def test_entries_hold_what_the_run_says(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     environment = {"host": "n0", "dlbench.commit": "abc", "variable.SLURM_JOB_ID": "77"}
-    plan = history_plan(3, 4.0, {"night": "yes"}, points=(2,))
+    modules = {"system.modules": "gcc/13.2"}
+    plan = history_plan(3, 4.0, {"night": "yes"}, points=(2,), overrides=modules)
     write_run(runs, plan, STEP, Story(environment=environment, host=lambda rank: f"n{rank}", finished=NOW))
     history = new_history(tmp_path / "store")
     assert verdicts(import_folder(history, runs)) == ["imported"]
@@ -113,9 +114,11 @@ def test_entries_hold_what_the_run_says(tmp_path: Path) -> None:
     assert (entry.state, entry.why, entry.group) == ("valid", "", group_id(run))
     assert (entry.commit, entry.slurm_job_id, entry.tags) == ("abc", "77", {"night": "yes"})
     assert (entry.created, entry.finished) == ("2026-03-05T12:00:00Z", "2026-03-01T12:00:00Z")
-    assert entry.environment == {**environment, "dlbench.version": plan.dlbench_version}
+    # What was asked of the system, too: other modules may be why a level changed.
+    assert entry.environment == {**environment, **modules, "dlbench.version": plan.dlbench_version}
     assert entry.key == (entry.group, 2, 1)
-    assert entry.label == "sample, tiny preset, horovod, fp32, batch 4 per rank, synthetic, weak scaling"
+    label = "sample, tiny preset, horovod, fp32, batch 4 per rank, synthetic, weak scaling, system.modules=gcc/13.2"
+    assert entry.label == label
     assert entry.figures == metrics_by_run(tabulate(scan(runs)))[plan.run_id]
     assert entry.figures["step_median_s"] == pytest.approx(0.095)
     assert entry.hosts == tuple(HostEntry(host=f"n{rank}", num_ranks=1, work_ratio=1.0) for rank in range(2))

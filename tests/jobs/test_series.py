@@ -13,10 +13,11 @@ from dlbench.errors import RunError, UserError
 from dlbench.jobs import slurm
 from dlbench.jobs.batch import Job, jobs_of
 from dlbench.jobs.interruption import Interruption
-from dlbench.jobs.series import Submitted, begin, complete, forget, is_held, standing, standings
+from dlbench.jobs.series import Submitted, begin, complete, forget, give_up, is_held, standing, standings
 from dlbench.jobs.slurm import RefusedError, read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_status
+from dlbench.specs.collectives.request import CommRequest, expand_comm
 from dlbench.specs.expand import expand
 from dlbench.specs.requests import Request
 from tests.support.programs import Program, calls
@@ -206,6 +207,17 @@ def test_sides_go_by_the_job(tmp_path: Path, program: Program) -> None:
     assert [plan.run_id for plan in left.job] == [*now.series.jobs[1].runs]
 
 
+def test_runs_of_the_collective_benchmark_are_completed_too(tmp_path: Path, program: Program) -> None:
+    root = tmp_path / "runs"
+    root.mkdir()
+    asked = CommRequest(system="box", series="c", points_are="nodes", points=(2,), repeats=2, backends="none")
+    made = jobs_of(expand_comm(asked, machine_cores=2, installed=()).plans)
+    begin(root, made, chain=False, python="/python", request="dlbench comm submit")
+    program("sbatch", "echo 5")
+    assert [one.job for one in completed(root, "c")] == made
+    assert not any(word.startswith("--dependency") for call in calls(tmp_path) for word in call)
+
+
 def test_one_name_takes_more_runs_and_never_the_same(tmp_path: Path, program: Program) -> None:
     root = tmp_path / "runs"
     program("sbatch", "echo 5")
@@ -220,6 +232,18 @@ def test_one_name_takes_more_runs_and_never_the_same(tmp_path: Path, program: Pr
     with pytest.raises(UserError, match="is in series s already: `dlbench complete`"):
         begun(root, repeats=2, sides=True)
     assert len(completed(root)) == 2
+
+
+def test_what_slurm_will_never_take_can_be_given_up(tmp_path: Path, program: Program) -> None:
+    root = tmp_path / "runs"
+    program("sbatch", f"{SBATCH} [ $n -gt 1 ] && {{ echo 'Invalid qos specification' >&2; exit 1; }}; echo $n")
+    begun(root)
+    with pytest.raises(RefusedError):
+        completed(root)
+    assert give_up(root, "s").text == "1 of 1 jobs submitted"
+    assert completed(root) == []
+    with pytest.raises(UserError, match="is no name of a series"):
+        give_up(root, "../s")
 
 
 def test_two_processes_do_not_submit_one_series(tmp_path: Path, program: Program) -> None:

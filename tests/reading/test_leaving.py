@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dlbench.reading.by_host import largest_by_host, of_others
 from dlbench.reading.causes import causes_of
 from dlbench.reading.measures import load_steps
-from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
+from dlbench.reading.slow_nodes import ACCUSED, SlowNodes, slow_nodes
 from dlbench.reading.table import tabulate
 from dlbench.records.scan import read_run, scan
 from dlbench.specs.plan import RunPlan
@@ -118,9 +118,10 @@ LATE = (0, 0, 4 * MS, 0)
 
 def test_a_slow_link_is_named_and_is_no_slow_host(tmp_path: Path) -> None:
     found = write_jobs(tmp_path, late_ns=LATE)
-    assert found.exclude == ("n2",)
     first = found.hosts[0]
     assert (first.host, first.verdict) == ("n2", "slow link")
+    # Whether it is its own link, or that of the host it receives from, nobody knows.
+    assert found.exclude == ()
     assert first.ratio.value == pytest.approx(1, abs=0.003)
     # 4 of 100 + 4 ms: the step is as much longer for all.
     assert first.later is not None
@@ -147,10 +148,9 @@ def test_a_slow_host_has_no_slow_link(tmp_path: Path) -> None:
 
 def test_a_host_may_be_slow_and_have_a_slow_link(tmp_path: Path) -> None:
     found = write_jobs(tmp_path, slow=(1.0, 1.07, 1.0, 1.0), late_ns=(0, 5 * MS, 5 * MS, 0))
-    assert {one.host: one.verdict for one in found.hosts if one.host in found.exclude} == {
-        "n1": "slow and slow link",
-        "n2": "slow link",
-    }
+    verdicts = {one.host: one.verdict for one in found.hosts}
+    assert (verdicts["n1"], verdicts["n2"]) == ("slow and slow link", "slow link")
+    assert found.exclude == ("n1",)
 
 
 @pytest.mark.parametrize(
@@ -163,19 +163,20 @@ def test_a_host_may_be_slow_and_have_a_slow_link(tmp_path: Path) -> None:
     ],
 )
 def test_a_link_is_not_accused_of_what_is_not_certain(tmp_path: Path, about: dict[str, Any]) -> None:
-    assert write_jobs(tmp_path, **{"late_ns": LATE, **about}).exclude == ()
+    found = write_jobs(tmp_path, **{"late_ns": LATE, **about})
+    assert not {one.verdict for one in found.hosts} & set(ACCUSED)
 
 
 def test_clocks_of_events_count_as_long_as_they_may_be_trusted(tmp_path: Path) -> None:
     """CUDA events may drift by 500 millionths: what they say of a few steps is certain to 1.5 % of a step."""
     found = write_jobs(tmp_path / "a", late_ns=(0, 0, 7 * MS, 0), record={"clock": "cuda-events"})
-    assert found.exclude == ("n2",)
+    assert (found.hosts[0].host, found.hosts[0].verdict) == ("n2", "slow link")
 
 
 def test_steps_behind_a_pause_do_not_count(tmp_path: Path) -> None:
     """Only lengths of steps are known, and how long each rank paused is none of them."""
     found = write_jobs(tmp_path, late_ns=LATE, pause=8)
-    assert found.exclude == ("n2",)
+    assert (found.hosts[0].host, found.hosts[0].verdict) == ("n2", "slow link")
     run = scan(tmp_path).runs[0]
     assert load_steps(run).unbroken == 8 - run.plan.measure.warmup_steps
 
@@ -183,11 +184,11 @@ def test_steps_behind_a_pause_do_not_count(tmp_path: Path) -> None:
 def test_the_report_says_what_a_slow_link_is(tmp_path: Path) -> None:
     write_jobs(tmp_path, late_ns=LATE)
     (section,) = SlowNodesView().sections(assemble(scan(tmp_path)))
-    assert section.words[0] == "--exclude=n2"
+    assert section.words[0] == "No host is shown to be slow."
     assert section.words[1].startswith(
         "Slow link or NIC at host n2: its exchanges end 3.9 % [3.9, 3.9] of a step later"
     )
-    assert section.words[1].endswith("than the other hosts' although its own work does not take longer.")
+    assert "than the other hosts', which its own work does not explain" in section.words[1]
 
 
 # Ranks become hosts

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dlbench.cli import cli as dlbench
-from dlbench.reading.comparability import NOT_SHAPING, NOT_SHAPING_OPTIONS, group_id, is_shaping, repeat_id
+from dlbench.reading.comparability import NOT_SHAPING, NOT_SHAPING_OPTIONS, group_id, is_shaping, repeat_id, told_of
 from dlbench.reading.repeats import unlike_runs
 from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
@@ -233,6 +233,12 @@ def test_a_decomposition_of_unlike_runs_says_so(tmp_path: Path) -> None:
         write_run(tmp_path, plan, constant(PHASES), Story(environment={"kernel": kernel}))
     words = "\n".join(decomposition_lines(decompositions(scan(tmp_path).runs)))
     assert "! runs that are averaged (at plain) are no repeats: kernel: 6.1 in" in words
+
+
+def test_a_history_goes_on_over_an_upgrade_and_names_it() -> None:
+    (old,), (new,) = (plans(points=(1,), repeats=1, overrides={**SLURM, **more}) for more in ({}, ASKED))
+    assert group_id(_run(old, {})) == group_id(_run(new, {}))
+    assert {key for key, value in told_of(_run(old, {})).items() if told_of(_run(new, {}))[key] != value} == set(ASKED)
 
 
 def test_settings_of_a_sweep_with_unlike_runs_say_so(tmp_path: Path) -> None:

@@ -30,22 +30,18 @@ def _flip_p(data: list[float], centre: float) -> float:
 def test_the_sign_flip_interval_holds_what_the_test_does_not_reject(data: list[float], level: float) -> None:
     low, high = sign_flips(np.array(data), level)
     within = (max(data) - min(data)) * 1e-6 + 1e-9
-    for outside in (low - within, high + within):
+    for outside in (float(low) - within, float(high) + within):
         # The range is all that so few runs can bound.
         assert _flip_p(data, outside) <= max(1 - level, 1 - sign_flip_level(len(data))) + 1e-12
     if high - low > 4 * within:
-        assert all(_flip_p(data, inside) > 1 - level for inside in (low + within, high - within))
+        assert all(_flip_p(data, inside) > 1 - level for inside in (float(low) + within, float(high) - within))
 
 
-@pytest.mark.parametrize("n", [13, 16, 20])
+@pytest.mark.parametrize("n", [11, 16, 20])
 def test_some_subsets_of_many_runs_keep_the_level(n: int) -> None:
-    """Above twelve runs not all subsets are taken; for symmetric noise the level is still the one asked for."""
-    noise = np.random.default_rng(n).standard_t(3, (2000, n))
-    hits = 0
-    for row in noise:
-        low, high = sign_flips(row, 0.9)
-        hits += low <= 0 <= high
-    assert 0.88 < hits / len(noise) < 0.92
+    """Above ten runs not all subsets are taken; for symmetric noise the level is still the one asked for."""
+    low, high = sign_flips(np.random.default_rng(n).standard_t(3, (4000, n)), 0.9)
+    assert 0.885 < np.mean((low <= 0) & (high >= 0)) < 0.915
 
 
 @settings(max_examples=60, deadline=None)
@@ -56,9 +52,9 @@ def test_some_subsets_of_many_runs_keep_the_level(n: int) -> None:
 )
 def test_the_rank_interval_lies_within_the_differences(a: list[float], b: list[float], level: float) -> None:
     """Between the smallest and the largest difference, and the other way round where the sides change places."""
-    found = rank_sums(np.array(a), np.array(b), level)
+    found = [float(end) for end in rank_sums(np.array(a), np.array(b), level)]
     assert min(x - y for x in a for y in b) <= found[0] <= found[1] <= max(x - y for x in a for y in b)
-    assert tuple(-end for end in reversed(found)) == pytest.approx(rank_sums(np.array(b), np.array(a), level))
+    assert [-end for end in reversed(found)] == pytest.approx(np.array(rank_sums(np.array(b), np.array(a), level)))
 
 
 @pytest.mark.parametrize(("na", "nb"), [(2, 2), (3, 4), (5, 5), (4, 7)])
@@ -72,7 +68,7 @@ def test_ranks_of_equal_sides_are_covered_as_often_as_said(na: int, nb: int, lev
         low, high = rank_sums(a, b, level)
         covered += low <= 0 <= high
     attained = covered / len(orders)
-    assert attained >= min(level, rank_sum_level(na, nb)) - 1e-12
+    assert attained >= min(level, rank_sum_level(na, nb, level)) - 1e-12
     assert attained <= level + 2 * max(0.1, 2 / math.comb(na + nb, na))
 
 
@@ -81,9 +77,7 @@ def test_rank_sums_of_many_runs_are_as_good_as_normal() -> None:
     rng = np.random.default_rng(3)
     widths = []
     for n in (20, 21):
-        sides = rng.normal(size=(400, 2, n))
-        found = [rank_sums(a, b, 0.9) for a, b in sides]
-        hits = sum(low <= 0 <= high for low, high in found)
-        assert 0.86 < hits / 400 < 0.94
-        widths.append(np.mean([high - low for low, high in found]))
+        low, high = rank_sums(rng.normal(size=(1000, n)), rng.normal(size=(1000, n)), 0.9)
+        assert 0.87 < np.mean((low <= 0) & (high >= 0)) < 0.93
+        widths.append(np.mean(high - low))
     assert widths[0] == pytest.approx(widths[1], rel=0.06)

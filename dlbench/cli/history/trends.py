@@ -135,8 +135,8 @@ def slow_nodes(
 
     Compared is the own work of a host's slowest rank with that of the other hosts in the same run, so runs of any
     workload count; runs on one host say nothing. Slow: shown to be more than 3 % by a t test over five nights or more,
-    all hosts together. A slow link: exchanges end that much later than on the other hosts. Ends with 4 if a run is
-    damaged.
+    all hosts together. A slow link: exchanges end that much later than on the other hosts; it is named and not
+    excluded, because either end may be to blame. Ends with 4 if a run is damaged.
 
     \b
     Examples:
@@ -178,11 +178,13 @@ def _write_option(found: SlowMonths, output: Path | None) -> None:
     """Slurm's option alone; the evidence on stderr."""
     from dlbench.history.page.document import exclude_option, unsafe_text
     from dlbench.history.page.words import host_sentence
+    from dlbench.reading.slow_nodes import TO_EXCLUDE
     from dlbench.report.wording import clean
 
     option = exclude_option(found)
     for host in found.slow:
-        click.echo(f"dlbench: slow: {host_sentence(host)}", err=True)
+        mark = "slow" if host.verdict in TO_EXCLUDE else "not excluded"
+        click.echo(f"dlbench: {mark}: {host_sentence(host)}", err=True)
     write_output(f"{option}\n".encode() if option else b"", output)
     for name in found.unsafe:
         click.echo(f"dlbench: {clean(unsafe_text(name))}", err=True)

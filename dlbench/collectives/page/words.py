@@ -211,10 +211,10 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "algbw and busbw",
-        "By nccl-tests' formulas: algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, (p - 1) / p "
-        "for reduce-scatter, all-gather and all-to-all, and 1 for broadcast, with p ranks. Bytes are those of each "
-        "rank's whole buffer: for all-gather the gathered result, for reduce-scatter the input. GB/s is 1e9 bytes per "
-        "second.",
+        "By the formulas of nccl-tests, from the time above (there it is the mean over ranks of 20 queued operations): "
+        "algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, (p - 1) / p for reduce-scatter, "
+        "all-gather and all-to-all, and 1 for broadcast, with p ranks. Bytes are those of each rank's whole buffer: "
+        "for all-gather the gathered result, for reduce-scatter the input. GB/s is 1e9 bytes per second.",
     ),
     (
         "Counters",

@@ -16,6 +16,9 @@ from statistics import NormalDist
 from dlbench.collectives.results.measurements import CollectiveGroup, CollectiveTable, Measurement, Series
 from dlbench.costs.fit.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
 from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
+from dlbench.reading.comparability import system_content
+from dlbench.reading.environments import side_by_side
+from dlbench.reading.repeats import named
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives.network import LargestHeldOut, Level, LevelName, LineCost, NetworkModel
 from dlbench.specs.collectives.plan import ELEMENT_BYTES
@@ -152,6 +155,10 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
     for scope, found in scopes.items():
         if only is not None and scope != only:
             continue
+        unlike = _asked_unlike([group for group, _ in found])
+        if unlike:
+            unfitted.append(f"{scope.title}: {unlike}")
+            continue
         try:
             fit, left = _fit(scope, found, lines_of(table, scope), fitted)
         except DlbenchError as error:
@@ -160,6 +167,16 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
         fits.append(fit)
         unfitted += [f"{scope.title}: {left}"] if left else []
     return Fits(fits=tuple(fits), unfitted=tuple(unfitted))
+
+
+def _asked_unlike(groups: Sequence[CollectiveGroup]) -> str:
+    """Why one model must not be fitted to groups: what they were asked for of the system; empty where it is equal."""
+    asked = {
+        group.id: {k: v for k, v in system_content(group.sample.plan).items() if not k.startswith("system.launch.")}
+        for group in groups
+    }
+    found = side_by_side(asked).differences
+    return f"its runs were asked for unlike ({named(found)}); fit each kind from a folder of its own" if found else ""
 
 
 def fit_one(

@@ -16,7 +16,7 @@ from dlbench.history.page.words import (
 )
 from dlbench.history.trends.series import Trend
 from dlbench.history.trends.slow_months import HostCourse, SlowMonths
-from dlbench.reading.slow_nodes import TO_EXCLUDE
+from dlbench.reading.slow_nodes import ACCUSED
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
 from dlbench.report.wording import basis_text
@@ -185,7 +185,7 @@ def host_charts(nodes: SlowMonths) -> list[Chart]:
     """Work ratios of the slowest hosts by month; none where fewer than two months are known."""
     import altair as alt
 
-    drawn = [host for host in nodes.hosts if host.verdict in (*TO_EXCLUDE, "suspected")][:MAX_HOSTS]
+    drawn = [host for host in nodes.hosts if host.verdict in (*ACCUSED, "suspected")][:MAX_HOSTS]
     if not drawn or len(nodes.months) < 2:
         return []
     rows = [_host_point(host, index) for host in drawn for index in range(len(host.months))]

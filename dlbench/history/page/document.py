@@ -95,7 +95,7 @@ def nodes_section(nodes: SlowMonths) -> Section:
         )
         brief = said
     else:
-        slow = () if nodes.slow else ("No node is shown to be slow now.",)
+        slow = () if nodes.exclude or nodes.unsafe else ("No node is shown to be slow now.",)
         said = (*slow, *((f"To keep jobs off the slow nodes: sbatch {option}",) if option else ()), about)
         brief = (
             about,

@@ -141,7 +141,7 @@ def change_lines(change: Change) -> list[str]:
 
 
 def host_sentence(host: HostCourse) -> str:
-    """Why a host is to be excluded."""
+    """What a host is accused of."""
     assert host.current is not None
     return f"{clean(host.host, 253)}: {' and '.join(_reasons(host))} since {day(host.since)}"
 
@@ -155,9 +155,7 @@ def _reasons(host: HostCourse) -> Iterator[str]:
             f"{basis_text(current, 'night')})"
         )
     if later is not None and host.verdict in ("slow link", "slow and slow link"):
-        yield f"slow link or NIC: {slow_link_text(later)}" + (
-            ", although its own work does not take longer" if host.verdict == "slow link" else ""
-        )
+        yield f"slow link or NIC: {slow_link_text(later)}"
 
 
 def _some(names: Sequence[str], most: int) -> str:
@@ -212,7 +210,8 @@ METHODS: tuple[tuple[str, str], ...] = (
         "In a run on several hosts, a host's ratio is the own work of its slowest rank (its step without the exchange) "
         "over the median of the other hosts' slowest ranks, as if all hosts had equally many, so runs of any kind "
         "stand side by side. A slow link shows where the nodes' clocks were compared: its host leaves every exchange "
-        "later than the others, by more than the clocks' error bounds, although its own work does not take longer. "
+        "later than the others, by more than the clocks' error bounds, although its own work does not take longer; it "
+        "is named and not excluded, because the link may be that of the host it receives from. "
         f"Nights are the unit. A host is slow where a one-sided t test of {MIN_SESSIONS} or more nights shows its mean "
         f"to be above {SLOW:g} (or its exchanges to end more than {SLOW - 1:.0%} of a step later), over all hosts "
         f"together: of those called slow {FALSE_SHARE:.0%} are not, on average (Benjamini and Hochberg). With fewer "

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
 
-LEVEL = 0.005
+LEVEL = 0.003
 """Largest p of a change point; p counts the search for the place, and all histories that are followed together."""
 MIN_EFFECT = 0.02
 """Least relative difference of the medians."""
@@ -50,7 +50,7 @@ MIN_NIGHTS = 12
 
 NAMED = 0.01
 """Share of ordinary nights that lie beyond the usual range."""
-_TRIMMED = 10
+_TRIMMED = 15
 """Of so many nights one on each side is drawn in before their scatter is taken, so that odd nights blind nobody."""
 
 _RESAMPLES = 1_000

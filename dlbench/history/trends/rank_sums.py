@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 MIN_SEGMENT = 5
 """Fewest nights between two change points, so that every level has a 95 % interval."""
-_PERMUTATIONS = 4_999
+_PERMUTATIONS, _MOST_PERMUTATIONS, _PERMUTED = 4_999, 49_999, 1_000_000
+"""Fewest and most permutations, and numbers permuted: the nulls of short histories have few values, and need more."""
 SMALLEST_P = 1 / (_PERMUTATIONS + 1)
-"""The smallest p that so many permutations can give; smaller ones are extrapolated."""
+"""The smallest p that the fewest permutations can give; smaller ones are extrapolated."""
 NORMAL_MAD = 0.6744897501960817
 """Median of the absolute value of a standard normal."""
 _SEED = 20_140_109
@@ -86,9 +87,9 @@ def p_value(statistic: float, n: int) -> float:
     import numpy as np
 
     null = _null(n)
-    as_large = _PERMUTATIONS - int(np.searchsorted(null, statistic - 1e-9))
-    p = (as_large + 1) / (_PERMUTATIONS + 1)
-    before, begin = (float(null[-round(share * _PERMUTATIONS)]) ** 2 for share in (10 * _TAIL, _TAIL))
+    as_large = len(null) - int(np.searchsorted(null, statistic - 1e-9))
+    p = (as_large + 1) / (len(null) + 1)
+    before, begin = (float(null[-round(share * len(null))]) ** 2 for share in (10 * _TAIL, _TAIL))
     if statistic**2 <= begin or begin <= before:
         return p
     return min(p, _TAIL * math.exp(-math.log(10) * (statistic**2 - begin) / (begin - before)))
@@ -96,14 +97,15 @@ def p_value(statistic: float, n: int) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _null(n: int) -> Array:
-    """Largest statistics of `_PERMUTATIONS` random orders of n nights, ascending; equal n, equal numbers."""
+    """Largest statistics of random orders of n nights, ascending; equal n, equal numbers."""
     import numpy as np
 
     generator = np.random.default_rng([_SEED, n])
     rows = max(1, _BLOCK // n)
+    permutations = max(_PERMUTATIONS, min(_MOST_PERMUTATIONS, _PERMUTED // n))
     largest = []
-    for done in range(0, _PERMUTATIONS, rows):
-        count = min(rows, _PERMUTATIONS - done)
+    for done in range(0, permutations, rows):
+        count = min(rows, permutations - done)
         orders = generator.permuted(np.broadcast_to(np.arange(1.0, n + 1), (count, n)), axis=1)
         largest.append(rank_sums(orders).max(axis=1))
     return np.sort(np.concatenate(largest))

@@ -17,7 +17,7 @@ from typing import Literal
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.trends.change_points import ChangePoint, change_points_together
 from dlbench.history.trends.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
-from dlbench.reading.slow_nodes import SAFE_HOST, TO_EXCLUDE, HostSessions, Verdict, mean_ratio, verdicts_of
+from dlbench.reading.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, Verdict, mean_ratio, verdicts_of
 from dlbench.stats.estimates import Estimate, mean_estimate
 
 FORMAT = "dlbench.slow-nodes"
@@ -88,7 +88,7 @@ class SlowMonths:
     as_of: str
     """End of the newest run, from which `RECENT_DAYS` count back; empty without runs."""
     hosts: tuple[HostCourse, ...]
-    """Those to exclude first, then by their current ratio, largest first."""
+    """Those that are slow first, then by their current ratio, largest first."""
     months: tuple[str, ...]
     """All months with runs on two hosts or more, oldest first."""
     num_runs: int
@@ -96,7 +96,7 @@ class SlowMonths:
     num_without: int
     """Valid runs that compare no hosts: on one host, or with a fault planted."""
     exclude: tuple[str, ...]
-    """Hosts that are slow now, or have a slow link, for Slurm's `--exclude`, by name."""
+    """Hosts that are slow now, for Slurm's `--exclude`, by name."""
     unsafe: tuple[str, ...]
     """Slow hosts whose names cannot stand in an option."""
     damaged: tuple[str, ...]
@@ -104,8 +104,8 @@ class SlowMonths:
 
     @property
     def slow(self) -> tuple[HostCourse, ...]:
-        """Hosts that are slow now, or have a slow link."""
-        return tuple(host for host in self.hosts if host.verdict in TO_EXCLUDE)
+        """Hosts that are slow now, or at a slow link."""
+        return tuple(host for host in self.hosts if host.verdict in ACCUSED)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def _rank(course: HostCourse) -> tuple[bool, float, str]:
-    return course.verdict not in TO_EXCLUDE, -course.current.value if course.current else 0.0, course.host
+    return course.verdict not in ACCUSED, -course.current.value if course.current else 0.0, course.host
 
 
 def _course(host: str, nights: Sequence[_Night], points: Sequence[ChangePoint], as_of: str) -> HostCourse:

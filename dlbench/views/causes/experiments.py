@@ -41,7 +41,7 @@ class Case:
     main_straggler: Straggler | None
     """The rank, or else the host, for which most of the waiting was; None where they take turns."""
     exclude: tuple[str, ...]
-    """Hosts that the history of all runs shows to be slow, or to have slow links."""
+    """Hosts that the history of all runs shows to be slow."""
 
     def part(self, name: str) -> Part:
         """One of the causes."""
@@ -162,7 +162,7 @@ def _straggler_text(case: Case) -> str:
 
 
 def _without(case: Case) -> str:
-    return f"a run without the slow nodes and links (--exclude={','.join(case.exclude)})"
+    return f"a run without the slow nodes (--exclude={','.join(case.exclude)})"
 
 
 def _is_waited_host_slow(case: Case) -> bool:

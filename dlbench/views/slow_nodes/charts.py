@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dlbench.reading.slow_nodes import TO_EXCLUDE, SlowNodes
+from dlbench.reading.slow_nodes import ACCUSED, SlowNodes
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
 from dlbench.report.charts.style import MEASURED, MUTED, PART_COLOURS, WIDE
 from dlbench.views.causes.charts import short
@@ -32,7 +32,7 @@ def slow_node_charts(found: SlowNodes) -> list[Chart]:
             "high": short(one.ratio.high),
             "shown": ratio_text(one.ratio),
             "verdict": verdict_text(one),
-            "colour": PART_COLOURS["exchange"] if one.verdict in TO_EXCLUDE else MEASURED,
+            "colour": PART_COLOURS["exchange"] if one.verdict in ACCUSED else MEASURED,
         }
         for one in shown
     ]

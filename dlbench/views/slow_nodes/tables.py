@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbench.reading.slow_nodes import TO_EXCLUDE, HostHistory, SlowNodes
+from dlbench.reading.slow_nodes import ACCUSED, HostHistory, SlowNodes
 from dlbench.report.table import Cell, Column, Sheet, unit_cell
 from dlbench.report.wording import percent
 from dlbench.stats.estimates import Estimate
@@ -14,7 +14,7 @@ MAX_SHOWN = 10
 def host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
     """Hosts over all runs of the folder."""
     slowest = found.hosts[:MAX_SHOWN]
-    left = sum(one.verdict not in TO_EXCLUDE for one in found.hosts[MAX_SHOWN:])
+    left = sum(one.verdict not in ACCUSED for one in found.hosts[MAX_SHOWN:])
     columns: tuple[Column[HostHistory], ...] = (
         Column("host", "Host", lambda one: one.host, limit=64),
         Column(
@@ -39,7 +39,7 @@ def host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
         title="Hosts, over all runs of the folder",
         columns=columns,
         rows=found.hosts,
-        is_shown=lambda one: one.verdict in TO_EXCLUDE or one in slowest,
+        is_shown=lambda one: one.verdict in ACCUSED or one in slowest,
         caption=(
             "Means over sessions (jobs, or commands outside of Slurm); in brackets 95 % (Student t), or the range "
             "below five sessions. Leaves later: share of a step by which its exchanges end after the others'. Fair "

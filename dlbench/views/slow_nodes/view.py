@@ -50,8 +50,7 @@ def _words(found: SlowNodes) -> Iterator[str]:
     yield found.option or "No host is shown to be slow."
     for one in found.hosts:
         if one.later is not None and one.verdict in ("slow link", "slow and slow link"):
-            although = " although its own work does not take longer" if one.verdict == "slow link" else ""
-            yield f"Slow link or NIC at host {clean(one.host, 253)}: {slow_link_text(one.later)}{although}."
+            yield f"Slow link or NIC at host {clean(one.host, 253)}: {slow_link_text(one.later)}."
     yield from (f"Left out of the list, no name for an option: {host}" for host in found.unsafe)
     if found.num_faulty:
         yield f"{runs_text(found.num_faulty)} with a planted fault left out."

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.bench.figures import Figure
-from tests.bench.truth import collectives, gate, hosts, predictions, trends, verdicts
+from tests.bench.truth import collectives, gate, hosts, intervals, predictions, trends, verdicts
 
 SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "intervals": intervals.figures,
     "gate": gate.figures,
     "hosts": hosts.figures,
     "trends": trends.figures,
-    "predictions": predictions.figures,
     "verdicts": verdicts.figures,
+    "predictions": predictions.figures,
     "collectives": collectives.figures,
 }
 """Name -> its figures; in the order of the issue they answer."""

@@ -33,7 +33,7 @@ ROUNDS = 12
 LOOP = 100
 """Operations of one loop as OSU has it."""
 GOAL = 1.5
-LIMIT_S = 85
+LIMIT_S = 300
 _FOUND = "found.json"
 
 

@@ -23,7 +23,7 @@ Array = npt.NDArray[np.float64]
 NIGHTS, EVERY, RECENT = 180, 4, 21
 TOGETHER = 9
 """Trends of a history: three metrics of three configurations."""
-SINGLE, TOGETHER_HISTORIES = 150, 30
+SINGLE, TOGETHER_HISTORIES = 150, 50
 QUIET, MOST = 60, 60
 """Nights before a change, and after it until it counts as not seen."""
 FED = 16
