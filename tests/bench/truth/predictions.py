@@ -180,7 +180,7 @@ def congested(*, trials: int = 10) -> Figure:
         n=trials,
         unit="ratio, median and middle 95 % of trials",
         goal="0.5 to 2",
-        met=0.5 <= value <= 2,
+        met=bool(0.5 <= value <= 2),
     )
 
 
