@@ -29,6 +29,8 @@ from dlbench.specs.plan import LaunchPlan
 # Words about the workload; they change nothing that is computed.
 _WORDS = {"title", "about", "notice", "sample_unit"}
 
+_STORAGE = "system.storage."
+
 NOT_SHAPING = frozenset(
     {
         # Words, and peak rates that figures are compared with.
@@ -158,7 +160,7 @@ def system_content(plan: LaunchPlan) -> dict[str, str]:
     )
     data = getattr(getattr(plan, "workload", None), "data", None)
     tiers = {"local", "memory"} - ({data.staging_tier} if data is not None and data.staging != "none" else set())
-    idle = tuple(f"system.storage.{tier}." for tier in sorted(tiers))
+    idle = tuple(f"{_STORAGE}{tier}." for tier in sorted(tiers))
     if plan.system.scheduler == "none":
         idle = (*idle, "system.slurm.")
     return {key: value for key, value in sorted(asked.items()) if is_shaping(key) and not key.startswith(idle)}
@@ -219,6 +221,8 @@ def averaged_id_without(run: Run, keys: Collection[str]) -> str:
     content["workload"]["data"] = {key: value for key, value in data.items() if key not in keys}
     # In words; all of it is in the keys, too.
     del content["registered"]["data_path"]
+    # Places to stage to are asked for by these keys.
+    content["system"] = {key: value for key, value in content["system"].items() if not key.startswith(_STORAGE)}
     return digest_of(content)
 
 

@@ -103,13 +103,13 @@ class Pauses:
             events.resumed_s = progress.wall_s
         course = ready.course
         if course.steps_per_epoch is not None and course.steps > 0:
-            events.add("epoch_start", epoch=math.floor(course.epoch(course.first)) + 1, step=course.first)
+            events.add("epoch_start", epoch=course.whole_epochs(course.first) + 1, step=course.first)
 
     def __call__(self, done: int, spent_s: float) -> bool:
         """After `done` steps; True if training should end: the target is met, or these were all."""
         course = self._ready.course
         ends, ends_epoch = done >= course.end, course.ends_epoch(done)
-        epoch, samples = round(course.epoch(done)), done * course.global_batch
+        epoch, samples = course.whole_epochs(done), done * course.global_batch
         if ends_epoch:
             self._events.add("epoch_stop", epoch=epoch, step=done, samples=samples)
         if course.evaluates(done):

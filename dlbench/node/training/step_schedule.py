@@ -81,6 +81,10 @@ class Course:
         """Epochs trained after `done` steps; 0 where epochs are unknown."""
         return done / self.steps_per_epoch if self.steps_per_epoch else 0.0
 
+    def whole_epochs(self, done: int) -> int:
+        """Epochs whose end `done` steps have reached; 0 where epochs are unknown."""
+        return 0 if self.steps_per_epoch is None else _multiples(done, self.steps_per_epoch)
+
     def evaluates(self, done: int) -> bool:
         """Whether quality is looked at after `done` steps."""
         return self.evaluate_every is not None and (done == self.end or _passes(done, self.evaluate_every))
@@ -100,9 +104,13 @@ class Course:
 
 def _passes(done: int, every: float) -> bool:
     """Whether the step that makes it `done` reaches a multiple of `every` steps."""
-    # A multiple like 3 x 33.3... must not be missed for the last bit of a float.
-    slack = 1e-9 * done
-    return math.floor((done + slack) / every) > math.floor((done - 1 + slack) / every)
+    return _multiples(done, every) > _multiples(done - 1, every)
+
+
+def _multiples(done: int, every: float) -> int:
+    """Multiples of `every` steps that `done` steps reach."""
+    # One like 3 x 33.3... must not be missed for the last bit of a float.
+    return math.floor(done * (1 + 1e-9) / every)
 
 
 def plan_course(plan: RunPlan, *, first: int, batches_per_epoch: int | None) -> Course:
