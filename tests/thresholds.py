@@ -75,6 +75,27 @@ THRESHOLDS = (
         halved="with three, only changes of eight times the scatter fail the gate",
     ),
     Threshold(
+        module="reading.slow_nodes",
+        name="FALSE_SHARE",
+        decides="share of the hosts called slow that are not, on average",
+        why="one in twenty, as of every interval",
+        halved="hosts that are barely slower than 3 % take more nights to be named",
+    ),
+    Threshold(
+        module="history.trends.change_points",
+        name="LEVEL",
+        decides="chance of a change point where nothing changed, before all trends are counted",
+        why="with looks every fourth night for half a year, two trends of a hundred show a false one",
+        halved="changes are named some nights later",
+    ),
+    Threshold(
+        module="history.trends.change_points",
+        name="NAMED",
+        decides="share of ordinary nights beyond the usual range",
+        why="about four nights of a year",
+        halved="the usual range is wider by a tenth",
+    ),
+    Threshold(
         module="views.decomposition.numbers",
         name="MARGIN",
         decides="share of a step within which difference and phase agree",

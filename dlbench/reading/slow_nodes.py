@@ -27,9 +27,9 @@ from typing import Literal
 from dlbench.reading.by_host import largest_by_host, of_others
 from dlbench.reading.causes import Causes
 from dlbench.reading.leaving import LATE
-from dlbench.reading.sessions import session_of
+from dlbench.reading.sessions import MIN_SESSIONS, session_of
 from dlbench.reading.table import RunTable
-from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.multiplicity import benjamini_hochberg, student_p
 
 SLOW = 1 + LATE
@@ -37,8 +37,6 @@ SLOW = 1 + LATE
 dlbench promises to see."""
 FALSE_SHARE = 0.05
 """Of the hosts called slow so many are not, on average over many reports (false discovery rate)."""
-MIN_SESSIONS = MIN_RUNS
-"""With fewer, a host is suspected at most."""
 
 SAFE_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 """Host names that may stand in a Slurm option; nothing else is printed there."""
