@@ -193,7 +193,7 @@ def advised_repeats(trials: int = 200) -> Iterator[Figure]:
         figure = rate(
             f"advised repeats, {settings} settings, one faster by {MARGIN:.0%}: found",
             calls,
-            "at least 80",
+            "at least 80, within the scatter of the trials",
             least=LEAST_POWER,
         )
         yield Figure(**{**vars(figure), "reason": f"{fmean(counts):.0f} repeats on average"})
