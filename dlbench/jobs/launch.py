@@ -6,13 +6,11 @@ import shlex
 from pathlib import Path
 
 from dlbench.records.folder import RunFolder
-from dlbench.specs.plan import LaunchPlan
+from dlbench.specs.plan import YIELD, LaunchPlan
 from dlbench.specs.system import VariableSource
 
 TOKEN = "DLBENCH_LAUNCH_TOKEN"  # noqa: S105 (a variable's name)
 """Tells the ranks of one start from those of another."""
-
-YIELD = "OMPI_MCA_mpi_yield_when_idle"
 
 
 def node_command(plan_file: Path, python: str) -> list[str]:

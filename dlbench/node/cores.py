@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.node.ranks import RankPlace
-from dlbench.specs.plan import LaunchPlan
-
-YIELD = "OMPI_MCA_mpi_yield_when_idle"
+from dlbench.specs.plan import YIELD, LaunchPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,9 @@ Side = Literal["a", "b"]
 """Of a paired comparison."""
 
 
+YIELD = "OMPI_MCA_mpi_yield_when_idle"
+"""The variable by which Open MPI yields its core while it waits."""
+
 MOST_PREFETCH_BATCHES = 8
 """Of one reader process, that the automatic choice tries."""
 

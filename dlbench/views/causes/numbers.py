@@ -59,7 +59,7 @@ class CausePoint:
     run_ids: tuple[str, ...]
     verdict: Verdict
     efficiency: Estimate
-    """Of medians, a fraction, as in the view `scaling`."""
+    """A fraction, as in the view `scaling`."""
     causes: tuple[CauseShare, ...]
     """By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency of means."""
     whole: CauseShare
