@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from dlbench.gate.evidence import Evidence
 from dlbench.stats.multiplicity import student_p
-from dlbench.stats.resampling import SEED
+from dlbench.stats.run_draws import SEED
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,11 +19,9 @@ from typing import Literal
 
 from dlbench.reading.sessions import MIN_SESSIONS
 from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.multiplicity import ROUNDING, welch_error
 
 Unit = Literal["pair", "run", "session"]
-
-ROUNDING = 1e-6
-"""Step times are nanoseconds of some milliseconds: a relative scatter below this is rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,18 +118,16 @@ def _of_pairs(a: tuple[float, ...], b: tuple[float, ...]) -> Evidence:
 
 
 def _apart(a: tuple[float, ...], b: tuple[float, ...], unit: Unit) -> Evidence:
-    """Welch's standard error and degrees of freedom, rounded down (Biometrika 34, 1947)."""
-    squares = [max(variance(side), ROUNDING**2) for side in (a, b)]
-    parts = [square / len(side) for square, side in zip(squares, (a, b), strict=True)]
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (a, b), strict=True))
-    pooled = sum((len(side) - 1) * square for square, side in zip(squares, (a, b), strict=True))
+    """Two independent sides: Welch's standard error and degrees of freedom."""
+    error, freedom = welch_error(a, b)
+    pooled = sum((len(side) - 1) * max(variance(side), ROUNDING**2) for side in (a, b))
     return Evidence(
         unit=unit,
         a=a,
         b=b,
         scatter=math.sqrt(pooled / (len(a) + len(b) - 2)),
-        error=math.sqrt(sum(parts)),
-        freedom=math.floor(freedom + 1e-9),
+        error=error,
+        freedom=freedom,
     )
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from dlbench.gate.difference import MAX_PAIRS, smallest_p, smallest_paired_p, smallest_unpaired_p
 from dlbench.gate.evidence import Evidence, Unit
 from dlbench.stats.estimates import MIN_RUNS
-from dlbench.stats.multiplicity import POWER, student_quantile
-from dlbench.stats.resampling import SEED
+from dlbench.stats.multiplicity import POWER, noncentral_power, student_quantile
+from dlbench.stats.run_draws import SEED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,30 +154,10 @@ def _attained(level: float, smallest: float) -> float:
 
 @lru_cache(maxsize=4096)
 def noncentral_shift(level: float, freedom: int) -> float:
-    """The difference, in standard errors, that Student's one-sided t test finds with 80 % probability.
-
-    The noncentral t of which 80 % lie above the critical t (Cohen, Statistical Power Analysis, 1988, chapter 12), by
-    the trapezoidal rule over the distribution of the standard error.
-    """
-    import numpy as np
-
+    """The difference, in standard errors, that Student's one-sided t test finds with 80 % probability."""
     critical = student_quantile(1 - level, freedom)
-    # sqrt(chi squared / freedom) lies within twelve of its standard deviations, and above 0.
-    wide = 12 / math.sqrt(2 * freedom)
-    errors = np.linspace(max(1e-6, 1 - wide), 1 + wide, 401)
-    density = (freedom - 1) * np.log(errors) - freedom * errors**2 / 2
-    weights = np.exp(density - density.max())
-    weights /= weights.sum()
     low, high = 0.0, critical + 10
     while high - low > 1e-9:
         middle = (low + high) / 2
-        power = float((weights * _normal(middle - critical * errors)).sum())
-        low, high = (middle, high) if power < POWER else (low, middle)
+        low, high = (middle, high) if noncentral_power(critical, middle, freedom) < POWER else (low, middle)
     return high
-
-
-def _normal(values: Array) -> Array:
-    """The standard normal distribution function."""
-    import numpy as np
-
-    return np.array([math.erfc(-value / math.sqrt(2)) / 2 for value in values])

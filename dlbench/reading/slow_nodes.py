@@ -30,7 +30,7 @@ from dlbench.reading.leaving import LATE
 from dlbench.reading.sessions import MIN_SESSIONS, session_of
 from dlbench.reading.table import RunTable
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
-from dlbench.stats.multiplicity import benjamini_hochberg, student_p
+from dlbench.stats.multiplicity import benjamini_hochberg, student_p, t_of_mean
 
 SLOW = 1 + LATE
 """A host is slow if its own work is shown to be more than so many times that of others: 3 % is the least effect that
@@ -47,9 +47,6 @@ TO_EXCLUDE: tuple[Verdict, ...] = ("slow", "slow and slow link")
 """Verdicts of hosts that jobs are better kept off. Which end of a slow link is to blame is not known."""
 ACCUSED: tuple[Verdict, ...] = (*TO_EXCLUDE, "slow link")
 """Verdicts that people should see."""
-
-# Times are nanoseconds of some milliseconds: a scatter below this is rounding.
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +208,6 @@ def _verdict(*, is_slow: bool, has_slow_link: bool, is_tested: bool, is_beyond: 
 
 def _chance(values: Sequence[float]) -> float:
     """One-sided p of Student's t that the mean is no larger than 0."""
-    t = statistics.fmean(values) / (max(statistics.stdev(values), _ROUNDING) / math.sqrt(len(values)))
+    t = t_of_mean(values)
     p = student_p(t, len(values) - 1) / 2
     return p if t > 0 else 1 - p

@@ -18,8 +18,8 @@ LEVEL = 0.05
 POWER = 0.8
 """Chance to see a difference of the wanted size, for the number of repeats that is advised."""
 
-# Step times are nanoseconds of some milliseconds: a relative difference below this is rounding.
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
+"""Step times are nanoseconds of some milliseconds: a relative scatter below this is rounding."""
 
 _STEPS = 200
 """Of numeric integration: errors of the power below 1e-4 from three pairs on."""
@@ -41,8 +41,12 @@ def paired_p(logs: Sequence[float]) -> float:
     """
     if len(logs) < 2:
         return 1.0
-    t = fmean(logs) / (max(stdev(logs), _ROUNDING) / math.sqrt(len(logs)))
-    return student_p(t, len(logs) - 1)
+    return student_p(t_of_mean(logs), len(logs) - 1)
+
+
+def t_of_mean(values: Sequence[float]) -> float:
+    """Student's t of a mean against 0, with one degree of freedom less than values; at least two values."""
+    return fmean(values) / (max(stdev(values), ROUNDING) / math.sqrt(len(values)))
 
 
 def welch_p(a: Sequence[float], b: Sequence[float]) -> float:
@@ -57,10 +61,20 @@ def welch_p(a: Sequence[float], b: Sequence[float]) -> float:
     """
     if min(len(a), len(b)) < 2:
         return 1.0
-    parts = [max(stdev(side), _ROUNDING) ** 2 / len(side) for side in (a, b)]
+    error, freedom = welch_error(a, b)
+    return student_p((fmean(a) - fmean(b)) / error, freedom)
+
+
+def welch_error(a: Sequence[float], b: Sequence[float]) -> tuple[float, int]:
+    """Standard error of the difference of two means, and its degrees of freedom, rounded down (Biometrika 34, 1947).
+
+    Args:
+        a: one value for each run of a side, at least two.
+        b: those of the other.
+    """
+    parts = [max(stdev(side), ROUNDING) ** 2 / len(side) for side in (a, b)]
     squares = math.fsum(part**2 / (len(side) - 1) for part, side in zip(parts, (a, b), strict=True))
-    freedom = math.floor(sum(parts) ** 2 / squares * (1 + 1e-9))
-    return student_p((fmean(a) - fmean(b)) / math.sqrt(sum(parts)), freedom)
+    return math.sqrt(sum(parts)), math.floor(sum(parts) ** 2 / squares * (1 + 1e-9))
 
 
 def student_p(t: float, freedom: int) -> float:
@@ -132,7 +146,7 @@ def repeats_for(scatter: float, difference: float, comparisons: int, freedom: in
         comparisons: how many are made.
         freedom: degrees of freedom of the scatter; None where it is known.
     """
-    effect = math.log1p(difference) / max(scatter, _ROUNDING)
+    effect = math.log1p(difference) / max(scatter, ROUNDING)
     tail = LEVEL / (2 * max(1, comparisons))
     effects = [effect * root for root in ([1.0] if freedom is None else _root_quantiles(freedom))]
 
@@ -157,13 +171,22 @@ def _root_quantiles(freedom: int) -> list[float]:
 
 
 def _power(pairs: int, effect: float, tail: float) -> float:
-    """Chance that a mean of normal values, `effect` standard deviations from 0, is called larger at this tail.
-
-    P(Z > c W - shift) over the root W of a mean square with n - 1 degrees of freedom, by the midpoint rule on its
-    density, w^(n - 2) exp(-(n - 1) w^2 / 2).
-    """
+    """Chance that a mean of normal values, `effect` standard deviations from 0, is called larger at this tail."""
     freedom = pairs - 1
-    critical, shift = student_quantile(1 - tail, freedom), math.sqrt(pairs) * effect
+    return noncentral_power(student_quantile(1 - tail, freedom), math.sqrt(pairs) * effect, freedom)
+
+
+def noncentral_power(critical: float, shift: float, freedom: int) -> float:
+    """Chance that Student's noncentral t exceeds a critical t (Cohen, Statistical Power Analysis, 1988, chapter 12).
+
+    P(Z > critical W - shift) over the root W of a mean square, by the midpoint rule on its density,
+    w^(freedom - 1) exp(-freedom w^2 / 2).
+
+    Args:
+        critical: the t that the test asks for.
+        shift: the true difference, in standard errors.
+        freedom: degrees of freedom, from 1.
+    """
     width = 8 / math.sqrt(2 * freedom)
     begin = max(0.0, 1 - width)
     roots = [begin + (1 + width - begin) * (i + 0.5) / _STEPS for i in range(_STEPS)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from dlbench.node.collectives.control import Control
 from dlbench.node.collectives.deadline import Deadline
 from dlbench.node.collectives.inputs import DTYPES, Inputs
 from dlbench.node.collectives.verify import check
+from dlbench.node.garbage import HeldGarbage
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timed_samples import LEAST_SAMPLE_S, MOST_OPERATIONS, Timed, enough_operations, over_ranks
 from dlbench.records.collectives import CommPoint
@@ -96,8 +96,8 @@ class Measurement:
         size = _Size(vectors, inputs)
         taken = {contestant: _Taken(problem=contestant.bind(vectors)) for contestant in contestants}
         able = [contestant for contestant in contestants if not taken[contestant].problem]
-        gc.collect()
-        gc.disable()
+        garbage = HeldGarbage()
+        garbage.hold()
         try:
             for contestant in able:
                 taken[contestant].operations = self._enough(contestant, size)
@@ -105,7 +105,7 @@ class Measurement:
                 for contestant in able:
                     self._iterate(contestant, iteration, size, taken[contestant])
         finally:
-            gc.enable()
+            garbage.release()
         return [self._point(contestant, num_bytes, taken[contestant]) for contestant in contestants]
 
     def _agree(self, contestants: Sequence[Contestant], elements: int) -> None:

@@ -34,7 +34,7 @@ from dlbench.records.exchange import ExchangeResult
 from dlbench.report.wording import percent
 from dlbench.specs.collectives.network import LineCost, NetworkModel
 from dlbench.stats.estimates import Estimate
-from dlbench.stats.resampling import SEED
+from dlbench.stats.run_draws import SEED
 
 if TYPE_CHECKING:
     import numpy as np
