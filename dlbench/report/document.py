@@ -14,6 +14,9 @@ from dlbench.report.charts.chart import Chart
 from dlbench.report.table import Datum, NamedTable, Sheet
 from dlbench.report.wording import clean, runs_text
 
+Level = Literal["answer", "evidence", "appendix"]
+"""How deep a section stands: read at once, opened where its headline makes curious, looked up."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
@@ -92,6 +95,9 @@ class Section:
     id: str
     """Anchor in the page, unique in a document."""
     title: str
+    level: Level = "evidence"
+    headline: str = ""
+    """The finding in one line of at most 100 characters: it stands for the section where that is folded."""
     about: tuple[str, ...] = ()
     """Small words of introduction."""
     facts: tuple[tuple[str, str], ...] = ()
@@ -125,7 +131,7 @@ class Section:
     in_contents: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("title", "caption"):
+        for name in ("title", "headline", "caption"):
             object.__setattr__(self, name, clean(getattr(self, name)))
         for name in ("about", "words", "notes"):
             object.__setattr__(self, name, tuple(clean(text) for text in getattr(self, name) if text))

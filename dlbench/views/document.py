@@ -12,7 +12,7 @@ from dlbench.views.model import Group, Report
 from dlbench.views.parts.tables import parts_sheet
 from dlbench.views.runs.view import runs_sheet
 from dlbench.views.scaling.view import points_sheet
-from dlbench.views.view import Views
+from dlbench.views.view import GroupView, ReportView, Views
 
 GROUP_COLUMNS = ("group", "label")
 """In front of every row of a group's tables."""
@@ -20,8 +20,8 @@ GROUP_COLUMNS = ("group", "label")
 
 def document_of(report: Report, views: Views = registry.SCALING) -> Document:
     """The report, ready for every format; `views` are those it was assembled with."""
-    opening = [section for view in views.opening for section in view.sections(report)]
-    closing = [section for view in views.closing for section in view.sections(report)]
+    opening = [_levelled(section, view) for view in views.opening for section in view.sections(report)]
+    closing = [_levelled(section, view) for view in views.closing for section in view.sections(report)]
     without = len(report.without_figures)
     empty = (points_sheet(()), parts_sheet(()))
     return Document(
@@ -45,13 +45,18 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
     )
 
 
+def _levelled(section: Section, view: GroupView | ReportView) -> Section:
+    return dataclasses.replace(section, level=view.level)
+
+
 def _group(group: Group, views: Views) -> Section:
     last = group.largest
     base = group.baseline
-    found = [section for view in views.group if (section := view.section(group)) is not None]
+    found = [_levelled(section, view) for view in views.group if (section := view.section(group)) is not None]
     return Section(
         id=f"group-{group.id}",
         title=group.label,
+        level="answer",
         about=(f"{group.title}, {group.condition('preset')} preset: {group.about}", f"{group.notice}."),
         facts=(
             (
@@ -82,10 +87,18 @@ def _methods(report: Report) -> tuple[Section, ...]:
     if not report.methods:
         return ()
     title = "How the numbers are made"
-    return (Section(id="methods", title=title, facts=report.methods, are_methods=True, brief=()),)
+    return (Section(id="methods", title=title, facts=report.methods, level="appendix", are_methods=True, brief=()),)
 
 
 def _missing(report: Report) -> tuple[Section, ...]:
     if not report.missing:
         return ()
-    return (Section(id="missing", title="Not in this report", missing=report.missing, missing_title="Not shown"),)
+    return (
+        Section(
+            id="missing",
+            title="Not in this report",
+            level="appendix",
+            missing=report.missing,
+            missing_title="Not shown",
+        ),
+    )

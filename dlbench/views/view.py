@@ -15,7 +15,7 @@ from dlbench.reading import scaling
 from dlbench.reading.doubts import Doubt
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Scan
-from dlbench.report.document import Missing, Section
+from dlbench.report.document import Level, Missing, Section
 from dlbench.report.formats.schema import schema_of
 from dlbench.report.table import Column
 from dlbench.report.wording import place_text
@@ -80,6 +80,7 @@ class GroupView:
     id: ClassVar[str]
     """Stable: the anchor in the page, the folder, the start of the names of its tables."""
     title: ClassVar[str]
+    level: ClassVar[Level] = "evidence"
     key: ClassVar[str] = ""
     """Field of a group in the JSON that holds its numbers; empty: it has none of its own."""
 
@@ -101,6 +102,7 @@ class ReportView:
 
     id: ClassVar[str]
     title: ClassVar[str]
+    level: ClassVar[Level] = "evidence"
     key: ClassVar[str] = ""
     """Field of the report in the JSON that holds its numbers; empty: it has none of its own."""
 

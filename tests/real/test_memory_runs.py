@@ -91,7 +91,8 @@ def test_two_ranks_under_a_plan_train_as_in_core(tmp_path: Path, engine: str, ho
     assert memory.parts == 2
     assert any(block.decision != "keep" for block in memory.plan.blocks)
     assert record.exchange is not None
-    assert record.exchange.hidden_s is None or record.exchange.hidden_s > 0
+    # How much of it hides is the machine's affair; that it is timed under a plan too is ours.
+    assert engine != "horovod" or record.exchange.hidden_s is not None
 
 
 def ends(folder: Path, *words: str | Path, **variables: str) -> tuple[int, str]:

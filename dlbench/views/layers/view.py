@@ -25,6 +25,7 @@ class LayersView(ReportView):
 
     id = "layers"
     title = "Layers"
+    level = "appendix"
     key = "layers"
 
     def numbers(self, source: ReportSource) -> tuple[LayerTable, ...]:

@@ -47,6 +47,7 @@ class QualityView(GroupView):
 
     id = "quality"
     title = "Quality"
+    level = "answer"
     key = "quality"
 
     def numbers(self, source: GroupSource) -> Quality | None:

@@ -22,6 +22,7 @@ class RunsView(ReportView):
 
     id = "runs"
     title = "Runs"
+    level = "appendix"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """One table."""
@@ -79,6 +80,7 @@ class WithoutFiguresView(ReportView):
 
     id = "without-figures"
     title = "Runs without figures"
+    level = "appendix"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """One table, and the damaged files."""
@@ -99,6 +101,7 @@ class EnvironmentView(ReportView):
 
     id = "environment"
     title = "Environment"
+    level = "appendix"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """What differs first, then all that was recorded."""

@@ -28,6 +28,7 @@ class ScalingView(GroupView):
 
     id = "scaling"
     title = "Scaling"
+    level = "answer"
 
     def section(self, group: Group) -> Section:
         """One table with a line for each rank count."""

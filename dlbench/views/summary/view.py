@@ -18,6 +18,7 @@ class SummaryView(ReportView):
 
     id = "summary"
     title = "Summary"
+    level = "answer"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """One section of cards."""

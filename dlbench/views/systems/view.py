@@ -30,6 +30,7 @@ class SystemsView(ReportView):
 
     id = "systems"
     title = "Systems"
+    level = "appendix"
     key = "systems"
 
     def numbers(self, source: ReportSource) -> tuple[SystemDescription, ...]:

@@ -21,6 +21,7 @@ class WaterfallView(GroupView):
 
     id = "waterfall"
     title = "Efficiency, factor by factor"
+    level = "answer"
 
     def section(self, group: Group) -> Section | None:
         """Factors against the baseline, and each rank count's own efficiencies."""
