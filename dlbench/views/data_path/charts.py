@@ -61,7 +61,7 @@ def data_charts(group: Group, found: DataPath) -> list[Chart]:
             name="data-path",
             title="Waiting for samples",
             alt=f"Input wait and copy as shares of the mean step by rank count. {words}.",
-            table=input_sheet(found.points, on_gpu=group.on_gpu).people(brief=True),
+            table=input_sheet(found.points, on_gpu=group.on_gpu).people(),
             size=(WIDE - 60, max(60, 34 * len(places))),
         )
     ]

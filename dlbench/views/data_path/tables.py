@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_bytes
-from dlbench.views.columns import title_where
+from dlbench.views.columns import telling
 from dlbench.views.data_path.numbers import DataPoint
 
 STALLS_CAPTION = "A step stalls if more than 10 % of it is input wait; counted in the median run, on at most 16 ranks."
@@ -17,8 +17,6 @@ UTILISATION_CAPTION = "Accelerator utilisation as in MLPerf Storage: time not sp
 
 def input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoint]:
     """Waits, stalls and disks by rank count; without a GPU there is no copy worth a column and no accelerator."""
-    stall = title_where("Steps that stall", points, lambda point: point.stalled)
-    disks = title_where("Disks read", points, lambda point: point.disk_bytes_per_s)
     columns: tuple[Column[DataPoint], ...] = (
         Column("", "At", lambda point: place_text(point.ranks, point.nodes), is_brief=True),
         Column("ranks", "", lambda point: point.ranks),
@@ -36,18 +34,24 @@ def input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoint
             is_brief=True,
         ),
         Column("runs", "", lambda point: point.wait.n),
-        Column("stalled_share", stall, lambda point: point.stalled, _stalled),
+        Column("stalled_share", "Steps that stall", lambda point: point.stalled, _stalled),
         Column("stall_steps", "", lambda point: point.stall_steps),
         Column("longest_wait_s", "Longest wait", lambda point: point.longest_wait_s, unit="s"),
-        Column("disk_read_bytes_per_s", disks, lambda point: point.disk_bytes_per_s, _disks),
+        Column("disk_read_bytes_per_s", "Disks read", lambda point: point.disk_bytes_per_s, _disks),
         Column("page_cache_bytes", "", lambda point: point.page_cache_bytes),
     )
     return Sheet(
         name="data-path",
         title="Input by rank count",
-        columns=columns,
+        columns=telling(columns, points),
         rows=points,
-        caption=" ".join([*([STALLS_CAPTION] if stall else []), *([UTILISATION_CAPTION] if on_gpu else [])]),
+        caption=" ".join(
+            [
+                *([STALLS_CAPTION] if any(point.stalled for point in points) else []),
+                *([UTILISATION_CAPTION] if on_gpu else []),
+            ]
+        ),
+        is_drawn=True,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import place_text, runs_text
 from dlbench.stats.estimates import Estimate
-from dlbench.views.columns import title_where
+from dlbench.views.columns import telling
 from dlbench.views.memory.numbers import BatchMemory, Memory, MemoryPoint
 
 BATCHES_CAPTION = "All runs of this network, preset, engine and system; the highest peak of any rank."
@@ -16,7 +16,6 @@ BATCHES_CAPTION = "All runs of this network, preset, engine and system; the high
 def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
     """Memory of the ranks, and of their nodes, by rank count."""
     on_gpu = found.on_gpu
-    host = title_where("Used on a node", found.points, lambda point: point.host_used_bytes)
     columns: tuple[Column[MemoryPoint], ...] = (
         Column("", "At", lambda point: place_text(point.ranks, point.nodes), is_brief=True),
         Column("ranks", "", lambda point: point.ranks),
@@ -45,7 +44,7 @@ def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
         ),
         Column(
             "host_used_bytes",
-            host,
+            "Used on a node",
             lambda point: point.host_used_bytes,
             lambda point: _or_not(point.host_used_bytes, "not sampled"),
             unit="bytes",
@@ -57,9 +56,10 @@ def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
     return Sheet(
         name="memory",
         title="Memory by rank count",
-        columns=columns,
+        columns=telling(columns, found.points),
         rows=found.points,
         caption=allocator if on_gpu else "",
+        is_drawn=True,
     )
 
 

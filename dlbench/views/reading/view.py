@@ -8,7 +8,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_bytes
-from dlbench.views.columns import title_where
+from dlbench.views.columns import telling
 from dlbench.views.model import Group
 from dlbench.views.reading.numbers import (
     COLD_SHARE,
@@ -82,18 +82,16 @@ def _notes(found: Reading) -> Iterator[str]:
     if found.asked_cache != "any":
         for point in found.points:
             if not point.cache_in_force:
-                yield (
-                    f"Warning: data.cache {found.asked_cache} was not in force at {place_text(point.ranks, point.nodes)}: "
-                    f"{' | '.join(point.cache)}."
-                )
-    kept = dict.fromkeys(text for point in found.points if point.cache_in_force for text in point.cache if text)
+                where = place_text(point.ranks, point.nodes)
+                yield f"Warning: data.cache {found.asked_cache} was not in force at {where}: {' | '.join(point.cache)}."
+    in_force = (point for point in found.points if point.cache_in_force and point.cached_share is None)
+    kept = dict.fromkeys(text for point in in_force for text in point.cache if text)
     yield from (f"Page cache: {text}." for text in kept)
 
 
 def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:
     points = found.points
     stored = any(point.storage_share is not None for point in points)
-    cached = any(point.cached_share is not None for point in points)
     prefetch = any(point.loader_workers != (0,) for point in points)
     columns: tuple[Column[ReadingPoint], ...] = (
         *place_columns(),
@@ -115,14 +113,14 @@ def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:
         ),
         Column(
             "storage_share",
-            "From storage" if stored else "",
+            "From storage",
             lambda point: point.storage_share,
             lambda point: Cell(NOT_COUNTED) if point.storage_share is None else _share_cell(point.storage_share),
             is_brief=True,
         ),
         Column(
             "cached_share",
-            "Data set cached at the start" if cached else "",
+            "Data set cached at the start",
             lambda point: point.cached_share,
             lambda point: Cell("unknown") if point.cached_share is None else _share_cell(point.cached_share),
         ),
@@ -136,7 +134,7 @@ def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:
     return Sheet(
         name="readers",
         title="Readers by rank count",
-        columns=columns,
+        columns=telling(columns, points),
         rows=points,
         caption=READERS_CAPTION + (STORAGE_CAPTION if stored else ""),
     )
@@ -156,9 +154,6 @@ def _share_cell(share: float) -> Cell:
 
 
 def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
-    stored = title_where("Of it from storage", epochs, lambda one: one.storage_bytes)
-    cached = title_where("From the page cache", epochs, lambda one: one.cached_bytes)
-    rate = title_where("Rate", epochs, lambda one: one.bytes_per_s)
     is_known = any(one.temperature in ("cold", "warm", "mixed") for one in epochs)
 
     def tier(name: str, title: str) -> Column[EpochReads]:
@@ -175,23 +170,23 @@ def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
         tier("shared", "From the shared file system"),
         tier("local", "From node-local disk"),
         tier("memory", "From memory of the node"),
-        Column("storage_bytes", stored, lambda one: one.storage_bytes, _storage, is_brief=True),
-        Column("page_cache_bytes", cached, lambda one: one.cached_bytes, _cached, is_brief=True),
+        Column("storage_bytes", "Of it from storage", lambda one: one.storage_bytes, _storage, is_brief=True),
+        Column("page_cache_bytes", "From the page cache", lambda one: one.cached_bytes, _cached, is_brief=True),
         Column("fetch_s", "Fetching", lambda one: one.fetch_s, has_interval=True),
         Column("prepare_s", "Preparing", lambda one: one.prepare_s, has_interval=True),
         Column("wait_s", "Wait of a rank", lambda one: one.wait_s, has_interval=True),
         Column("epoch_s", "Length", lambda one: one.seconds, has_interval=True, is_brief=True),
-        Column("bytes_per_s", rate, lambda one: one.bytes_per_s, _rate),
+        Column("bytes_per_s", "Rate", lambda one: one.bytes_per_s, _rate),
         Column("samples", "", lambda one: one.samples),
         Column("runs", "", lambda one: one.num_runs),
     )
     return Sheet(
         name="reads",
         title="What was read, epoch by epoch",
-        columns=columns,
+        columns=telling(columns, epochs, keep=("epoch",)),
         rows=epochs,
         caption=EPOCHS_CAPTION if is_known else "",
-        is_folded=not is_known,
+        is_folded=not (is_known and any(one.is_whole for one in epochs)),
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dlbench.report.table import Cell, Column, Sheet, times_cell
 from dlbench.report.wording import number_text, percent
-from dlbench.views.columns import title_where, title_where_unequal
+from dlbench.views.columns import telling
 from dlbench.views.shuffling.numbers import Audit, AuditPoint, AuditRow, ShuffleComparison, ShuffleRow
 from dlbench.views.view import place_columns
 
@@ -24,28 +24,23 @@ def points_sheet(found: Audit) -> Sheet[AuditPoint]:
     mixed = any(point.novelty is not None for point in points)
     is_telling = mixed or any(point.num_bad or point.whole_epochs or point.sent for point in points)
 
-    def title(text: str, of: Callable[[AuditPoint], object]) -> str:
-        return title_where(text, points, of)
-
     columns: tuple[Column[AuditPoint], ...] = (
         *place_columns(),
         Column("shuffle", "", lambda point: found.shuffle),
         Column("partition", "", lambda point: found.partition),
         Column(
             "exchanged_share",
-            title_where_unequal("Exchanged per epoch", points, lambda point: point.exchanged_share),
+            "Exchanged per epoch",
             lambda point: point.exchanged_share,
             unit="fraction",
         ),
         Column("audited_runs", "Runs", lambda point: point.num_runs, is_brief=True),
-        Column(
-            "bad_runs", title("With errors", lambda point: point.num_bad), lambda point: point.num_bad, is_brief=True
-        ),
+        Column("bad_runs", "With errors", lambda point: point.num_bad, is_brief=True),
         Column("whole_epochs", "Whole epochs", lambda point: point.whole_epochs),
         Column("twice", "Read twice", lambda point: point.twice, is_brief=True),
         Column("never", "Never read", lambda point: point.never, is_brief=True),
-        Column("sent", title("Sent", lambda point: point.sent), lambda point: point.sent),
-        Column("received", title("Received", lambda point: point.received), lambda point: point.received),
+        Column("sent", "Sent", lambda point: point.sent),
+        Column("received", "Received", lambda point: point.received),
         Column(
             "novelty",
             "Novelty" if mixed else "",
@@ -55,19 +50,19 @@ def points_sheet(found: Audit) -> Sheet[AuditPoint]:
         ),
         Column(
             "label_distance",
-            title("Label distance", lambda point: point.label_distance),
+            "Label distance",
             lambda point: point.label_distance,
             _distance,
             is_brief=True,
         ),
         Column(
             "held_samples_peak",
-            title("Held by a rank at most", lambda point: point.held_samples_peak),
+            "Held by a rank at most",
             lambda point: point.held_samples_peak,
         ),
         Column(
             "exchange_wait_s",
-            title("Longest wait for samples", lambda point: point.exchange_wait_s),
+            "Longest wait for samples",
             lambda point: point.exchange_wait_s,
             unit="s",
         ),
@@ -77,7 +72,7 @@ def points_sheet(found: Audit) -> Sheet[AuditPoint]:
     return Sheet(
         name="shuffle-audit",
         title="Shuffle audit",
-        columns=columns,
+        columns=telling(columns, points),
         rows=points,
         caption=POINTS_CAPTION if mixed else "",
         is_shown=lambda point: is_telling,
@@ -117,7 +112,7 @@ def epochs_sheet(rows: Sequence[AuditRow]) -> Sheet[AuditRow]:
     return Sheet(
         name="shuffle-epochs",
         title="Who read what, epoch by epoch",
-        columns=columns,
+        columns=telling(columns, rows, keep=("epoch",)),
         rows=rows,
         caption=EPOCHS_CAPTION,
         is_folded=True,

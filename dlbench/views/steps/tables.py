@@ -32,6 +32,7 @@ def _ratio(value: float, decimals: int) -> Cell:
 
 def steps_sheet(found: StepTimes) -> Sheet[StepPoint]:
     """Step times, a line per rank count; people see the quantiles that all points have steps enough for."""
+    has_outliers = any(point.num_outliers for point in found.points)
 
     def tail(percent: int, title: str) -> str:
         return title if all(supports(point, percent) for point in found.points) else ""
@@ -52,9 +53,9 @@ def steps_sheet(found: StepTimes) -> Sheet[StepPoint]:
         Column("p95_s", tail(95, "p95"), lambda point: point.p95, has_interval=True),
         Column("p99_s", tail(99, "p99"), lambda point: point.p99, has_interval=True),
         Column("longest_s", "Longest", lambda point: point.longest, has_interval=True),
-        Column("fence_s", "Outlier limit", lambda point: point.fence, has_interval=True),
+        Column("fence_s", "Outlier limit" if has_outliers else "", lambda point: point.fence, has_interval=True),
         Column("outlier_share_fraction", "", lambda point: point.outlier_share, has_interval=True),
-        Column("outlier_steps", "Outliers", lambda point: point.num_outliers, outliers_text),
+        Column("outlier_steps", "Outliers" if has_outliers else "", lambda point: point.num_outliers, outliers_text),
         Column(
             "autocorrelation",
             "",
@@ -68,7 +69,7 @@ def steps_sheet(found: StepTimes) -> Sheet[StepPoint]:
         title="Step times by rank count",
         columns=columns,
         rows=found.points,
-        caption="Outlier limit: third quartile + 3 x interquartile range of the run (Tukey's far-out fence).",
+        caption="Outlier limit: third quartile + 3 x interquartile range of the run (Tukey)." if has_outliers else "",
     )
 
 

@@ -20,7 +20,7 @@ def step_headline(found: StepTimes) -> str:
     """Median, tail and outliers at the largest rank count."""
     last = found.points[-1]
     tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
-    count = "no outliers" if not last.num_outliers else f"{last.num_outliers:,} of {last.num_steps:,} steps outliers"
+    count = f"{last.num_outliers or 'no'} outlier{'s' * (last.num_outliers != 1)} in {last.num_steps:,} steps"
     return f"{place(last)}: median step {value_text(last.p50)}, {tail}; {count}"
 
 
