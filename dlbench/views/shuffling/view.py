@@ -110,10 +110,10 @@ def _compared(found: Sequence[ShuffleComparison]) -> str:
     rows = [
         (row.factor.value, row)
         for row in first.rows
-        if (row.ranks, row.nodes) == last and row.factor is not None and not row.is_reference
+        if (row.ranks, row.nodes) == last and row.factor is not None and row.shuffle != "global"
     ]
     if not rows:
-        return "global shuffling did not run: nothing to compare with"
+        return "nothing to compare: other shuffling, or global shuffling, did not run"
     factor, row = max(rows, key=lambda item: item[0])
     return f"{place_text(*last)}: epochs {factor:.2f}x as fast with {way_text(row)} as with global shuffling"
 
@@ -129,6 +129,7 @@ def _findings(found: ShuffleComparison) -> Iterator[str]:
     for row in rows:
         if row.factor is not None and not row.is_reference:
             value = "" if row.final is None else f", last value {figure_text(row.final)}"
-            told.append(f"{times_text(row.factor)} the time of one with {way_text(row)}{value}")
+            staged = "" if row.staging == "none" else f" ({row.staging} staging)"
+            told.append(f"{times_text(row.factor)} the time of one with {way_text(row)}{staged}{value}")
     if told:
         yield (f"{found.label}, {place_text(*last)}: an epoch with global shuffling takes {'; '.join(told)}.")
