@@ -187,7 +187,7 @@ def with_layers_told(plan: RunPlan, course: Course, exchange: ExchangeResult | N
 
 def _are_mixed(plan: RunPlan, course: Course, exchange: ExchangeResult) -> bool:
     # dlbench's own exchange takes its times from measured steps.
-    return bool(window_ranks(plan)) and course.shares_window and exchange.by == "engine" and exchange.window_steps > 0
+    return bool(window_ranks(plan)) and course.shares_window and exchange.by == "backend" and exchange.window_steps > 0
 
 
 def watch_doubts(
