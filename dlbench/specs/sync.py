@@ -54,7 +54,7 @@ class SyncSpec(Spec):
     group_size: Count | None = Field(None, description="Ranks of a group; none: the ranks of a node.")
     inside: Literal["backend", "shared-memory"] = Field(
         "backend",
-        description="How ranks of a group exchange: through Horovod or DDP, or through memory they share (CPU).",
+        description="How ranks of a group exchange: by Horovod or DDP, or through memory they share (CPU).",
     )
     hybrid_threshold_bytes: Count | None = Field(
         None, description="Message size from which hybrid is flat, bytes; none: found from the fitted costs."
