@@ -105,6 +105,7 @@ def make_record(
             "resumed_from": str(ready.resumed.path) if ready.resumed else None,
             "checkpoints": pauses.checkpoints(),
             "precision": precision.text,
+            "emulates_precision": any(item["emulates_precision"] for item in everyone),
             "overflow_steps": precision.overflow_steps if precision.is_scaled else None,
             "final_loss_scale": precision.scale if precision.is_scaled else None,
             "layers": layers,
