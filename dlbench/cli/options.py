@@ -36,7 +36,9 @@ def plan_options(function: F) -> F:
         click.option("--engine", metavar="NAME", help="horovod, ddp or single."),
         click.option("--data", metavar="PATH|synthetic", help="Data set folder, or tensors made in memory."),
         click.option(
-            "--to-quality", is_flag=True, help="Train to the workload's quality target instead of measuring speed."
+            "--to-accuracy",
+            is_flag=True,
+            help="Train to the target accuracy (the workload's `quality`) instead of measuring throughput.",
         ),
         click.option(
             "--resume",
@@ -147,7 +149,7 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
         system=system,
         engine=options["engine"],
         data=options["data"],
-        to_quality=options["to_quality"],
+        to_accuracy=options["to_accuracy"],
         resume=options["resume"],
         points=points,
         points_are="nodes" if points_are == "nodes" else "ranks",
@@ -225,7 +227,7 @@ def require_data(plans: list[RunPlan]) -> None:
             _require_path(data.validation, "data.validation", "")
         elif validation_folder(Path(data.source)) is None:
             raise UserError(
-                f"--to-quality: {data.source} holds no validation data: put `train` and `validation` into one folder, "
+                f"--to-accuracy: {data.source} holds no validation data: put `train` and `validation` into one folder, "
                 "or give data.validation"
             )
     require_fitting_data(plans)

@@ -52,7 +52,7 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
     Example:
       dlbench run resnet50 --preset ci --ranks 1,2 --engine horovod --repeats 3 --data synthetic --out runs
       dlbench run bert --preset ci --ranks 2 --sweep engine.name=horovod,ddp
-      dlbench run cosmoflow --preset ci --ranks 1,2 --data data/demo/density --to-quality
+      dlbench run cosmoflow --preset ci --ranks 1,2 --data data/demo/density --to-accuracy
       dlbench run cosmoflow --preset ci --ranks 2 --data data/demo/density --repeats 5 --decompose
       dlbench run resnet50 --preset ci --ranks 2 --repeats 10 --ab plain engine.name=ddp --tag branch=main
     """

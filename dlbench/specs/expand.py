@@ -145,8 +145,8 @@ def _split_overrides(
         merged["engine.name"] = (request.engine, "--engine")
     if request.data is not None:
         merged["data.source"] = (request.data, "--data")
-    if request.to_quality:
-        merged["measure.until"] = ("quality", "--to-quality")
+    if request.to_accuracy:
+        merged["measure.until"] = ("quality", "--to-accuracy")
     if request.resume is not None:
         merged["checkpoint.resume_from"] = (request.resume, "--resume")
     if request.launcher is not None:
