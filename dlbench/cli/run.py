@@ -33,7 +33,7 @@ MAX_RANKS_PER_CORE = 64
 INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
 
 
-@click.command()
+@click.command(cls=shared.GroupedCommand)
 @shared.plan_options
 @click.option("--ranks", default="1", show_default=True, metavar="1,2,4", help="Rank counts.")
 @click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")

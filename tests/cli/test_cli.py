@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -42,27 +43,38 @@ def everything_below(folder: Path) -> dict[str, bytes | None]:
 # What there is
 
 
-def test_help_lists_the_commands_in_the_order_of_work(cli: Cli) -> None:
+def sections(text: str) -> dict[str, list[str]]:
+    """First words of the entries of each section of a help."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            found[line[:-1]] = []
+        elif found and re.match(r"  \S", line):
+            found[list(found)[-1]].append(line.split()[0])
+    return found
+
+
+def test_help_has_every_command_in_one_group_and_80_columns(cli: Cli) -> None:
     for option in ("--help", "-h"):
         done = cli(option)
         assert (done.returncode, done.stderr) == (0, "")
-        section = done.stdout.partition("Commands, in the order of work:\n")[2]
-        names = [line.split()[0] for line in section.splitlines() if line.startswith("  ") and line[2] != " "]
-        expected = ["doctor", "setup", "data", "ls", "show", "run", "submit", "complete", "status", "io", "memory"]
-        expected += [
-            "comm",
-            "report",
-            "trace",
-            "diagnose",
-            "compare",
-            "check",
-            "baseline",
-            "history",
-            "estimate",
-            "export",
-            "box",
-        ]
-        assert names == expected
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        groups = sections(done.stdout)
+        assert list(groups) == ["Options", "Start", "Cluster", "Compare", "Understand", "Data and export"]
+        assert groups["Start"] == ["doctor", "ls", "show", "run", "report"]
+        assert groups["Cluster"] == ["submit", "status", "complete"]
+        listed = [name for title, names in groups.items() if title != "Options" for name in names]
+        files = {path.stem for path in (ROOT / "dlbench" / "cli").iterdir()}
+        assert sorted(listed) == sorted({name for name, *_ in COMMANDS})
+        assert set(listed) <= files
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_options_of_runs_stand_in_groups(cli: Cli, command: str) -> None:
+    groups = sections(cli(command, "--help").stdout)
+    assert [title for title in groups if title != "Example"] == ["What is trained", "Which runs", "Where", "Output"]
+    assert {"--preset", "--set"} <= set(groups["What is trained"])
+    assert groups["Output"][-1] == "-h,"
 
 
 @pytest.mark.parametrize("command", [name for name, *_ in COMMANDS])
