@@ -57,6 +57,15 @@ def bytes_option(num_bytes: int) -> str:
     return str(num_bytes)
 
 
+def exact_bytes(num_bytes: int) -> str:
+    """A size without rounding and without a blank, e.g. ``64MiB`` or ``20000001``; `parse_bytes` reads it."""
+    for unit in reversed(_BINARY[1:5]):
+        count, rest = divmod(num_bytes, _FACTORS[unit.lower()])
+        if count and not rest:
+            return f"{count}{unit}"
+    return str(num_bytes)
+
+
 def parse_bytes(text: str) -> int:
     """Text such as ``64MiB``, ``64M`` (binary) or ``64MB`` (decimal) as bytes.
 

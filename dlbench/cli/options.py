@@ -321,22 +321,23 @@ def describe_plan(plan: LaunchPlan) -> str:
     """One line that names a run for a person."""
     from dlbench.specs.collectives.plan import CommPlan
     from dlbench.specs.plan import RunPlan
+    from dlbench.specs.requests import value_text
 
     size = f"{plan.layout.ranks} rank{'s' if plan.layout.ranks > 1 else ''}"
     size += f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""
     if isinstance(plan, CommPlan):
         return f"{plan.title}, {size}, {_repeat(plan)}"
     assert isinstance(plan, RunPlan)
-    axes = "".join(f", {key}={_on_one_line(value)}" for key, value in plan.series.axes.items())
+    axes = "".join(f", {key}={_on_one_line(value_text(key, value))}" for key, value in plan.series.axes.items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""
     what = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}"
     return f"{what}{axes}{variant}{side}, {_repeat(plan)}"
 
 
-def _on_one_line(value: object) -> str:
+def _on_one_line(value: str) -> str:
     """A value of an axis, which `run --dry-run` prints in a comment."""
-    return " ".join(str(value).splitlines())
+    return " ".join(value.splitlines())
 
 
 def _repeat(plan: RunPlan | CommPlan) -> str:
