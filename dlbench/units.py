@@ -58,12 +58,13 @@ def bytes_option(num_bytes: int) -> str:
 
 
 def exact_bytes(num_bytes: int) -> str:
-    """A size without rounding and without a blank, e.g. ``64MiB`` or ``20000001``; `parse_bytes` reads it."""
-    for unit in reversed(_BINARY[1:5]):
+    """A size without rounding and without a blank, e.g. ``64MiB``, ``20MB`` or ``1025``; `parse_bytes` reads it."""
+    found = [str(num_bytes)]
+    for unit in (*_BINARY[1:5], "kB", "MB", "GB", "TB"):
         count, rest = divmod(num_bytes, _FACTORS[unit.lower()])
         if count and not rest:
-            return f"{count}{unit}"
-    return str(num_bytes)
+            found.append(f"{count}{unit}")
+    return min(found, key=len)
 
 
 def parse_bytes(text: str) -> int:

@@ -33,7 +33,8 @@ def size_in_bytes(value: object) -> object:
     if isinstance(value, str):
         return parse_bytes(value)
     if isinstance(value, bool | float):
-        raise ValueError(f"{value!r} is not a number of bytes such as 67108864, 64MiB or 64MB")
+        # pydantic makes one line of a ValueError only.
+        raise ValueError(f"{value!r} is not a number of bytes such as 67108864, 64MiB or 64MB")  # noqa: TRY004
     return value
 
 

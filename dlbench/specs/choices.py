@@ -123,6 +123,13 @@ def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple
     Raises:
         UserError: a wrong key or value, with the file or option that holds it.
     """
+    return choose_with_origins(file, preset, overrides)[0]
+
+
+def choose_with_origins(
+    file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]
+) -> tuple[Choices, Layers]:
+    """As `choose`, and the layers, which say who set each key."""
     layers = file.layers(preset)
     for key, (value, origin) in overrides.items():
         layers.set(key, value, origin)
@@ -134,7 +141,7 @@ def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple
         if origin_key not in _NOT_TRAINED:
             nested.add({origin_key: layers.values[origin_key]}, layers.origin((origin_key,)))
     validate(Workload, nested)
-    return choices
+    return choices, layers
 
 
 def _make_paths_absolute(layers: Layers, file: Path) -> None:
@@ -161,6 +168,11 @@ def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> 
     Raises:
         UserError: unknown system, wrong key or value.
     """
+    return choose_system_with_origins(name, overrides)[0]
+
+
+def choose_system_with_origins(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> tuple[SystemSpec, Layers]:
+    """As `choose_system`, and the layers, which say who set each key."""
     path = find("systems", name)
     content = read_yaml(path)
     if content.pop("format", None) != "dlbench.system" or content.pop("version", None) != 1:
@@ -169,7 +181,7 @@ def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> 
     layers.add(content, str(path))
     for key, (value, origin) in overrides.items():
         layers.set(key, value, origin)
-    return validate(SystemSpec, layers, (key.name for key in keys_of(Choices, {})))
+    return validate(SystemSpec, layers, (key.name for key in keys_of(Choices, {}))), layers
 
 
 def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, AxisValue]:

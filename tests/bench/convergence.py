@@ -1,7 +1,7 @@
 """Does training learn? Each workload to its quality on made data, with the `ci` preset, by one and by two ranks.
 
-Runs are those of a user: `dlbench data make`, then `dlbench run --to-accuracy`. The global batch is the same for one and
-two ranks, so that both should need the same number of samples; seeds say how much of a difference is chance.
+Runs are those of a user: `dlbench data make`, then `dlbench run --to-accuracy`. The global batch is the same for one
+and two ranks, so that both should need the same number of samples; seeds say how much of a difference is chance.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ from dlbench.jobs import local
 from dlbench.jobs.verdict import verdict
 from dlbench.records import folder
 from dlbench.records.folder import RunFolder
+from dlbench.specs.choices import Choices
+from dlbench.specs.keys import keys_of
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.yamlfile import parse_yaml
 from tests.conftest import Cli
@@ -128,17 +130,42 @@ def test_ls_is_machine_readable(cli: Cli, tmp_path: Path) -> None:
     ]
 
 
+RESNET = ("show", "resnet50", "--preset", "ci", "--set", "train.batch_per_rank=16")
+
+
 def test_show_prints_every_key_decided(cli: Cli) -> None:
-    done = cli("show", "resnet50", "--preset", "ci", "--set", "train.batch_per_rank=16", "--json")
+    done = cli(*RESNET, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     content = json.loads(done.stdout)
     assert (content["name"], content["preset"]) == ("resnet50", "ci")
     assert content["train"]["batch_per_rank"] == 16
     assert content["train"]["optimizer"]["name"] == "sgd"
     assert content["engine"]["horovod"]["cycle_time_ms"] == 1.0  # a default that no file says
-    text = cli("show", "resnet50", "--preset", "ci", "--set", "train.batch_per_rank=16").stdout
+    text = cli(*RESNET, "--yaml").stdout
     assert "  batch_per_rank: 16\n" in text
     assert parse_yaml(text, "show") == content
+
+
+def test_show_explains_every_key_and_marks_what_is_no_default(cli: Cli) -> None:
+    done = cli(*RESNET)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "F set by resnet50.yaml; P set by preset ci; S set by --set;" in done.stdout
+    for line in (
+        r"S batch_per_rank +16 +Samples a rank processes in one step\.",
+        r"P image_size +64 +Height and width of the input, pixels\.",
+        r"F learning_rate_scaling +linear +Scale the learning rate .*",
+        r"  momentum +0\.9 +Momentum .*",  # as its default, though the file says it
+        r"  fusion_threshold_bytes +128MiB +HOROVOD_FUSION_THRESHOLD, .*",
+        r"P measured_steps +12 steps +Steps that count .*",
+        r"  fault +none +.*",
+    ):
+        assert [one for one in lines if re.fullmatch(line, one)], line
+    assert " ".join(done.stdout.split()).count("(default 224)") == 1
+    keys = {one.name for one in keys_of(Choices, json.loads(cli(*RESNET, "--json").stdout))}
+    shown = {match[1] for one in lines if (match := re.match(r"[FPS ] (\w+) ", one))}
+    assert {name.rpartition(".")[2] for name in keys if "." in name and not name.startswith("fault.")} <= shown
 
 
 def test_show_prints_a_system(cli: Cli, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_every_size_takes_a_unit_wherever_it_is_given() -> None:
     sizes = [key.name for key in (*keys_of(Choices, {}), *keys_of(SystemSpec, {})) if key.name.endswith("_bytes")]
     assert len(sizes) == 6
     assert all(key.is_size for key in keys_of(Choices, {}) if key.name in sizes)
-    tier = {"data.source": "/data", "data.staging": "lazy", "system.storage.local.path": "/tmp/x"}  # noqa: S108
+    tier = {"data.source": "/data", "data.staging": "lazy", "system.storage.local.path": "/tmp/x"}
     asked = {**tier, "watch.max_bytes": "64MB", "system.storage.local.capacity_bytes": "1GiB"}
     (plan,) = plans(workload="cosmoflow", preset="ci", overrides=asked, points=(1,), repeats=1)
     assert plan.watch.max_bytes == plan.overrides["watch.max_bytes"] == 64 * 1000**2
@@ -81,7 +81,8 @@ def test_swept_sizes_are_one_setting_whatever_their_unit() -> None:
     one, two = swept("64MiB,128M")
     assert (one.series.axes, two.series.axes) == ({THRESHOLD: 64 * MIB}, {THRESHOLD: 128 * MIB})
     assert swept(str(64 * MIB))[0].configuration_digest() == one.configuration_digest()
-    assert [value_text(THRESHOLD, size) for size in (64 * MIB, 1000)] == ["64MiB", "1000"]
+    sizes = (64 * MIB, 1025, 800 * 10**9, 0)
+    assert [value_text(THRESHOLD, size) for size in sizes] == ["64MiB", "1025", "800GB", "0"]
     with pytest.raises(UserError, match="given twice"):
         swept(f"64MiB,{64 * MIB}")
 
