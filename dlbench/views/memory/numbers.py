@@ -212,7 +212,7 @@ def _larger_batches(group: Group, batch: int) -> str:
     words += ["--engine", plan.engine.name, "--data", plan.workload.data.source]
     words += ["--ranks", str(group.points[0].ranks)]
     if plan.measure.until == "quality" and "measure.until" not in chosen:
-        words.append("--to-quality")
+        words.append("--to-accuracy")
     for key, value in sorted(chosen.items()):
         if key not in (_BATCH, "engine.name", "data.source"):
             words += ["--set", f"{key}={_yaml(value)}"]

@@ -83,7 +83,7 @@ class QualityView(GroupView):
         """An option."""
         return (
             "not measured: these runs measure speed. To train to the workload's target, run it on real data with "
-            "--to-quality (that is --set measure.until=quality)."
+            "--to-accuracy (that is --set measure.until=quality)."
         )
 
 
