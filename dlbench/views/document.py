@@ -8,8 +8,8 @@ from dlbench.report.document import Document, Section, remark
 from dlbench.report.table import named_table
 from dlbench.report.wording import basis_text, figure_text, place_text, runs_text
 from dlbench.views import registry
+from dlbench.views.causes.tables import account_sheet
 from dlbench.views.model import Group, Report
-from dlbench.views.parts.tables import parts_sheet
 from dlbench.views.runs.view import runs_sheet
 from dlbench.views.scaling.view import points_sheet
 from dlbench.views.view import GroupView, ReportView, Views
@@ -23,7 +23,7 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
     opening = [_levelled(section, view) for view in views.opening for section in view.sections(report)]
     closing = [_levelled(section, view) for view in views.closing for section in view.sections(report)]
     without = len(report.without_figures)
-    empty = (points_sheet(()), parts_sheet(()))
+    empty = (points_sheet(()), account_sheet(()))
     return Document(
         title=report.title,
         dlbench_version=report.dlbench_version,
