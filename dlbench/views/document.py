@@ -33,6 +33,7 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
         sections=(
             *opening,
             *(_group(group, views) for group in report.groups),
+            *_controls(report),
             *closing,
             *_methods(report),
             *_missing(report),
@@ -57,7 +58,11 @@ def _group(group: Group, views: Views) -> Section:
         id=f"group-{group.id}",
         title=group.label,
         level="answer",
-        about=(f"{group.title}, {group.condition('preset')} preset: {group.about}", f"{group.notice}."),
+        about=(
+            f"{group.title}, {group.condition('preset')} preset: {group.about}",
+            f"{group.notice}.",
+            *(one.text for one in group.controls),
+        ),
         facts=(
             (
                 "Baseline",
@@ -70,7 +75,7 @@ def _group(group: Group, views: Views) -> Section:
         marks=tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts),
         sections=tuple(dataclasses.replace(section, id=f"{section.id}-{group.id}") for section in found),
         missing=group.missing,
-        brief=(group.verdict,),
+        brief=(group.verdict, *(one.text for one in group.controls)),
         is_group=True,
         overview=(
             ("At", place_text(last.ranks, last.nodes)),
@@ -81,6 +86,12 @@ def _group(group: Group, views: Views) -> Section:
         ),
         where=dict(zip(GROUP_COLUMNS, (group.id, group.label), strict=True)),
     )
+
+
+def _controls(report: Report) -> tuple[Section, ...]:
+    """Control runs beside which there are no results."""
+    words = tuple(one.text for one in report.controls if not one.beside)
+    return (Section(id="controls", title="Control runs", words=words, brief=words),) if words else ()
 
 
 def _methods(report: Report) -> tuple[Section, ...]:
