@@ -51,6 +51,7 @@ def report_options(function: F) -> F:
             type=click.Choice(get_args(FormatName)),
             help="Default: what the name of the output file says, else text.",
         ),
+        click.option("--full", is_flag=True, help="Text with all evidence; default: one screen per group."),
     ]
     return decorated(function, decorators)
 
@@ -71,7 +72,7 @@ def report_options(function: F) -> F:
     "evaluations, exchange, sweep, or any other of the report; ? lists them.",
 )
 def report(
-    runs: Path, output: Path | None, format_name: FormatName | None, store: Path | None, table: str | None
+    runs: Path, output: Path | None, format_name: FormatName | None, full: bool, store: Path | None, table: str | None
 ) -> None:
     """Turn the runs in folder RUNS into a report: scaling, where the time goes, and how far to trust it.
 
@@ -100,7 +101,7 @@ def report(
     if table == LIST:
         write_output(_listed(document).encode("utf-8"), output)
     else:
-        emit(document, chosen, output, table or "points")
+        emit(document, chosen, output, table or "points", full=full)
         if output is not None:
             without = len(found.without_figures)
             click.echo(

@@ -28,7 +28,7 @@ _CHARTS = ("altair", "vl_convert")
     type=click.Choice(["points", "ratios", "fits", "runs"]),
     help="Which table CSV holds: measured points (default), speed over libraries, fitted costs, or runs.",
 )
-def report(runs: Path, output: Path | None, format_name: FormatName | None, table: str | None) -> None:
+def report(runs: Path, output: Path | None, format_name: FormatName | None, full: bool, table: str | None) -> None:
     """Turn runs of the collective benchmark in folder RUNS into a report: rates, best algorithm, fitted costs.
 
     Runs of training in the same folder are passed over. Ends with 4 if a file is damaged or no run has figures; what
@@ -51,7 +51,7 @@ def report(runs: Path, output: Path | None, format_name: FormatName | None, tabl
     from dlbench.records.collectives_scan import scan_comm
 
     found = assemble(scan_comm(runs))
-    emit(document_of(found), chosen, output, table or "points")
+    emit(document_of(found), chosen, output, table or "points", full=full)
     if output is not None:
         without = len(found.without_figures)
         counts = f"runs with figures: {len(found.runs) - without}, without: {without}; groups: {len(found.groups)}"

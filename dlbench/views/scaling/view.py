@@ -41,7 +41,7 @@ class ScalingView(GroupView):
             charts=lambda: scaling_charts(group),
             charts_per_row=3,
             sheets=(points_sheet(group.points, group.sample_unit),),
-            brief=(_losses(group), group.baseline_note, *([f"Next: {group.next_step}"] if group.next_step else [])),
+            brief=(_losses(group),),
             where={
                 "sample_unit": group.sample_unit,
                 "scaling": group.scaling,
