@@ -37,8 +37,9 @@ SUFFIXES: dict[str, FormatName] = {".json": "json", ".txt": "text"}
     type=click.Choice(["text", "json"]),
     help="Default: what the name of the output file says, else text.",
 )
+@click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
 def diagnose(
-    runs: Path, network: Path | None, slurm: bool, output: Path | None, format_name: FormatName | None
+    runs: Path, network: Path | None, slurm: bool, output: Path | None, format_name: FormatName | None, full: bool
 ) -> None:
     """Show where the lost percent of the runs in folder RUNS goes, who waits for whom, and what to try next.
 
@@ -70,7 +71,7 @@ def diagnose(
     costs = None if network is None else read_network(network)
     scanned = scan(runs)
     found, document = diagnosis(scanned, costs, _asked_of_slurm(scanned) if slurm else None)
-    emit(document, chosen, output, full=True)
+    emit(document, chosen, output, full=full)
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if not found.groups:
