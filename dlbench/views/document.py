@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from dlbench.report.document import Document, Section, remark
 from dlbench.report.table import named_table
@@ -100,7 +101,8 @@ def _group(group: Group, name: str, views: Views) -> Section:
         marks=tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts),
         sections=tuple(dataclasses.replace(section, id=f"{section.id}-{group.id}") for section in found),
         missing=group.missing,
-        brief=(group.verdict, *(one.text for one in group.controls)),
+        next_step=group.next_step,
+        brief=(_conditions_line(group), group.verdict, *(one.text for one in group.controls)),
         is_group=True,
         overview=(
             ("At", place_text(last.ranks, last.nodes)),
@@ -117,6 +119,31 @@ def _controls(report: Report) -> tuple[Section, ...]:
     """Control runs beside which there are no results."""
     words = tuple(one.text for one in report.controls if not one.beside)
     return (Section(id="controls", title="Control runs", words=words, brief=words),) if words else ()
+def _conditions_line(group: Group) -> str:
+    """What the label of a group does not say of its conditions, for the terminal."""
+    counts = sorted({point.throughput.n for point in group.points})
+    nodes = sorted({point.nodes for point in group.points})
+    batch = f"batch {group.condition('batch_per_rank')} per rank" if group.condition("batch_per_rank") else ""
+    parts = (
+        group.condition("precision"),
+        batch or f"batch {group.condition('global_batch')} in all",
+        _data_text(group.condition("data")),
+        group.condition("system"),
+        f"{range_text(nodes)} node{'s' * (nodes[-1] > 1)}",
+        f"{range_text(counts)} run{'s' * (counts[-1] > 1)} per point",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _data_text(data: str) -> str:
+    """A data set by the last two folders of its path."""
+    kind, _, path = data.partition(": ")
+    return f"{kind} data {'/'.join(path.split('/')[-2:])}" if path else f"{data} data"
+
+
+def range_text(counts: Sequence[int]) -> str:
+    """Ascending counts as one or a range, e.g. ``3`` or ``1 to 4``."""
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _methods(report: Report) -> tuple[Section, ...]:
