@@ -119,6 +119,8 @@ def _controls(report: Report) -> tuple[Section, ...]:
     """Control runs beside which there are no results."""
     words = tuple(one.text for one in report.controls if not one.beside)
     return (Section(id="controls", title="Control runs", words=words, brief=words),) if words else ()
+
+
 def _conditions_line(group: Group) -> str:
     """What the label of a group does not say of its conditions, for the terminal."""
     counts = sorted({point.throughput.n for point in group.points})

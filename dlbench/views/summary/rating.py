@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from dlbench.history.page.report import TrendsReport
 from dlbench.history.trends.series import Trend
 from dlbench.reading.scaling import Point
@@ -44,17 +46,19 @@ def _references(group: Group, last: Point) -> list[tuple[str, float]]:
         if (one.ranks, one.nodes) == (last.ranks, last.nodes) and one.prediction is not None
     ]
     forecast = group.of(Forecast)
-    published = [(f"published at {ranks_text(one.ranks)}:", one.efficiency) for one in forecast.same_work] if forecast else []
+    published = (
+        [(f"published at {ranks_text(one.ranks)}:", one.efficiency) for one in forecast.same_work] if forecast else []
+    )
     return [*found, *published]
 
 
 def _against(point: Point, reference: float, text: str) -> Rating:
-    """A loss that is not worth explaining is none. By the interval where it decides, else by the value, which is said."""
+    """A loss not worth explaining is none. By the interval where it decides, else by the value, which is said."""
     least = reference - WORTH_EXPLAINING
     where = placed(point.efficiency, least, max(1.0, reference))
     is_good = where in ("within", "above") or (where != "below" and point.efficiency.value >= least)
     doubt = {"undecided": " within the noise", "insufficient": f" ({runs_text(point.efficiency.n)}, needs {MIN_RUNS})"}
-    word = "good" if is_good else "low"
+    word: Literal["good", "low"] = "good" if is_good else "low"
     return Rating(tone=word, text=f"{word}{doubt.get(where, '')}: {text} {percent(reference)}")
 
 
@@ -72,4 +76,6 @@ def _usual(trend: Trend) -> Rating:
     nights = f"{len(trend.nights)} sessions of the history"
     if trend.newest is not None and trend.newest.is_worse:
         return Rating(tone="low", text=f"slower than usual: {trend.newest.ratio:.2f}x the step of {nights}")
-    return Rating(tone="good", text=f"as usual in {nights}" if trend.newest is None else f"faster than usual in {nights}")
+    return Rating(
+        tone="good", text=f"as usual in {nights}" if trend.newest is None else f"faster than usual in {nights}"
+    )
