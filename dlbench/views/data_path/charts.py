@@ -14,7 +14,7 @@ def data_charts(group: Group, found: DataPath) -> list[Chart]:
     """Input wait and copy as shares of the step; none where ranks never wait."""
     import altair as alt
 
-    steps = {(point.ranks, point.nodes): point.whole.seconds.value for point in group.points}
+    steps = {(point.ranks, point.nodes): point.mean_step.value for point in group.points}
     rows: Rows = [
         {
             "place": place_text(point.ranks, point.nodes),

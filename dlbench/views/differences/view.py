@@ -36,7 +36,7 @@ class DifferencesView(ReportView):
 
     def numbers(self, source: ReportSource) -> tuple[RunDifference, ...]:
         """Keys with more than one value."""
-        return differences(source.table)
+        return differences([run for group in source.results for run in group.runs])
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """What differs, and where there are several groups, which of them has what."""

@@ -45,6 +45,8 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
         Column("batch_per_rank", "", lambda run: run.batch_per_rank),
         Column("scaling", "", lambda run: run.scaling),
         Column("series", "", lambda run: run.series),
+        Column("variant", "", lambda run: run.variant),
+        Column("side", "", lambda run: run.side),
         Column("ranks", "Ranks", lambda run: run.ranks),
         Column("nodes", "Nodes", lambda run: run.nodes),
         Column("repeat", "Repeat", lambda run: run.repeat),

@@ -61,7 +61,7 @@ def _longest_step_text(point: StepPoint) -> tuple[str, ...]:
     worst = point.outliers[0]
     return (
         f"Slowest step relative to its run at {place(point)}: step {worst.step} of {worst.run_id} ({worst.ratio:.2f}x "
-        f"the median), mostly {PART_TITLES[worst.phase]} of rank {worst.rank} on {worst.host}.",
+        f"the median), mostly {PART_TITLES[worst.phase]}, rank {worst.rank} on {worst.host}.",
     )
 
 

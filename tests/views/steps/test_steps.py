@@ -150,7 +150,7 @@ def test_the_headline_holds_median_tail_and_outliers_and_words_the_slowest_step(
     )
     (longest,) = found.words
     assert longest.startswith("Slowest step relative to its run at 4 ranks: step ")
-    assert longest.endswith("mostly input wait of rank 1 on n0.")
+    assert longest.endswith("mostly waiting for input, rank 1 on n0.")
 
 
 @pytest.mark.parametrize(("steps", "told"), [(12, {"0 %", "25 %", "50 %", "75 %", "100 %"}), (100, None)])
