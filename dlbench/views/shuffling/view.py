@@ -12,6 +12,9 @@ from dlbench.views.shuffling.numbers import Audit, ShuffleComparison, audit, com
 from dlbench.views.shuffling.tables import compared_sheet, epochs_sheet, exchanged_text, points_sheet, samples_text
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView
 
+WORTH_SAYING = 0.001
+"""Share of the steps below which the cost of the audit is not mentioned."""
+
 
 class ShuffleAuditView(GroupView):
     """Whether each sample was read once an epoch, and how well samples were mixed."""
@@ -34,7 +37,7 @@ class ShuffleAuditView(GroupView):
             title=self.title,
             headline=_headline(found),
             marks=tuple(_marks(found)),
-            words=(_finding(found),),
+            notes=(_finding(found),),
             sheets=(points_sheet(found), *((epochs_sheet(found.epochs),) if found.epochs else ())),
         )
 
@@ -65,7 +68,7 @@ def _finding(found: Audit) -> str:
     if found.shuffle.startswith("partial"):
         how += f" ({exchanged_text(last.exchanged_share)})"
     cost = max(point.audit_share or 0.0 for point in found.points)
-    text = f"{how}; the audit costs {percent(cost)} of the steps."
+    text = f"{how}; the audit costs {percent(cost)} of the steps." if cost >= WORTH_SAYING else f"{how}."
     if last.novelty is not None:
         text += f" At {place_text(last.ranks, last.nodes)} novelty is {last.novelty:.2f} of global shuffling's"
         text += "." if last.label_distance is None else f", label distance {last.label_distance:.2f}."

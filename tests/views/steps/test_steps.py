@@ -148,7 +148,7 @@ def test_the_headline_holds_median_tail_and_outliers_and_words_the_slowest_step(
         f"4 ranks: median step {wording.value_text(last.p50)}, 95 % within {wording.value_text(last.p95)}; "
         f"{last.num_outliers} outliers in 180 steps"
     )
-    (longest,) = found.words
+    (longest,) = found.notes
     assert longest.startswith("Slowest step relative to its run at 4 ranks: step ")
     assert longest.endswith("mostly waiting for input, rank 1 on n0.")
 
@@ -174,13 +174,13 @@ def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folde
             own.append(float((centred[1:] * centred[:-1]).sum() / (centred**2).sum()))
         assert point.autocorrelation is not None
         assert point.autocorrelation.value == pytest.approx(float(np.median(own)))
-        assert "correlated" not in " ".join(section(group, "steps").words)
+        assert "correlated" not in " ".join(section(group, "steps").notes)
     known = points[-1].autocorrelation
     assert known is not None
     alike = dataclasses.replace(points[-1], autocorrelation=dataclasses.replace(known, value=0.5, low=0.4, high=0.6))
     times = dataclasses.replace(steps_of(group), points=(points[0], alike))
-    first = section(with_steps(group, times), "steps").words[0]
-    assert "successive steps are correlated (autocorrelation 0.50 [0.40, 0.60])" in first
+    last = section(with_steps(group, times), "steps").notes[-1]
+    assert "Successive steps are correlated (0.50 [0.40, 0.60] at 4 ranks)" in last
 
 
 # Outliers
@@ -252,10 +252,10 @@ def test_the_map_is_own_work_of_the_run_in_the_middle(folder: Path, group: model
 
 def test_the_slow_rank_is_named_with_its_steps(group: model.Group) -> None:
     finding = section(group, "ranks").headline
-    assert finding.startswith("Rank 3 on n1 took 1.3")
+    assert finding.startswith("rank 3 on n1 took 1.3")
     assert finding.endswith("x the time of the others from step 35 on (to the last, 64)")
     (chart,) = charts(group, "ranks")
-    assert chart.alt.startswith(finding)
+    assert chart.alt.startswith(steps_of(group).map.finding)
     (sheet,) = section(group, "ranks").sheets
     assert tuple(map(str, sheet.people().rows[0].cells[:2])) == ("rank 3", "n1")
     assert [row["mean_ratio"] for row in sheet.records()] == [row.mean for row in steps_of(group).map.rows]
