@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from dlbench.records.core_load import NodeLoad
 from dlbench.records.data_path import ReadingResult, ShuffleResult, StagingResult
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.memory import HostUpdate, MemoryResult
@@ -202,6 +203,7 @@ class Record(Spec):
     events: tuple[Event, ...] = Field((), description="Moments of the run, in order.")
     exchange: ExchangeResult | None = Field(None, description="The gradient exchange; null at one rank.")
     watch: WatchResult | None = Field(None, description="What watching saw and cost; null where nothing was watched.")
+    load: tuple[NodeLoad, ...] = Field((), description="Who computed on the cores of each node's ranks.")
     inert: tuple[str, ...] = Field(
         (), description="Errors: settings that were asked for and had no effect, each a sentence with the evidence."
     )

@@ -21,6 +21,7 @@ from dlbench.node.training.shuffling import Shuffled
 from dlbench.node.training.staging import staging_result
 from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
 from dlbench.node.watching.byte_budget import window_ranks
+from dlbench.node.watching.core_load import node_loads
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.memory import MemoryResult
 from dlbench.records.record import NoiseScale, RankResult, Record, Setting
@@ -92,6 +93,7 @@ def make_record(
             "settings": settings,
             "exchange": with_tuning_cost(exchange, seen.step_s),
             "watch": watch_result(plan, ready.course, watched, ranks),
+            "load": node_loads([item["load"] for item in watched], ranks),
             "inert": sanity.inert(settings, ranks=plan.layout.ranks),
             "warnings": (*settled.warnings, *_doubts(plan, ready, ranks, everyone, exchange, memory, device)),
             "data": ready.source.describe(),
