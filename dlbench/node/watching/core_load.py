@@ -59,9 +59,10 @@ class CoreLoad:
         ):
             # The kernel's count of a core may step back where it was off (proc(5)).
             counted.update({core: max(0, value - before.get(core, value)) for core, value in after.items()})
-        if self._pressure_s is not None:
-            known = now.pressure_s is not None and since.pressure_s is not None
-            self._pressure_s = self._pressure_s + now.pressure_s - since.pressure_s if known else None
+        if self._pressure_s is not None and now.pressure_s is not None and since.pressure_s is not None:
+            self._pressure_s += now.pressure_s - since.pressure_s
+        else:
+            self._pressure_s = None
 
     def told(self) -> dict[str, Any]:
         """What rank 0 needs of it, plain Python."""
