@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from dlbench.errors import UserError
-from dlbench.specs.base import Count, Spec
+from dlbench.specs.base import Bytes, Count, Spec
 from dlbench.units import parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
@@ -56,7 +56,7 @@ class SyncSpec(Spec):
         "backend",
         description="How ranks of a group exchange: by Horovod or DDP, or through memory they share (CPU).",
     )
-    hybrid_threshold_bytes: Count | None = Field(
+    hybrid_threshold_bytes: Bytes | None = Field(
         None, description="Message size from which hybrid is flat, bytes; none: found from the fitted costs."
     )
     network: str | None = Field(
