@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from dlbench.reading.doubts import Doubt
-from dlbench.records.core_load import NodeLoad
 from dlbench.records.scan import Run
+from dlbench.records.watch import NodeLoad
 
 LOADED = 0.05
 """Share of the cores' time from which others' use of it is a warning: steps may take longer by as much."""

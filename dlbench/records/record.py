@@ -9,11 +9,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from dlbench.records.core_load import NodeLoad
 from dlbench.records.data_path import ReadingResult, ShuffleResult, StagingResult
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.memory import HostUpdate, MemoryResult
-from dlbench.records.watch import WatchResult
+from dlbench.records.watch import NodeLoad, WatchResult
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RunName, Spec
 
 

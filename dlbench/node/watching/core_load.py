@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.process_tree import descendants
-from dlbench.records.core_load import NodeLoad
 from dlbench.records.record import RankResult
+from dlbench.records.watch import NodeLoad
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSY = (0, 1, 2)
