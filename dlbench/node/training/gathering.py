@@ -9,6 +9,7 @@ import torch
 
 from dlbench.machine import environment
 from dlbench.node.cores import Seat, settle
+from dlbench.node.data.naming import data_set
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.autotune import with_tuning_cost
 from dlbench.node.training import noise_scale, sanity
@@ -76,6 +77,7 @@ def make_record(
     reference = everyone[0]["environment"]
     watched = [item["watch"] for item in everyone]
     exchange = with_layers_told(plan, ready.course, exchange)
+    described = ready.source.describe()
     memory = ready.trainee.memory.result([item["memory"] for item in everyone]) if ready.trainee.memory else None
     return Record.model_validate(
         {
@@ -96,7 +98,7 @@ def make_record(
             "load": node_loads([item["load"] for item in watched], ranks),
             "inert": sanity.inert(settings, ranks=plan.layout.ranks),
             "warnings": (*settled.warnings, *_doubts(plan, ready, ranks, everyone, exchange, memory, device)),
-            "data": ready.source.describe(),
+            "data": described | data_set(plan.workload.data, described),
             "staging": staging_result(plan, ready.staging, everyone),
             "shuffle": shuffle.result,
             "host_update": ready.trainee.host.result() if ready.trainee.host is not None else None,
