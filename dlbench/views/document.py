@@ -129,18 +129,12 @@ def _conditions_line(group: Group) -> str:
     parts = (
         group.condition("precision"),
         batch or f"batch {group.condition('global_batch')} in all",
-        _data_text(group.condition("data")),
+        group.condition("data_set"),
         group.condition("system"),
         f"{range_text(nodes)} node{'s' * (nodes[-1] > 1)}",
         f"{range_text(counts)} run{'s' * (counts[-1] > 1)} per point",
     )
     return ", ".join(part for part in parts if part)
-
-
-def _data_text(data: str) -> str:
-    """A data set by the last two folders of its path."""
-    kind, _, path = data.partition(": ")
-    return f"{kind} data {'/'.join(path.split('/')[-2:])}" if path else f"{data} data"
 
 
 def range_text(counts: Sequence[int]) -> str:
