@@ -155,6 +155,7 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
                 show_default=True,
                 help="Each job starts after the one before (afterany), so that runs do not disturb each other.",
             ),
+            click.option("--all-scripts", is_flag=True, help="With --dry-run: print every script, not only the first."),
         ]
         return decorated(function, decorators)
 
@@ -320,8 +321,7 @@ def require_engines(plans: list[RunPlan]) -> None:
 def describe_plan(plan: LaunchPlan) -> str:
     """One line that names a run for a person."""
     from dlbench.specs.collectives.plan import CommPlan
-    from dlbench.specs.plan import RunPlan
-    from dlbench.specs.requests import value_text
+    from dlbench.specs.plan import RunPlan, value_text
 
     size = f"{plan.layout.ranks} rank{'s' if plan.layout.ranks > 1 else ''}"
     size += f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""
