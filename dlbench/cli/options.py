@@ -237,11 +237,25 @@ def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:
     return found
 
 
-def expand_request(request: Request) -> list[RunPlan]:
-    """`dlbench.specs.expand.expand` with this machine's cores."""
+def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
+    """`dlbench.specs.expand.expand` with this machine's cores.
+
+    Args:
+        request: what was asked for.
+        trains: whether the plans are to be trained; then what this machine cannot do is refused.
+
+    Raises:
+        UserError: anything wrong with the request, in one line.
+        EnvironmentLacksError: this machine, where the runs are to be, lacks something.
+    """
+    from dlbench.cli.before_start import require_this_machine
     from dlbench.specs.expand import expand
 
-    return expand(request, machine_cores=len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    plans = expand(request, machine_cores=cores)
+    if trains:
+        require_this_machine(request, plans, cores)
+    return plans
 
 
 def require_data(plans: list[RunPlan]) -> None:
@@ -253,7 +267,7 @@ def require_data(plans: list[RunPlan]) -> None:
     from dlbench.datasets.splits import validation_folder
 
     for source in sorted({p.workload.data.source for p in plans if not p.workload.data.is_synthetic}):
-        _require_path(source, "--data", "; give a path, or `synthetic`")
+        _require_path(source, "data.source", "; give --data a path, or `synthetic`")
     for plan in plans:
         data = plan.workload.data
         if plan.checkpoint.resume_from is not None:
