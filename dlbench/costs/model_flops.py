@@ -5,6 +5,8 @@ The same multiply-adds that `dlbench.node.models.flops` counts on the network it
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from dlbench.specs.workload import BertModel, CosmoFlowModel, DataSpec, ModelSpec, ResNetModel, TextData
 
 FLOPS_PER_MAC = 2
@@ -64,5 +66,5 @@ def _cosmoflow(model: CosmoFlowModel) -> tuple[int, int]:
         macs.append(27 * channels * out_channels * edge**3)
         edge, channels = edge // 2, out_channels
     widths = (channels * edge**3, *model.dense_sizes, model.num_targets)
-    dense = sum(before * after for before, after in zip(widths, widths[1:], strict=False))
+    dense = sum(before * after for before, after in pairwise(widths))
     return (macs[0], sum(macs[1:]) + dense) if macs else (0, dense)
