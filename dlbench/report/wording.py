@@ -10,21 +10,21 @@ from dlbench.units import bytes_parts, format_number, seconds_parts
 
 DASH = "–"
 POINTS = "points"
-"""Unit of a share that is lost: percentage points of efficiency."""
+"""Unit of a share that is lost: percentage points of scaling efficiency."""
 
 PART_TITLES = {
-    "input": "input wait",
+    "input": "waiting for input",
     "h2d": "copy to the device",
     "forward": "forward",
     "backward": "backward",
     "exchange": "gradient exchange after backward",
     "optimizer": "optimizer",
-    "other": "host between phases",
+    "other": "host (between phases)",
     "imbalance": "imbalance between ranks",
 }
 """What the phases of a step are called, in order."""
 
-ENGINE_TITLES = {"horovod": "Horovod", "ddp": "PyTorch DDP", "single": "no exchange (single)"}
+ENGINE_TITLES = {"horovod": "Horovod", "ddp": "PyTorch DDP", "single": "single process"}
 
 _DROPPED = {"Cc", "Cf", "Cs"}
 

@@ -117,7 +117,7 @@ def _way(case: Case, *, exchange: str | None = None, fusion: str = AS_IT_RAN, wi
 
 
 def _is_flat_over_nodes(case: Case) -> bool:
-    flat = case.run.plan.sync.exchange == "flat" and case.run.plan.sync.inside == "engine"
+    flat = case.run.plan.sync.exchange == "flat" and case.run.plan.sync.inside == "backend"
     return flat and case.point.nodes > 1 and _may(case, exchange="hierarchical")
 
 
