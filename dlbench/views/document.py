@@ -35,7 +35,7 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
         title=report.title,
         dlbench_version=report.dlbench_version,
         as_of=report.as_of,
-        meta=(f"{runs_text(len(report.runs))}, {without} without figures.",),
+        meta=(f"{runs_text(len(report.runs))}{f', {without} excluded' if without else ''}.",),
         notices=report.notices,
         sections=(
             *opening,
