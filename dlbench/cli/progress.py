@@ -27,6 +27,9 @@ WINDOW_S = 10.0
 DRAWN_PER_S = 1.0
 """The line is drawn on the cores that the ranks compute on."""
 
+WIDE = 110
+"""Columns of a terminal that has room for a bar beside the words."""
+
 _MEASURING = "measuring"
 
 
@@ -115,10 +118,10 @@ class Course:
         most = "at most " if isinstance(plan, RunPlan) and plan.measure.until == "quality" else ""
         left, whole = self.left_of_run_s, self.left_s(is_between=False)
         if left is not None:
-            parts.append(f"{most}{format_seconds(round(left))} left")
+            parts.append(f"{most}{_whole_seconds(left)} left")
         text = ", ".join(parts)
         is_last = self.num_done + 1 == len(self._plans)
-        return text if whole is None or is_last else f"{text}; all: {format_seconds(round(whole))}"
+        return text if whole is None or is_last else f"{text}; all: {_whole_seconds(whole)}"
 
 
 def _kind(plan: LaunchPlan) -> tuple[object, ...]:
@@ -128,6 +131,10 @@ def _kind(plan: LaunchPlan) -> tuple[object, ...]:
         return size
     series = plan.series
     return (*size, tuple(sorted(series.axes.items())), series.variant, series.side)
+
+
+def _whole_seconds(seconds: float) -> str:
+    return format_seconds(max(1, round(seconds)))
 
 
 def _throughput(plan: RunPlan, per_s: float) -> str:
@@ -163,13 +170,14 @@ class Lines:
         told += [format_seconds(took), *([outcome.quality] if outcome.quality else [])]
         left = self.course.left_s(is_between=True)
         is_last = self.course.num_done == len(self._plans)
-        later = "" if left is None or is_last else f"; about {format_seconds(max(1, round(left)))} left"
+        later = "" if left is None or is_last else f"; about {_whole_seconds(left)} left"
         return f"{head}: {', '.join(told)}{later}"
 
     def _place(self, plan: LaunchPlan) -> str:
         """What tells a run from the others of its series."""
-        told = describe_plan(plan).removeprefix(f"{_what(plan)}, ")
-        return told.rpartition(", repeat ")[0] if _series(plan).repeats == 1 else told
+        told = describe_plan(plan).removeprefix(f"{_what(plan)}, ").rpartition(", repeat ")[0]
+        series = _series(plan)
+        return told if series.repeats == 1 else f"{told}, repeat {series.repeat + 1}"
 
     def _say(self, text: str, *, is_bad: bool = False) -> None:
         click.echo(text, err=True)
@@ -230,7 +238,8 @@ def progress(plans: Sequence[LaunchPlan], *, bar: bool) -> Iterator[Lines]:
     from rich.table import Column
 
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
-    columns = (BarColumn(bar_width=10), text)
     console = terminal()
-    with Progress(*columns, console=console, refresh_per_second=DRAWN_PER_S, expand=True) as shown:
+    columns = (BarColumn(bar_width=20), text) if console.width >= WIDE else (text,)
+    # Gone when the last run has ended: its line and the result stay.
+    with Progress(*columns, console=console, refresh_per_second=DRAWN_PER_S, expand=True, transient=True) as shown:
         yield Bar(plans, shown)

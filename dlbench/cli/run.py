@@ -84,10 +84,12 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
     Raises:
         RunError: a file cannot be written.
     """
+    from dlbench.report.wording import clean
+
     series = plans[0].series.id
     found = _runs_of_series(series, out)
     for line in found.problems:
-        click.echo(f"dlbench: damaged: {line}", err=True)
+        click.echo(f"dlbench: damaged: {clean(line)}", err=True)
     if not any(run.state == "valid" for run in found.runs):
         return
     missing = [name for name in ("numpy", "pandas") if importlib.util.find_spec(name) is None]
@@ -117,12 +119,13 @@ def _runs_of_series(series: str, out: Path) -> Scan:
 
 def _tell_figures(found: Scan) -> None:
     from dlbench.cli.report import emit
+    from dlbench.report.wording import clean
     from dlbench.views.series_result import result_of
 
     report, document = result_of(found)
     for line in report.damaged:
         if line not in found.problems:
-            click.echo(f"dlbench: damaged: {line}", err=True)
+            click.echo(f"dlbench: damaged: {clean(line)}", err=True)
     if report.groups:
         emit(document, "text", None)
 
