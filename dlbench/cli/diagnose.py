@@ -39,6 +39,7 @@ SUFFIXES: dict[str, FormatName] = {".json": "json", ".txt": "text"}
     type=click.Choice(["text", "json"]),
     help="Default: what the name of the output file says, else text.",
 )
+@click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
 def diagnose(
     runs: tuple[Path, ...],
     where: tuple[str, ...],
@@ -46,6 +47,7 @@ def diagnose(
     slurm: bool,
     output: Path | None,
     format_name: FormatName | None,
+    full: bool,
 ) -> None:
     """Show where the lost percent of RUNS (folders of runs, single runs, histories) goes, and what to try next.
 
@@ -77,7 +79,7 @@ def diagnose(
     costs = None if network is None else read_network(network)
     scanned = read_runs(runs, where)
     found, document = diagnosis(scanned, costs, _asked_of_slurm(scanned) if slurm else None)
-    emit(document, chosen, output, full=True)
+    emit(document, chosen, output, full=full)
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if not found.groups:

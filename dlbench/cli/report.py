@@ -53,6 +53,7 @@ def report_options(function: F) -> F:
             type=click.Choice(get_args(FormatName)),
             help="Default: what the name of the output file says, else text.",
         ),
+        click.option("--full", is_flag=True, help="Text with all evidence; default: one screen per group."),
     ]
     return decorated(function, decorators)
 
@@ -77,6 +78,7 @@ def report(
     where: tuple[str, ...],
     output: Path | None,
     format_name: FormatName | None,
+    full: bool,
     store: Path | None,
     table: str | None,
 ) -> None:
@@ -108,7 +110,7 @@ def report(
     if table == LIST:
         write_output(_listed(document).encode("utf-8"), output)
     else:
-        emit(document, chosen, output, table or "points")
+        emit(document, chosen, output, table or "points", full=full)
         if output is not None:
             without = len(found.without_figures)
             click.echo(

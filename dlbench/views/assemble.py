@@ -26,7 +26,6 @@ from dlbench.units import whole_seconds
 from dlbench.views import doubts, model, registry
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.controls import controls, is_control
-from dlbench.views.exchange.numbers import ExchangePoint
 from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.words import quality_verdict
@@ -129,15 +128,7 @@ def _verdict(source: GroupSource, unit: str) -> str:
     """One or two sentences: on quality where the runs trained to one, and on speed."""
     quality = source.of(Quality)
     subject = f"{clean(source.group.sample.plan.workload.title)} ({_short_conditions(source.group)})"
-    speed = verdict(
-        "Counting speed only, it" if quality else subject,
-        unit,
-        source.group.points,
-        is_sufficient=source.group.is_sufficient,
-        is_crowded=source.is_crowded,
-        exchange=source.all_of(ExchangePoint),
-        causes=source.of(LostPercent),
-    )
+    speed = verdict(unit, source.group.points, is_crowded=source.is_crowded, causes=source.of(LostPercent))
     return " ".join([*([quality_verdict(subject, quality)] if quality else []), speed])
 
 

@@ -77,6 +77,11 @@ class Group:
         """The point with most ranks."""
         return self.points[-1]
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its ranks compute on GPUs."""
+        return self.condition("device").startswith("cuda")
+
     def of(self, kind: type[N]) -> N | None:
         """The numbers of one view, by their type; None where it has nothing to say."""
         return next((found for found in self.views.values() if isinstance(found, kind)), None)

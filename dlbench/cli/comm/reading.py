@@ -34,6 +34,7 @@ def report(
     where: tuple[str, ...],
     output: Path | None,
     format_name: FormatName | None,
+    full: bool,
     table: str | None,
 ) -> None:
     """Turn runs of the collective benchmark in folders RUNS into a report: rates, best algorithm, fitted costs.
@@ -57,7 +58,7 @@ def report(
     from dlbench.collectives.page.report import assemble
 
     found = assemble(read_comm_runs(runs, where))
-    emit(document_of(found), chosen, output, table or "points")
+    emit(document_of(found), chosen, output, table or "points", full=full)
     if output is not None:
         without = len(found.without_figures)
         counts = f"runs with figures: {len(found.runs) - without}, without: {without}; groups: {len(found.groups)}"
