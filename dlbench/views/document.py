@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from dlbench.report.document import Document, Section, remark
+from dlbench.report.document import Document, Level, Section, remark
 from dlbench.report.table import named_table
 from dlbench.report.wording import basis_text, figure_text, place_text, runs_text
 from dlbench.views import registry
@@ -21,6 +21,9 @@ GROUP_COLUMNS = ("group", "label")
 
 MEANS = "Means over the runs of a point"
 """What stands for the conditions of a group where its figures are no medians."""
+
+
+_DEPTH: dict[Level, int] = {"answer": 0, "evidence": 1, "appendix": 2}
 
 
 def document_of(report: Report, views: Views = registry.SCALING) -> Document:
@@ -77,6 +80,7 @@ def _group(group: Group, name: str, views: Views) -> Section:
     found = [
         _once(_levelled(section, view), group) for view in views.group if (section := view.section(group)) is not None
     ]
+    found.sort(key=lambda section: _DEPTH[section.level])
     return Section(
         id=f"group-{group.id}",
         title=group.label,
