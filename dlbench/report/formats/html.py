@@ -272,7 +272,9 @@ def _glances(cards: Sequence[Card]) -> Glances | None:
     return Glances(
         common=tuple(common.items()),
         columns=columns,
-        rows=tuple((card, tuple(one.get(name, "") for name in columns)) for card, one in zip(cards, facts, strict=True)),
+        rows=tuple(
+            (card, tuple(one.get(name, "") for name in columns)) for card, one in zip(cards, facts, strict=True)
+        ),
     )
 
 

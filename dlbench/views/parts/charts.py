@@ -6,7 +6,7 @@ from typing import Any
 
 from dlbench.reading.attribution import Part
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.style import INK, PART_COLOURS, WIDE
+from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.wording import PART_TITLES, figure_text, lost_text, place_text
 from dlbench.views.model import Group
 from dlbench.views.parts.tables import lost_sheet, parts_sheet
@@ -61,7 +61,7 @@ def _bars(alt: Any, group: Group, y: Any) -> Any:
     colour = alt.Color("part:N", title=None).scale(
         domain=[PART_TITLES[name] for name in names], range=[PART_COLOURS[name] for name in names]
     )
-    x = alt.X("seconds:Q", title="mean time per step").axis(labelExpr="format(datum.value, '~s') + 's'", tickCount=5)
+    x = alt.X("seconds:Q", title="mean time per step").axis(labelExpr=si_label("s"), tickCount=5)
     tooltip = [
         alt.Tooltip("place:N", title="at"),
         alt.Tooltip("part:N", title="part"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.style import INK, WIDE
+from dlbench.report.charts.style import INK, WIDE, si_label
 from dlbench.report.wording import percent
 from dlbench.units import format_seconds
 from dlbench.views.causes.charts import CAUSE_COLOURS, short
@@ -46,7 +46,7 @@ def _stragglers(group: Group, point: CausePoint) -> Chart:
         y=alt.Y("rank:N", title=None, sort=[row["rank"] for row in rows]).axis(labelLimit=200)
     )
     x = alt.X("seconds:Q", title="waiting owed to it per step, mean over all ranks").axis(
-        labelExpr="format(datum.value, '~s') + 's'", tickCount=5
+        labelExpr=si_label("s"), tickCount=5
     )
     colour = alt.Color("by:N", title="late by").scale(domain=present, range=[_LATE_COLOURS[name] for name in present])
     tooltip = [

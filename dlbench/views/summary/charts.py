@@ -65,7 +65,9 @@ def _rows(group: Group, name: str) -> list[dict[str, Any]]:
     if len(group.points) == 1:
         only = place_text(group.baseline.ranks, group.baseline.nodes)
         lone = {"value": None, "low": None, "high": None, "shown": "not measured", "basis": "", "is_last": True}
-        return [{"group": name, "place": only, "ranks": group.baseline.ranks, "label": f"{only} only", "at": 0.0, **lone}]
+        return [
+            {"group": name, "place": only, "ranks": group.baseline.ranks, "label": f"{only} only", "at": 0.0, **lone}
+        ]
     return [
         {
             "group": name,
@@ -110,7 +112,9 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
         base.mark_rule(color=MEASURED, strokeWidth=4, opacity=0.4).encode(x=alt.X("low:Q"), x2="high:Q"),
         base.mark_point(color=MEASURED, filled=True, size=70).encode(x=x, opacity=shade, tooltip=tooltip),
         # All in one column, where no interval reaches.
-        labels.mark_text(color=MUTED, align="left", dx=9, fontSize=12).encode(x=alt.datum(top), text=alt.Text("label:N")),
+        labels.mark_text(color=MUTED, align="left", dx=9, fontSize=12).encode(
+            x=alt.datum(top), text=alt.Text("label:N")
+        ),
         ideal.mark_text(color=MUTED, align="right", dx=-5, dy=-6, fontSize=12, text="ideal").encode(
             x=alt.X("ideal:Q"), y=alt.value(0)
         ),

@@ -73,7 +73,12 @@ def _name(group: Group, alike: Sequence[Group]) -> str:
 def _value(name: str, value: str) -> str:
     if name == "engine":
         return ENGINE_TITLES.get(value, value)
-    words = {"preset": "{} preset", "scaling": "{} scaling", "batch_per_rank": "batch {}", "global_batch": "batch {} in all"}
+    words = {
+        "preset": "{} preset",
+        "scaling": "{} scaling",
+        "batch_per_rank": "batch {}",
+        "global_batch": "batch {} in all",
+    }
     return words.get(name, "{}").format(value)
 
 

@@ -9,7 +9,7 @@ import textwrap
 from typing import Any
 
 from dlbench.report.charts.chart import Chart
-from dlbench.report.charts.style import MUTED, RANK_COLOURS, STAGE_COLOURS, SUBTITLE_PIXELS
+from dlbench.report.charts.style import MUTED, RANK_COLOURS, STAGE_COLOURS, SUBTITLE_PIXELS, si_label
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_number, format_seconds
 from dlbench.views.model import Group
@@ -109,8 +109,8 @@ def _label_last(spec: dict[str, Any]) -> None:
     for unit in spec["vconcat"][-1]["layer"]:
         encoding = unit.get("encoding", {}).get("x")
         if encoding is not None and "axis" in encoding:
-            encoding["axis"] = {"grid": False, "tickCount": 8, "labelExpr": "format(datum.value, '~s') + ' s'"}
-            encoding["title"] = "time from the begin of the measured window"
+            encoding["axis"] = {"grid": False, "tickCount": 8, "labelExpr": si_label("s")}
+            encoding["title"] = "time since the start of the measured window"
 
 
 def _strip(alt: Any, title: str, stretches: tuple[Stretch, ...], ends: list[float], colour: Any) -> Any:
