@@ -63,8 +63,16 @@ def _once(section: Section, group: Group) -> Section:
     """A section of a group without the conditions that the group states for all of them."""
 
     def without(text: str) -> str:
-        left = text.replace(group.parts_caption, MEANS).replace(group.caption, "")
-        return left.lstrip(" .;,")
+        left = text.replace(group.parts_caption, MEANS)
+        for form in (
+            f"{group.caption}. ",
+            f" {group.caption}.",
+            f"; {group.caption}",
+            f"{group.caption}.",
+            group.caption,
+        ):
+            left = left.replace(form, "")
+        return left
 
     return dataclasses.replace(
         section,

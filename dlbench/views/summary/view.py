@@ -49,7 +49,10 @@ class SummaryView(ReportView):
 
 
 def short_names(groups: Sequence[Group]) -> list[str]:
-    """The workload of each group, and what tells it from the others; the labels where that does not tell them apart."""
+    """The workload of each group and what tells it from others of that workload: settings, then as few conditions as do.
+
+    The labels, where these do not tell all of them apart.
+    """
     names = [_name(group, [one for one in groups if _workload(one) == _workload(group)]) for group in groups]
     return names if len(set(names)) == len(names) else [group.label for group in groups]
 
@@ -59,14 +62,16 @@ def _workload(group: Group) -> str:
 
 
 def _name(group: Group, alike: Sequence[Group]) -> str:
-    """Of a group among those of the same workload."""
-    telling = (
-        _value(one.name, one.value)
-        for one in group.conditions
-        if one.name in _TELLING and any(other.condition(one.name) != one.value for other in alike)
-    )
+    """Of a group among those of the same workload, itself included."""
     settings = Counter(setting for one in alike for setting in one.settings)
-    chosen = (f"{key}={value}" for key, value in group.settings if settings[key, value] < len(alike))
+    chosen = [f"{key}={value}" for key, value in group.settings if settings[key, value] < len(alike)]
+    left = [one for one in alike if one.settings == group.settings]
+    telling = []
+    for name in _TELLING:
+        same = [one for one in left if one.condition(name) == group.condition(name)]
+        if len(same) < len(left) and group.condition(name):
+            telling.append(_value(name, group.condition(name)))
+            left = same
     return ", ".join((_workload(group), *telling, *chosen))
 
 
