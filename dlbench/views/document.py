@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dlbench.report.document import Document, Section, remark
 from dlbench.report.table import named_table
-from dlbench.report.wording import basis_text, figure_text, place_text, runs_text
+from dlbench.report.wording import basis_text, figure_text, place_text, runs_text, short_data
 from dlbench.views import registry
 from dlbench.views.model import Group, Report
 from dlbench.views.parts.tables import parts_sheet
@@ -93,18 +93,12 @@ def _conditions_line(group: Group) -> str:
     parts = (
         group.condition("precision"),
         batch or f"batch {group.condition('global_batch')} in all",
-        _data_text(group.condition("data")),
+        short_data(group.condition("data")),
         group.condition("system"),
         f"{range_text(nodes)} node{'s' * (nodes[-1] > 1)}",
         f"{range_text(counts)} run{'s' * (counts[-1] > 1)} per point",
     )
     return ", ".join(part for part in parts if part)
-
-
-def _data_text(data: str) -> str:
-    """A data set by the last two folders of its path."""
-    kind, _, path = data.partition(": ")
-    return f"{kind} data {'/'.join(path.split('/')[-2:])}" if path else f"{data} data"
 
 
 def range_text(counts: Sequence[int]) -> str:

@@ -210,7 +210,8 @@ def test_verdict_tells_waiting_from_exchange(tmp_path: Path) -> None:
     # Of 105 ms, 20 are for the late rank and 5 are exchange; the exchange takes 20 on average over the ranks.
     assert "the largest part of the loss is waiting for late ranks (19.0 of the 23.8 points lost" in told["plain"]
     assert (
-        "the largest part of the loss is gradient exchange after backward, waiting for late ranks included (19.0 of the 23.8 "
+        "the largest part of the loss is gradient exchange after backward, waiting for late ranks included (19.0 of "
+        "the 23.8 "
     ) in told["no-exchange"]
 
 
