@@ -10,12 +10,12 @@ import ast
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from pydantic import BaseModel, TypeAdapter
 
 from dlbench import bundled, errors
@@ -166,29 +166,30 @@ _KINDS: dict[str, Callable[[Schema, Callable[[str], str]], str]] = {
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def model_tables(model: type[BaseModel], beside: type[BaseModel] | None = None) -> str:
-    """A table of a file's own keys, then a heading and a table for each specification nested in it.
-
-    Specifications that are nested in `beside`, too, have their tables there.
-    """
+def model_keys(model: type[BaseModel], schema_name: str, nested: bool = True) -> str:
+    """Where the schema of a file lies, a line for each of its own keys, and the keys of what is nested in it."""
     schema = model.model_json_schema()
-    there = beside.model_json_schema().get("$defs", {}) if beside is not None else {}
-    parts = [_keys(schema)]
-    for name in _nested(schema, schema.get("$defs", {})):
-        if name in there:
-            continue
-        nested = schema["$defs"][name]
-        about = " ".join(nested.get("description", "").split("\n\n")[0].split())
-        parts.append("\n\n".join(part for part in (f"#### {name}", about, _keys(nested)) if part))
-    return "\n\n".join(parts)
-
-
-def _keys(schema: Schema) -> str:
-    rows = [
-        (f"`{key}`", words(field, lambda name: f"[{name}](#{slug(name)})"), field.get("description", DASH))
-        for key, field in schema["properties"].items()
+    parts = [
+        f"Every key with its type and meaning: [schemas/{schema_name}.schema.json](schemas/{schema_name}.schema.json).",
+        "\n".join(_key_lines(schema)),
     ]
-    return table(("Key", "Type", "Meaning"), rows)
+    if nested:
+        lines = [
+            f"- *{name}*: {', '.join(f'`{key}`' for key in schema['$defs'][name]['properties'])}"
+            for name in _nested(schema, schema.get("$defs", {}))
+        ]
+        parts.append("\n".join(lines))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _key_lines(schema: Schema) -> Iterator[str]:
+    for key, field in schema["properties"].items():
+        if key in ("format", "version"):
+            continue  # of every file alike
+        below = re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(field))
+        described = field.get("description") or (below and schema["$defs"][below[0]].get("description"))
+        about = first_sentence(described) if described else words(field, lambda name: name)
+        yield f"- `{key}`{f' (*{below[0]}*)' if below else ''}: {about}"
 
 
 def _nested(schema: Schema, known: Mapping[str, Schema], seen: list[str] | None = None) -> list[str]:
@@ -215,10 +216,18 @@ def undescribed(model: type[BaseModel]) -> list[str]:
 
 
 def dotted_keys(model: type[BaseModel], roots: Iterable[str]) -> str:
-    """Keys as `--set` takes them, with default and meaning; `roots` are the model's keys to show."""
+    """Keys as `--set` takes them, with choices, default and meaning; `roots` are the model's keys to show."""
     schema = model.model_json_schema()
     rows = [row for root in roots for row in _dotted(root, schema["properties"][root], schema, schema)]
-    return table(("Key", "Type", "Default", "Meaning"), rows)
+    return "\n".join(_dotted_line(*row) for row in rows)
+
+
+def _dotted_line(key: str, kind: str, default: str, about: str) -> str:
+    """A key without its type where default and meaning tell it."""
+    choices = re.findall(r'`"([^"]+)"`', kind)
+    said = all(re.search(rf"(?<![\w-]){re.escape(choice)}(?![\w-])", about) for choice in choices)
+    kinds = "" if said else f" {'|'.join(choices)}"
+    return f"- {key}{kinds} [{default.strip('`')}]: {about}"
 
 
 def _dotted(key: str, field: Schema, owner: Schema, whole: Schema) -> Iterator[tuple[str, ...]]:
@@ -256,23 +265,19 @@ def _tag(schema: Schema) -> str:
 
 def _default(name: str, field: Schema, owner: Schema) -> str:
     if name in owner.get("required", ()):
-        return "must be given"
-    return code(field["default"]) if "default" in field else "empty"
+        return "required"
+    return code(field["default"]).replace('"', "").replace("null", "none") if "default" in field else "empty"
 
 
 # --- other regions ----------------------------------------------------------------------------------------------------
 
 
 def steps_layout() -> str:
-    """The binary record of a step file."""
+    """The binary record of a step file, by name, type and offset."""
     dtype = step_dtype()
     assert dtype.fields is not None
-    rows = [
-        (f"`{name}`", str(dtype.fields[name][1]), f"`{kind}`", str(np.dtype(kind).itemsize), STEP_MEANINGS[name])
-        for name, kind in FIELDS
-    ]
-    text = table(("Field", "Offset", "Type", "Bytes", "Meaning"), rows)
-    return f"{text}\n\nOne record takes {dtype.itemsize} bytes; there is no padding between fields or records."
+    lines = [f"- `{name}` (`{kind}` at {dtype.fields[name][1]}): {STEP_MEANINGS[name]}" for name, kind in FIELDS]
+    return "\n".join((*lines, f"\nA row takes {dtype.itemsize} bytes, without padding."))
 
 
 def format_versions() -> str:
@@ -308,7 +313,7 @@ def format_versions() -> str:
         ("`box.json` of a one-box cluster", box_state._FORMAT, box_state._VERSION),
         ("report as JSON", report_model.FORMAT, report_model.VERSION),
     ]
-    return table(("File", "`format`", "`version`"), [(a, f"`{b}`", str(c)) for a, b, c in formats])
+    return ", ".join(f"{file} (`{name}`, {number})" for file, name, number in formats) + "."
 
 
 def _pair(stamp: Mapping[str, object]) -> tuple[str, int]:
@@ -395,37 +400,57 @@ def _inner(group: click.Group, context: click.Context, name: str) -> click.Comma
     return command
 
 
-def help_text(path: tuple[str, ...]) -> str:
-    """What `dlbench PATH --help` prints on a terminal of 80 columns.
-
-    Asked of click itself, not read from a command's output, which would hold what else is written meanwhile.
-    """
-    # click leaves two columns of the terminal free.
-    context = click.Context(cli, info_name="dlbench", terminal_width=78, **cli.context_settings)
-    for name in path:
-        assert isinstance(context.command, click.Group)
-        command = context.command.get_command(context, name)
-        assert command is not None
-        # click keeps the help option that it made first, whatever names the context then gave it.
-        vars(command)["_help_option"] = None
-        context = click.Context(command, info_name=name, parent=context)
-    return "\n".join(line.rstrip() for line in context.get_help().rstrip().splitlines())
+def _options(command: click.Command) -> dict[str, str]:
+    """Every option but --help as it is written, with the first sentence of its help and its default."""
+    context = click.Context(command)
+    found = {}
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.hidden:
+            continue
+        metavar = "" if option.is_flag else " " + option.make_metavar(context)
+        written = f"`{'`, `'.join((*option.opts, *option.secondary_opts))}{metavar}`"
+        default = option.to_info_dict().get("default") if option.show_default else None
+        at = f" [{default}]" if default not in (None, False, True, ()) else ""
+        found[written] = first_sentence(option.help or "") + at
+    return found
 
 
-def click_version() -> str:
-    """Major and minor version; its help may look different in another one."""
-    import importlib.metadata
+def first_sentence(text: str) -> str:
+    """Up to the first full stop that ends a sentence, without line breaks."""
+    return re.split(r"(?<=[^.][^.]\.)\s+(?=[A-Z`'-])", " ".join(text.split()), maxsplit=1)[0]
 
-    return ".".join(importlib.metadata.version("click").split(".")[:2])
+
+SHARED_BY = 2
+"""Commands that have an option in the same words, from which on it is described once for all."""
 
 
 def cli_reference() -> str:
-    """A section for each command."""
-    sections = [f"Printed with click {click_version()}."]
-    for path in ((), *(path for path, _ in commands())):
-        title = " ".join(("dlbench", *path))
-        sections.append(f"{'#' * max(2, len(path) + 1)} {title}\n\n```text\n{help_text(path)}\n```")
-    return "\n\n".join(sections)
+    """The options of several commands, then a section for each command with its own."""
+    every = {("dlbench", *path): command for path, command in (((), cli), *commands())}
+    options = {path: _options(command) for path, command in every.items()}
+    counted = Counter(pair for mine in options.values() for pair in mine.items())
+    shared = {pair for pair, number in counted.items() if number >= SHARED_BY}
+    parts = ["## Options of several commands", "\n".join(f"- {name}: {about}" for name, about in sorted(shared))]
+    for path, command in every.items():
+        parts.append(f"{'#' * max(2, len(path))} {' '.join(path)}")
+        arguments = [
+            one.make_metavar(click.Context(command)) for one in command.params if isinstance(one, click.Argument)
+        ]
+        about = first_paragraph(command.help or "")
+        parts.append(f"`{' '.join((*path, *arguments))}`: {about}" if arguments else about)
+        mine = options[path]
+        lines = [f"- {name}: {says}" for name, says in mine.items() if (name, says) not in shared]
+        also = [name.split("`")[1].split()[0] for name, says in mine.items() if (name, says) in shared]
+        if also:
+            lines.append(f"- also {', '.join(f'`{name}`' for name in also)}")
+        if lines:
+            parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def first_paragraph(text: str) -> str:
+    """Of a docstring, without line breaks."""
+    return " ".join(text.replace("\b", "").strip().split("\n\n")[0].split())
 
 
 def thresholds() -> str:
@@ -435,6 +460,18 @@ def thresholds() -> str:
     return table(header, rows)
 
 
+FILES: dict[str, type[BaseModel]] = {
+    "plan": RunPlan,
+    "record": Record,
+    "comm-plan": CommPlan,
+    "comm": CommRecord,
+    "rank-status": RankStatus,
+    "failure": Failure,
+    "submission": Submission,
+    "series": SeriesFile,
+}
+"""JSON files of runs by the name of their schema."""
+
 REGIONS: dict[str, Callable[[], str]] = {
     "cli": cli_reference,
     "exit-codes": exit_codes,
@@ -443,20 +480,20 @@ REGIONS: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "patches": patches,
     "thresholds": thresholds,
-    "plan": lambda: model_tables(RunPlan),
-    "record": lambda: model_tables(Record),
-    "comm-plan": lambda: model_tables(CommPlan, beside=RunPlan),
-    "comm-record": lambda: model_tables(CommRecord),
-    "rank-status": lambda: model_tables(RankStatus),
-    "failure": lambda: model_tables(Failure),
-    "submission": lambda: model_tables(Submission),
-    "series": lambda: model_tables(SeriesFile),
+    "plan": lambda: model_keys(RunPlan, "plan", nested=False),
+    "record": lambda: model_keys(Record, "record"),
+    "comm-plan": lambda: model_keys(CommPlan, "comm-plan", nested=False),
+    "comm-record": lambda: model_keys(CommRecord, "comm"),
+    "rank-status": lambda: model_keys(RankStatus, "rank-status"),
+    "failure": lambda: model_keys(Failure, "failure"),
+    "submission": lambda: model_keys(Submission, "submission"),
+    "series": lambda: model_keys(SeriesFile, "series"),
     "steps": steps_layout,
     "model-keys": lambda: dotted_keys(Choices, ("model",)),
     "data-keys": lambda: dotted_keys(Choices, ("data",)),
     "train-keys": lambda: dotted_keys(Choices, ("train",)),
     "quality-keys": lambda: dotted_keys(Choices, ("quality", "checkpoint")),
-    "measure-keys": lambda: dotted_keys(Choices, ("measure", "engine", "layout")),
+    "measure-keys": lambda: dotted_keys(Choices, ("measure", "engine", "layout", "sync", "watch", "fault")),
     "system-keys": lambda: dotted_keys(SystemSpec, SystemSpec.model_fields),
 }
 
@@ -471,7 +508,7 @@ def regenerate(text: str) -> str:
 
 
 def schemas() -> dict[Path, str]:
-    """The JSON schema of each report, by the file that holds it."""
+    """The JSON schema of each report and of each JSON file of a run, by the file that holds it."""
     found = {
         "report": SCALING.schema(),
         "diagnosis": diagnosis_views().schema(),
@@ -481,6 +518,7 @@ def schemas() -> dict[Path, str]:
         "io": schema_of(Io),
         "io-tiers": schema_of(IoTiers),
         "memory-plan": schema_of(MemoryPlan),
+        **{name: model.model_json_schema() for name, model in FILES.items()},
     }
     folder = ROOT / "docs" / "schemas"
     return {folder / f"{name}.schema.json": json.dumps(schema, indent=1) + "\n" for name, schema in found.items()}

@@ -22,7 +22,7 @@ PART_TITLES = {
     "other": "host (between phases)",
     "imbalance": "imbalance between ranks",
 }
-"""What the parts of a step are called, in order."""
+"""What the phases of a step are called, in order."""
 
 ENGINE_TITLES = {"horovod": "Horovod", "ddp": "PyTorch DDP", "single": "single process"}
 
@@ -59,30 +59,13 @@ def percent(fraction: float, decimals: int = 1) -> str:
 
 
 def points(fraction: float) -> str:
-    """A share of the efficiency as text, e.g. ``17.2 points``."""
+    """A share of efficiency as text, e.g. ``17.2 points``."""
     return number_text(fraction, POINTS)
 
 
 def lost_text(figure: Estimate) -> str:
     """A lost share with its interval, e.g. ``12.3 points [11.0, 13.9]``."""
     return figure_text(figure.in_unit(POINTS))
-
-
-def share_of_loss(lost: float, whole: float) -> str:
-    """What one of several parts lost of the efficiency beside their sum; what others gain is said apart.
-
-    ``19.0 of the 23.8 points lost``; where it lost more than the sum, ``21.3 points lost, others gain 17.7, net 3.6``.
-    """
-    gain = others_gain(lost, whole)
-    if gain:
-        return f"{points(lost)} lost, {gain}"
-    return f"{_hundredths(lost, '')[0]} of the {points(whole)} lost"
-
-
-def others_gain(lost: float, whole: float) -> str:
-    """``others gain 17.7, net 3.6`` in points of efficiency; empty where the others gain nothing."""
-    one, net = (round(value * 100, 1) for value in (lost, whole))
-    return f"others gain {one - net:.1f}, net {net:.1f}" if one > net else ""
 
 
 def _hundredths(fraction: float, unit: str, decimals: int = 1) -> tuple[str, str]:

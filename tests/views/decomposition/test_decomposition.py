@@ -163,7 +163,7 @@ def test_what_a_series_cannot_go_without_is_left_out() -> None:
     [
         ({"data": "synthetic", "points": (1,)}, "nothing can be taken away"),
         ({"watch_cost": True}, "exclude each other"),
-        ({"to_quality": True}, "leave out --to-quality"),
+        ({"to_accuracy": True}, "leave out --to-accuracy"),
         ({"sweep": {"train.batch_per_rank": (2, 4)}}, "does not go with --sweep"),
         ({"overrides": {"checkpoint.every_steps": 3}}, "does not go with checkpoints"),
         ({"overrides": {"sync.exchange": "none"}}, "leaves no exchange to take away"),
