@@ -334,9 +334,9 @@ def presets() -> str:
         steps = f"{measure.warmup_steps} + {measure.measured_steps}"
         unit = chosen.sample_unit.removesuffix("s") if train.batch_per_rank == 1 else chosen.sample_unit
         batch = f"{train.batch_per_rank} {unit}"
-        about = " ".join(chosen.about.split())
+        about = first_sentence(chosen.about)
         rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", batch, train.optimizer.name, steps, about))
-    return table(("Workload", "Preset", "Batch per rank", "Optimiser", "Warm-up + measured steps", "What it is"), rows)
+    return table(("Workload", "Preset", "Batch per rank", "Optimizer", "Warm-up + measured steps", "What it is"), rows)
 
 
 def recipes() -> str:
