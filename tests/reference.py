@@ -378,7 +378,7 @@ def exit_codes() -> str:
             documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             about = str(after.value.value) if documented else "Fine."  # type: ignore[union-attr]
             rows.append((str(int(errors.ExitCode[name])), f"`{name}`", about))
-    return table(("Code", "Name", "Meaning"), rows)
+    return "\n".join(f"- **{number}** `{name}`: {about}" for number, name, about in rows)
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
