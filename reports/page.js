@@ -1,5 +1,5 @@
-// What scripts add to a page that reads without them: the scheme of colours, sorting and filters of tables, files of
-// tables and charts, charts that answer the pointer, switches of series and axes, links that open what they point at.
+// What scripts add to a page that reads without them: one group at a time, the scheme of colours, sorting and filters of
+// tables, files of tables and charts, charts that answer the pointer, switches of axes, links that open what they point at.
 "use strict";
 (() => {
   const make = (tag, properties = {}, ...children) => {
@@ -61,9 +61,9 @@
     const safe = /^[=+\-@]/.test(text) && !/^[+-]?[\d.]/.test(text) ? `'${text}` : text;
     return /[",\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
   };
-  const csvOf = (table) =>
-    [...table.rows].map((row) => [...row.cells].map((cell) => quoted(words(cell))).join(",")).join("\n") + "\n";
-  const saveTable = (table, name) => save(`dlbench-${name}.csv`, "text/csv;charset=utf-8", csvOf(table));
+  const csvOf = (rows) => rows.map((row) => row.map(quoted).join(",")).join("\n") + "\n";
+  const cellsOf = (table) => [...table.rows].map((row) => [...row.cells].map(words));
+  const saveTable = (rows, name) => save(`dlbench-${name}.csv`, "text/csv;charset=utf-8", csvOf(rows));
 
   // Tables: a cell's own value, or the number its text begins with, in seconds or bytes where it has such a unit.
   const UNITS = { ns: 1e-9, "µs": 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, d: 86400, B: 1 };
@@ -131,7 +131,7 @@
     if (rows > MANY) tools.append(...filter(table, name));
     if (!table.closest("figure") && !table.closest(".sheet")?.querySelector("a.raw")) {
       const file = (table.closest("[id]")?.id ?? "table").replace(/^(table|title)-/, "");
-      tools.append(button("CSV of this table", () => saveTable(table, file), {}));
+      tools.append(button("CSV of this table", () => saveTable(cellsOf(table), file), {}));
       tools.lastChild.append(unseen(`: ${name}`));
     }
     if (tools.childNodes.length) region?.before(tools);
@@ -147,15 +147,44 @@
     });
   }
 
-  // A link into something closed opens it.
+  // One panel at a time: the list at the side says which. Without scripts all stand below each other.
+  const panels = [...document.querySelectorAll("main > .panel")];
+  const entries = [...document.querySelectorAll(".side a")];
+  const show = (wanted) => {
+    for (const panel of panels) panel.hidden = panel !== wanted;
+    for (const entry of entries) {
+      if (entry.hash === `#${wanted.dataset.panel}`) {
+        entry.setAttribute("aria-current", "page");
+        entry.scrollIntoView({ block: "nearest", inline: "nearest" });
+      } else entry.removeAttribute("aria-current");
+    }
+  };
+  // A link opens what it points at: its panel, and everything closed around and right inside it.
   const follow = () => {
     const wanted = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const panel = wanted?.closest(".panel") ?? (location.hash === "#main" ? panels.find((one) => !one.hidden) : panels[0]);
+    if (panel) show(panel);
     if (!wanted) return;
     for (let at = wanted; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
-    wanted.scrollIntoView();
+    const own = wanted.querySelector(":scope > details");
+    if (own && wanted.matches("section, .sheet")) own.open = true;
+    if (panel && wanted.id === panel.dataset.panel) scrollTo({ top: 0, behavior: "instant" });
+    else wanted.scrollIntoView();
   };
   addEventListener("hashchange", follow);
-  if (location.hash) follow();
+  if (panels.length || location.hash) follow();
+  document.querySelector(".side")?.addEventListener("keydown", (event) => {
+    const at = entries.indexOf(event.target);
+    const last = entries.length - 1;
+    const to = { ArrowDown: at + 1, ArrowRight: at + 1, ArrowUp: at - 1, ArrowLeft: at - 1, Home: 0, End: last }[event.key];
+    if (at < 0 || to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    const next = entries[Math.min(last, Math.max(0, to))];
+    next.focus();
+    // Every key a step of its own in the browser's history would bury the page before.
+    if (next.hash !== location.hash) history.replaceState(null, "", next.hash);
+    follow();
+  });
   const contents = document.querySelector(".toc details");
   contents?.addEventListener("click", (event) => {
     if (event.target.closest("a")) contents.open = false;
@@ -166,19 +195,23 @@
     contents.querySelector("summary").focus();
   });
 
-  // Paper has no switches: everything closed is open while it is printed.
+  // Paper has no switches: everything closed is open while it is printed, and all groups are there.
   let opened = [];
+  let shut = [];
   addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll("main details:not([open])")];
+    shut = panels.filter((panel) => panel.hidden);
     for (const details of opened) details.open = true;
+    for (const panel of shut) panel.hidden = false;
   });
   addEventListener("afterprint", () => {
     for (const details of opened) details.open = false;
-    opened = [];
+    for (const panel of shut) panel.hidden = true;
+    opened = shut = [];
   });
 
   // Charts.
-  const { config, charts } = JSON.parse(document.getElementById("chart-specs").textContent);
+  const { config, charts, tables } = JSON.parse(document.getElementById("chart-specs").textContent);
   const units = (spec) => (spec.layer ? spec.layer.flatMap(units) : [spec]);
   const isLog = (spec, channel) => units(spec).some((unit) => unit.encoding?.[channel]?.scale?.type === "log");
   const turned = (spec, channel) => {
@@ -195,16 +228,18 @@
       one.scale.zero = !toLog && channel === "y";
     }
   };
-  const without = (spec, field, hidden) => {
-    for (const unit of units(spec)) {
-      unit.transform = [...(unit.transform ?? []), { filter: { not: { field, oneOf: [...hidden] } } }];
-    }
+  // Text of a chart that was scaled down would be too small to read: it is drawn again, narrower.
+  const LEAST_PLOT = 150;
+  const fit = (figure, spec) => {
+    const natural = Number(figure.querySelector(".still svg")?.getAttribute("width"));
+    const missing = natural - figure.clientWidth;
+    if (missing > 0 && typeof spec.width === "number") spec.width = Math.max(LEAST_PLOT, Math.floor(spec.width - missing));
   };
   const loader = { load: () => Promise.reject(new Error("a report loads nothing")) };
   const draw = (figure, state) => {
     const spec = structuredClone(charts[figure.dataset.chart]);
     if (state.turned) for (const channel of spec.usermeta.axes) turned(spec, channel);
-    if (state.hidden.size) without(spec, spec.usermeta.series.field, state.hidden);
+    fit(figure, spec);
     // "ast" interprets expressions, so that the page's policy need not allow eval.
     const tooltip = { theme: isDark() ? "dark" : "light" };
     const options = { config, mode: "vega-lite", renderer: "svg", ast: true, actions: false, tooltip, loader };
@@ -214,6 +249,7 @@
         // The frame around is one image with its finding in words; Vega's roles for single marks have none.
         for (const child of live.children) child.setAttribute("aria-hidden", "true");
         live.hidden = false;
+        if (live.scrollWidth > live.clientWidth) live.tabIndex = 0;
         figure.classList.add("is-live");
         figure.dataset.drawn = String(Number(figure.dataset.drawn ?? 0) + 1);
       },
@@ -222,7 +258,7 @@
     );
   };
   const switches = (figure, state) => {
-    const { axes = "", series = null } = charts[figure.dataset.chart]?.usermeta ?? {};
+    const { axes = "" } = charts[figure.dataset.chart]?.usermeta ?? {};
     const found = [];
     if (axes) {
       const log = isLog(charts[figure.dataset.chart], axes[0]);
@@ -235,17 +271,9 @@
         }, { className: "axes" }),
       );
     }
-    for (const value of series?.values ?? []) {
-      const one = button(String(value), (self) => {
-        if (!state.hidden.delete(value)) state.hidden.add(value);
-        self.setAttribute("aria-pressed", String(!state.hidden.has(value)));
-        draw(figure, state);
-      }, { className: "series", title: "Show or hide this series" });
-      one.setAttribute("aria-pressed", "true");
-      found.push(one);
-    }
     return found;
   };
+  const numbersOf = (figure) => tables[figure.dataset.chart] ?? cellsOf(figure.querySelector("table"));
   const picture = (figure) => {
     const text = new XMLSerializer().serializeToString(figure.querySelector(".still svg"));
     save(`dlbench-${figure.id}.svg`, "image/svg+xml;charset=utf-8", text);
@@ -253,12 +281,12 @@
   const canDraw = typeof window.vegaEmbed === "function";
   const states = new Map();
   for (const figure of document.querySelectorAll("figure[data-chart]")) {
-    const state = { turned: false, hidden: new Set() };
+    const state = { turned: false };
     states.set(figure, state);
     const title = figure.dataset.title ?? "";
     const tools = figure.querySelector(".tools");
     if (!tools) continue;
-    const files = [button("SVG", () => picture(figure)), button("CSV", () => saveTable(figure.querySelector("table"), figure.id))];
+    const files = [button("SVG", () => picture(figure)), button("CSV", () => saveTable(numbersOf(figure), figure.id))];
     for (const one of files) one.append(unseen(` of the chart ${title}`));
     tools.prepend(...(canDraw ? switches(figure, state) : []), ...files);
     tools.setAttribute("role", "group");

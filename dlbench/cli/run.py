@@ -33,7 +33,7 @@ MAX_RANKS_PER_CORE = 64
 INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
 
 
-@click.command()
+@click.command(cls=shared.GroupedCommand)
 @shared.plan_options
 @click.option("--ranks", default="1", show_default=True, metavar="1,2,4", help="Rank counts.")
 @click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
@@ -52,7 +52,7 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
     Example:
       dlbench run resnet50 --preset ci --ranks 1,2 --engine horovod --repeats 3 --data synthetic --out runs
       dlbench run bert --preset ci --ranks 2 --sweep engine.name=horovod,ddp
-      dlbench run cosmoflow --preset ci --ranks 1,2 --data data/demo/density --to-quality
+      dlbench run cosmoflow --preset ci --ranks 1,2 --data data/demo/density --to-accuracy
       dlbench run cosmoflow --preset ci --ranks 2 --data data/demo/density --repeats 5 --decompose
       dlbench run resnet50 --preset ci --ranks 2 --repeats 10 --ab plain engine.name=ddp --tag branch=main
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dlbench.specs.system import SystemSpec
 
 
-@click.command()
+@click.command(cls=shared.GroupedCommand)
 @shared.plan_options
 @shared.submit_options("1,2,4")
 def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **options: Any) -> None:

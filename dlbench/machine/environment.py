@@ -35,6 +35,7 @@ PACKAGES = (
 
 VARIABLE_PREFIXES = (
     *("HOROVOD_", "NCCL_", "OMP_", "MKL_", "GLOO_", "OMPI_MCA_", "UCX_", "KMP_", "TORCH_NCCL_"),
+    *("ONEDNN_", "DNNL_"),
     *("CUDNN_", "CUBLAS_", "FI_", "OFI_", "SHARP_", "UCC_", "MPICH_", "PMIX_", "RCCL_", "SLURM_CPU_BIND", "SLURM_GPU"),
 )
 VARIABLES = (
@@ -66,6 +67,7 @@ VARIABLES = (
     "SLURM_CPUS_PER_TASK",
     "SLURM_RESTART_COUNT",
     "SLURM_MPI_TYPE",
+    "ATEN_CPU_CAPABILITY",
     "LD_PRELOAD",
     "MALLOC_CONF",
 )

@@ -184,6 +184,9 @@ class Record(Spec):
     resumed_from: str | None = Field(None, description="The checkpoint it went on from.")
     checkpoints: tuple[str, ...] = Field((), description="Checkpoints in the run's folder when it ended.")
     precision: str | None = Field(None, description="The precision in force, in words; null where not known.")
+    emulates_precision: Flag = Field(
+        False, description="Whether a rank's device lacks that arithmetic and emulated it; its speed says nothing then."
+    )
     overflow_steps: CountOrZero | None = Field(
         None, description="Measured and warm-up steps left out because a gradient overflowed; fp16 only."
     )

@@ -136,6 +136,12 @@ def _fault(run: Run) -> str:
     return ", ".join(f"{key}={value}" for key, value in fault.model_dump(mode="json", exclude_defaults=True).items())
 
 
+def precision(run: Run) -> str:
+    """`fp32`, `bf16`, `fp16`, or `bf16 emulated`: emulated arithmetic is never put into one ratio with native."""
+    emulated = run.record is not None and run.record.emulates_precision
+    return f"{run.plan.workload.train.precision}{' emulated' * emulated}"
+
+
 def _device(run: Run) -> str:
     if run.record is None:
         return "unknown"
@@ -150,7 +156,7 @@ KEYS: tuple[Key, ...] = (
     Key(name="engine", title="Engine", value=lambda r: r.plan.engine.name, comparable=True),
     Key(name="engine_settings", title="Engine settings", value=_engine_settings, comparable=True),
     Key(name="exchange", title="Gradient exchange", value=_sync, comparable=True),
-    Key(name="precision", title="Precision", value=lambda r: r.plan.workload.train.precision, comparable=True),
+    Key(name="precision", title="Precision", value=precision, comparable=True),
     Key(name="data", title="Data source", value=data_source, comparable=True),
     Key(name="data_path", title="Staging, shuffling, cache", value=data_path, comparable=True),
     Key(

@@ -51,6 +51,18 @@ class Missing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rating:
+    """Whether a number is good, against what it should be."""
+
+    tone: Literal["good", "low", "unknown"]
+    text: str
+    """A few words: the judgement first, then the reference; where there is none, how to get one."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", clean(self.text))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Card:
     """One finding at a glance."""
 
@@ -66,6 +78,9 @@ class Card:
     """Conditions, each with whether it is a warning."""
     words: tuple[str, ...] = ()
     """The first is the verdict."""
+    rating: Rating | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+    """Names and values, a few words each: machine, throughput, largest cause."""
     next_step: str = ""
     warnings: tuple[str, ...] = ()
     """Serious ones; the card shows the first and counts the others."""
@@ -80,6 +95,7 @@ class Card:
             object.__setattr__(self, name, clean(getattr(self, name)))
         for name in ("small", "words", "warnings"):
             object.__setattr__(self, name, tuple(map(clean, getattr(self, name))))
+        object.__setattr__(self, "facts", tuple((clean(name), clean(text)) for name, text in self.facts))
         object.__setattr__(self, "chips", tuple((clean(text), warned) for text, warned in self.chips))
 
 
@@ -95,6 +111,8 @@ class Section:
     id: str
     """Anchor in the page, unique in a document."""
     title: str
+    short_title: str = ""
+    """What a list of all sections calls it; empty: the title."""
     level: Level = "evidence"
     headline: str = ""
     """The finding in one line of at most 100 characters: it stands for the section where that is folded."""
@@ -120,6 +138,8 @@ class Section:
     sections: tuple[Section, ...] = ()
     missing: tuple[Missing, ...] = ()
     missing_title: str = "Not measured by these runs"
+    next_step: str = ""
+    """Of a group: what to do next, in a sentence; the terminal's summary ends with it."""
     brief: tuple[str, ...] | None = None
     """What the terminal's summary says; None: the words, where it prints a sheet of this section."""
     is_group: bool = False
@@ -131,7 +151,7 @@ class Section:
     in_contents: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("title", "headline", "caption"):
+        for name in ("title", "short_title", "headline", "caption", "next_step"):
             object.__setattr__(self, name, clean(getattr(self, name)))
         for name in ("about", "words", "notes"):
             object.__setattr__(self, name, tuple(clean(text) for text in getattr(self, name) if text))
@@ -162,6 +182,8 @@ class Document:
     """In front of the names of the files that a page offers."""
     command: str = "dlbench report RUNS"
     """Writes the document; a page names it for tables that are too large for it."""
+    one_group_at_a_time: bool = False
+    """Whether a page opens with what stands before the groups, and shows each group by itself."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "as_of", clean(self.as_of))

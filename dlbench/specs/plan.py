@@ -230,7 +230,7 @@ class RunPlan(LaunchPlan):
         if horovod.compression == "fp16" and self.sync.wire not in ("fp32", "fp16"):
             raise ValueError(f"engine.horovod.compression fp16 and sync.wire {self.sync.wire} exclude each other")
         if horovod.autotune and self.sync.is_own:
-            raise ValueError("engine.horovod.autotune: tunes Horovod's own fusion; use sync.fusion engine")
+            raise ValueError("engine.horovod.autotune: tunes Horovod's own fusion; use sync.fusion backend")
         if horovod.autotune and self.layout.ranks > 1 and self.measure.warmup_steps < horovod.autotune_steps:
             raise ValueError(
                 f"engine.horovod.autotune: its search takes {horovod.autotune_steps} steps; set measure.warmup_steps "

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from dlbench.confidential import is_secret_name, is_secret_value
-from dlbench.specs.base import Count, CountOrZero, Flag, Name, Positive, Precision, SlurmWord, Spec
+from dlbench.specs.base import Bytes, Count, CountOrZero, Flag, Name, Positive, Precision, SlurmWord, Spec
 
 LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
 
@@ -155,7 +155,7 @@ class TierSpec(Spec):
         description="A folder of the node: a path from / or ~/, or one that begins with a variable of the job, e.g. "
         "$SLURM_TMPDIR or $TMPDIR/dlbench. {host} stands for the node's name."
     )
-    capacity_bytes: Count | None = Field(
+    capacity_bytes: Bytes | None = Field(
         None, description="Bytes that samples may take there on each node; none: what the file system has free."
     )
 

@@ -25,7 +25,7 @@ from dlbench.report.wording import ENGINE_TITLES, clean, ranks_text
 from dlbench.units import whole_seconds
 from dlbench.views import doubts, model, registry
 from dlbench.views.causes.numbers import LostPercent
-from dlbench.views.exchange.numbers import ExchangePoint
+from dlbench.views.controls import controls, is_control
 from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.words import quality_verdict
@@ -58,19 +58,29 @@ def assemble(
     table = tabulate(scan, with_causes=True, with_digests=with_digests)
     measured = list(table.runs.values())
     found = scaling.groups(table)
-    asked = asked_apart([(group_id(group.sample), group.sample.plan) for group in found])
-    groups = tuple(_group(group, found, table, views, apart) for group, apart in zip(found, asked, strict=True))
+    # Control runs are no results, unless there are no others.
+    results = [group for group in found if not is_control(group.sample)] or found
+    beside = controls(scan.runs, [(group.id, group.runs) for group in results])
+    asked = asked_apart([(group_id(group.sample), group.sample.plan) for group in results])
+    groups = tuple(_group(group, found, table, views, apart) for group, apart in zip(results, asked, strict=True))
     groups = tuple(
-        dataclasses.replace(group, label=label, next_step=next_step(group), missing=views.missing_of_group(group))
+        dataclasses.replace(
+            group,
+            label=label,
+            next_step=next_step(group),
+            missing=views.missing_of_group(group),
+            controls=tuple(one for one in beside if group.id in one.beside),
+        )
         for group, label in zip(groups, unique_labels(groups), strict=True)
     )
-    source = ReportSource(scan=scan, table=table, groups=found, history=history)
+    source = ReportSource(scan=scan, table=table, groups=found, results=results, history=history)
     report = model.Report(
         title=TITLE,
         as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
         dlbench_version=dlbench.__version__,
         notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
         groups=groups,
+        controls=beside,
         views={view.key: view.numbers(source) for view in views.report if view.key},
         runs=_run_rows(scan, table),
         # Behind the views, which read samples and spans.
@@ -118,15 +128,7 @@ def _verdict(source: GroupSource, unit: str) -> str:
     """One or two sentences: on quality where the runs trained to one, and on speed."""
     quality = source.of(Quality)
     subject = f"{clean(source.group.sample.plan.workload.title)} ({_short_conditions(source.group)})"
-    speed = verdict(
-        "Counting speed only, it" if quality else subject,
-        unit,
-        source.group.points,
-        is_sufficient=source.group.is_sufficient,
-        is_crowded=source.is_crowded,
-        exchange=source.all_of(ExchangePoint),
-        causes=source.of(LostPercent),
-    )
+    speed = verdict(unit, source.group.points, is_crowded=source.is_crowded, causes=source.of(LostPercent))
     return " ".join([*([quality_verdict(subject, quality)] if quality else []), speed])
 
 
@@ -223,6 +225,8 @@ def _row(run: Run, state: str, story: str, figures: dict[Hashable, Any] | None) 
         scaling=plan.series.scaling,
         series=plan.series.id,
         repeat=plan.series.repeat,
+        variant=plan.series.variant,
+        side=plan.series.side,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
         sample_unit=clean(plan.workload.sample_unit, 40),

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from dlbench.report.document import Document, Section, remark
 from dlbench.report.table import named_table
 from dlbench.report.wording import basis_text, figure_text, place_text, runs_text
 from dlbench.views import registry
+from dlbench.views.causes.tables import account_sheet
 from dlbench.views.model import Group, Report
-from dlbench.views.parts.tables import parts_sheet
 from dlbench.views.runs.view import runs_sheet
 from dlbench.views.scaling.view import points_sheet
+from dlbench.views.summary.view import short_names
 from dlbench.views.view import GroupView, ReportView, Views
 
 GROUP_COLUMNS = ("group", "label")
 """In front of every row of a group's tables."""
+
+
+MEANS = "Means over the runs of a point"
+"""What stands for the conditions of a group where its figures are no medians."""
 
 
 def document_of(report: Report, views: Views = registry.SCALING) -> Document:
@@ -23,7 +29,8 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
     opening = [_levelled(section, view) for view in views.opening for section in view.sections(report)]
     closing = [_levelled(section, view) for view in views.closing for section in view.sections(report)]
     without = len(report.without_figures)
-    empty = (points_sheet(()), parts_sheet(()))
+    empty = (points_sheet(()), account_sheet(()))
+    names = short_names(report.groups)
     return Document(
         title=report.title,
         dlbench_version=report.dlbench_version,
@@ -32,7 +39,8 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
         notices=report.notices,
         sections=(
             *opening,
-            *(_group(group, views) for group in report.groups),
+            *(_group(group, name, views) for group, name in zip(report.groups, names, strict=True)),
+            *_controls(report),
             *closing,
             *_methods(report),
             *_missing(report),
@@ -42,6 +50,7 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
             *(named_table(one.name, one.title, one.columns, GROUP_COLUMNS) for one in empty),
             named_table("runs", "All runs", runs_sheet(()).columns),
         ),
+        one_group_at_a_time=True,
     )
 
 
@@ -49,15 +58,37 @@ def _levelled(section: Section, view: GroupView | ReportView) -> Section:
     return dataclasses.replace(section, level=view.level)
 
 
-def _group(group: Group, views: Views) -> Section:
+def _once(section: Section, group: Group) -> Section:
+    """A section of a group without the conditions that the group states for all of them."""
+
+    def without(text: str) -> str:
+        left = text.replace(group.parts_caption, MEANS).replace(group.caption, "")
+        return left.lstrip(" .;,")
+
+    return dataclasses.replace(
+        section,
+        caption=without(section.caption),
+        sheets=tuple(dataclasses.replace(sheet, caption=without(sheet.caption)) for sheet in section.sheets),
+        sections=tuple(_once(inner, group) for inner in section.sections),
+    )
+
+
+def _group(group: Group, name: str, views: Views) -> Section:
     last = group.largest
     base = group.baseline
-    found = [_levelled(section, view) for view in views.group if (section := view.section(group)) is not None]
+    found = [
+        _once(_levelled(section, view), group) for view in views.group if (section := view.section(group)) is not None
+    ]
     return Section(
         id=f"group-{group.id}",
         title=group.label,
+        short_title=name,
         level="answer",
-        about=(f"{group.title}, {group.condition('preset')} preset: {group.about}", f"{group.notice}."),
+        about=(
+            f"{group.title}, {group.condition('preset')} preset: {group.about}",
+            *(one.text for one in group.controls),
+        ),
+        caption=group.caption.removesuffix(f"; {group.notice}"),
         facts=(
             (
                 "Baseline",
@@ -70,7 +101,8 @@ def _group(group: Group, views: Views) -> Section:
         marks=tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts),
         sections=tuple(dataclasses.replace(section, id=f"{section.id}-{group.id}") for section in found),
         missing=group.missing,
-        brief=(group.verdict,),
+        next_step=group.next_step,
+        brief=(_conditions_line(group), group.verdict, *(one.text for one in group.controls)),
         is_group=True,
         overview=(
             ("At", place_text(last.ranks, last.nodes)),
@@ -81,6 +113,39 @@ def _group(group: Group, views: Views) -> Section:
         ),
         where=dict(zip(GROUP_COLUMNS, (group.id, group.label), strict=True)),
     )
+
+
+def _controls(report: Report) -> tuple[Section, ...]:
+    """Control runs beside which there are no results."""
+    words = tuple(one.text for one in report.controls if not one.beside)
+    return (Section(id="controls", title="Control runs", words=words, brief=words),) if words else ()
+
+
+def _conditions_line(group: Group) -> str:
+    """What the label of a group does not say of its conditions, for the terminal."""
+    counts = sorted({point.throughput.n for point in group.points})
+    nodes = sorted({point.nodes for point in group.points})
+    batch = f"batch {group.condition('batch_per_rank')} per rank" if group.condition("batch_per_rank") else ""
+    parts = (
+        group.condition("precision"),
+        batch or f"batch {group.condition('global_batch')} in all",
+        _data_text(group.condition("data")),
+        group.condition("system"),
+        f"{range_text(nodes)} node{'s' * (nodes[-1] > 1)}",
+        f"{range_text(counts)} run{'s' * (counts[-1] > 1)} per point",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _data_text(data: str) -> str:
+    """A data set by the last two folders of its path."""
+    kind, _, path = data.partition(": ")
+    return f"{kind} data {'/'.join(path.split('/')[-2:])}" if path else f"{data} data"
+
+
+def range_text(counts: Sequence[int]) -> str:
+    """Ascending counts as one or a range, e.g. ``3`` or ``1 to 4``."""
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _methods(report: Report) -> tuple[Section, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -19,6 +20,8 @@ from dlbench.jobs import local
 from dlbench.jobs.verdict import verdict
 from dlbench.records import folder
 from dlbench.records.folder import RunFolder
+from dlbench.specs.choices import Choices
+from dlbench.specs.keys import keys_of
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.yamlfile import parse_yaml
 from tests.conftest import Cli
@@ -42,27 +45,38 @@ def everything_below(folder: Path) -> dict[str, bytes | None]:
 # What there is
 
 
-def test_help_lists_the_commands_in_the_order_of_work(cli: Cli) -> None:
+def sections(text: str) -> dict[str, list[str]]:
+    """First words of the entries of each section of a help."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            found[line[:-1]] = []
+        elif found and re.match(r"  \S", line):
+            found[list(found)[-1]].append(line.split()[0])
+    return found
+
+
+def test_help_has_every_command_in_one_group_and_80_columns(cli: Cli) -> None:
     for option in ("--help", "-h"):
         done = cli(option)
         assert (done.returncode, done.stderr) == (0, "")
-        section = done.stdout.partition("Commands, in the order of work:\n")[2]
-        names = [line.split()[0] for line in section.splitlines() if line.startswith("  ") and line[2] != " "]
-        expected = ["doctor", "setup", "data", "ls", "show", "run", "submit", "complete", "status", "io", "memory"]
-        expected += [
-            "comm",
-            "report",
-            "trace",
-            "diagnose",
-            "compare",
-            "check",
-            "baseline",
-            "history",
-            "estimate",
-            "export",
-            "box",
-        ]
-        assert names == expected
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        groups = sections(done.stdout)
+        assert list(groups) == ["Options", "Start", "Cluster", "Compare", "Understand", "Data and export"]
+        assert groups["Start"] == ["doctor", "ls", "show", "run", "report"]
+        assert groups["Cluster"] == ["submit", "status", "complete"]
+        listed = [name for title, names in groups.items() if title != "Options" for name in names]
+        files = {path.stem for path in (ROOT / "dlbench" / "cli").iterdir()}
+        assert sorted(listed) == sorted({name for name, *_ in COMMANDS})
+        assert set(listed) <= files
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_options_of_runs_stand_in_groups(cli: Cli, command: str) -> None:
+    groups = sections(cli(command, "--help").stdout)
+    assert [title for title in groups if title != "Example"] == ["What is trained", "Which runs", "Where", "Output"]
+    assert {"--preset", "--set"} <= set(groups["What is trained"])
+    assert groups["Output"][-1] == "-h,"
 
 
 @pytest.mark.parametrize("command", [name for name, *_ in COMMANDS])
@@ -116,17 +130,42 @@ def test_ls_is_machine_readable(cli: Cli, tmp_path: Path) -> None:
     ]
 
 
+RESNET = ("show", "resnet50", "--preset", "ci", "--set", "train.batch_per_rank=16")
+
+
 def test_show_prints_every_key_decided(cli: Cli) -> None:
-    done = cli("show", "resnet50", "--preset", "ci", "--set", "train.batch_per_rank=16", "--json")
+    done = cli(*RESNET, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     content = json.loads(done.stdout)
     assert (content["name"], content["preset"]) == ("resnet50", "ci")
     assert content["train"]["batch_per_rank"] == 16
     assert content["train"]["optimizer"]["name"] == "sgd"
     assert content["engine"]["horovod"]["cycle_time_ms"] == 1.0  # a default that no file says
-    text = cli("show", "resnet50", "--preset", "ci", "--set", "train.batch_per_rank=16").stdout
+    text = cli(*RESNET, "--yaml").stdout
     assert "  batch_per_rank: 16\n" in text
     assert parse_yaml(text, "show") == content
+
+
+def test_show_explains_every_key_and_marks_what_is_no_default(cli: Cli) -> None:
+    done = cli(*RESNET)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "F set by resnet50.yaml; P set by preset ci; S set by --set;" in done.stdout
+    for line in (
+        r"S batch_per_rank +16 +Samples a rank processes in one step\.",
+        r"P image_size +64 +Height and width of the input, pixels\.",
+        r"F learning_rate_scaling +linear +Scale the learning rate .*",
+        r"  momentum +0\.9 +Momentum .*",  # as its default, though the file says it
+        r"  fusion_threshold_bytes +128MiB +HOROVOD_FUSION_THRESHOLD, .*",
+        r"P measured_steps +12 steps +Steps that count .*",
+        r"  fault +none +.*",
+    ):
+        assert [one for one in lines if re.fullmatch(line, one)], line
+    assert " ".join(done.stdout.split()).count("(default 224)") == 1
+    keys = {one.name for one in keys_of(Choices, json.loads(cli(*RESNET, "--json").stdout))}
+    shown = {match[1] for one in lines if (match := re.match(r"[FPS ] (\w+) ", one))}
+    assert {name.rpartition(".")[2] for name in keys if "." in name and not name.startswith("fault.")} <= shown
 
 
 def test_show_prints_a_system(cli: Cli, tmp_path: Path) -> None:
@@ -209,14 +248,14 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "endless repeats of comm": (("comm", "run", "--repeats", "99999999"), ["--repeats 99,999,999", "10,000"]),
     "inert setting": ((*COSMO, "--set", "engine.ddp.backend=gloo"), ["--set engine.ddp.backend", "no effect"]),
     "two kinds of variants": ((*COSMO, "--decompose", "--watch-cost"), ["--decompose", "--watch-cost", "exclude"]),
-    "variants to a quality": ((*COSMO, "--decompose", "--to-quality"), ["--decompose", "leave out --to-quality"]),
-    "twins to a quality": ((*COSMO, "--watch-cost", "--to-quality"), ["--watch-cost", "leave out --to-quality"]),
+    "variants to a quality": ((*COSMO, "--decompose", "--to-accuracy"), ["--decompose", "leave out --to-accuracy"]),
+    "twins to a quality": ((*COSMO, "--watch-cost", "--to-accuracy"), ["--watch-cost", "leave out --to-accuracy"]),
     "one pair of twins": ((*COSMO, "--watch-cost"), ["--watch-cost", "--repeats 2"]),
     "nothing to go without": ((*COSMO, "--decompose"), ["--decompose", "nothing can be taken away", "--data"]),
     "one side only": ((*COSMO, "--ab", "plain", ""), ["--ab (side b)", "KEY=VALUE"]),
     "a side's wrong key": ((*COSMO, "--ab", "plain", "train.sed=1"), ["--ab (side b)", "unknown key", "seed"]),
     "sides of a sweep": ((*COSMO, "--ab", "plain", "plain", "--sweep", "train.seed=1,2"), ["--ab", "--sweep"]),
-    "sides to a quality": ((*COSMO, "--ab", "plain", "plain", "--to-quality"), ["--ab", "--to-quality"]),
+    "sides to a quality": ((*COSMO, "--ab", "plain", "plain", "--to-accuracy"), ["--ab", "--to-accuracy"]),
     "sides of two allocations": (
         (*SUBMIT, "--nodes", "1", "--ab", "plain", "system.slurm.partition=gpu", "--dry-run"),
         ["--ab", "system.slurm.partition", "one Slurm job"],

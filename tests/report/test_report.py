@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.reading.doubts import Doubt
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
 from dlbench.report import wording
@@ -209,7 +210,7 @@ def test_verdict_tells_waiting_from_exchange(tmp_path: Path) -> None:
     # Of 105 ms, 20 are for the late rank and 5 are exchange; the exchange takes 20 on average over the ranks.
     assert "the largest part of the loss is waiting for late ranks (19.0 of the 23.8 points lost" in told["plain"]
     assert (
-        "the largest part of the loss is exposed gradient exchange, waiting for late ranks included (19.0 of the 23.8 "
+        "the largest part of the loss is gradient exchange after backward, waiting for late ranks included (19.0 of the 23.8 "
     ) in told["no-exchange"]
 
 
@@ -423,6 +424,31 @@ def test_terminal_fits_eighty_columns(folder_name: str, request: pytest.FixtureR
     assert max(map(len, terminal.to_text(document_of(found)).splitlines())) <= 80
 
 
+def test_a_group_fits_one_screen_of_the_terminal(tmp_path: Path) -> None:
+    """Whatever the number of rank counts and of warnings; the full form keeps all."""
+    for plan in plans(points=tuple(range(1, 13)), repeats=1):
+        ranks = plan.layout.ranks
+        write_run(tmp_path, plan, constant([4, 1, 30, 50 + ranks, 0 if ranks == 1 else 3.0 * ranks, 10], other=1))
+    whole_scan = scan(tmp_path)
+    doubt = Doubt(
+        code="busy", severity="serious", text="the cores of this machine were used by others for most of the run " * 3
+    )
+    for count in (1, 2, 3, 7, 12):
+        found = assemble(replace(whole_scan, runs=[run for run in whole_scan.runs if run.plan.layout.ranks <= count]))
+        (group,) = found.groups
+        for doubts in (group.doubts, (doubt,) * 5):
+            document = document_of(replace(found, groups=(replace(group, doubts=doubts),)))
+            text = terminal.to_text(document)
+            assert len(text.splitlines()) <= 40, text
+            assert max(map(len, text.splitlines())) <= 80
+            assert f"Next: {group.next_step}" in " ".join(text.split())
+            shown = [line for line in text.splitlines() if re.match(r" {3,4}\d+  ", line)]
+            assert len(shown) == count or "rows left out" in text
+            assert ("more warnings" in text) == (len(doubts) > terminal.MAX_MARKS)
+            whole = " ".join(terminal.to_text(document, full=True).split())
+            assert whole.count("were used by others") == 3 * doubts.count(doubt)
+
+
 def test_rich_prints_the_same_rows(made: model.Report) -> None:
     from rich.console import Console
 
@@ -538,7 +564,7 @@ def test_downloads_are_the_csv_files(made: model.Report, page: str) -> None:
 def test_every_sheet_stands_in_every_format(made: model.Report, page: str) -> None:
     plain = page.replace("\N{NO-BREAK SPACE}", " ")
     written = markdown.to_markdown(document_of(made))
-    shown = terminal.to_text(document_of(made))
+    shown = terminal.to_text(document_of(made), full=True)
     for section, _ in document_of(made).walk():
         assert f"# {markdown.escape(section.title)}" in written
         assert html_text(section.title) in plain

@@ -105,6 +105,7 @@ def make_record(
             "resumed_from": str(ready.resumed.path) if ready.resumed else None,
             "checkpoints": pauses.checkpoints(),
             "precision": precision.text,
+            "emulates_precision": any(item["emulates_precision"] for item in everyone),
             "overflow_steps": precision.overflow_steps if precision.is_scaled else None,
             "final_loss_scale": precision.scale if precision.is_scaled else None,
             "layers": layers,
@@ -187,7 +188,7 @@ def with_layers_told(plan: RunPlan, course: Course, exchange: ExchangeResult | N
 
 def _are_mixed(plan: RunPlan, course: Course, exchange: ExchangeResult) -> bool:
     # dlbench's own exchange takes its times from measured steps.
-    return bool(window_ranks(plan)) and course.shares_window and exchange.by == "engine" and exchange.window_steps > 0
+    return bool(window_ranks(plan)) and course.shares_window and exchange.by == "backend" and exchange.window_steps > 0
 
 
 def watch_doubts(

@@ -52,6 +52,12 @@ SUBTITLE_PIXELS = 6.5
 FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
 """Of one width nearly everywhere, so that text keeps the room it was measured for."""
 
+
+def si_labels(unit: str) -> str:
+    """Vega's expression for the labels of an axis: ``200 ms``, ``1.5 kJ``; the SI prefix stands at the unit."""
+    return f"replace(format(datum.value, '~s'), regexp('([^0-9.]?)$'), ' $1') + '{unit}'"
+
+
 CONFIG: dict[str, Any] = {
     # The figure around a chart is one image with its finding in words; labels of single marks would drown it.
     "aria": False,

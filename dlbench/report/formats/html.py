@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 from markupsafe import Markup
@@ -46,6 +46,12 @@ MAX_GROUPS = 25
 DOWNLOAD_BYTES = 700_000
 """Files in the page, together; what does not fit is left to the command."""
 
+HEADLINE = 100
+"""Characters of a line that stands for a folded section."""
+
+FEW_CARDS = 6
+"""More cards with facts are lines of a list that scrolls by itself."""
+
 _UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|MHz|W|[KMGTP]iB|B|GB/s|ranks?)\b|%)")
 
 
@@ -68,6 +74,8 @@ class ShownSheet:
     """Rows that only the CSV holds."""
     has_file: bool
     """Whether there is a CSV of it."""
+    is_folded: bool
+    """Whether it is closed: its sheet says so, or a chart above it shows the same."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,23 @@ class Shown:
     inner: tuple[Shown, ...]
     without_charts: bool
     """Whether it would have charts but the page already has enough of them."""
+    has_numbers: bool
+    """Whether tables or cards of the section hold the numbers of its charts."""
+    headline: str
+    """What stands for it where it is folded."""
+    words: tuple[str, ...]
+    """Without what the headline says already."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What a page shows at a time where it shows one group at a time."""
+
+    id: str
+    title: str
+    """In the list of panels."""
+    shown: tuple[Shown, ...]
+    kind: Literal["overview", "group", "across", "appendix"]
 
 
 def to_html(document: Document) -> str:
@@ -94,6 +119,7 @@ def to_html(document: Document) -> str:
     ids: Counter[str] = Counter()
     shown = [_shown(section, charts, charted, ids) for section in in_full]
     specs = {one.chart.id: one.chart.spec for drawn in charts.values() for one in drawn}
+    tables = {one.chart.id: _cells(one.chart.table) for outer in shown for one in _without_table(outer)}
     scripts = [_script(svg.script_bundle())] if specs else []
     scripts.append(_script((bundled.folder("reports") / "page.js").read_text(encoding="utf-8")))
     return (
@@ -102,16 +128,55 @@ def to_html(document: Document) -> str:
         .render(
             document=document,
             shown=shown,
+            panels=_panels(shown) if document.one_group_at_a_time and groups else (),
+            folds=_folds(document),
+            linked={section.id for section in in_full},
             num_groups=len(groups),
             further=groups[MAX_GROUPS:],
             num_charted=len(charted),
             downloads=_downloads(document),
-            specs=_json_block({"config": CONFIG, "charts": specs}),
+            specs=_json_block({"config": CONFIG, "charts": specs, "tables": tables}),
             style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
             scripts=scripts,
             policy=_policy(scripts),
         )
     )
+
+
+def _panels(shown: Sequence[Shown]) -> tuple[Panel, ...]:
+    """What stands before the groups, each group, what compares groups, and what is only looked up."""
+    places = [place for place, one in enumerate(shown) if one.section.is_group]
+    before, behind = shown[: places[0]], shown[places[-1] + 1 :]
+    groups = (
+        Panel(one.section.id, one.section.short_title or one.section.title, (one,), "group")
+        for one in shown
+        if one.section.is_group
+    )
+    across = tuple(one for one in behind if one.section.level != "appendix")
+    looked_up = tuple(one for one in behind if one.section.level == "appendix")
+    return (
+        Panel("overview", "Overview", tuple(before), "overview"),
+        *groups,
+        *([Panel("across", "Across groups", across, "across")] if across else []),
+        Panel("runs-and-methods", "Runs and methods", looked_up, "appendix"),
+    )
+
+
+def _folds(document: Document) -> bool:
+    """Whether sections that are no answer are closed: not where no section says that it is one."""
+    return any(section.level == "answer" for section, _ in document.walk())
+
+
+def _without_table(shown: Shown) -> Iterator[Drawn]:
+    """Charts whose own numbers are not printed."""
+    if shown.has_numbers:
+        yield from shown.charts
+    for inner in shown.inner:
+        yield from _without_table(inner)
+
+
+def _cells(table: TextTable) -> list[list[str]]:
+    return [list(table.header), *([str(cell) for cell in row.cells] for row in table.rows)]
 
 
 def _charts(sections: Sequence[Section], drawers: ThreadPoolExecutor) -> tuple[dict[str, tuple[Drawn, ...]], set[str]]:
@@ -152,19 +217,46 @@ def _shown(
     sheets = []
     for sheet in section.sheets:
         table = sheet.people()
-        if table.rows and not (sheet.is_drawn and drawn):
+        if table.rows:
             kept = table.rows[: sheet.max_rows]
-            left_out = len(table.rows) - len(kept)
-            has_file = bool(sheet.names) and any(map(sheet.is_data, sheet.rows))
-            sheet_id = _sheet_id(sheet.name, group, ids)
-            sheets.append(ShownSheet(sheet, sheet_id, TextTable(table.header, kept), left_out, has_file))
+            sheets.append(
+                ShownSheet(
+                    sheet,
+                    _sheet_id(sheet.name, group, ids),
+                    TextTable(table.header, kept),
+                    num_left_out=len(table.rows) - len(kept),
+                    has_file=bool(sheet.names) and any(map(sheet.is_data, sheet.rows)),
+                    is_folded=sheet.is_folded or (sheet.is_drawn and bool(drawn)),
+                )
+            )
+    headline, words = _headline(section)
     return Shown(
         section,
         drawn,
         tuple(sheets),
         tuple(_shown(inner, charts, charted, ids, group) for inner in section.sections),
         without_charts=section.is_group and section.id not in charted,
+        has_numbers=bool(section.cards) or any(one.sheet.is_drawn for one in sheets) or _hold(sheets, drawn),
+        headline=headline,
+        words=words,
     )
+
+
+def _hold(sheets: Sequence[ShownSheet], drawn: Sequence[Drawn]) -> bool:
+    """Whether most numbers of charts stand in tables; a chart also draws what tables leave out, such as the ideal."""
+    known = {cell.text for one in sheets for row in one.table.rows for cell in row.cells}
+    cells = [cell.text for one in drawn for row in one.chart.table.rows for cell in row.cells[1:]]
+    return 2 * sum(text in known for text in cells) > len(cells)
+
+
+def _headline(section: Section) -> tuple[str, tuple[str, ...]]:
+    """The line that stands for a folded section, and the words that are left to say below it."""
+    if section.headline or not section.words:
+        return section.headline, section.words
+    first = section.words[0]
+    if len(first) <= HEADLINE:
+        return first, section.words[1:]
+    return first[:HEADLINE].rsplit(" ", 1)[0].rstrip(",;:") + " \N{HORIZONTAL ELLIPSIS}", section.words
 
 
 def _sheet_id(name: str, group: str, taken: Counter[str]) -> str:

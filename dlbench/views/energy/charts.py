@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.style import HEIGHT, NARROW, STAGE_COLOURS, WIDE
+from dlbench.report.charts.style import HEIGHT, NARROW, STAGE_COLOURS, WIDE, si_labels
 from dlbench.report.wording import basis_text, figure_text, percent, place_text
 from dlbench.units import format_number
 from dlbench.views.energy.numbers import Energy, KindEnergy
@@ -97,7 +97,7 @@ def _stages(group: Group, found: Energy) -> Chart | None:
     places = list(dict.fromkeys(row["place"] for row in rows))
     present = [stage for stage in _STAGE_COLOURS if any(row["stage"] == stage for row in rows)]
     colour = alt.Color("stage:N", title=None).scale(domain=present, range=[_STAGE_COLOURS[stage] for stage in present])
-    label = "format(datum.value, '~s') + 'J'"
+    label = si_labels("J")
     bars = (
         alt.Chart(alt.InlineData(values=rows))
         .mark_bar(height={"band": 0.72})

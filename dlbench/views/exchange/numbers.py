@@ -14,7 +14,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from dlbench.costs import overlap
 from dlbench.costs.fit.least_errors import fit_line
@@ -23,7 +22,7 @@ from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
-from dlbench.report.wording import figure_text, number_text, ranks_text, runs_text
+from dlbench.report.wording import ENGINE_TITLES, figure_text, number_text, ranks_text, runs_text
 from dlbench.specs.collectives.network import LineCost
 from dlbench.stats.estimates import Estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import pairing
@@ -40,8 +39,8 @@ class Way:
     """What ran: not what was asked for."""
 
     carrier: str
-    by: Literal["engine", "dlbench"]
-    """Who grouped gradients into messages and chose the exchange."""
+    by: str
+    """Who grouped gradients into messages and chose the exchange: `dlbench`, `Horovod`, `PyTorch DDP`."""
     exchange: str
     fusion: str
     wire: str
@@ -146,7 +145,7 @@ def _point(
     return ExchangePoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        ways=tuple(dict.fromkeys(map(_way, results))),
+        ways=tuple(dict.fromkeys(_way(run, result) for run, result in recorded)),
         num_messages=_over(with_messages, lambda result: float(len(result.messages)), "messages"),
         message_bytes=_over(with_messages, lambda result: float(sum(m.num_bytes for m in result.messages)), "bytes"),
         bytes_inside=_over(results, lambda result: result.bytes_inside, "bytes"),
@@ -178,11 +177,11 @@ def _typical(recorded: Sequence[tuple[Run, ExchangeResult]]) -> tuple[Run, Excha
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _way(result: ExchangeResult) -> Way:
+def _way(run: Run, result: ExchangeResult) -> Way:
     groups = "1 group" if result.num_groups == 1 else f"{result.num_groups} groups"
     return Way(
         carrier=result.carrier,
-        by=result.by,
+        by="dlbench" if result.by == "dlbench" else ENGINE_TITLES[run.plan.engine.name],
         exchange=result.exchange,
         fusion=result.fusion,
         wire=result.wire,

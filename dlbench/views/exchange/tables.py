@@ -71,8 +71,8 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
         Column("", "Groups", lambda row: row.way.groups),
         _count("messages", "Messages per step", "num_messages"),
         _count("gradient_bytes", "Gradients per step", "message_bytes"),
-        _count("bytes_inside", "Sent per rank, inside", "bytes_inside"),
-        _count("bytes_across", "Sent per rank, across", "bytes_across"),
+        _count("bytes_inside", "Sent per rank, intra-group", "bytes_inside"),
+        _count("bytes_across", "Sent per rank, inter-group", "bytes_across"),
         Column("communication_s", "", lambda row: row.point.communication, has_interval=True),
         Column("exposed_s", "", lambda row: row.point.exposed, has_interval=True),
         Column("hidden_s", "", lambda row: row.point.hidden, has_interval=True),
@@ -235,7 +235,10 @@ def messages(point: ExchangePoint) -> Sheet[_Line]:
 def ways_text(point: ExchangePoint) -> str:
     """What ran at a point, in one line."""
     return "; ".join(
-        f"{way.exchange} exchange over {way.carrier}, grouped by {way.by} (fusion {way.fusion}), wire {way.wire}, "
-        f"{way.groups}"
+        f"{way.exchange} exchange over {way.carrier}, grouped by {_grouped_by(way)}, wire {way.wire}, {way.groups}"
         for way in point.ways
     )
+
+
+def _grouped_by(way: Way) -> str:
+    return f"{way.by} (fusion {way.fusion})" if way.by == "dlbench" else way.by

@@ -1,16 +1,25 @@
-"""The view `summary`: a card for each group with its headline, its verdict and the next step."""
+"""The view `summary`: all groups against the ideal in one picture, and what each says at a glance."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from dlbench.report.document import Card, Section
-from dlbench.report.wording import basis_text, interval_text, place_text, value_text
-from dlbench.stats.estimates import Estimate
-from dlbench.views.forecast.numbers import Forecast
+from dlbench.report.wording import ENGINE_TITLES, basis_text, interval_text, place_text, points, value_text
+from dlbench.views.causes.numbers import CausePoint, LostPercent
+from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality
+from dlbench.views.summary.charts import efficiency_chart
+from dlbench.views.summary.rating import rating
+from dlbench.views.systems.numbers import SystemDescription
 from dlbench.views.view import ReportView
 
-_CHIPS = ("preset", "engine", "precision", "data", "batch_per_rank", "global_batch")
+_TELLING = ("preset", "engine", "precision", "scaling", "batch_per_rank", "global_batch", "goal", "system", "device")
+"""Conditions that a short name of a group has where groups differ in them."""
+
+_NO_GPU = "none"
 
 
 class SummaryView(ReportView):
@@ -21,45 +30,74 @@ class SummaryView(ReportView):
     level = "answer"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        """One section of cards."""
-        words: tuple[str, ...] = ()
+        """One section: the picture and the cards."""
         if not report.groups:
             more = "Below, each run with the reason." if report.runs else "There are no runs here."
             words = (f"No run has figures. {more}",)
+            return (Section(id=self.id, title=self.title, words=words, brief=("No run has figures.",)),)
+        names = short_names(report.groups)
         return (
             Section(
                 id=self.id,
                 title=self.title,
-                words=words,
-                cards=tuple(map(_card, report.groups)),
-                brief=("No run has figures.",) if not report.groups else (),
+                charts=lambda: efficiency_chart(report.groups, names),
+                charts_per_row=1,
+                cards=tuple(_card(group, name, report) for group, name in zip(report.groups, names, strict=True)),
+                brief=(),
             ),
         )
 
 
-def _card(group: Group) -> Card:
-    big, small = _headline(group)
-    serious = tuple(doubt.text for doubt in group.doubts if doubt.severity == "serious")
-    forecast = group.of(Forecast)
-    chips = [
-        (f"{one.title.lower()}: {one.value}", one.name == "data" and one.value == "synthetic")
-        for one in group.conditions
-        if one.name in _CHIPS
+def short_names(groups: Sequence[Group]) -> list[str]:
+    """The workload of each group, and what tells it from the others; the labels where that does not tell them apart."""
+    differing = {
+        name for name in _TELLING if len({group.condition(name) for group in groups if group.condition(name)}) > 1
+    }
+    settings = Counter(setting for group in groups for setting in group.settings)
+    names = [
+        ", ".join(
+            (
+                group.condition("workload"),
+                *(_value(one.name, one.value) for one in group.conditions if one.name in differing),
+                *(f"{key}={value}" for key, value in group.settings if settings[key, value] < len(groups)),
+            )
+        )
+        for group in groups
     ]
-    if forecast and forecast.forecasts:
-        chips.append((f"forecast to {forecast.forecasts[-1].ranks} ranks, not measured", False))
+    return names if len(set(names)) == len(names) else [group.label for group in groups]
+
+
+def _value(name: str, value: str) -> str:
+    if name == "engine":
+        return ENGINE_TITLES.get(value, value)
+    words = {
+        "preset": "{} preset",
+        "scaling": "{} scaling",
+        "batch_per_rank": "batch {}",
+        "global_batch": "batch {} in all",
+    }
+    return words.get(name, "{}").format(value)
+
+
+def _card(group: Group, name: str, report: Report) -> Card:
+    big, small = _headline(group)
+    last = group.largest
+    cause = _cause(group)
     return Card(
-        title=group.label,
+        title=name,
         link=f"group-{group.id}",
         big=big,
         small=small,
-        chips=tuple(chips),
-        words=(group.verdict,),
+        rating=rating(group, report),
+        facts=(
+            ("Machine", _machine(group, report)),
+            ("Throughput", f"{value_text(last.throughput)} {last.throughput.unit}"),
+            *([("Largest cause", cause)] if cause else []),
+        ),
         next_step=group.next_step,
-        warnings=serious,
+        warnings=tuple(doubt.text for doubt in group.doubts if doubt.severity == "serious"),
         warnings_link=f"marks-group-{group.id}",
         is_clear=True,
-        note=f"{group.notice}.",
     )
 
 
@@ -70,10 +108,40 @@ def _headline(group: Group) -> tuple[str, tuple[str, ...]]:
         return quality.headline[0], (quality.headline[1],)
     last = group.largest
     place = place_text(last.ranks, last.nodes)
-    if len(group.points) > 1:
-        return value_text(last.efficiency), (f"of the ideal at {place}", *_interval(last.efficiency))
-    return value_text(last.throughput), (f"{last.throughput.unit} at {place}", *_interval(last.throughput))
+    if len(group.points) == 1:
+        return value_text(last.throughput), (f"{last.throughput.unit} at {place}",)
+    interval = interval_text(last.efficiency) or basis_text(last.efficiency)
+    return value_text(last.efficiency), (f"{interval} scaling efficiency at {place}",)
 
 
-def _interval(estimate: Estimate) -> tuple[str, ...]:
-    return tuple(text for text in (interval_text(estimate), basis_text(estimate)) if text)
+def _machine(group: Group, report: Report) -> str:
+    """Nodes, GPU or CPU model and cores, as far as the runs' records say."""
+    name = group.condition("system")
+    found = next((one for one in report.all_of(SystemDescription) if one.name == name), None)
+    nodes = group.largest.nodes
+    counted = f"{nodes} node" if nodes == 1 else f"{nodes} nodes"
+    if found is None:
+        return f"{counted} of {name}" if name else counted
+    fields = dict(found.fields)
+    gpu, cpu, threads = fields.get("GPU", ""), fields.get("Processor", ""), fields.get("Processor threads per node", "")
+    if gpu and not gpu.startswith(_NO_GPU):
+        each = fields.get("GPUs in use per node", "")
+        return f"{counted}, {f'{each} x ' if each else ''}{gpu}"
+    return ", ".join((counted, *([cpu] if cpu else []), *([f"{threads} threads"] if threads else [])))
+
+
+def _cause(group: Group) -> str:
+    """The cause that costs most at the largest point, and how much of what is lost; empty where none is known."""
+    point = _diagnosed(group)
+    if point is None or point.is_baseline or not point.verdict.cause:
+        return ""
+    lost = point.cause(point.verdict.cause).lost.value
+    doubt = ", within the noise" if point.verdict.finding == "within noise" else ""
+    return f"{CAUSE_TITLES[point.verdict.cause]}: {points(lost)}{doubt}"
+
+
+def _diagnosed(group: Group) -> CausePoint | None:
+    found = group.of(LostPercent)
+    place = (group.largest.ranks, group.largest.nodes)
+    points = found.diagnosed.points if found else ()
+    return next((point for point in points if (point.ranks, point.nodes) == place), None)

@@ -54,7 +54,7 @@ GRADIENTS = [(4_000_000, 0.02), (2_000_000, 0.03), (1_000_000, 0.05)]
 
 
 def diagnose(*arguments: str | Path) -> str:
-    result = CliRunner().invoke(cli, ["diagnose", *map(str, arguments)], catch_exceptions=False)
+    result = CliRunner().invoke(cli, ["diagnose", "--full", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -781,12 +781,12 @@ def test_damaged_and_empty_folders_end_with_four(tmp_path: Path) -> None:
     write_series(tmp_path, {"exchange": 25.0}, repeats=1)
     (victim,) = tmp_path.glob("*n0002*/rank-0001.steps")
     victim.write_bytes(victim.read_bytes()[:-1])
-    result = CliRunner().invoke(cli, ["diagnose", str(tmp_path)])
+    result = CliRunner().invoke(cli, ["diagnose", "--full", str(tmp_path)])
     assert result.exit_code == 4
     assert "baseline: 90.0 % of a step is compute" in result.stdout
     assert str(victim) in result.stderr
     write_unfinished(tmp_path / "dead", plans(points=(2,), repeats=1)[0])
-    result = CliRunner().invoke(cli, ["diagnose", str(tmp_path / "dead")])
+    result = CliRunner().invoke(cli, ["diagnose", "--full", str(tmp_path / "dead")])
     assert result.exit_code == 4
     assert "No run has figures." in result.stdout
     assert "incomplete" in result.stdout
@@ -797,7 +797,7 @@ def test_files_that_are_no_network_are_refused(tmp_path: Path) -> None:
     for content, error in (("{}", UserError), ("{", IncompleteDataError)):
         file = tmp_path / "x.network.json"
         file.write_text(content)
-        result = CliRunner().invoke(cli, ["diagnose", str(tmp_path / "runs"), "--network", str(file)])
+        result = CliRunner().invoke(cli, ["diagnose", "--full", str(tmp_path / "runs"), "--network", str(file)])
         assert isinstance(result.exception, error)
         assert str(file) in str(result.exception)
 

@@ -86,7 +86,7 @@ def section(text: str, title: str, following: str) -> list[str]:
 
 
 def telemetry_lines(out: Path, code: int = 0) -> list[str]:
-    result = run_cli("diagnose", out)
+    result = run_cli("diagnose", "--full", out)
     assert result.exit_code == code, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
     return section(result.stdout, "Telemetry", "Energy")
@@ -240,7 +240,7 @@ def damage(path: Path) -> None:
 def test_damaged_samples_end_with_four(tmp_path: Path, chosen: str) -> None:
     first, second = (one_run(tmp_path, plan) for plan in plans(points=(1,), repeats=2))
     damage(first.samples(0))
-    result = run_cli("diagnose", tmp_path, "--format", chosen)
+    result = run_cli("diagnose", "--full", tmp_path, "--format", chosen)
     assert result.exit_code == 4
     named = [line for line in result.stderr.splitlines() if line.startswith("dlbench: damaged: ")]
     assert len(named) == 1

@@ -582,7 +582,7 @@ def test_runs_of_speed_are_told_how_to_train_to_a_quality(tmp_path: Path) -> Non
     write_run(tmp_path, plans(points=(1,), repeats=1)[0], step(100))
     report = assemble(scan(tmp_path))
     (group,) = report.groups
-    assert "--to-quality" in {one.view: one.text for one in group.missing}["quality"]
+    assert "--to-accuracy" in {one.view: one.text for one in group.missing}["quality"]
     assert '<section id="quality-' not in html.to_html(document_of(report))
 
 

@@ -146,7 +146,7 @@ def test_words_name_runs_steps_and_what_is_left_out(group: model.Group) -> None:
         "4 ranks: 180 measured steps of 3 runs (15 warm-up steps are left out); half of them within "
     )
     assert second.startswith("2 ranks: 180 measured steps of 3 runs")
-    assert "rank 1 on n0 had the longest own work, and most of the growth is in input wait." in longest
+    assert "rank 1 on n0 had the longest own work, and most of the growth is in waiting for input." in longest
 
 
 def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folder: Path, group: model.Group) -> None:

@@ -1,0 +1,81 @@
+"""Whether a group's efficiency is good: against a model, a published figure, or the history of the same runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dlbench.history.page.report import TrendsReport
+from dlbench.history.trends.series import Trend
+from dlbench.reading.scaling import Point
+from dlbench.report.document import Rating
+from dlbench.report.wording import percent, ranks_text, runs_text
+from dlbench.stats.estimates import MIN_RUNS
+from dlbench.stats.verdicts import placed
+from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
+from dlbench.views.exchange.numbers import ExchangePoint
+from dlbench.views.forecast.numbers import Forecast
+from dlbench.views.model import Group, Report
+
+STEP = "step_median_s"
+"""The metric of the history that says most of a group's speed."""
+
+
+def rating(group: Group, report: Report) -> Rating:
+    """How good the efficiency at the largest point is, against the first reference that there is.
+
+    References in order: what the exchange model leaves attainable, a published figure of the same work, the usual range
+    of the same point in the history of the report.
+    """
+    last = group.largest
+    if len(group.points) > 1:
+        for text, reference in _references(group, last):
+            return _against(last, reference, text)
+    trend = _trend(report, group.id, last)
+    if trend is not None:
+        return _usual(trend)
+    if len(group.points) == 1:
+        return Rating(tone="unknown", text="no reference: run more rank counts")
+    return Rating(tone="unknown", text="no reference: keep a history (dlbench history)")
+
+
+def _references(group: Group, last: Point) -> list[tuple[str, float]]:
+    """References for a point: what they are, and their efficiency (fraction)."""
+    found = [
+        ("the exchange model allows", one.prediction.efficiency.value)
+        for one in group.all_of(ExchangePoint)
+        if (one.ranks, one.nodes) == (last.ranks, last.nodes) and one.prediction is not None
+    ]
+    forecast = group.of(Forecast)
+    published = (
+        [(f"published at {ranks_text(one.ranks)}:", one.efficiency) for one in forecast.same_work] if forecast else []
+    )
+    return [*found, *published]
+
+
+def _against(point: Point, reference: float, text: str) -> Rating:
+    """A loss not worth explaining is none. By the interval where it decides, else by the value, which is said."""
+    least = reference - WORTH_EXPLAINING
+    where = placed(point.efficiency, least, max(1.0, reference))
+    is_good = where in ("within", "above") or (where != "below" and point.efficiency.value >= least)
+    doubt = {"undecided": " within the noise", "insufficient": f" ({runs_text(point.efficiency.n)}, needs {MIN_RUNS})"}
+    word: Literal["good", "low"] = "good" if is_good else "low"
+    return Rating(tone=word, text=f"{word}{doubt.get(where, '')}: {text} {percent(reference)}")
+
+
+def _trend(report: Report, group: str, point: Point) -> Trend | None:
+    """The series of step times of a point, if it has an earlier night to compare with."""
+    history = report.of(TrendsReport)
+    wanted = (group, point.ranks, point.nodes, STEP)
+    for trend in history.series if history else ():
+        if (trend.group, trend.ranks, trend.nodes, trend.metric) == wanted and len(trend.nights) > 1:
+            return trend
+    return None
+
+
+def _usual(trend: Trend) -> Rating:
+    nights = f"{len(trend.nights)} sessions of the history"
+    if trend.newest is not None and trend.newest.is_worse:
+        return Rating(tone="low", text=f"slower than usual: {trend.newest.ratio:.2f}x the step of {nights}")
+    return Rating(
+        tone="good", text=f"as usual in {nights}" if trend.newest is None else f"faster than usual in {nights}"
+    )
