@@ -600,7 +600,7 @@ def test_foreign_text_about_training_stays_text(tmp_path: Path) -> None:
     edit_json(folder.record, quality={**quality, "predictor": MARKUP + "\x1b[2J"})
     document = document_of(assemble(scan(tmp_path)))
     text = terminal.to_text(document)
-    assert text.count("onerror") == 3
+    assert text.count("onerror") == 2
     assert "\x1b" not in text
     assert "<script>window.pwned" not in html.to_html(document)
     assert "<script>window.pwned" not in markdown.to_markdown(document)
