@@ -152,7 +152,7 @@ def _label(run: Run) -> str:
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""
     train = plan.workload.train
-    to_accuracy = "" if goal(run) == "speed" else f", to accuracy {goal(run).removeprefix('quality ')}"
+    to_accuracy = "" if goal(run) == "throughput" else f", to accuracy {goal(run).removeprefix('target ')}"
     return (
         f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine.name}, {train.precision}, batch "
         f"{train.batch_per_rank} per rank, {short_data(data_source(run))}, {plan.series.scaling} "

@@ -81,12 +81,12 @@ def data_path(run: Run) -> str:
 
 
 def goal(run: Run) -> str:
-    """`speed`, or `quality` with the wanted value: the two are never put into one ratio."""
+    """`throughput`, or `target` with its value: the two are never put into one ratio."""
     wanted = run.plan.workload.quality
     if run.plan.measure.until == "steps" or wanted is None:
-        return "speed"
+        return "throughput"
     more = "" if wanted.stop_at_target else ", trains on"
-    return f"quality {wanted.target:g}{more}"
+    return f"target {wanted.target:g}{more}"
 
 
 def _accumulation(run: Run) -> str:

@@ -130,7 +130,7 @@ class RunRow:
     finished: str
     warnings: tuple[str, ...]
     goal: str
-    """`speed`, or `quality` and the target."""
+    """`throughput`, or `target` and its value."""
     reached: bool | None
     """Whether it met its target; None for a run of speed, and for one that tells nothing."""
     time_to_quality_s: float | None

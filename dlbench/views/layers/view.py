@@ -44,7 +44,7 @@ class LayersView(ReportView):
 
     def remedy(self, report: Report) -> str:
         """They are recorded since dlbench counts them."""
-        return "not recorded by these runs; runs of this version of dlbench record them."
+        return "not recorded by these runs; newer runs do."
 
 
 def _headline(found: Sequence[LayerTable]) -> str:

@@ -33,10 +33,7 @@ class UtilisationView(GroupView):
 
     def remedy(self, group: Group) -> str:
         """Newer runs."""
-        return (
-            "not known: these runs do not record the FLOPs of a sample, and their recipe names no length of a "
-            "training; runs of this version of dlbench record the FLOPs."
-        )
+        return "these runs record no FLOPs per sample, and their recipe names no length of a training; newer runs do."
 
 
 def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
