@@ -137,14 +137,6 @@ class RunRow:
     samples_to_quality: int | None
     epochs_to_quality: float | None
 
-    @property
-    def configuration(self) -> str:
-        """What was run, in one line."""
-        parts = (self.workload, f"{self.preset} preset", self.engine, self.precision, f"batch {self.batch_per_rank}")
-        kind = "" if self.variant == "plain" else f", {self.variant}"
-        side = f", side {self.side}" if self.side else ""
-        return f"{', '.join(parts)} per rank, {self.scaling}, {self.data}{kind}{side}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentDifference:

@@ -95,6 +95,7 @@ def _sheet(found: LayerTable) -> Sheet[_Row]:
         is_data=lambda row: row.is_layer,
         is_shown=lambda row: row.is_shown,
         kind=lambda row: row.role,
+        is_folded=True,
     )
 
 

@@ -64,6 +64,7 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
             "training_time_s",
             found.recipe_title,
             lambda point: point.training_time,
+            lambda point: point.training_time and value_text(point.training_time),
             has_interval=True,
             is_brief=True,
         ),
@@ -98,4 +99,4 @@ def _notes(found: Utilisation) -> tuple[str, ...]:
     if not found.training_flops_per_sample:
         return (found.recipe,)
     flops = format_number(found.training_flops_per_sample / 1e9)
-    return (f"{flops} GFLOP per sample; peak: {found.peak}.", found.recipe)
+    return (f"{flops} GFLOP per sample; {found.peak}.", found.recipe)

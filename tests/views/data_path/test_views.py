@@ -175,6 +175,13 @@ def test_cold_and_warm_epochs_and_tiers_are_told_apart(shown: tuple[Report, Docu
     assert (own.epochs[0].local_bytes, own.epochs[0].shared_bytes) == (50 * MB, 0)
 
 
+def test_every_folded_section_has_a_headline_of_one_line(shown: tuple[Report, Document]) -> None:
+    views = {view.id for view in (*SCALING.group, *SCALING.closing)} - {"scaling"}
+    found = {name: section.headline for name, section in sections(shown[1]).items() if name in views}
+    assert {"data-path", "staging", "reading", "shuffle-audit", "memory", "steps", "cost", "runs"} <= found.keys()
+    assert {name for name, headline in found.items() if not 0 < len(headline) <= 100} == set()
+
+
 def test_bytes_that_nobody_counted_are_not_zero(tmp_path: Path) -> None:
     write(tmp_path, 5.0, {"reading": reading_result([read_epoch(storage=None)])})
     report, document = page(tmp_path)
