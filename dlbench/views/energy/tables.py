@@ -15,10 +15,7 @@ from dlbench.views.energy.numbers import EnergyPoint, KindEnergy, SlurmCheck
 
 NOT_MEASURED = "not measured"
 
-CAPTION = (
-    "GPUs and processors are never added: processors are those of whole nodes. Not included: board, fans, disks, "
-    "network."
-)
+CAPTION = "GPUs and processors are never added: processors are those of whole nodes."
 SLURM_CAPTION = "Slurm: ConsumedEnergy of the whole nodes, from the start of the job to its end."
 
 

@@ -55,7 +55,7 @@ class QualityView(GroupView):
             headline=quality_headline(found),
             words=(f"{goal}.", *((NO_SPEEDUP,) if any(point.factors is None for point in others) else ())),
             charts=lambda: quality_charts(group, found, reached_sheet(group, found)),
-            sheets=sheets,
+            sheets=tuple(sheet for sheet in sheets if sheet.rows),
             brief=(f"{goal}.",),
         )
 
@@ -167,13 +167,14 @@ class _Share:
 
 def _account_sheet(found: Quality) -> Sheet[_Share]:
     """What the time until the target (or the end) went to, means over runs; a column for each rank count."""
+    has_others = any(point.other and point.other.value for point in found.points)
     rows = [
         row
         for point in found.points
         for row in (
             _Share(point, "training steps", point.training),
             _Share(point, "evaluation", point.evaluation),
-            _Share(point, "checkpoints, waits", point.other),
+            *((_Share(point, "checkpoints, waits", point.other),) if has_others else ()),
             _Share(point, "sum: until the target or the end", point.whole, "sum"),
         )
     ]

@@ -145,7 +145,7 @@ def _recipe_text(group: Group, amount: Recipe, unit: str) -> str:
 
 def _recipe_title(amount: Recipe) -> str:
     """What a time is that follows from it: an upper limit is no time to accuracy."""
-    return f"Upper limit: {amount.key} at this rate" if amount.is_limit else f"Time to train: {amount.key}"
+    return f"Upper limit: {amount.key} at this rate" if amount.is_limit else f"Time to train by {amount.key}"
 
 
 def training_flops(group: Group) -> int | None:

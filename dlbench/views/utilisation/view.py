@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import optional_figure, place_text, value_text
+from dlbench.report.wording import DASH, place_text, value_text
 from dlbench.units import format_number
 from dlbench.views.model import Group
 from dlbench.views.utilisation.numbers import Utilisation, UtilisationPoint, utilisation
@@ -85,7 +85,7 @@ def _headline(found: Utilisation) -> str:
     if last.achieved is not None:
         unit, factor = _unit(found)
         return f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"
-    return f"{found.recipe_title}: {optional_figure(last.training_time)}"
+    return f"{found.recipe_title}: {value_text(last.training_time) if last.training_time else DASH}"
 
 
 def _unit(found: Utilisation) -> tuple[str, float]:
