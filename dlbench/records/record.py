@@ -210,6 +210,12 @@ class Record(Spec):
     environment_differences: tuple[str, ...] = Field((), description="Where other ranks' environment differs.")
 
     @property
+    def throughput(self) -> float | None:
+        """Samples per second of all ranks, over the longest measured time of any; None where nothing was measured."""
+        measured_s = max((rank.measured_s for rank in self.ranks), default=0.0)
+        return sum(rank.samples for rank in self.ranks) / measured_s if measured_s else None
+
+    @property
     def failed_checks(self) -> list[Check]:
         """The checks that did not hold."""
         return [check for check in self.checks if not check.passed]

@@ -41,8 +41,8 @@ def host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
         rows=found.hosts,
         is_shown=lambda one: one.verdict in ACCUSED or one in slowest,
         caption=(
-            f"Own work: the slowest rank's step without exchange, over the other hosts'; slow: above {found.threshold:g}"
-            f" by a t test over sessions (false discovery rate {FALSE_SHARE * 100:.0f} %)."
+            f"Own work: the slowest rank's step without exchange, over the other hosts'; slow: above "
+            f"{found.threshold:g} by a t test over sessions (false discovery rate {FALSE_SHARE * 100:.0f} %)."
             + (f" The {left} fastest hosts are left out." if left else "")
         ),
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from dlbench.history.page.report import TrendsReport
 from dlbench.history.trends.series import Trend
 from dlbench.reading.scaling import Point
 from dlbench.report.document import Rating
 from dlbench.report.wording import percent, ranks_text, runs_text
-from dlbench.stats.estimates import MIN_RUNS
 from dlbench.stats.verdicts import placed
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.exchange.numbers import ExchangePoint
@@ -39,22 +40,24 @@ def rating(group: Group, report: Report) -> Rating:
 def _references(group: Group, last: Point) -> list[tuple[str, float]]:
     """References for a point: what they are, and their efficiency (fraction)."""
     found = [
-        ("the exchange model allows", one.prediction.efficiency.value)
+        ("exchange model allows", one.prediction.efficiency.value)
         for one in group.all_of(ExchangePoint)
         if (one.ranks, one.nodes) == (last.ranks, last.nodes) and one.prediction is not None
     ]
     forecast = group.of(Forecast)
-    published = [(f"published at {ranks_text(one.ranks)}:", one.efficiency) for one in forecast.same_work] if forecast else []
+    published = (
+        [(f"published at {ranks_text(one.ranks)}:", one.efficiency) for one in forecast.same_work] if forecast else []
+    )
     return [*found, *published]
 
 
 def _against(point: Point, reference: float, text: str) -> Rating:
-    """A loss that is not worth explaining is none. By the interval where it decides, else by the value, which is said."""
+    """By the interval where it decides, else by the value, which is said; a loss not worth explaining is none."""
     least = reference - WORTH_EXPLAINING
     where = placed(point.efficiency, least, max(1.0, reference))
     is_good = where in ("within", "above") or (where != "below" and point.efficiency.value >= least)
-    doubt = {"undecided": " within the noise", "insufficient": f" ({runs_text(point.efficiency.n)}, needs {MIN_RUNS})"}
-    word = "good" if is_good else "low"
+    doubt = {"undecided": " (within the noise)", "insufficient": f" (only {runs_text(point.efficiency.n)})"}
+    word: Literal["good", "low"] = "good" if is_good else "low"
     return Rating(tone=word, text=f"{word}{doubt.get(where, '')}: {text} {percent(reference)}")
 
 
@@ -72,4 +75,6 @@ def _usual(trend: Trend) -> Rating:
     nights = f"{len(trend.nights)} sessions of the history"
     if trend.newest is not None and trend.newest.is_worse:
         return Rating(tone="low", text=f"slower than usual: {trend.newest.ratio:.2f}x the step of {nights}")
-    return Rating(tone="good", text=f"as usual in {nights}" if trend.newest is None else f"faster than usual in {nights}")
+    return Rating(
+        tone="good", text=f"as usual in {nights}" if trend.newest is None else f"faster than usual in {nights}"
+    )

@@ -83,7 +83,7 @@ def section_meaning(model: type[BaseModel], path: tuple[str, ...], content: Mapp
 
 
 def _setting(key: Key, value: Any, layers: Layers) -> Setting:
-    default = key.field.get_default(call_default_factory=True)  # type: ignore[call-arg]
+    default = key.field.get_default(call_default_factory=True)
     required = default is PydanticUndefined
     plain = list(default) if isinstance(default, tuple) else default
     differs = required or value != plain
