@@ -49,7 +49,7 @@ class SummaryView(ReportView):
 
 
 def short_names(groups: Sequence[Group]) -> list[str]:
-    """The workload of each group and what tells it from others of that workload: settings, then as few conditions as do.
+    """The workload of each group, and what tells it from others of that workload: settings, then few conditions.
 
     The labels, where these do not tell all of them apart.
     """
