@@ -144,8 +144,11 @@ def test_a_side_that_met_unlike_software_says_so(tmp_path: Path) -> None:
     old = write_every_second(tmp_path / "old", {}, {"package.torch": "2.9.1"})
     baseline = tmp_path / "baseline.json"
     assert CliRunner().invoke(dlbench, ["baseline", str(old), "--output", str(baseline)]).exit_code == 0
+    new = tmp_path / "new"
+    for plan in plans(points=(1,), repeats=6, overrides=SLURM, series="new"):
+        write_run(new, plan, constant(PHASES))
     for side in (old, baseline):
-        words = " ".join(CliRunner().invoke(dlbench, ["compare", str(side), str(old)]).output.split())
+        words = " ".join(CliRunner().invoke(dlbench, ["compare", str(side), str(new)]).output.split())
         assert "A: runs that are averaged are no repeats: package.torch: 2.9.1 in 3, not set in 3" in words
 
 
