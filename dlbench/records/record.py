@@ -201,7 +201,7 @@ class Record(Spec):
     noise_scale: NoiseScale | None = Field(None, description="Gradient noise scale, if it was asked for.")
     events: tuple[Event, ...] = Field((), description="Moments of the run, in order.")
     exchange: ExchangeResult | None = Field(None, description="The gradient exchange; null at one rank.")
-    watch: WatchResult | None = Field(None, description="What watching saw and cost; null where nothing was watched.")
+    watch: WatchResult | None = Field(None, description="What monitoring saw and cost; null where there was none.")
     load: tuple[NodeLoad, ...] = Field((), description="Who computed on the cores of each node's ranks.")
     inert: tuple[str, ...] = Field(
         (), description="Errors: settings that were asked for and had no effect, each a sentence with the evidence."
