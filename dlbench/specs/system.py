@@ -54,7 +54,7 @@ class NodeSpec(Spec):
         None, description="Cores a job may use on a node; required with a scheduler; none: all that this machine has."
     )
     gpus: CountOrZero = Field(0, description="GPUs of a node.")
-    ranks: Count | None = Field(None, description="Ranks a node; none: one per GPU, or one per node without GPUs.")
+    ranks: Count | None = Field(None, description="Ranks per node; none: one per GPU, or one per node without GPUs.")
 
     peak_tflops: dict[Precision, Positive] = Field(
         default_factory=dict,
