@@ -212,7 +212,7 @@ class SystemSpec(Spec):
     @classmethod
     def _python_is_one_path(cls, value: str | None) -> str | None:
         """It is started as one word, so that its path may hold blanks."""
-        first, *further = (value or "").split() or [""]
+        first, *further = (value or "").split(" ")
         if further and ("/" not in first or any(word.startswith("-") for word in further)):
             raise ValueError(
                 f"{value!r} is a command with arguments, and python is the path of one program; write a script that "
