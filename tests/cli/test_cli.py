@@ -559,11 +559,11 @@ def test_runs_to_a_quality_say_what_they_came_to(
     assert code == 0
     said = capsys.readouterr().err
     for words in (
-        ": reached 0.5 top1 after 8,000 samples",
-        ": did NOT reach 0.5 top1 within 8,000 samples; the last evaluation is 0.3",
-        ": did NOT reach 0.5 top1 within 4,000 samples; the last evaluation is not finite",
+        ", reached 0.5 top1 after 8,000 samples; about",
+        ", did NOT reach 0.5 top1 within 8,000 samples; the last evaluation is 0.3; about",
+        ", did NOT reach 0.5 top1 within 4,000 samples; the last evaluation is not finite",
     ):
-        assert sum(line.rstrip().endswith(words) for line in said.splitlines()) == 1
+        assert sum(words in line for line in said.splitlines()) == 1
     assert (
         f"3 of 3 runs valid, 2 of them did NOT reach the quality, in {tmp_path / 'runs'}; next: dlbench report runs"
         in said
