@@ -179,9 +179,7 @@ class TrainSpec(Spec):
 class QualitySpec(Spec):
     """Target of training to accuracy: how often it is evaluated, and when to give up. See `measure.until`."""
 
-    target: NonNegative = Field(
-        description="Target: top-1 or masked-LM accuracy (share, at least), MAE (at most)."
-    )
+    target: NonNegative = Field(description="Target: top-1 or masked-LM accuracy (share, at least), MAE (at most).")
     evaluate_every_epochs: Positive | None = Field(None, description="Epochs between two evaluations.")
     evaluate_every_samples: Count | None = Field(None, description="The same in samples, instead of epochs.")
     evaluate_samples: Count | None = Field(None, description="Validation samples used; none: all of them.")
