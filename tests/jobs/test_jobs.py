@@ -151,7 +151,9 @@ GOLDENS: dict[str, Callable[[], LaunchPlan]] = {
     "box-srun-mpi": lambda: plan_of(),
     "box-srun-gloo": lambda: plan_of(launcher="srun-gloo", engine="ddp"),
     "box-mpirun": lambda: plan_of(launcher="mpirun", ranks_per_node=2),
-    "example-gpu": lambda: plan_of(system="example-gpu", points=(4,)),
+    "example-gpu": lambda: plan_of(
+        system="example-gpu", points=(4,), sweep={"engine.horovod.fusion_threshold_bytes": (64 * 1024**2,)}
+    ),
     "comm": lambda: comm_plan_of(points=(2,), ranks_per_node=2, collective="all-gather"),
     "everything": lambda: with_system(
         plan_of(system="example-gpu", points=(1,)),
