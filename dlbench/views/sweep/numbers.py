@@ -223,7 +223,7 @@ def _sweep(
         cells=tuple(cells),
         idle=tuple(idle),
         caption=f"{plan.workload.name}, {batch}, {plan.series.scaling} scaling on {plan.system.name}; medians over "
-        f"runs; ratios in pairs of interleaved repeats; {plan.workload.notice}",
+        "runs; ratios in pairs of interleaved repeats" + f"; {plan.workload.notice}" * bool(plan.workload.notice),
     )
 
 
