@@ -100,14 +100,14 @@ def _bar(
     is_right = not is_whole and reach[0] < _ROOM_FOR_WORDS
     return {
         "name": name,
-        "from": short(low),
-        "to": short(high),
-        "low": None if ends is None else short(ends[0]),
-        "high": None if ends is None else short(ends[1]),
+        "from": _hundredths(low),
+        "to": _hundredths(high),
+        "low": None if ends is None else _hundredths(ends[0]),
+        "high": None if ends is None else _hundredths(ends[1]),
         "colour": colour,
         "label": label,
         "shown": shown,
-        "at": short(0.0 if is_whole else reach[1] if is_right else reach[0]),
+        "at": _hundredths(0.0 if is_whole else reach[1] if is_right else reach[0]),
         "side": "in" if is_whole else "right" if is_right else "left",
     }
 
@@ -136,6 +136,10 @@ def _waterfall_layers(alt: Any, rows: Rows) -> list[Any]:
         mark = text.mark_text(align=align, dx=offset, color=ink, fontSize=12)
         layers.append(mark.encode(x=alt.X("at:Q"), text="label:N"))
     return layers
+
+
+def _hundredths(value: float) -> float:
+    return round(value, 2)
 
 
 # Over rank counts

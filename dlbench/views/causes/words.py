@@ -74,7 +74,7 @@ def headline(point: CausePoint) -> str:
     """The largest part of the loss at a rank count, in a line."""
     if point.is_baseline:
         return f"{place(point)}: {point.verdict.line.removeprefix('baseline: ')}"
-    largest = max(point.causes, key=lambda share: share.lost.value)
+    largest = point.largest
     if largest.lost.value <= 0:
         return f"Nothing is lost at {place(point)}"
     return f"{point.balance.text}; most to {CAUSE_TITLES[largest.name]}, {points(largest.lost.value)}"
