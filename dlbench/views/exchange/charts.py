@@ -6,7 +6,7 @@ from typing import Any
 
 from dlbench.records.exchange import Message
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.style import INK, PART_COLOURS, WIDE
+from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.wording import figure_text, place_text
 from dlbench.units import format_bytes, format_seconds
 from dlbench.views.exchange.numbers import ExchangePoint
@@ -87,7 +87,7 @@ def _layers(alt: Any, point: ExchangePoint, rows: Rows) -> list[Any]:
     few = len(lines) <= 360 // _ROW
     y = alt.Y("name:N", title=None, sort=lines).scale(paddingInner=0.25 if few else 0.0)
     y = y.axis(labels=few, ticks=False, domain=False, title=None if few else f"{len(lines) - 1} messages")
-    label = "format(datum.value, '~s') + 's'"
+    label = si_label("s")
     x = alt.X("from:Q", title="time since the start of the backward pass").axis(labelExpr=label, tickCount=6)
     present = [kind for kind in _KINDS if any(row["kind"] == kind for row in rows)]
     colour = alt.Color("kind:N", title=None, sort=list(_KINDS)).scale(

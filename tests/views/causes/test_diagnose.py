@@ -722,15 +722,18 @@ def test_watched_and_unwatched_runs_are_groups_of_their_own(tmp_path: Path) -> N
 
 
 def test_variants_of_a_decomposition_are_not_diagnosed_by_themselves(tmp_path: Path) -> None:
-    write_series(tmp_path, {"exchange": 25.0}, repeats=1)
+    write_series(tmp_path / "all", {"exchange": 25.0}, repeats=1)
     for plan in plans(points=(2,), repeats=1, series="other", overrides={"sync.exchange": "none"}):
         series = plan.series.model_copy(update={"variant": "no-exchange"})
-        write_run(tmp_path, plan.model_copy(update={"series": series}), constant(BASE, 5.0))
-    plain, variant = sorted(as_json(tmp_path)["groups"], key=lambda group: group["causes"] is None)
+        write_run(tmp_path / "all", plan.model_copy(update={"series": series}), constant(BASE, 5.0))
+        write_run(tmp_path / "alone", plan.model_copy(update={"series": series}), constant(BASE, 5.0))
+    (plain,) = as_json(tmp_path / "all")["groups"]
     assert plain["causes"]["diagnosed"]["points"]
+    assert [one["kinds"] for one in plain["controls"]] == [["no-exchange"]]
+    (variant,) = as_json(tmp_path / "alone")["groups"]
     assert variant["causes"] is None
     assert "no-exchange" in variant["label"]
-    assert "Where the time goes: not shown: in these runs something was taken away" in diagnose(tmp_path)
+    assert "Where the time goes: not shown: in these runs something was taken away" in diagnose(tmp_path / "alone")
 
 
 def test_twins_are_no_repeats_of_plain_runs_with_their_settings(tmp_path: Path) -> None:
