@@ -7,7 +7,7 @@ from dlbench.specs.collectives.network import NetworkModel
 from dlbench.views.causes.charts import account_charts
 from dlbench.views.causes.numbers import LostPercent, lost_percent
 from dlbench.views.causes.tables import account_sheet, experiment_sheet
-from dlbench.views.causes.words import findings, headline, remarks
+from dlbench.views.causes.words import findings, remarks
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView
 
@@ -44,7 +44,6 @@ class CausesView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            headline=headline(points[-1]),
             caption=f"{group.parts_caption}.",
             words=tuple(findings(found.diagnosed)),
             charts=lambda: account_charts(group, points),
