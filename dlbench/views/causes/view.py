@@ -11,6 +11,9 @@ from dlbench.views.causes.words import findings, remarks
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView
 
+MOST_ALONE = 2
+"""Rank counts up to which the waterfall is the only chart."""
+
 VARIANT = (
     "not shown: in these runs something was taken away on purpose; the plain runs beside them have this view, and "
     "dlbench diagnose says what the difference is."
@@ -47,6 +50,7 @@ class CausesView(GroupView):
             caption=f"{group.parts_caption}.",
             words=tuple(findings(found.diagnosed)),
             charts=lambda: account_charts(group, points),
+            charts_per_row=2 if len(points) > MOST_ALONE else 1,
             sheets=(account_sheet(points), *((experiments,) if experiments.rows else ())),
             notes=tuple(remarks(found.diagnosed)),
             where={
