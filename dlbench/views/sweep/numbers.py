@@ -208,7 +208,7 @@ def _sweep(
     unit = plan.workload.sample_unit
     batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
     if plan.series.scaling == "strong":
-        batch = f"{plan.global_batch} {unit} in all"
+        batch = f"{plan.global_batch} {unit} global batch"
     last = cells[-1] if cells else None
     return Sweep(
         id=sweep_id,
