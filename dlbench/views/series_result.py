@@ -101,14 +101,11 @@ def _quality_at(group: Group, point: Point) -> QualityPoint | None:
 def _words(groups: Sequence[Group], settings: Sequence[str]) -> list[str]:
     if len(groups) > MAX_VERDICTS:
         return [f"Intervals: {basis_text(groups[0].largest.throughput)}."]
-    return [
-        f"{f'{setting}: ' if setting else ''}{group.verdict}{_next(group)}"
-        for group, setting in zip(groups, settings, strict=True)
+    words = [
+        f"{f'{setting}: ' if setting else ''}{group.verdict}" for group, setting in zip(groups, settings, strict=True)
     ]
-
-
-def _next(group: Group) -> str:
-    return f" Next: {group.next_step}" if group.next_step else ""
+    steps = dict.fromkeys(group.next_step for group in groups if group.next_step)
+    return [*words, *(f"Next: {step}" for step in steps)]
 
 
 def _counted(serious: int, notes: int) -> str:
