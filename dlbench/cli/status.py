@@ -80,7 +80,7 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
                 click.echo(cleaned(f"            {_one_line(row['story'])}"))
         for one in series:
             click.echo(f"series {one['series']}: {one['story']}")
-        click.echo(f"{len(rows)} runs, {sum(r['state'] == 'valid' for r in rows)} valid")
+        click.echo(f"{len(rows)} run{'s' * (len(rows) != 1)}, {sum(r['state'] == 'valid' for r in rows)} valid")
     for problem in problems:
         click.echo(f"dlbench: damaged: {_one_line(problem)}", err=True)
     if problems:
