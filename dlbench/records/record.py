@@ -12,7 +12,7 @@ from pydantic import Field
 from dlbench.records.data_path import ReadingResult, ShuffleResult, StagingResult
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.memory import HostUpdate, MemoryResult
-from dlbench.records.watch import WatchResult
+from dlbench.records.watch import NodeLoad, WatchResult
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RunName, Spec
 
 
@@ -202,6 +202,7 @@ class Record(Spec):
     events: tuple[Event, ...] = Field((), description="Moments of the run, in order.")
     exchange: ExchangeResult | None = Field(None, description="The gradient exchange; null at one rank.")
     watch: WatchResult | None = Field(None, description="What watching saw and cost; null where nothing was watched.")
+    load: tuple[NodeLoad, ...] = Field((), description="Who computed on the cores of each node's ranks.")
     inert: tuple[str, ...] = Field(
         (), description="Errors: settings that were asked for and had no effect, each a sentence with the evidence."
     )
