@@ -49,7 +49,6 @@ _TOLD_CAUSES = frozenset({"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
 def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> None:
     """Tell the state of every run in folders RUNS (default: runs), and why some failed.
 
-    \b
     States: valid, invalid (no figure: a sanity check failed), failed, incomplete (killed or still running; on the
     machine where it ran, what was killed is failed), and Slurm's own (PENDING, RUNNING) for jobs that have not ended.
 
