@@ -96,7 +96,7 @@ def _overhead(watched: Sequence[float], unwatched: Sequence[float]) -> WatchOver
         num_pairs=ratio.n,
         method="measured",
         evidence=(
-            f"mean steps of {ratio.n} watched runs against those of as many unwatched ones, interleaved; geometric "
+            f"mean steps of {ratio.n} monitored runs against those of as many without, interleaved; geometric "
             f"mean of the ratios of pairs, interval: {basis_text(ratio, 'pair')}"
         ),
     )
@@ -104,7 +104,7 @@ def _overhead(watched: Sequence[float], unwatched: Sequence[float]) -> WatchOver
 
 def watch_cost_lines(costs: Sequence[MeasuredCost]) -> list[str]:
     """A line per scaling point."""
-    return [f"watching at {place_text(cost.ranks, cost.nodes)}: {_cost_text(cost)}" for cost in costs]
+    return [f"monitoring at {place_text(cost.ranks, cost.nodes)}: {_cost_text(cost)}" for cost in costs]
 
 
 def _cost_text(cost: MeasuredCost) -> str:

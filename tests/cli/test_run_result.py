@@ -104,8 +104,13 @@ def test_a_series_ends_with_the_figures_that_its_report_has(train: Train) -> Non
 def test_a_sweep_has_a_row_for_each_setting(train: Train) -> None:
     done = train("--ranks", "1,2", "--sweep", "train.batch_per_rank=2,4")
     assert done.exit_code == 0, done.output
-    for value in (2, 4):
-        assert sum(f"train.batch_per_rank={value} " in line for line in done.stdout.splitlines()) >= 2
+    lines = [line.split() for line in done.stdout.splitlines()]
+    start = next(number for number, words in enumerate(lines) if words[:1] == ["train.batch_per_rank"])
+    rows = [(row[0], row[1], row[-1]) for row in lines[start + 1 : start + 5]]
+    assert rows == [("2", "1", "1"), ("2", "2", "1"), ("4", "1", "1"), ("4", "2", "1")]
+    # Advice for one setting is none for the others.
+    assert "Next" not in done.stdout
+    assert "train.batch_per_rank=2: 20.0 points lost, all to exchange on the wire." in done.stdout
     assert "[1/4] 1 rank, train.batch_per_rank=2: " in done.stderr
 
 

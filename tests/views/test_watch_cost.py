@@ -242,7 +242,7 @@ def test_the_command_tells_the_cost_and_keeps_it_with_every_watched_run(
 ) -> None:
     done = run_stubbed(tmp_path, monkeypatch, "--watch-cost", "--repeats", "3")
     assert done.exit_code == 0, done.output
-    assert "watching at 2 ranks: 5.00 % of a step" in done.stdout
+    assert "monitoring at 2 ranks: 5.00 % of a step" in done.stdout
     for run in scan(tmp_path).runs:
         assert run.folder.watch_cost.exists() is (run.plan.series.variant == "plain")
         if run.plan.series.variant == "plain":
