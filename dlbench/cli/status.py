@@ -89,10 +89,12 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
 
 
 def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
-    """The folders given and those in which runs lie, each once: where series may be written down."""
+    """The folders given and those below them in which runs lie, each once: where series may be written down."""
     from dlbench.cli.choosing import expanded
 
-    return list(dict.fromkeys([*expanded(given), *(run.folder.path.parent for run in runs)]))
+    roots = expanded(given)
+    parents = (run.folder.path.parent for run in runs if run.folder.path not in roots)
+    return list(dict.fromkeys([*roots, *parents]))
 
 
 def _series(roots: Sequence[Path], wanted: str) -> tuple[list[dict[str, Any]], list[str]]:
