@@ -78,6 +78,28 @@ class StalledError(DlbenchError):
     exit_code = ExitCode.TIMEOUT
 
 
+def close_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The right names that a wrong one may stand for; empty if none is near.
+
+    Those with the same last part (``batch_per_rank`` and ``train.batch_per_rank``), else those that it begins
+    (``fusion``), else those spelled alike, else those whose last part is.
+    """
+    names = sorted(set(known))
+    wanted = _last_part(name)
+    if same := [one for one in names if _last_part(one) == wanted]:
+        return same[:limit]
+    if len(wanted) > 3 and (begun := [one for one in names if _last_part(one).startswith(wanted)]):
+        return begun[:limit]
+    if alike := difflib.get_close_matches(name, names, n=limit, cutoff=0.5):
+        return alike
+    parts = difflib.get_close_matches(wanted, {_last_part(one) for one in names}, n=limit, cutoff=0.7)
+    return [one for part in parts for one in names if _last_part(one) == part][:limit]
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     """The right names nearest to a wrong one, as the end of an error message.
 
@@ -85,7 +107,6 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
     what is known.
     """
     names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=limit, cutoff=0.5)
-    if close:
+    if close := close_names(name, names, limit):
         return f"did you mean {' or '.join(close)}?"
     return f"known: {', '.join(names)}" if names else "nothing is known here"

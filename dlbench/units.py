@@ -57,6 +57,16 @@ def bytes_option(num_bytes: int) -> str:
     return str(num_bytes)
 
 
+def exact_bytes(num_bytes: int) -> str:
+    """A size without rounding and without a blank, e.g. ``64MiB``, ``20MB`` or ``1025``; `parse_bytes` reads it."""
+    found = [str(num_bytes)]
+    for unit in (*_BINARY[1:5], "kB", "MB", "GB", "TB"):
+        count, rest = divmod(num_bytes, _FACTORS[unit.lower()])
+        if count and not rest:
+            found.append(f"{count}{unit}")
+    return min(found, key=len)
+
+
 def parse_bytes(text: str) -> int:
     """Text such as ``64MiB``, ``64M`` (binary) or ``64MB`` (decimal) as bytes.
 

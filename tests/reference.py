@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from pydantic import BaseModel, TypeAdapter
 
 from dlbench import bundled, errors
@@ -166,59 +165,36 @@ _KINDS: dict[str, Callable[[Schema, Callable[[str], str]], str]] = {
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def model_tables(model: type[BaseModel], beside: type[BaseModel] | None = None) -> str:
-    """A table of a file's own keys, then a heading and a table for each specification nested in it.
-
-    Specifications that are nested in `beside`, too, have their tables there.
-    """
+def model_keys(model: type[BaseModel], schema_name: str) -> str:
+    """Where the schema of a file lies, and a line for each of its own keys."""
     schema = model.model_json_schema()
-    there = beside.model_json_schema().get("$defs", {}) if beside is not None else {}
-    parts = [_keys(schema)]
-    for name in _nested(schema, schema.get("$defs", {})):
-        if name in there:
-            continue
-        nested = schema["$defs"][name]
-        about = " ".join(nested.get("description", "").split("\n\n")[0].split())
-        parts.append("\n\n".join(part for part in (f"#### {name}", about, _keys(nested)) if part))
-    return "\n\n".join(parts)
+    where = f"Every key, also those of *nested* objects: [schema](schemas/{schema_name}.schema.json)."
+    return "\n".join((f"{where}\n", *_key_lines(schema)))
 
 
-def _keys(schema: Schema) -> str:
-    rows = [
-        (f"`{key}`", words(field, lambda name: f"[{name}](#{slug(name)})"), field.get("description", DASH))
-        for key, field in schema["properties"].items()
-    ]
-    return table(("Key", "Type", "Meaning"), rows)
-
-
-def _nested(schema: Schema, known: Mapping[str, Schema], seen: list[str] | None = None) -> list[str]:
-    """Names of the specifications below a schema, in the order in which a reader meets them."""
-    seen = [] if seen is None else seen
-    for field in schema["properties"].values():
-        for reference in re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(field)):
-            if reference not in seen:
-                seen.append(reference)
-                _nested(known[reference], known, seen)
-    return seen
-
-
-def undescribed(model: type[BaseModel]) -> list[str]:
-    """Keys without a description, as `Model.key`."""
-    schema = model.model_json_schema()
-    every = {model.__name__: schema, **schema.get("$defs", {})}
-    return [
-        f"{name}.{key}"
-        for name, one in every.items()
-        for key, field in one["properties"].items()
-        if "description" not in field
-    ]
+def _key_lines(schema: Schema) -> Iterator[str]:
+    for key, field in schema["properties"].items():
+        if key in ("format", "version"):
+            continue  # of every file alike
+        below = re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(field))
+        described = field.get("description") or (below and schema["$defs"][below[0]].get("description"))
+        about = first_sentence(described) if described else words(field, lambda name: name)
+        yield f"- `{key}`{f' (*{below[0]}*)' if below else ''}: {about}"
 
 
 def dotted_keys(model: type[BaseModel], roots: Iterable[str]) -> str:
-    """Keys as `--set` takes them, with default and meaning; `roots` are the model's keys to show."""
+    """Keys as `--set` takes them, with choices, default and meaning; `roots` are the model's keys to show."""
     schema = model.model_json_schema()
     rows = [row for root in roots for row in _dotted(root, schema["properties"][root], schema, schema)]
-    return table(("Key", "Type", "Default", "Meaning"), rows)
+    return "\n".join(_dotted_line(*row) for row in rows)
+
+
+def _dotted_line(key: str, kind: str, default: str, about: str) -> str:
+    """A key without its type where default and meaning tell it."""
+    choices = re.findall(r'`"([^"]+)"`', kind)
+    said = all(re.search(rf"(?<![\w-]){re.escape(choice)}(?![\w-])", about) for choice in choices)
+    kinds = "" if said else f" {'|'.join(choices)}"
+    return f"- {key}{kinds} [{default.strip('`')}]: {about}"
 
 
 def _dotted(key: str, field: Schema, owner: Schema, whole: Schema) -> Iterator[tuple[str, ...]]:
@@ -236,7 +212,7 @@ def _dotted(key: str, field: Schema, owner: Schema, whole: Schema) -> Iterator[t
     for row, tags in rows.items():
         if row[1].startswith('`"') and row[0].endswith((".family`", ".format`")):
             continue  # the tag that chooses the branch
-        only = f" ({_any_of(tags)} only)" if len(tags) < len(below) else ""
+        only = f" ({_any_of(tags)})" if len(tags) < len(below) else ""
         yield *row[:3], row[3] + only
 
 
@@ -256,23 +232,19 @@ def _tag(schema: Schema) -> str:
 
 def _default(name: str, field: Schema, owner: Schema) -> str:
     if name in owner.get("required", ()):
-        return "must be given"
-    return code(field["default"]) if "default" in field else "empty"
+        return "required"
+    return code(field["default"]).replace('"', "").replace("null", "none") if "default" in field else "empty"
 
 
 # --- other regions ----------------------------------------------------------------------------------------------------
 
 
 def steps_layout() -> str:
-    """The binary record of a step file."""
+    """The binary record of a step file, by name, type and offset."""
     dtype = step_dtype()
     assert dtype.fields is not None
-    rows = [
-        (f"`{name}`", str(dtype.fields[name][1]), f"`{kind}`", str(np.dtype(kind).itemsize), STEP_MEANINGS[name])
-        for name, kind in FIELDS
-    ]
-    text = table(("Field", "Offset", "Type", "Bytes", "Meaning"), rows)
-    return f"{text}\n\nOne record takes {dtype.itemsize} bytes; there is no padding between fields or records."
+    lines = [f"- `{name}` (`{kind}` at {dtype.fields[name][1]}): {STEP_MEANINGS[name]}" for name, kind in FIELDS]
+    return "\n".join((*lines, f"\nA row takes {dtype.itemsize} bytes, without padding."))
 
 
 def format_versions() -> str:
@@ -308,7 +280,7 @@ def format_versions() -> str:
         ("`box.json` of a one-box cluster", box_state._FORMAT, box_state._VERSION),
         ("report as JSON", report_model.FORMAT, report_model.VERSION),
     ]
-    return table(("File", "`format`", "`version`"), [(a, f"`{b}`", str(c)) for a, b, c in formats])
+    return ", ".join(f"{file} (`{name}`, {number})" for file, name, number in formats) + "."
 
 
 def _pair(stamp: Mapping[str, object]) -> tuple[str, int]:
@@ -329,9 +301,11 @@ def presets() -> str:
         steps = f"{measure.warmup_steps} + {measure.measured_steps}"
         unit = chosen.sample_unit.removesuffix("s") if train.batch_per_rank == 1 else chosen.sample_unit
         batch = f"{train.batch_per_rank} {unit}"
-        about = " ".join(chosen.about.split())
-        rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", batch, train.optimizer.name, steps, about))
-    return table(("Workload", "Preset", "Batch per rank", "Optimiser", "Warm-up + measured steps", "What it is"), rows)
+        about = first_sentence(chosen.about)
+        rows.append(
+            f"- `{chosen.name}` `{chosen.preset}`: {batch} per rank, {train.optimizer.name}, {steps} steps. {about}"
+        )
+    return "\n".join(("Warm-up and measured steps are counted apart.\n", *rows))
 
 
 def recipes() -> str:
@@ -342,12 +316,19 @@ def recipes() -> str:
         assert goal is not None
         rate = f"{rule.learning_rate:g}"
         if rule.learning_rate_scaling != "none":
-            rate += f" at a global batch of {rule.reference_batch:,}, scaled: {rule.learning_rate_scaling}"
+            rate += f" at {rule.reference_batch:,} ({rule.learning_rate_scaling})"
         wanted = f"{goal.target:g}" + (" at most" if chosen.model.family == "cosmoflow" else " at least")
         every = _so_much(goal.evaluate_every_epochs, goal.evaluate_every_samples)
         most = _so_much(goal.max_epochs, goal.max_samples)
         rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", rate, wanted, every, most))
-    header = ("Workload", "Preset", "Peak learning rate", "Target", "Evaluated every", "Gives up after")
+    header = (
+        "Workload",
+        "Preset",
+        "Peak learning rate at a global batch (scaled)",
+        "Target",
+        "Evaluated every",
+        "Gives up after",
+    )
     return table(header, rows)
 
 
@@ -373,7 +354,7 @@ def exit_codes() -> str:
             documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             about = str(after.value.value) if documented else "Fine."  # type: ignore[union-attr]
             rows.append((str(int(errors.ExitCode[name])), f"`{name}`", about))
-    return table(("Code", "Name", "Meaning"), rows)
+    return "\n".join(f"- **{number}** `{name}`: {about}" for number, name, about in rows)
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -395,37 +376,59 @@ def _inner(group: click.Group, context: click.Context, name: str) -> click.Comma
     return command
 
 
-def help_text(path: tuple[str, ...]) -> str:
-    """What `dlbench PATH --help` prints on a terminal of 80 columns.
+def _options(command: click.Command) -> dict[str, str]:
+    """Every option but --help as it is written, with the first sentence of its help and its default."""
+    context = click.Context(command)
+    found = {}
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.hidden:
+            continue
+        metavar = "" if option.is_flag else " " + option.make_metavar(context)
+        written = f"`{'`, `'.join((*option.opts, *option.secondary_opts))}{metavar}`"
+        default = option.to_info_dict().get("default") if option.show_default else None
+        at = f" [{default}]" if default not in (None, False, True, ()) else ""
+        said = first_sentence(option.help or "").split("; ")[0].split(", repeatable:")[0].rstrip(".")
+        found[written] = f"{said}.{at}"
+    return found
 
-    Asked of click itself, not read from a command's output, which would hold what else is written meanwhile.
-    """
-    # click leaves two columns of the terminal free.
-    context = click.Context(cli, info_name="dlbench", terminal_width=78, **cli.context_settings)
-    for name in path:
-        assert isinstance(context.command, click.Group)
-        command = context.command.get_command(context, name)
-        assert command is not None
-        # click keeps the help option that it made first, whatever names the context then gave it.
-        vars(command)["_help_option"] = None
-        context = click.Context(command, info_name=name, parent=context)
-    return "\n".join(line.rstrip() for line in context.get_help().rstrip().splitlines())
 
-
-def click_version() -> str:
-    """Major and minor version; its help may look different in another one."""
-    import importlib.metadata
-
-    return ".".join(importlib.metadata.version("click").split(".")[:2])
+def first_sentence(text: str) -> str:
+    """Up to the first full stop that ends a sentence, without line breaks."""
+    return re.split(r"(?<=[^.][^.]\.)\s+(?=[A-Z`'-])", " ".join(text.split()), maxsplit=1)[0]
 
 
 def cli_reference() -> str:
-    """A section for each command."""
-    sections = [f"Printed with click {click_version()}."]
-    for path in ((), *(path for path, _ in commands())):
-        title = " ".join(("dlbench", *path))
-        sections.append(f"{'#' * max(2, len(path) + 1)} {title}\n\n```text\n{help_text(path)}\n```")
-    return "\n\n".join(sections)
+    """The options of several commands, by the commands that take them, then a section for each with its own."""
+    every = {("dlbench", *path): command for path, command in (((), cli), *commands())}
+    options = {path: _options(command) for path, command in every.items()}
+    takers: dict[tuple[str, str], list[str]] = {}
+    for path, mine in options.items():
+        for pair in mine.items():
+            takers.setdefault(pair, []).append(" ".join(path[1:]))
+    shared: dict[tuple[str, ...], list[str]] = {}
+    for (name, says), paths in takers.items():
+        if len(paths) > 1:
+            shared.setdefault(tuple(paths), []).append(f"- {name}: {says}")
+    parts = ["## Options of several commands"]
+    for paths, lines in shared.items():
+        parts += [f"{', '.join(f'`{path}`' for path in paths)}:", "\n".join(lines)]
+    for path, command in every.items():
+        parts.append(f"{'#' * max(2, len(path))} {' '.join(path)}")
+        arguments = [
+            one.make_metavar(click.Context(command)) for one in command.params if isinstance(one, click.Argument)
+        ]
+        about = first_paragraph(command.help or "")
+        parts.append(f"`{' '.join((*path, *arguments))}`: {about}" if arguments else about)
+        mine = options[path]
+        lines = [f"- {name}: {says}" for name, says in mine.items() if len(takers[name, says]) == 1]
+        if lines:
+            parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def first_paragraph(text: str) -> str:
+    """Of a docstring, without line breaks."""
+    return " ".join(text.replace("\b", "").strip().split("\n\n")[0].split())
 
 
 def thresholds() -> str:
@@ -435,6 +438,18 @@ def thresholds() -> str:
     return table(header, rows)
 
 
+FILES: dict[str, type[BaseModel]] = {
+    "plan": RunPlan,
+    "record": Record,
+    "comm-plan": CommPlan,
+    "comm": CommRecord,
+    "rank-status": RankStatus,
+    "failure": Failure,
+    "submission": Submission,
+    "series": SeriesFile,
+}
+"""JSON files of runs by the name of their schema."""
+
 REGIONS: dict[str, Callable[[], str]] = {
     "cli": cli_reference,
     "exit-codes": exit_codes,
@@ -443,20 +458,20 @@ REGIONS: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "patches": patches,
     "thresholds": thresholds,
-    "plan": lambda: model_tables(RunPlan),
-    "record": lambda: model_tables(Record),
-    "comm-plan": lambda: model_tables(CommPlan, beside=RunPlan),
-    "comm-record": lambda: model_tables(CommRecord),
-    "rank-status": lambda: model_tables(RankStatus),
-    "failure": lambda: model_tables(Failure),
-    "submission": lambda: model_tables(Submission),
-    "series": lambda: model_tables(SeriesFile),
+    "plan": lambda: model_keys(RunPlan, "plan"),
+    "record": lambda: model_keys(Record, "record"),
+    "comm-plan": lambda: model_keys(CommPlan, "comm-plan"),
+    "comm-record": lambda: model_keys(CommRecord, "comm"),
+    "rank-status": lambda: model_keys(RankStatus, "rank-status"),
+    "failure": lambda: model_keys(Failure, "failure"),
+    "submission": lambda: model_keys(Submission, "submission"),
+    "series": lambda: model_keys(SeriesFile, "series"),
     "steps": steps_layout,
     "model-keys": lambda: dotted_keys(Choices, ("model",)),
     "data-keys": lambda: dotted_keys(Choices, ("data",)),
     "train-keys": lambda: dotted_keys(Choices, ("train",)),
     "quality-keys": lambda: dotted_keys(Choices, ("quality", "checkpoint")),
-    "measure-keys": lambda: dotted_keys(Choices, ("measure", "engine", "layout")),
+    "measure-keys": lambda: dotted_keys(Choices, ("measure", "engine", "layout", "sync", "watch", "fault")),
     "system-keys": lambda: dotted_keys(SystemSpec, SystemSpec.model_fields),
 }
 
@@ -471,7 +486,7 @@ def regenerate(text: str) -> str:
 
 
 def schemas() -> dict[Path, str]:
-    """The JSON schema of each report, by the file that holds it."""
+    """The JSON schema of each report and of each JSON file of a run, by the file that holds it."""
     found = {
         "report": SCALING.schema(),
         "diagnosis": diagnosis_views().schema(),
@@ -481,6 +496,7 @@ def schemas() -> dict[Path, str]:
         "io": schema_of(Io),
         "io-tiers": schema_of(IoTiers),
         "memory-plan": schema_of(MemoryPlan),
+        **{name: model.model_json_schema() for name, model in FILES.items()},
     }
     folder = ROOT / "docs" / "schemas"
     return {folder / f"{name}.schema.json": json.dumps(schema, indent=1) + "\n" for name, schema in found.items()}

@@ -183,6 +183,7 @@ def test_no_family_is_told_by_a_prefix(graph: grimp.ImportGraph) -> None:
 OPENED_OTHERWISE = {
     "opening": "the one way",
     # The kernel's own files.
+    "machine/arithmetic": "/proc",
     "machine/cgroup": "/sys/fs/cgroup",
     "machine/host": "/proc",
     "machine/environment": "/proc and /sys",
@@ -190,6 +191,7 @@ OPENED_OTHERWISE = {
     "machine/page_cache": "/proc",
     "machine/storage_reads": "/proc",
     "node/cores": "/sys",
+    "node/watching/core_load": "/proc",
     "jobs/box/host": "/proc",
     "setup/probes": "/sys/fs/cgroup",
     # Files of the installation.

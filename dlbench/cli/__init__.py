@@ -14,53 +14,70 @@ import dlbench
 from dlbench.cli.streams import Streams
 from dlbench.errors import EnvironmentLacksError, ExitCode
 
-# In workflow order: name, module, attribute, one line of help (so that --help imports no command).
-COMMANDS: tuple[tuple[str, str, str, str], ...] = (
-    ("doctor", "doctor", "doctor", "Tell what is installed here, what is missing, and the remedy."),
-    ("setup", "setup", "setup", "Make this machine ready: build Horovod."),
-    ("data", "data.command", "data", "Make, pack, check and describe data sets."),
-    ("ls", "ls", "ls", "List workloads, presets and systems."),
-    ("show", "show", "show", "Print a workload or a system with every key decided."),
-    ("run", "run", "run", "Train and measure on this machine, or inside an allocation."),
-    ("submit", "submit", "submit", "Write batch scripts and submit them to Slurm."),
-    ("complete", "complete", "complete", "Submit what is left of a series whose submission was cut off."),
-    ("status", "status", "status", "Tell how far runs are, and why some failed."),
-    ("io", "io", "io", "Tell what storage and readers give, what accelerators need, and what input costs."),
-    ("memory", "memory", "memory", "Plan which activations stay, are swapped or recomputed, for a capacity."),
-    ("comm", "comm.command", "comm", "Measure collectives message by message, fit and predict them."),
-    ("report", "report", "report", "Turn runs into a scaling report."),
-    ("trace", "trace", "trace", "Write what a run did when as a file for Perfetto, or as tables."),
+GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
     (
-        "diagnose",
-        "diagnose",
-        "diagnose",
-        "Say where the lost percent goes, which nodes are slow, and what to try next.",
+        "Start",
+        (
+            ("doctor", "doctor", "Check what is installed, what is missing, and the remedy."),
+            ("ls", "ls", "List workloads, presets and systems."),
+            ("show", "show", "Explain every key of a workload or system: value, unit, meaning."),
+            ("run", "run", "Train and measure on this machine, or inside an allocation."),
+            ("report", "report", "Turn runs into a scaling report."),
+        ),
     ),
-    ("compare", "compare", "compare", "Say whether B is slower than A, by how much, and how sure that is."),
-    ("check", "check", "check", "Gate a candidate against a baseline: exit code, JUnit, summary for CI."),
-    ("baseline", "baseline", "baseline", "Write the baseline that check compares with."),
     (
-        "history",
-        "history.command",
-        "history",
-        "Keep runs over months; find when they became slower, and which nodes did.",
+        "Cluster",
+        (
+            ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and a script."),
+            ("status", "status", "Show how far runs are, and why some failed."),
+            ("complete", "complete", "Submit the rest of a series whose submission was cut off."),
+        ),
     ),
-    ("estimate", "estimate", "estimate", "Time to train at a rate; tell whether a claimed time is possible."),
-    ("export", "export", "export", "Write a run as MLPerf log lines or a system description."),
-    ("box", "box", "box", "Start or stop a Slurm cluster in one box (root; for tests)."),
+    (
+        "Compare",
+        (
+            ("compare", "compare", "Say whether B is slower than A, by how much, and how sure."),
+            ("baseline", "baseline", "Write the baseline that `check` compares with."),
+            ("check", "check", "Compare with a baseline in CI: exit code, JUnit, summary."),
+            ("history", "history.command", "Keep runs for months; find regressions and slow nodes."),
+        ),
+    ),
+    (
+        "Understand",
+        (
+            ("diagnose", "diagnose", "Say where efficiency is lost, and what to try next."),
+            ("trace", "trace", "Write the timeline of a run for Perfetto, or as tables."),
+            ("comm", "comm.command", "Measure collectives, fit a network model, predict."),
+            ("io", "io", "Measure storage and readers, and what input costs."),
+            ("memory", "memory", "Plan which activations to keep, swap or recompute."),
+            ("estimate", "estimate", "Time to train at a rate; check whether a stated time is possible."),
+        ),
+    ),
+    (
+        "Data and export",
+        (
+            ("data", "data.command", "Make, convert and verify data sets."),
+            ("export", "export", "Write a run as MLPerf log lines or a system description."),
+            ("setup", "setup", "Make this machine ready: build Horovod."),
+            ("box", "box", "Start a Slurm cluster on this machine, for tests (root)."),
+        ),
+    ),
 )
+"""Groups of commands as a newcomer meets them: name, module, one line of help (so that --help imports no command)."""
+
+COMMANDS: tuple[tuple[str, str, str], ...] = tuple(command for _, commands in GROUPS for command in commands)
 
 
-class WorkflowGroup(click.Group):
-    """Lists commands in workflow order and imports a command only when it is used."""
+class CommandGroups(click.Group):
+    """Lists commands by what they are for and imports a command only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, *_ in COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        for name, module, attribute, _ in COMMANDS:
+        for name, module, _ in COMMANDS:
             if name == cmd_name:
-                command = getattr(importlib.import_module(f"dlbench.cli.{module}"), attribute)
+                command = getattr(importlib.import_module(f"dlbench.cli.{module}"), name)
                 assert isinstance(command, click.Command)
                 return command
         return None
@@ -84,21 +101,23 @@ class WorkflowGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands, in the order of work"):
-            formatter.write_dl([(name, text) for name, _, _, text in COMMANDS])
+        width = max(len(name) for name, *_ in COMMANDS)
+        for title, commands in GROUPS:
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, _, text in commands])
 
 
-@click.group(cls=WorkflowGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=CommandGroups, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(dlbench.__version__, prog_name="dlbench")
 def cli() -> None:
     """Measure how well a machine trains deep networks, where the time goes, and what limits it.
 
     \b
     Try:  dlbench doctor
-          dlbench run resnet50 --preset ci --ranks 1,2 --repeats 3 --data synthetic
+          dlbench run resnet50 --preset ci --ranks 1,2 --repeats 3
           dlbench report runs -o report.html
 
-    Exit codes: 0 fine, 1 failed check, 2 wrong usage, 3 a run failed, 4 incomplete data, 5 the machine lacks
+    Exit codes: 0 success, 1 failed check, 2 wrong usage, 3 a run failed, 4 incomplete data, 5 the machine lacks
     something, 6 inconclusive, 70 a defect of dlbench, 124 timeout, 130 interrupted.
     """
 

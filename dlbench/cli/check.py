@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from dlbench.cli.choosing import where_option
 from dlbench.cli.comparing import (
     comparison,
     finish,
@@ -14,7 +15,6 @@ from dlbench.cli.comparing import (
     prepare,
     read_side,
     rule_options,
-    where_option,
 )
 from dlbench.errors import UserError
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from dlbench.cli.choosing import parse_where, runs_at
 from dlbench.cli.options import F, decorated, write_output
 from dlbench.cli.report import check_writable, format_by_suffix, render, require_modules
-from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest
+from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.gate.comparison import Comparison
     from dlbench.gate.page.model import ComparisonReport
     from dlbench.gate.sides import Side
     from dlbench.gate.verdicts import Rule
-    from dlbench.records.scan import Run, Scan
 
 FormatName = Literal["text", "json", "md", "junit"]
 
@@ -124,17 +124,6 @@ def rule_options(function: F) -> F:
     return decorated(function, decorators)
 
 
-def where_option(name: str, of: str) -> Callable[[F], F]:
-    """An option that chooses runs by their properties."""
-    return click.option(
-        name,
-        multiple=True,
-        metavar="KEY=VALUE",
-        help=f"Only {of} with this property, repeatable: series, side, variant, tag.NAME, or a registered key "
-        "such as workload, preset, engine, precision, ranks.",
-    )
-
-
 def prepare(command: str, options: dict[str, Any]) -> None:
     """Refuses what cannot end well before anything is read.
 
@@ -171,22 +160,6 @@ def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked)) or DEFAULT_METRICS
 
 
-def parse_where(texts: Sequence[str], option: str) -> dict[str, str]:
-    """`KEY=VALUE` texts by key.
-
-    Raises:
-        UserError: a text has another form, or a key two values.
-    """
-    found: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key or not value:
-            raise UserError(f"{option} {text}: must be KEY=VALUE, e.g. series=nightly")
-        if found.setdefault(key, value) != value:
-            raise UserError(f"{option} {key}: is given two values, {found[key]} and {value}; no run has both")
-    return found
-
-
 def read_side(path: Path, where: Sequence[str], option: str) -> Side:
     """One side: a folder of runs, one run, a history, or a baseline file.
 
@@ -201,33 +174,9 @@ def read_side(path: Path, where: Sequence[str], option: str) -> Side:
     chosen = parse_where(where, option)
     if path.is_file():
         return side_of_baseline(read_baseline(path), str(path), chosen, option)
+    if path.suffix == ".json" and not path.exists():
+        raise UserError(f"{path}: no such baseline file; `dlbench baseline RUNS -o {path}` makes one")
     return side_of_runs(runs_at(path), str(path), chosen, option)
-
-
-def runs_at(path: Path) -> Scan:
-    """The runs of a folder of runs, or of a history.
-
-    Raises:
-        UserError: there is no such folder, or the history cannot be read.
-        RunError: likewise.
-    """
-    from dlbench.history.files import MARKER, Store
-    from dlbench.records.scan import Scan, read_run, scan
-
-    if not (path / MARKER).is_file():
-        return scan(path)
-    found = Scan(root=path)
-    runs: dict[str, Run] = {}
-    for folder in Store.at(path).listing():
-        try:
-            run = read_run(path / folder)
-        except (IncompleteDataError, UserError) as error:
-            found.problems.append(str(error))
-        else:
-            # The same run in a second folder is no repeat.
-            runs.setdefault(run.plan.run_id, run)
-    found.runs = sorted(runs.values(), key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
-    return found
 
 
 def read_history(path: Path, sides: Sequence[Side]) -> Side:
@@ -294,13 +243,12 @@ def paired_comparison(path: Path, where: Sequence[str], options: dict[str, Any])
     """
     from dlbench.gate.comparison import compare_pairs
     from dlbench.gate.pairs import paired_points
-    from dlbench.records.scan import scan
 
     if options["allow"]:
         raise UserError("--allow: has no effect with --paired; the sides may differ in what run --ab set on them")
     if options["history"] is not None:
         raise UserError("--history: has no effect with --paired; a session falls on both sides of a pair alike")
-    points, both = paired_points(scan(path), str(path), parse_where(where, "--where"), "--where")
+    points, both = paired_points(runs_at(path), str(path), parse_where(where, "--where"), "--where")
     return compare_pairs(points, both=both, metrics=metric_names(options["metrics"]), rule=rule_of(options))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.report import check_writable, emit, format_by_suffix, require_modules
 from dlbench.errors import ExitCode
 
@@ -20,7 +21,8 @@ SUFFIXES: dict[str, FormatName] = {".json": "json", ".txt": "text"}
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path))
+@runs_argument()
+@where_option("--where", "runs")
 @click.option(
     "--network",
     metavar="FILE.network.json",
@@ -37,10 +39,17 @@ SUFFIXES: dict[str, FormatName] = {".json": "json", ".txt": "text"}
     type=click.Choice(["text", "json"]),
     help="Default: what the name of the output file says, else text.",
 )
+@click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
 def diagnose(
-    runs: Path, network: Path | None, slurm: bool, output: Path | None, format_name: FormatName | None
+    runs: tuple[Path, ...],
+    where: tuple[str, ...],
+    network: Path | None,
+    slurm: bool,
+    output: Path | None,
+    format_name: FormatName | None,
+    full: bool,
 ) -> None:
-    """Show where the lost percent of the runs in folder RUNS goes, who waits for whom, and what to try next.
+    """Show where the lost percent of RUNS (folders of runs, single runs, histories) goes, and what to try next.
 
     \b
     For every group of comparable runs and every rank count, as dlbench report shows it:
@@ -56,6 +65,7 @@ def diagnose(
     \b
     Examples:
       dlbench diagnose runs
+      dlbench diagnose runs --where workload=resnet50
       dlbench diagnose runs --network box.network.json
       dlbench diagnose runs -o diagnosis.json
     """
@@ -64,17 +74,16 @@ def diagnose(
     chosen = format_by_suffix(output, format_name, SUFFIXES, "text")
     require_modules("diagnose", "numpy", "pandas")
     from dlbench.records.network import read_network
-    from dlbench.records.scan import scan
     from dlbench.views.diagnosis.document import diagnosis
 
     costs = None if network is None else read_network(network)
-    scanned = scan(runs)
+    scanned = read_runs(runs, where)
     found, document = diagnosis(scanned, costs, _asked_of_slurm(scanned) if slurm else None)
-    emit(document, chosen, output, full=True)
+    emit(document, chosen, output, full=full)
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if not found.groups:
-        click.echo(f"dlbench: {runs}: no run has figures; the diagnosis says why", err=True)
+        click.echo(f"dlbench: {named(runs)}: no run has figures; the diagnosis says why", err=True)
     if found.damaged or not found.groups:
         sys.exit(int(ExitCode.INCOMPLETE))
 

@@ -28,22 +28,55 @@ INSTALL_MPI = "pip install 'dlbench[mpi]'"
 SETUP_HOROVOD = "dlbench setup horovod"
 
 
+OPTION_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("What is trained", ("preset", "engine", "data", "to_accuracy", "resume", "overrides")),
+    (
+        "Which runs",
+        ("ranks", "nodes", "ranks_per_node", "repeats", "scaling", "sweep", "ab", "decompose", "watch_cost"),
+    ),
+    ("Where", ("system", "launcher", "chain", "fail_fast")),
+    ("Output", ("out", "series", "tags", "dry_run", "all_scripts", "no_progress", "help")),
+)
+"""How the help of `run` and `submit` groups options, by the names of their parameters."""
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists options by `OPTION_GROUPS`; what stands in none of them, last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes a section for each group that has an option here."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        # click's own option has another name in each of its versions.
+        named = {"help" if "--help" in option.opts else option.name: option for option in options}
+        lines = {name: line for name, option in named.items() if (line := option.get_help_record(ctx))}
+        width = max(len(words) for words, _ in lines.values())
+        for title, names in OPTION_GROUPS:
+            shown = [lines.pop(name) for name in names if name in lines]
+            if shown:
+                with formatter.section(title):
+                    formatter.write_dl([(words.ljust(width), text) for words, text in shown])
+        if lines:
+            with formatter.section("Further options"):
+                formatter.write_dl([(words.ljust(width), text) for words, text in lines.values()])
+
+
 def plan_options(function: F) -> F:
     """Options that say what to run; `request_from` reads them."""
     decorators = [
         click.argument("workload"),
         click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`)."),
         click.option("--engine", metavar="NAME", help="horovod, ddp or single."),
-        click.option("--data", metavar="PATH|synthetic", help="Data set folder, or tensors made in memory."),
+        click.option("--data", metavar="PATH|synthetic", help="Folder of a data set, or tensors in memory."),
+        click.option("--to-accuracy", is_flag=True, help="Train to the workload's target instead of timing steps."),
+        click.option("--resume", metavar="RUN|FILE", help="Continue from a checkpoint, or a run's newest one."),
         click.option(
-            "--to-quality", is_flag=True, help="Train to the workload's quality target instead of measuring speed."
+            "--repeats",
+            metavar="N",
+            type=int,
+            default=1,
+            show_default=True,
+            help="Runs of each point, interleaved over points.",
         ),
-        click.option(
-            "--resume",
-            metavar="RUN|FILE",
-            help="Go on from a checkpoint: a file, or the newest of a run's folder.",
-        ),
-        click.option("--repeats", default=1, show_default=True, help="Runs of each point, interleaved over points."),
         click.option(
             "--scaling",
             type=click.Choice(["weak", "strong"]),
@@ -51,25 +84,30 @@ def plan_options(function: F) -> F:
             show_default=True,
             help="Fixed batch per rank, or fixed global batch (the preset's batch times the smallest rank count).",
         ),
-        click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan."),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Change one key; `dlbench show` explains all. Sizes may have units: 64MiB.",
+        ),
         click.option("--sweep", multiple=True, metavar="KEY=A,B", help="Run every point with each value of a key."),
         click.option(
             "--ab",
             nargs=2,
             metavar="A B",
-            help="Run every point as a pair, interleaved, on the same nodes. Each side is `plain`, or settings "
-            "KEY=VALUE with commas between them. 5 repeats or more give a verdict.",
+            help="Run every point as a pair on the same nodes. A side is `plain`, or KEY=VALUE,KEY=VALUE. A verdict "
+            "needs 5 repeats.",
         ),
         click.option(
             "--tag",
             "tags",
             multiple=True,
             metavar="KEY=VALUE",
-            help="Your own word about the runs; changes nothing. Tag `commit` is taken from "
-            f"{' or '.join(COMMIT_VARIABLES)} where a CI sets one.",
+            help=f"Note kept with the runs; `commit` is set from {' or '.join(COMMIT_VARIABLES)}.",
         ),
         click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo."),
-        click.option("--ranks-per-node", type=int, help="Ranks on each node (default: the system's)."),
+        click.option("--ranks-per-node", metavar="N", type=int, help="Ranks per node (default: the system's)."),
         click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark)."),
         output_folder(),
         click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing."),
@@ -115,8 +153,9 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
                 "--chain/--no-chain",
                 default=True,
                 show_default=True,
-                help="Let each job wait for the one before: runs of a series would disturb each other.",
+                help="Each job starts after the one before (afterany), so that runs do not disturb each other.",
             ),
+            click.option("--all-scripts", is_flag=True, help="With --dry-run: print every script, not only the first."),
         ]
         return decorated(function, decorators)
 
@@ -147,7 +186,7 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
         system=system,
         engine=options["engine"],
         data=options["data"],
-        to_quality=options["to_quality"],
+        to_accuracy=options["to_accuracy"],
         resume=options["resume"],
         points=points,
         points_are="nodes" if points_are == "nodes" else "ranks",
@@ -198,11 +237,25 @@ def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:
     return found
 
 
-def expand_request(request: Request) -> list[RunPlan]:
-    """`dlbench.specs.expand.expand` with this machine's cores."""
+def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
+    """`dlbench.specs.expand.expand` with this machine's cores.
+
+    Args:
+        request: what was asked for.
+        trains: whether the plans are to be trained; then what this machine cannot do is refused.
+
+    Raises:
+        UserError: anything wrong with the request, in one line.
+        EnvironmentLacksError: this machine, where the runs are to be, lacks something.
+    """
+    from dlbench.cli.before_start import require_this_machine
     from dlbench.specs.expand import expand
 
-    return expand(request, machine_cores=len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    plans = expand(request, machine_cores=cores)
+    if trains:
+        require_this_machine(request, plans, cores)
+    return plans
 
 
 def require_data(plans: list[RunPlan]) -> None:
@@ -214,7 +267,7 @@ def require_data(plans: list[RunPlan]) -> None:
     from dlbench.datasets.splits import validation_folder
 
     for source in sorted({p.workload.data.source for p in plans if not p.workload.data.is_synthetic}):
-        _require_path(source, "--data", "; give a path, or `synthetic`")
+        _require_path(source, "data.source", "; give --data a path, or `synthetic`")
     for plan in plans:
         data = plan.workload.data
         if plan.checkpoint.resume_from is not None:
@@ -225,7 +278,7 @@ def require_data(plans: list[RunPlan]) -> None:
             _require_path(data.validation, "data.validation", "")
         elif validation_folder(Path(data.source)) is None:
             raise UserError(
-                f"--to-quality: {data.source} holds no validation data: put `train` and `validation` into one folder, "
+                f"--to-accuracy: {data.source} holds no validation data: put `train` and `validation` into one folder, "
                 "or give data.validation"
             )
     require_fitting_data(plans)
@@ -282,23 +335,23 @@ def require_engines(plans: list[RunPlan]) -> None:
 def describe_plan(plan: LaunchPlan) -> str:
     """One line that names a run for a person."""
     from dlbench.specs.collectives.plan import CommPlan
-    from dlbench.specs.plan import RunPlan
+    from dlbench.specs.plan import RunPlan, value_text
 
     size = f"{plan.layout.ranks} rank{'s' if plan.layout.ranks > 1 else ''}"
     size += f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""
     if isinstance(plan, CommPlan):
         return f"{plan.title}, {size}, {_repeat(plan)}"
     assert isinstance(plan, RunPlan)
-    axes = "".join(f", {key}={_on_one_line(value)}" for key, value in plan.series.axes.items())
+    axes = "".join(f", {key}={_on_one_line(value_text(key, value))}" for key, value in plan.series.axes.items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""
     what = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}, {size}"
     return f"{what}{axes}{variant}{side}, {_repeat(plan)}"
 
 
-def _on_one_line(value: object) -> str:
+def _on_one_line(value: str) -> str:
     """A value of an axis, which `run --dry-run` prints in a comment."""
-    return " ".join(str(value).splitlines())
+    return " ".join(value.splitlines())
 
 
 def _repeat(plan: RunPlan | CommPlan) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import click
 
+from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import F, decorated, write_output
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
@@ -41,7 +42,8 @@ _CHARTS = ("altair", "vl_convert")
 def report_options(function: F) -> F:
     """What every report is asked: of which runs, to which file, in which format."""
     decorators = [
-        click.argument("runs", type=click.Path(path_type=Path)),
+        runs_argument(),
+        where_option("--where", "runs"),
         click.option(
             "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
         ),
@@ -51,6 +53,7 @@ def report_options(function: F) -> F:
             type=click.Choice(get_args(FormatName)),
             help="Default: what the name of the output file says, else text.",
         ),
+        click.option("--full", is_flag=True, help="Text with all evidence; default: one screen per group."),
     ]
     return decorated(function, decorators)
 
@@ -71,9 +74,16 @@ def report_options(function: F) -> F:
     "evaluations, exchange, sweep, or any other of the report; ? lists them.",
 )
 def report(
-    runs: Path, output: Path | None, format_name: FormatName | None, store: Path | None, table: str | None
+    runs: tuple[Path, ...],
+    where: tuple[str, ...],
+    output: Path | None,
+    format_name: FormatName | None,
+    full: bool,
+    store: Path | None,
+    table: str | None,
 ) -> None:
-    """Turn the runs in folder RUNS into a report: scaling, where the time goes, and how far to trust it.
+    """Turn RUNS (folders of runs, single runs, histories) into a report: scaling, where the time goes, how far to
+    trust it.
 
     Only runs whose sanity checks held yield figures; all others are listed with the reason. Ends with 4 if a file
     is damaged or no run has figures; what can be reported is reported all the same.
@@ -82,6 +92,7 @@ def report(
     Examples:
       dlbench report runs
       dlbench report runs -o report.html
+      dlbench report runs --where workload=bert --where engine=ddp
       dlbench report runs --format csv --table runs > runs.csv
       dlbench report runs --table '?'
     """
@@ -91,16 +102,15 @@ def report(
     if table is not None and table != LIST and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
     require_modules("report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
-    from dlbench.records.scan import scan
     from dlbench.views.assemble import assemble
     from dlbench.views.document import document_of
 
-    found = assemble(scan(runs), None if store is None else _history(store))
+    found = assemble(read_runs(runs, where), None if store is None else _history(store))
     document = document_of(found)
     if table == LIST:
         write_output(_listed(document).encode("utf-8"), output)
     else:
-        emit(document, chosen, output, table or "points")
+        emit(document, chosen, output, table or "points", full=full)
         if output is not None:
             without = len(found.without_figures)
             click.echo(
@@ -111,7 +121,7 @@ def report(
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if not found.groups:
-        click.echo(f"dlbench: {runs}: no run has figures; the report says why", err=True)
+        click.echo(f"dlbench: {named(runs)}: no run has figures; the report says why", err=True)
     if found.damaged or not found.groups:
         sys.exit(int(ExitCode.INCOMPLETE))
 

@@ -1,31 +1,47 @@
-"""`dlbench show`: one workload or system, every key decided."""
+"""`dlbench show`: one workload or system, every key decided and explained."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dlbench.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from dlbench.cli.explained_keys import Setting
+    from dlbench.specs.merge import Layers
+
+WIDTH = 80
+_VALUE = 16
+"""Columns of a value; a longer one has a line of its own."""
 
 
 @click.command()
 @click.argument("name")
 @click.option("--preset", metavar="NAME", help="Preset of a workload.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key first.")
-@click.option("--json", "as_json", is_flag=True, help="JSON instead of YAML.")
-def show(name: str, preset: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print the workload or system NAME as a run would see it, defaults included.
+@click.option("--yaml", "form", flag_value="yaml", help="Plain YAML, for programs.")
+@click.option("--json", "form", flag_value="json", help="Plain JSON, for programs.")
+def show(name: str, preset: str | None, overrides: tuple[str, ...], form: str | None) -> None:
+    """Explain every key of the workload or system NAME, as a run would see it.
 
-    The keys printed are the ones that --set and --sweep of `dlbench run` take; for a system, with system. before them.
+    A letter marks what is not the default, and says who set it. --set and --sweep of `dlbench run` take these keys
+    with their section before them (train.batch_per_rank); those of a system with system. before it.
 
     \b
     Example:
-      dlbench show resnet50 --preset ci --set train.batch_per_rank=16
+      dlbench show resnet50 --preset ci
+      dlbench show resnet50 --preset ci --set train.batch_per_rank=16 --yaml
     """
-    from dlbench.specs.choices import WorkloadFile, choose, choose_system
+    from dlbench.specs.choices import WorkloadFile, choose_system_with_origins, choose_with_origins
     from dlbench.specs.requests import parse_set
     from dlbench.specs.resolve import available, find
 
@@ -38,16 +54,30 @@ def show(name: str, preset: str | None, overrides: tuple[str, ...], as_json: boo
         is_system = Path(name).is_file() and read_yaml(Path(name)).get("format") == "dlbench.system"
     elif name not in workloads and name not in systems:
         raise UserError(f"unknown workload or system {name!r}: {nearest(name, [*workloads, *systems])}")
+    made: BaseModel
     if is_system:
         if preset is not None:
             raise UserError(f"--preset {preset}: system {name} has no presets, workloads have")
         settings = {key.removeprefix("system."): value for key, value in values.items()}
-        content = choose_system(name, settings).model_dump(mode="json")
+        made, layers = choose_system_with_origins(name, settings)
+        presets: list[str] = []
     else:
-        content = choose(WorkloadFile(find("workloads", name)), preset, values).model_dump(mode="json")
-    if as_json:
+        file = WorkloadFile(find("workloads", name))
+        made, layers = choose_with_origins(file, preset, values)
+        presets = [one for one in file.presets if one != made.preset]
+    content = made.model_dump(mode="json")
+    if form == "json":
         click.echo(json.dumps(content, indent=2))
-        return
+    elif form == "yaml":
+        click.echo(_yaml(content), nl=False)
+    else:
+        from dlbench.cli.streams import cleaned
+
+        for line in _explained(made, content, layers, presets):
+            click.echo(cleaned(line))
+
+
+def _yaml(content: dict[str, Any]) -> str:
     import io
 
     from ruamel.yaml import YAML
@@ -57,4 +87,71 @@ def show(name: str, preset: str | None, overrides: tuple[str, ...], as_json: boo
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # the order of the fields says more
     sink = io.StringIO()
     yaml.dump(content, sink)
-    click.echo(sink.getvalue(), nl=False)
+    return sink.getvalue()
+
+
+_HEAD = ("name", "title", "preset", "about", "notice", "sample_unit")
+"""Keys that stand above the table, where they are their own explanation."""
+
+
+def _explained(made: BaseModel, content: dict[str, Any], layers: Layers, presets: list[str]) -> Iterator[str]:
+    """The page as lines."""
+    from dlbench.cli.explained_keys import section_meaning, settings_of
+
+    width = max(60, min(shutil.get_terminal_size((WIDTH, 24)).columns, 100))
+    yield from _wrapped(": ".join(dict.fromkeys((content["name"], content["title"]))), width)
+    if "preset" in content:
+        about = f": {content['about']}" if content["about"] else ""
+        yield from _wrapped(f"preset {content['preset']}{about}", width)
+        others = f"Other presets: {', '.join(presets)}. " if presets else ""
+        notice = f"Notice: {content['notice']}." if content["notice"] else ""
+        yield from _wrapped(f"Samples: {content['sample_unit']}. {others}{notice}".rstrip(), width)
+    found = [one for one in settings_of(type(made), content, layers) if one.section or one.name not in _HEAD]
+    origins = [*dict.fromkeys(one.origin for one in found if one.origin is not None)]
+    marks = dict(zip(origins, map(_mark, origins), strict=True))
+    yield ""
+    legend = "; ".join(f"{mark} set by {_who(origin)}" for origin, mark in marks.items())
+    yield from _wrapped(f"{legend}; the others are defaults." if legend else "All keys are at their defaults.", width)
+    sections = [*dict.fromkeys(one.section for one in found)]
+    for section in sections:
+        yield ""
+        if section:
+            meaning = section_meaning(type(made), tuple(section.split(".")), content)
+            yield from _wrapped(f"{section}: {meaning}" if meaning else section, width)
+        yield from _table([one for one in found if one.section == section], marks, width)
+
+
+def _mark(origin: str) -> str:
+    if origin.startswith("--"):
+        return "S"
+    return "P" if origin.endswith(")") else "F"
+
+
+def _who(origin: str) -> str:
+    """A file by its name; a preset as ``preset ci``."""
+    if origin.endswith(")") and " (preset " in origin:
+        return origin.rpartition(" (")[2].rstrip(")")
+    return origin if origin.startswith("--") else Path(origin).name
+
+
+def _table(settings: list[Setting], marks: dict[str, str], width: int) -> Iterator[str]:
+    names = max(len(one.name) for one in settings) + 2
+    values = min(max(len(one.value) for one in settings), _VALUE) + 2
+    indent = 2 + names + values
+    for one in settings:
+        head = f"{marks[one.origin] if one.origin else ' '} {one.name:<{names}}{one.value:<{values}}"
+        default = f" (default {one.default})" if one.default is not None else ""
+        meaning = _wrapped(f"{one.meaning}{default}".strip(), width - indent)
+        if len(head) > indent:
+            yield from _wrapped(head.rstrip(), width, " " * (2 + names))
+        elif meaning:
+            yield head + meaning.pop(0)
+        else:
+            yield head.rstrip()
+        yield from (" " * indent + line for line in meaning)
+
+
+def _wrapped(text: str, width: int, further: str = "") -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, width, subsequent_indent=further, break_on_hyphens=False)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dlbench.cli.choosing import named, parse_where, read_comm_runs, runs_argument, runs_at, where_option
 from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, ExitCode
 
@@ -42,10 +43,11 @@ _TOLD_CAUSES = frozenset({"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path), default=Path("runs"))
+@runs_argument(default="runs")
+@where_option("--where", "runs")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-def status(runs: Path, as_json: bool) -> None:
-    """Tell the state of every run in the folder RUNS, and why some failed.
+def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> None:
+    """Tell the state of every run in folders RUNS (default: runs), and why some failed.
 
     \b
     States: valid, invalid (no figure: a sanity check failed), failed, incomplete (killed or still running; on the
@@ -56,15 +58,17 @@ def status(runs: Path, as_json: bool) -> None:
     Ends with 3 if a run failed or a series was cut off, and with 4 if a file is damaged.
 
     \b
-    Example:
+    Examples:
       dlbench status runs
+      dlbench status runs --where series=nightly --where state=failed
     """
-    from dlbench.records.collectives_scan import scan_comm
-    from dlbench.records.scan import scan
+    from dlbench.reading.selection import select
 
-    training, comm = scan(runs), scan_comm(runs)
-    rows, unread = _rows([*training.runs, *comm.runs])
-    series, damaged = _series(runs)
+    wanted = parse_where(where, "--where")
+    training, comm = runs_at(*runs), read_comm_runs(runs)
+    chosen = select([*training.runs, *comm.runs], named(runs), wanted, "--where")
+    rows, unread = _rows(chosen)
+    series, damaged = _series(_roots([*training.runs, *comm.runs], runs), wanted.get("series", ""))
     # A folder without a readable plan may be of either kind, and both name it.
     problems = list(dict.fromkeys([*training.problems, *comm.problems, *unread, *damaged]))
     if as_json:
@@ -85,27 +89,38 @@ def status(runs: Path, as_json: bool) -> None:
         sys.exit(int(ExitCode.RUN_FAILED))
 
 
-def _series(runs: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Each series that is not wholly submitted, and what is damaged."""
+def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
+    """The folders given and those in which runs lie, each once: where series may be written down."""
+    from dlbench.cli.choosing import expanded
+
+    return list(dict.fromkeys([*expanded(given), *(run.folder.path.parent for run in runs)]))
+
+
+def _series(roots: Sequence[Path], wanted: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Each series that is not wholly submitted, of them that of one name if `wanted` is not empty; what is damaged."""
     from dlbench.jobs.launch import quoted
     from dlbench.jobs.series import is_held, standings
 
-    found, problems = standings(runs)
     rows: list[dict[str, Any]] = []
-    for one in found:
-        if one.submitted == one.total:
-            continue
-        name, is_going_on = one.series.id, is_held(runs, one.series.id)
-        rest = quoted(["dlbench", "complete", name, "--out", str(runs)])
-        rows.append(
-            {
-                "series": name,
-                "jobs": one.total,
-                "submitted": one.submitted,
-                "is_cut_off": not is_going_on,
-                "story": f"{one.text}; " + ("dlbench submits the rest now" if is_going_on else f"the rest: {rest}"),
-            }
-        )
+    problems: list[str] = []
+    for root in roots:
+        found, damaged = standings(root)
+        problems += damaged
+        for one in found:
+            name = one.series.id
+            if one.submitted == one.total or wanted not in ("", name):
+                continue
+            is_going_on = is_held(root, name)
+            rest = quoted(["dlbench", "complete", name, "--out", str(root)])
+            rows.append(
+                {
+                    "series": name,
+                    "jobs": one.total,
+                    "submitted": one.submitted,
+                    "is_cut_off": not is_going_on,
+                    "story": f"{one.text}; " + ("dlbench submits the rest now" if is_going_on else f"the rest: {rest}"),
+                }
+            )
     return rows, problems
 
 

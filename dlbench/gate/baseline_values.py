@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import dlbench
 from dlbench.errors import UserError, nearest
 from dlbench.gate.baseline import Baseline, BaselinePoint, BaselineRun
 from dlbench.gate.content import TITLES, Content
+from dlbench.gate.labels import counts_text, settings_of
 from dlbench.gate.sides import Side, SidePoint, SideRun
 from dlbench.stats.estimates import MIN_RUNS
+
+MAX_SETTINGS = 6
+"""Settings with too few runs that an error names."""
 
 
 def baseline_of(side: Side, *, allow_few: bool) -> Baseline:
@@ -20,19 +24,34 @@ def baseline_of(side: Side, *, allow_few: bool) -> Baseline:
     """
     few = [point for point in side.points if len(point.runs) < MIN_RUNS]
     if few and not allow_few:
-        places = ", ".join(f"{len(point.runs)} at {_place(point)}" for point in few)
         raise UserError(
-            f"{side.name}: a baseline needs {MIN_RUNS} runs per point, there are {places}; run it with --repeats "
-            f"{MIN_RUNS} or more (10 find smaller slowdowns), or give --allow-few: no verdict will come of it"
+            f"{side.name}: a baseline needs {MIN_RUNS} runs per point; too few: {_named(few)}; "
+            f"{_enough(side.points)}run with --repeats {MIN_RUNS} or more (10 find smaller slowdowns), or give "
+            "--allow-few: no verdict will come of it"
         )
     points = [_point(point) for point in side.points]
     points.sort(key=lambda point: (sorted(point.registered.items()), point.ranks, point.nodes, point.runs[0].run_id))
     return Baseline(dlbench_version=dlbench.__version__, points=tuple(points))
 
 
-def _place(point: SidePoint) -> str:
-    workload = point.content.registered["workload"]
-    return f"{point.ranks} rank{'s' * (point.ranks > 1)} of {workload}"
+def _named(points: Sequence[SidePoint]) -> str:
+    """Each setting once, with its runs at every rank count."""
+    found = [f"{label} ({counts_text(own)})" for label, own in settings_of(points).items()]
+    more = f"; and {len(found) - MAX_SETTINGS} settings more" if len(found) > MAX_SETTINGS else ""
+    return "; ".join(found[:MAX_SETTINGS]) + more
+
+
+def _enough(points: Sequence[SidePoint]) -> str:
+    """How to choose points that have enough runs; empty where no single key does."""
+    for key in ("workload", "engine", "preset", "precision", "data", "goal", "scaling"):
+        values: dict[str, bool] = {}
+        for point in points:
+            value = point.content.registered.get(key, "")
+            values[value] = values.get(value, True) and len(point.runs) >= MIN_RUNS
+        for value, is_enough in values.items():
+            if value and is_enough:
+                return f"--where {key}={value} chooses those with enough; or "
+    return "choose others with --where, "
 
 
 def _point(point: SidePoint) -> BaselinePoint:

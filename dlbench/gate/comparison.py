@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from dlbench.errors import UserError
 from dlbench.gate.content import KeyDifference, digest
 from dlbench.gate.evidence import Sample
 from dlbench.gate.matching import Match, match
@@ -92,12 +93,27 @@ def compare_sides(
         history: earlier runs, which only tell how far sessions scatter.
 
     Raises:
-        UserError: the sides are not comparable; names the keys.
+        UserError: both sides are the same runs, or they are not comparable; names the keys.
     """
+    _refuse_same(a, b)
     matches, only_b = match(a, b, allowed)
     drafts = [_Draft(one, paired=False, metrics=metrics, unpaired=0, earlier=_earlier(one, history)) for one in matches]
     name = "" if history is None else history.name
     return _whole(a, b, drafts, rule, paired=False, only_b=only_b, history=name)
+
+
+def _refuse_same(a: Side, b: Side) -> None:
+    """Runs compared with themselves are always equal: a gate would pass for ever."""
+    ids = [
+        {(run.run_id, run.finished, *sorted(run.figures.items())) for point in side.points for run in point.runs}
+        for side in (a, b)
+    ]
+    if ids[0] == ids[1]:
+        raise UserError(
+            f"A ({a.name}) and B ({b.name}) are the same {len(ids[0])} run{'s' * (len(ids[0]) > 1)}: nothing to "
+            "compare; give two folders, choose each side with --where-a and --where-b, or give --paired for runs of "
+            "run --ab"
+        )
 
 
 def _earlier(found: Match, history: Side | None) -> list[tuple[SideRun, ...]]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dlbench.errors import IncompleteDataError, UserError, nearest
+from dlbench.errors import IncompleteDataError, UserError
 from dlbench.gate.content import Content, content_of, digest
 from dlbench.reading import environments
 from dlbench.reading.comparability import system_content
 from dlbench.reading.environments import facts, side_by_side
 from dlbench.reading.metrics import metrics_by_run
 from dlbench.reading.repeats import named, shared_nodes, unlike_runs
+from dlbench.reading.selection import select
 from dlbench.reading.sessions import sessions_of
 from dlbench.reading.table import RunTable, tabulate
-from dlbench.records.registry import describe
 from dlbench.records.scan import Run, Scan
 from dlbench.stats.pairing import RunKey
 
@@ -85,6 +85,10 @@ def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -
         IncompleteDataError: no run that was chosen has figures; names why.
     """
     runs, left_out = chosen(scan, name, where, option)
+    plain = [run for run in runs if not run.plan.series.side]
+    if plain and len(plain) < len(runs) and "side" not in where:
+        left_out.append(f"{len(runs) - len(plain)} runs of run --ab, which compare --paired compares")
+        runs = plain
     damaged: list[str] = []
     table = tabulate(Scan(root=scan.root, runs=runs, problems=list(scan.problems)))
     points = points_of(table, damaged)
@@ -98,36 +102,18 @@ def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -
 def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Run], list[str]]:
     """Runs with all these properties, and a line for those from which something was taken away on purpose.
 
-    Properties: `series`, `side`, `variant`, `tag.NAME`, every name of the registry, and keys of the system that shape
-    speed (`system.modules`). Runs of another variant than `plain` are left out unless they were asked for: they
-    ran to be subtracted.
+    For properties see `dlbench.reading.selection`. Runs of another variant than `plain` are left out unless they were
+    asked for: they ran to be subtracted.
 
     Raises:
         UserError: no run has them; names the values that there are.
     """
-    runs = list(scan.runs)
-    for key, wanted in where.items():
-        values = [_property(run, key, option) for run in runs]
-        if wanted not in values:
-            known = {value for value in values if value}
-            raise UserError(f"{option} {key}={wanted}: no run of {name} has it; {nearest(wanted, known)}")
-        runs = [run for run, value in zip(runs, values, strict=True) if value == wanted]
+    runs = select(scan.runs, name, where, option)
     if "variant" in where:
         return runs, []
     plain = [run for run in runs if run.plan.series.variant == "plain"]
     twins = len(runs) - len(plain)
-    return plain, [f"{twins} runs with something taken away on purpose (run --decompose, --watch-cost)"] * bool(twins)
-
-
-def _property(run: Run, key: str, option: str) -> str:
-    if key.startswith("tag."):
-        return run.plan.tags.get(key.removeprefix("tag."), "")
-    series = run.plan.series
-    known = {"series": series.id, "side": series.side, "variant": series.variant, **describe(run)}
-    known |= system_content(run.plan)
-    if key not in known:
-        raise UserError(f"{option} {key}: no such property of runs; {nearest(key, [*known, 'tag.NAME'])}")
-    return known[key]
+    return plain, [f"{twins} control runs (run --decompose, --watch-cost)"] * bool(twins)
 
 
 def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:

@@ -35,6 +35,7 @@ PACKAGES = (
 
 VARIABLE_PREFIXES = (
     *("HOROVOD_", "NCCL_", "OMP_", "MKL_", "GLOO_", "OMPI_MCA_", "UCX_", "KMP_", "TORCH_NCCL_"),
+    *("ONEDNN_", "DNNL_"),
     *("CUDNN_", "CUBLAS_", "FI_", "OFI_", "SHARP_", "UCC_", "MPICH_", "PMIX_", "RCCL_", "SLURM_CPU_BIND", "SLURM_GPU"),
 )
 VARIABLES = (
@@ -66,6 +67,7 @@ VARIABLES = (
     "SLURM_CPUS_PER_TASK",
     "SLURM_RESTART_COUNT",
     "SLURM_MPI_TYPE",
+    "ATEN_CPU_CAPABILITY",
     "LD_PRELOAD",
     "MALLOC_CONF",
 )
@@ -75,7 +77,7 @@ DIGESTED = ("LD_LIBRARY_PATH", "PYTHONPATH")
 # What launchers tell their own processes of their place: different on every rank or at every start, set by nobody.
 INTERNAL = re.compile(
     r"^(OMPI_MCA_((ess|orte|plm|initial|shmem|pmix)_|btl_(vader|sm)_backing_directory$)"
-    r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+)$"
+    r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+|AUTOTUNE_LOG)$"
     r"|PMIX_(RANK|NAMESPACE|ID|HOSTNAME|SERVER_\w+|DSTORE_\w+|\w*TMPDIR|\w*URI\w*)$|MPICH_INTERFACE_HOSTNAME)"
 )
 

@@ -1,23 +1,43 @@
-"""Where the lost share of the ideal goes, at first order: each part of a step against the baseline's.
+"""Where the lost percent goes: each part of a step against the baseline's, in shares that sum to 1 - efficiency.
 
-A step of the ideal machine takes, part by part, what the baseline's step takes for the same number
-of samples per rank. With T = sum of the parts (mean seconds per step), T_ideal likewise:
+With T_i the mean step of run i, s_ik the share that part k has of it, and t the geometric mean of T_i, a part's seconds
+are
 
-    1 - E = (T - T_ideal) / T = sum over parts of (part - part_ideal) / T
+    q_k = t mean_i(s_ik),
 
-so the lost points sum to the loss exactly. First order: a part is charged with the time it holds,
-whatever its cause; a slow rank, for example, shows as exchange time of the ranks that wait for it.
-`dlbench.reading.causes` splits the same step by causes instead, and uses the same arithmetic.
+which sum to t because shares sum to 1. With t0 and q0_k those of the baseline, for the same number of samples per rank,
+the efficiency is a ratio of geometric means, E = t0 / t, and what is lost to a part is
+
+    L_k = (q_k - q0_k) / t = s_k - E s0_k,        sum over parts of L_k = 1 - E, exactly.
+
+A part that takes less than at the baseline is a gain, below 0.
+
+The interval of L_k is that of a mean of its first-order terms, one for each run (delta method; e.g. Oehlert, The
+American Statistician 46(1), 1992). With dE = E (d ln t0 - d ln t), a run i of the point moves L_k by
+
+    (s_ik - s_k) + E s0_k (ln T_i - ln t)
+
+and a run j of the baseline by the negative of E (s0_jk - s0_k) + E s0_k (ln T0_j - ln t0). A run that is slower in all
+its parts alike moves the efficiency and hardly any share; that is why both stand here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dlbench.reading.measures import PARTS
-from dlbench.stats.estimates import Estimate, by_definition, difference_estimate, interval, mean_estimate
+from dlbench.stats.estimates import (
+    MIN_RUNS,
+    Estimate,
+    by_definition,
+    difference_estimate,
+    geometric_mean_estimate,
+    interval,
+    mean_estimate,
+    ratio_estimate,
+)
 from dlbench.stats.multiplicity import paired_p, welch_p
 from dlbench.stats.pairing import Pairing, RunKey, pairing
 
@@ -25,10 +45,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    Matrix = npt.NDArray[np.float64]
+    Array = npt.NDArray[np.float64]
 
 PartTimes = Mapping[RunKey, Mapping[str, float]]
-"""Seconds a step of each part, by run."""
+"""Seconds per step of each part, by run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +56,13 @@ class Part:
     """One part of a step at one scaling point."""
 
     name: str
-    """One of `dlbench.reading.measures.PARTS` or of `dlbench.reading.causes.CAUSES`; `step` for the whole."""
+    """One of `dlbench.reading.causes.CAUSES`, or of what they are part of or consist of; `step` for the whole."""
     seconds: Estimate
-    """Mean over runs (where paired: over the pairs) of the run's mean seconds per step."""
+    """Geometric mean over runs (where paired: over the pairs) of the mean step x the part's mean share of it."""
     ideal_seconds: float
     """The same at the baseline, for the same number of samples per rank."""
     lost: Estimate
-    """Share of the ideal that is lost here (1); negative where the part became faster."""
+    """Efficiency that is lost here, a fraction; negative where the part became faster."""
     p: float | None
     """Two-sided p of Student's t test that nothing is lost or gained here, of this part alone; None at the baseline."""
 
@@ -53,74 +73,131 @@ class Attribution:
 
     parts: tuple[Part, ...]
     whole: Part
-    """The whole step: sum of the parts, lost share = sum of the lost shares = 1 - efficiency of means."""
+    """The whole step: sum of the parts, lost share = sum of the lost shares = 1 - efficiency."""
+    beside: Mapping[str, Part]
+    """Further rows, made alike, that are no terms of the sum: what parts consist of, or are part of."""
 
 
 def attribute(
-    own: PartTimes, baseline: PartTimes, *, work: float, is_baseline: bool = False, names: Sequence[str] = PARTS
+    own: PartTimes,
+    baseline: PartTimes,
+    *,
+    work: float,
+    names: Sequence[str],
+    beside: Sequence[str] = (),
+    is_baseline: bool = False,
 ) -> Attribution:
-    """The parts of a point against its baseline.
-
-    Means over runs, not medians, because only means of parts sum to the mean of the whole. Where the two are paired
-    (`dlbench.stats.pairing`), both are means over the pairs. The interval of a lost share is that of
-    `dlbench.stats.estimates.difference_estimate` for the terms of its first-order expansion, one for each run: the
-    ratio of means hangs on the runs almost linearly, because whole steps differ little between them.
+    """The parts of a point against its baseline; where they are paired (`dlbench.stats.pairing`), over the pairs.
 
     Args:
         own: the parts of this point's runs.
         baseline: those of the baseline's runs.
         work: samples per rank and step of this point / of the baseline (1 under weak scaling).
-        is_baseline: nothing is lost by definition.
         names: the parts, in order; together they are the whole step.
+        beside: further rows of the same runs.
+        is_baseline: nothing is lost by definition.
     """
     pairs = Pairing((), 0) if is_baseline else pairing(own, baseline)
-    keys = pairs.keys or sorted(own), pairs.keys or sorted(baseline)
-    a, b = _matrix(own, names, keys[0]), _matrix(baseline, names, keys[1]) * work
-    ideal = b.mean(axis=0)
-    seconds = [mean_estimate(column.tolist(), "s") for column in a.T]
-    lost: list[tuple[Estimate, float | None]]
+    mine = _Side(own, names, beside, pairs.keys or sorted(own), 1.0)
+    ideal = _Side(baseline, names, beside, pairs.keys or sorted(baseline), work)
+    made = []
+    for place, name in enumerate((*names, *beside)):
+        seconds = mine.mean * mine.shares[:, place].mean()
+        lost, p = by_definition(0.0, len(mine.steps), "fraction"), None
+        if not is_baseline:
+            lost, p = _lost(mine, ideal, place, pairs)
+        made.append(
+            Part(
+                name=name,
+                seconds=_seconds(mine, place, float(seconds)),
+                ideal_seconds=float(ideal.mean * ideal.shares[:, place].mean()),
+                lost=lost,
+                p=p,
+            )
+        )
+    count = len(names)
+    whole = _whole(mine, ideal, pairs, is_baseline=is_baseline)
+    return Attribution(parts=tuple(made[:count]), whole=whole, beside={one.name: one for one in made[count:]})
+
+
+class _Side:
+    """Steps and shares of the runs of one side; `steps` has shape (runs,), `shares` (runs, parts)."""
+
+    def __init__(
+        self, times: PartTimes, names: Sequence[str], beside: Sequence[str], keys: Sequence[RunKey], work: float
+    ) -> None:
+        import numpy as np
+
+        seconds = np.array([[times[key][name] for name in (*names, *beside)] for key in keys], dtype=float)
+        whole = seconds[:, : len(names)].sum(axis=1)
+        self.keys = keys
+        self.steps: Array = whole * work
+        self.shares: Array = seconds / whole[:, None]
+        logs = np.log(self.steps)
+        self.mean = math.exp(float(logs.mean()))
+        self.drift: Array = logs - logs.mean()
+        """ln T_i - ln t."""
+
+    def by_key(self) -> dict[RunKey, float]:
+        """The step of each run."""
+        return dict(zip(self.keys, self.steps.tolist(), strict=True))
+
+
+def _whole(mine: _Side, ideal: _Side, pairs: Pairing, *, is_baseline: bool) -> Part:
+    import numpy as np
+
+    seconds = geometric_mean_estimate(mine.steps.tolist(), "s")
     if is_baseline:
-        lost = [(by_definition(0.0, len(a), "fraction"), None) for _ in seconds]
+        lost, p = by_definition(0.0, len(mine.steps), "fraction"), None
+        return Part(name="step", seconds=seconds, ideal_seconds=ideal.mean, lost=lost, p=p)
+    top, bottom = np.log(ideal.steps).tolist(), np.log(mine.steps).tolist()
+    p = paired_p([a - b for a, b in zip(top, bottom, strict=True)]) if pairs.is_paired else welch_p(top, bottom)
+    efficiency = ratio_estimate(ideal.by_key(), mine.by_key(), "fraction")
+    lost = replace(complement(efficiency), unpaired=pairs.left_out)
+    return Part(name="step", seconds=seconds, ideal_seconds=ideal.mean, lost=lost, p=p)
+
+
+def complement(efficiency: Estimate) -> Estimate:
+    """1 - efficiency: what is lost of it in all."""
+    return efficiency.mapped(lambda value: 1 - value, "fraction")
+
+
+def _seconds(mine: _Side, place: int, seconds: float) -> Estimate:
+    """q_k; to first order a run moves it by t (s_ik - s_k) + q_k (ln T_i - ln t)."""
+    share = mine.shares[:, place]
+    if len(share) < MIN_RUNS:
+        found = mean_estimate((mine.steps * share).tolist(), "s")
     else:
-        lost = [_lost(part, a[:, -1], other, pairs) for part, other in zip(a.T, b.T, strict=True)]
-    made = tuple(
-        Part(name=name, seconds=seconds[i], ideal_seconds=float(ideal[i]), lost=lost[i][0], p=lost[i][1])
-        for i, name in enumerate((*names, "step"))
-    )
-    return Attribution(parts=made[:-1], whole=made[-1])
-
-
-def _matrix(times: PartTimes, names: Sequence[str], keys: Sequence[RunKey]) -> Matrix:
-    """Runs x parts, with the sum of the parts as last column."""
-    import numpy as np
-
-    parts = np.array([[times[key][name] for name in names] for key in keys], dtype=float)
-    return np.column_stack([parts, parts.sum(axis=1)])
-
-
-def _lost(part: Matrix, step: Matrix, ideal: Matrix, pairs: Pairing) -> tuple[Estimate, float]:
-    """L = (mean part - mean ideal) / mean step and its p, from part and step of each run and the baseline's ideal ones.
-
-    To first order a run of this point moves L by (part - L step) / mean step, and one of the baseline by its ideal.
-    Below `MIN_RUNS` the range is that of the shares of single runs: L is their average, weighted with the steps.
-    """
-    import numpy as np
-
-    mean = float(step.mean())
-    share = float(part.mean() - ideal.mean()) / mean
-    blocks = ("pairs", "pairs") if pairs.is_paired else ("own", "baseline")
-    moves = [
-        {(block, place): float(value) for place, value in enumerate(values)}
-        for block, values in zip(blocks, ((part - share * step) / mean, ideal / mean), strict=True)
-    ]
-    own, base = [share + move for move in moves[0].values()], list(moves[1].values())
-    p = paired_p([x - y for x, y in zip(own, base, strict=True)]) if pairs.is_paired else welch_p(own, base)
-    found = difference_estimate(moves[0], moves[1], "fraction").mapped(lambda moved: share + moved, "fraction")
+        moves = mine.mean * (share - share.mean()) + seconds * mine.drift
+        found = mean_estimate((seconds + moves).tolist(), "s")
     if found.low is None or found.high is None:
-        return replace(found, value=share, unpaired=pairs.left_out), p
+        return replace(found, value=seconds)
+    return interval(seconds, found.low, found.high, found.n, found.kind, "s", level=found.level)
+
+
+def _lost(mine: _Side, ideal: _Side, place: int, pairs: Pairing) -> tuple[Estimate, float]:
+    """L_k and its p. Below `MIN_RUNS` the range is that of what single runs, or pairs of them, lose."""
+    own, base = mine.shares[:, place], ideal.shares[:, place]
+    efficiency = ideal.mean / mine.mean
+    lost = float(own.mean() - efficiency * base.mean())
+    drifts = efficiency * base.mean()
+    moves = (own - own.mean() + drifts * mine.drift, efficiency * (base - base.mean()) + drifts * ideal.drift)
+    blocks = ("pairs", "pairs") if pairs.is_paired else ("own", "baseline")
+    top, bottom = (
+        {(block, run): float(value) for run, value in enumerate(values)}
+        for block, values in zip(blocks, moves, strict=True)
+    )
+    a, b = [lost + move for move in top.values()], list(bottom.values())
+    p = paired_p([x - y for x, y in zip(a, b, strict=True)]) if pairs.is_paired else welch_p(a, b)
+    found = difference_estimate(top, bottom, "fraction").mapped(lambda moved: lost + moved, "fraction")
+    if found.low is None or found.high is None:
+        return replace(found, value=lost, unpaired=pairs.left_out), p
     low, high = found.low, found.high
     if found.kind == "range":
-        lost = (part - ideal) / step if pairs.is_paired else np.subtract.outer(part, ideal) / step[:, None]
-        low, high = float(lost.min()), float(lost.max())
-    made = interval(share, low, high, found.n, found.kind, "fraction", level=found.level)
+        if pairs.is_paired:
+            single = own - ideal.steps / mine.steps * base
+        else:
+            single = own[:, None] - (ideal.steps * base)[None, :] / mine.steps[:, None]
+        low, high = float(single.min()), float(single.max())
+    made = interval(lost, low, high, found.n, found.kind, "fraction", level=found.level)
     return replace(made, unpaired=pairs.left_out), p

@@ -138,9 +138,10 @@ def told_of(run: Run) -> dict[str, str]:
 
 
 def planned_id(run: Run) -> str:
-    """`averaged_id` without the device, which only a record tells: finds runs that were to join a group and died."""
+    """`averaged_id` without what only a record tells: finds runs that were to join a group and died."""
     content = _averaged_content(run)
-    del content["registered"]["device"]
+    for name in ("device", "precision"):
+        del content["registered"][name]
     return digest_of(content)
 
 

@@ -1,7 +1,8 @@
 """The step files of one run become its figures: throughput, step times, and parts that sum to the step.
 
 Parts are arithmetic means over steps and ranks, because means of parts sum to the mean of the
-whole and medians do not: `sum(parts) == measured_s / steps`, to the nanosecond.
+whole and medians do not: `sum(parts) == measured_s / steps`, to the nanosecond. Throughput is of the same clock
+readings. One rank exchanges nothing: what its exchange phase holds is the engine's own work, and part of `other`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     Times = npt.NDArray[np.int64]
 
 PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
-"""What a step's time consists of: the phases; what no phase holds; how far the slowest rank's mean exceeds the mean."""
+"""What a step's time consists of, as the mean of all ranks sees it: the phases; what no phase holds; how far the
+slowest rank's mean exceeds it. `dlbench.reading.causes` makes the account of the lost percent of them."""
 
 # CUDA events resolve about half a microsecond each, and a step has eight of them.
 ROUNDING_NS = 10_000
@@ -118,7 +120,7 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
     step_ns, phase_ns = loaded.step_ns, loaded.phase_ns
     slowest_s = step_ns.max(axis=0) / 1e9
     samples = sum(rank.samples for rank in run.record.ranks)
-    measured_s = max(rank.measured_s for rank in run.record.ranks)
+    measured_s = int(step_ns.sum(axis=1).max()) / 1e9
     exchange = phase_ns["exchange"]
     return RunMeasures(
         steps=step_ns.shape[1],
@@ -150,6 +152,8 @@ def _parts(step_ns: Times, phase_ns: dict[str, Times]) -> dict[str, float]:
     steps = step_ns.shape[1]
     total = int(step_ns.sum())
     sums = {phase: int(times.sum()) for phase, times in phase_ns.items()}
+    if len(step_ns) == 1:
+        sums["exchange"] = 0
     parts = {phase: value / count / 1e9 for phase, value in sums.items()}
     parts["other"] = (total - sum(sums.values())) / count / 1e9
     parts["imbalance"] = int(step_ns.sum(axis=1).max()) / steps / 1e9 - total / count / 1e9

@@ -13,11 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dlbench.reading.attribution import Part, attribute
-from dlbench.reading.measures import PARTS
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, mean_estimate, median_estimate, ratio_estimate
+from dlbench.stats.estimates import (
+    MIN_RUNS,
+    Estimate,
+    by_definition,
+    geometric_mean_estimate,
+    median_estimate,
+    ratio_estimate,
+)
 from dlbench.stats.pairing import RunKey, pairing
 
 if TYPE_CHECKING:
@@ -51,12 +56,8 @@ class Point:
     """Karp-Flatt (1); None under weak scaling and at the baseline."""
     paired_with_baseline: bool
     """Whether its runs and the baseline's are the same repeats, interleaved."""
-    parts: tuple[Part, ...]
-    """Where a step's time goes and what is lost against the baseline; sums exactly."""
-    whole: Part
-    """Sum of the parts."""
-    exchange_wait: Estimate
-    """Part of the exposed exchange, mean over runs, seconds per step: waiting for ranks that come later."""
+    mean_step: Estimate
+    """Seconds; geometric mean over runs of the measured time / steps, of which the efficiency is a ratio."""
     run_ids: tuple[str, ...]
 
 
@@ -125,14 +126,6 @@ def _by_run(rows: pd.DataFrame, column: str) -> dict[RunKey, float]:
     return {(str(b), int(r)): float(v) for (b, r), v in zip(keys, rows[column], strict=True)}
 
 
-def _parts(rows: pd.DataFrame, table: RunTable) -> dict[RunKey, dict[str, float]]:
-    frames = (
-        _by_run(rows.assign(part=table.parts.loc[list(rows["run_id"]), name].to_numpy()), "part") for name in PARTS
-    )
-    columns = dict(zip(PARTS, frames, strict=True))
-    return {key: {name: columns[name][key] for name in PARTS} for key in columns[PARTS[0]]}
-
-
 def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point:
     ranks = int(rows["ranks"].iloc[0])
     ideal = ranks / int(baseline["ranks"].iloc[0])
@@ -142,12 +135,10 @@ def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point
     plan = table.runs[str(rows["run_id"].iloc[0])].plan
     unit = f"{plan.workload.sample_unit}/s"
     throughput = median_estimate(list(own.values()), unit)
-    batch, batch0 = int(rows["batch"].iloc[0]), int(baseline["batch"].iloc[0])
-    account = attribute(_parts(rows, table), _parts(baseline, table), work=batch / batch0, is_baseline=is_baseline)
     return Point(
         ranks=ranks,
         nodes=int(rows["nodes"].iloc[0]),
-        batch_per_rank=batch,
+        batch_per_rank=int(rows["batch"].iloc[0]),
         is_baseline=is_baseline,
         throughput=throughput,
         throughput_per_rank=throughput.scaled(1 / ranks, f"{unit}/rank"),
@@ -158,9 +149,7 @@ def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point
         efficiency=speedup.scaled(1 / ideal, "fraction"),
         serial_fraction=serial_fraction(speedup, ideal) if plan.series.scaling == "strong" and ideal > 1 else None,
         paired_with_baseline=not is_baseline and pairing(own, reference).is_paired,
-        parts=account.parts,
-        whole=account.whole,
-        exchange_wait=mean_estimate(list(table.parts.loc[list(rows["run_id"]), "exchange_wait"]), "s"),
+        mean_step=geometric_mean_estimate((rows["measured_s"] / rows["steps"]).tolist(), "s"),
         run_ids=tuple(str(run_id) for run_id in rows["run_id"]),
     )
 

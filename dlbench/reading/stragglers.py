@@ -1,7 +1,7 @@
-"""Waiting for late ranks: how much of the exchange it is, whose it is, and why those ranks were late.
+"""Waiting for stragglers: how much of the exchange it is, whose it is, and why those ranks were late.
 
 A synchronous exchange ends when the last rank has brought its gradients, so a rank that comes late waits less. With
-x[r] the exposed exchange of rank r in one step and p ranks, rank r waits
+x[r] the exchange phase of rank r in one step and p ranks, rank r waits
 
     wait[r] = x[r] - min x .
 
@@ -19,7 +19,7 @@ and nothing is counted twice; what no excess explains stays in the cause where i
 All waiting of a step is owed by its late ranks, in proportion to L[r]. One of them came *last*: the rank that waited
 least, of equal ones the one with most work.
 
-The work before an exchange is: optimiser and *other* of the step before, then input wait, copy, forward and backward.
+The work before an exchange is: optimizer and *other* of the step before, then input wait, copy, forward and backward.
 (*Other* lies at the end of a step; before the first measured step all ranks wait for each other.)
 
 All times are whole nanoseconds: W and the means of the ranks in time are rounded down, and waiting is shared out so
@@ -32,7 +32,7 @@ about half of the ranks are late then, now these, now those. On a GPU x is time 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,15 @@ if TYPE_CHECKING:
     Times = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]
 
-WORK = ("input", "compute", "host")
-"""In what a rank can be late: input wait and copy; forward, backward and optimiser; what lies between steps."""
+WORK_PHASES: Mapping[str, tuple[str, ...]] = {
+    "input": ("input", "h2d"),
+    "compute": ("forward", "backward", "optimizer"),
+    "host": ("other",),
+}
+"""In what a rank can be late, and the phases of a step it consists of; `other` is what no phase holds."""
+
+WORK = tuple(WORK_PHASES)
+PHASES_OF_WORK = tuple(phase for phases in WORK_PHASES.values() for phase in phases)
 
 IN_TIME_SHARE = 0.5
 """Of the longest wait of a step: a rank that waits so long is in time."""
@@ -73,6 +80,8 @@ class Waiting:
     """In the exchange."""
     moved_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))
     """Of the late ranks' own work, by `WORK`."""
+    moved_phases_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES_OF_WORK, 0))
+    """The same by phase; those of one `WORK` sum to its own."""
     ranks: tuple[LateRank, ...] = ()
     """Ranks that were late at least once, the one that was waited for longest first."""
 
@@ -90,14 +99,16 @@ def waiting(steps: RunSteps) -> Waiting:
     wait: Times = exchange - exchange.min(axis=0)
     in_time = wait >= IN_TIME_SHARE * wait.max(axis=0)
     late = _lateness(wait, in_time)
-    work = _work_before_exchange(steps)
-    moved = _moved(late, in_time, work)
+    phases = _phases_before_exchange(steps)
+    work = {name: _total([phases[phase] for phase in own]) for name, own in WORK_PHASES.items()}
+    moved, by_phase = _moved(late, in_time, work, phases)
     found = _by_rank(
         last=_steps_last(wait, work), waited=_shared_out(wait.sum(axis=0), late).sum(axis=1), moved=moved, late=late
     )
     return Waiting(
         waited_ns=int(wait.sum()),
         moved_ns={name: int(times.sum()) for name, times in moved.items()},
+        moved_phases_ns=by_phase,
         ranks=found,
     )
 
@@ -109,13 +120,21 @@ def _lateness(wait: Times, in_time: Flags) -> Times:
     return late
 
 
-def _work_before_exchange(steps: RunSteps) -> dict[str, Times]:
-    """What each rank did between two exchanges, by `WORK`; shape (ranks, steps)."""
+def _phases_before_exchange(steps: RunSteps) -> dict[str, Times]:
+    """What each rank did between two exchanges, by `PHASES_OF_WORK`; shape (ranks, steps)."""
     phases = steps.phase_ns
-    compute = _of_step_before(phases["optimizer"])
-    compute += phases["forward"]
-    compute += phases["backward"]
-    return {"input": phases["input"] + phases["h2d"], "compute": compute, "host": _of_step_before(steps.other_ns)}
+    return {
+        **{name: phases[name] for name in ("input", "h2d", "forward", "backward")},
+        "optimizer": _of_step_before(phases["optimizer"]),
+        "other": _of_step_before(steps.other_ns),
+    }
+
+
+def _total(times: Sequence[Times]) -> Times:
+    total = times[0].copy() if len(times) > 1 else times[0]
+    for more in times[1:]:
+        total += more
+    return total
 
 
 def _of_step_before(times: Times) -> Times:
@@ -141,10 +160,13 @@ def _steps_last(wait: Times, work: Mapping[str, Times]) -> Times:
     return np.bincount(last, minlength=len(wait)).astype(np.int64)
 
 
-def _moved(late: Times, in_time: Flags, work: Mapping[str, Times]) -> dict[str, Times]:
-    """What is charged to each rank, by `WORK`, shape (ranks,): where it is late, what exceeds the ranks in time.
+def _moved(
+    late: Times, in_time: Flags, work: Mapping[str, Times], phases: Mapping[str, Times]
+) -> tuple[dict[str, Times], dict[str, int]]:
+    """What is charged: to each rank by `WORK`, shape (ranks,), and of all ranks by `PHASES_OF_WORK`.
 
-    The excesses are scaled down in proportion where together they exceed its lateness.
+    Where a rank is late, what exceeds the ranks in time; the excesses are scaled down in proportion where together they
+    exceed its lateness.
     """
     import numpy as np
 
@@ -153,21 +175,43 @@ def _moved(late: Times, in_time: Flags, work: Mapping[str, Times]) -> dict[str, 
     column = np.nonzero(is_late)[1]
     own = late[is_late]
     count = in_time.sum(axis=0)
-    excess: dict[str, Times] = {}
-    for name, times in work.items():
-        beyond = times[is_late] - (times.sum(axis=0, where=in_time) // count)[column]
-        excess[name] = np.maximum(beyond, 0, out=beyond)
+
+    def excess(times: Times) -> Times:
+        beyond: Times = times[is_late] - (times.sum(axis=0, where=in_time) // count)[column]
+        return np.maximum(beyond, 0, out=beyond)
+
+    beyond = {name: excess(times) for name, times in work.items()}
     found: Times = np.zeros_like(own)
-    for beyond in excess.values():
-        found += beyond
+    for values in beyond.values():
+        found += values
     # In floating point, because the product of two times in nanoseconds need not fit into 64 bits.
     share = own / np.maximum(found, 1)
     fits = found <= own
     ends = np.cumsum(is_late.sum(axis=1))
-    return {
-        name: _sums_upto(np.where(fits, beyond, np.floor(beyond * share).astype(np.int64)), ends)
-        for name, beyond in excess.items()
-    }
+    by_rank: dict[str, Times] = {}
+    by_phase: dict[str, int] = {}
+    for name, values in beyond.items():
+        charged = np.where(fits, values, np.floor(values * share).astype(np.int64))
+        by_rank[name] = _sums_upto(charged, ends)
+        by_phase |= _by_phase(charged, {phase: excess(phases[phase]) for phase in WORK_PHASES[name]})
+    return by_rank, by_phase
+
+
+def _by_phase(charged: Times, excess: Mapping[str, Times]) -> dict[str, int]:
+    """The sum of what is charged, by phase: each time shared out as the phases exceed those of the ranks in time."""
+    import numpy as np
+
+    if len(excess) == 1:
+        return {name: int(charged.sum()) for name in excess}
+    whole = np.maximum(_total(list(excess.values())), 1)
+    reached, before, found = np.zeros_like(charged), np.zeros_like(charged), {}
+    *others, last = excess
+    for name in others:
+        reached += excess[name]
+        upto = np.minimum(np.floor(charged * (reached / whole)).astype(np.int64), charged)
+        found[name] = int((upto - before).sum())
+        before = upto
+    return {**found, last: int((charged - before).sum())}
 
 
 def _sums_upto(values: Times, ends: Times) -> Times:

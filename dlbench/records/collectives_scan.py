@@ -68,8 +68,8 @@ class CommScan:
     """Damaged runs, one line each; they are skipped."""
 
 
-def scan_comm(root: Path) -> CommScan:
-    """Reads every run of the collective benchmark below `root` (a folder of runs, or one run).
+def scan_comm(root: Path, *more: Path) -> CommScan:
+    """Reads every run of the collective benchmark below some folders; see `dlbench.records.scan.run_folders`.
 
     A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind.
 
@@ -77,7 +77,7 @@ def scan_comm(root: Path) -> CommScan:
         UserError: there is no such folder.
     """
     result = CommScan(root=root)
-    for folder in run_folders(root):
+    for folder in run_folders(root, *more):
         if plan_format(folder) not in (COMM_FORMAT, None):
             continue
         try:

@@ -50,7 +50,9 @@ class ExchangeResult(Spec):
     """The exchange of one run as rank 0 counted it, per step, unless a field says otherwise."""
 
     carrier: str = Field(description="Who moved the bytes: gloo, mpi, nccl, shared memory, ...")
-    by: Literal["engine", "dlbench"] = Field(description="Who grouped gradients and chose the exchange.")
+    by: Literal["backend", "dlbench"] = Field(
+        description="Who grouped gradients and chose the exchange; backend: Horovod or PyTorch DDP."
+    )
     exchange: str = Field(description="flat, hierarchical, leader, hybrid, ... as it ran.")
     fusion: str = Field(description="As it ran.")
     wire: str = Field(description="As it ran.")

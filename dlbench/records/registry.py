@@ -26,6 +26,27 @@ def data_source(run: Run) -> str:
     return "synthetic" if data.is_synthetic else f"real: {data.source}"
 
 
+_THINGS = {
+    **dict.fromkeys(("images", "jpeg-tree"), "JPEGs"),
+    "text": "sequences of text",
+    **dict.fromkeys(("density", "hdf5-density"), "density volumes"),
+}
+
+
+def data_title(run: Run) -> str:
+    """The data that ran: `400 JPEGs made by dlbench`, `ImageNet-2012 (1,281,167 images)`, `synthetic data`."""
+    spec, record = run.plan.workload.data, run.record
+    if spec.is_synthetic:
+        return "synthetic data"
+    things = _THINGS[spec.format]
+    if record is None or "num_samples" not in record.data:
+        return things
+    count = f"{record.data['num_samples']:,}"
+    if public := record.data.get("public_set"):
+        return f"{public} ({count} {run.plan.workload.sample_unit})"
+    return f"{count} {things}{' made by dlbench' * (record.data.get('made_by') == 'dlbench')}"
+
+
 def _engine_settings(run: Run) -> str:
     engine = run.plan.engine
     settings = {"horovod": engine.horovod, "ddp": engine.ddp}.get(engine.name)
@@ -136,6 +157,12 @@ def _fault(run: Run) -> str:
     return ", ".join(f"{key}={value}" for key, value in fault.model_dump(mode="json", exclude_defaults=True).items())
 
 
+def precision(run: Run) -> str:
+    """`fp32`, `bf16`, `fp16`, or `bf16 emulated`: emulated arithmetic is never put into one ratio with native."""
+    emulated = run.record is not None and run.record.emulates_precision
+    return f"{run.plan.workload.train.precision}{' emulated' * emulated}"
+
+
 def _device(run: Run) -> str:
     if run.record is None:
         return "unknown"
@@ -150,7 +177,7 @@ KEYS: tuple[Key, ...] = (
     Key(name="engine", title="Engine", value=lambda r: r.plan.engine.name, comparable=True),
     Key(name="engine_settings", title="Engine settings", value=_engine_settings, comparable=True),
     Key(name="exchange", title="Gradient exchange", value=_sync, comparable=True),
-    Key(name="precision", title="Precision", value=lambda r: r.plan.workload.train.precision, comparable=True),
+    Key(name="precision", title="Precision", value=precision, comparable=True),
     Key(name="data", title="Data source", value=data_source, comparable=True),
     Key(name="data_path", title="Staging, shuffling, cache", value=data_path, comparable=True),
     Key(

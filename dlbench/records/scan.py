@@ -5,6 +5,8 @@ Runs of the collective benchmark lie beside those of training; `dlbench.records.
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +31,13 @@ RunState = Literal["valid", "invalid", "failed", "incomplete"]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 COMM_FORMAT = str(CommPlan.model_fields["format"].default)
+
+MAX_LEVELS = 3
+"""How deep folders of folders of runs may lie below the one that is read."""
+
+MANY_FILES = 1000
+"""A folder below the root with more entries than this before its first folder holds no runs: it is a data set, or a run
+without its plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +140,14 @@ class Scan:
     """Damaged runs, one line each; they are skipped."""
 
 
-def scan(root: Path) -> Scan:
-    """Reads every training run below `root` (a folder of runs, or one run).
+def scan(root: Path, *more: Path) -> Scan:
+    """Reads every training run below some folders; see `run_folders`.
 
     Raises:
         UserError: there is no such folder.
     """
     result = Scan(root=root)
-    for folder in run_folders(root):
+    for folder in run_folders(root, *more):
         if plan_format(folder) == COMM_FORMAT:
             continue
         try:
@@ -149,17 +158,79 @@ def scan(root: Path) -> Scan:
     return result
 
 
-def run_folders(root: Path) -> list[RunFolder]:
-    """The folders below `root` that may be runs, by name; `root` itself if it is one.
+def run_folders(*roots: Path) -> list[RunFolder]:
+    """The folders that may be runs: each root that is one, else those below it.
+
+    A folder without a plan in which runs lie stands for them, `MAX_LEVELS` deep; any other one is listed itself, for
+    its reader to say what it lacks. A folder that two roots hold is listed once.
 
     Raises:
         UserError: there is no such folder.
     """
-    if not root.is_dir():
-        raise UserError(f"{root}: no such folder of runs; `dlbench run ... --out {root}` makes one")
-    one = RunFolder(root)
-    paths = [one.path] if one.plan.exists() else sorted(p for p in root.iterdir() if p.is_dir())
-    return [RunFolder(path) for path in paths if not path.name.startswith(".")]
+    found: list[Path] = []
+    for root in roots:
+        if not root.is_dir():
+            raise UserError(f"{root}: no such folder of runs; `dlbench run ... --out {root}` makes one")
+        known = {_identity(path) for path in found} if found else set()
+        paths = [root] if RunFolder(root).plan.exists() else _runs_in(root, MAX_LEVELS, {_identity(root)})[0]
+        found += [path for path in paths if not known or _identity(path) not in known]
+    return [RunFolder(path) for path in found]
+
+
+def _runs_in(folder: Path, levels: int, seen: set[tuple[int, int]]) -> tuple[list[Path], bool]:
+    """The folders below one that may be runs, and whether any of them has a plan.
+
+    Args:
+        folder: itself without a plan.
+        levels: how deep runs are looked for in folders without a plan.
+        seen: folders that were looked into; a second link to one is passed over, and so is one to a folder above.
+    """
+    found: list[Path] = []
+    has_runs = False
+    for path in _folders_in(folder, is_root=levels == MAX_LEVELS):
+        inner: list[Path] = []
+        if _has_plan(path):
+            has_runs = True
+        elif levels:
+            identity = _identity(path)
+            if identity in seen:
+                continue
+            seen.add(identity)
+            with suppress(OSError):  # who reads it will say that it cannot be read
+                below, is_folder_of_runs = _runs_in(path, levels - 1, seen)
+                inner = below if is_folder_of_runs else []
+                has_runs = has_runs or is_folder_of_runs
+        found += inner or [path]
+    return found, has_runs
+
+
+def _folders_in(folder: Path, *, is_root: bool) -> list[Path]:
+    """Folders by name, links last and hidden ones left out; none of one below the root that begins with many files."""
+    found: list[tuple[bool, str]] = []
+    with os.scandir(folder) as entries:
+        for number, entry in enumerate(entries):
+            if number >= MANY_FILES and not found and not is_root:
+                return []
+            if not entry.name.startswith(".") and entry.is_dir():
+                found.append((entry.is_symlink(), entry.name))
+    return [folder / name for _, name in sorted(found)]
+
+
+def _has_plan(folder: Path) -> bool:
+    try:
+        RunFolder(folder).plan.lstat()
+    except OSError:
+        return False
+    return True
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Device and inode: equal for two names of one folder; of one that is not there (any more) no other has it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (-1, hash(path))
+    return found.st_dev, found.st_ino
 
 
 def plan_format(folder: RunFolder) -> str | None:

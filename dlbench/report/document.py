@@ -138,6 +138,8 @@ class Section:
     sections: tuple[Section, ...] = ()
     missing: tuple[Missing, ...] = ()
     missing_title: str = "Not measured by these runs"
+    next_step: str = ""
+    """Of a group: what to do next, in a sentence; the terminal's summary ends with it."""
     brief: tuple[str, ...] | None = None
     """What the terminal's summary says; None: the words, where it prints a sheet of this section."""
     is_group: bool = False
@@ -149,7 +151,7 @@ class Section:
     in_contents: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("title", "short_title", "headline", "caption"):
+        for name in ("title", "short_title", "headline", "caption", "next_step"):
             object.__setattr__(self, name, clean(getattr(self, name)))
         for name in ("about", "words", "notes"):
             object.__setattr__(self, name, tuple(clean(text) for text in getattr(self, name) if text))

@@ -10,21 +10,21 @@ from dlbench.units import bytes_parts, format_number, seconds_parts
 
 DASH = "–"
 POINTS = "points"
-"""Unit of a share that is lost: hundredths of the ideal."""
+"""Unit of a share that is lost: percentage points of scaling efficiency."""
 
 PART_TITLES = {
-    "input": "input wait",
-    "h2d": "host-to-device copy",
+    "input": "waiting for input",
+    "h2d": "copy to the device",
     "forward": "forward",
     "backward": "backward",
-    "exchange": "exposed gradient exchange",
-    "optimizer": "optimiser",
-    "other": "other",
-    "imbalance": "imbalance of ranks",
+    "exchange": "gradient exchange after backward",
+    "optimizer": "optimizer",
+    "other": "host (between phases)",
+    "imbalance": "imbalance between ranks",
 }
-"""What the parts of a step are called, in order."""
+"""What the phases of a step are called, in order."""
 
-ENGINE_TITLES = {"horovod": "Horovod", "ddp": "PyTorch DDP", "single": "no exchange (single)"}
+ENGINE_TITLES = {"horovod": "Horovod", "ddp": "PyTorch DDP", "single": "single process"}
 
 _DROPPED = {"Cc", "Cf", "Cs"}
 
@@ -47,36 +47,25 @@ def harmless(text: str) -> str:
     return "".join(c for c in spaced if unicodedata.category(c) not in _DROPPED)
 
 
+def short_data(data: str) -> str:
+    """What data ran, without most of its path: ``real: /long/path/demo/text`` -> ``real data demo/text``."""
+    kind, _, path = data.partition(": ")
+    return f"{kind} data {'/'.join(path.split('/')[-2:])}" if path else f"{data} data"
+
+
 def percent(fraction: float, decimals: int = 1) -> str:
     """A fraction as text, e.g. ``83.1 %``."""
     return _joined(_hundredths(fraction, "%", decimals))
 
 
 def points(fraction: float) -> str:
-    """A share of the ideal as text, e.g. ``17.2 points``."""
+    """A share of efficiency as text, e.g. ``17.2 points``."""
     return number_text(fraction, POINTS)
 
 
 def lost_text(figure: Estimate) -> str:
     """A lost share with its interval, e.g. ``12.3 points [11.0, 13.9]``."""
     return figure_text(figure.in_unit(POINTS))
-
-
-def share_of_loss(lost: float, whole: float) -> str:
-    """What one of several parts lost of the ideal beside their sum; what others gain is said apart.
-
-    ``19.0 of the 23.8 points lost``; where it lost more than the sum, ``21.3 points lost, others gain 17.7, net 3.6``.
-    """
-    gain = others_gain(lost, whole)
-    if gain:
-        return f"{points(lost)} lost, {gain}"
-    return f"{_hundredths(lost, '')[0]} of the {points(whole)} lost"
-
-
-def others_gain(lost: float, whole: float) -> str:
-    """``others gain 17.7, net 3.6`` in points of the ideal; empty where the others gain nothing."""
-    one, net = (round(value * 100, 1) for value in (lost, whole))
-    return f"others gain {one - net:.1f}, net {net:.1f}" if one > net else ""
 
 
 def _hundredths(fraction: float, unit: str, decimals: int = 1) -> tuple[str, str]:

@@ -33,7 +33,7 @@ def refuse_other_options(request: Request) -> None:
         "--sweep": (bool(request.sweep), "compares two settings; sweep in a series of its own"),
         "--decompose": (request.decompose, "run one after the other"),
         "--watch-cost": (request.watch_cost, "run one after the other"),
-        "--to-quality": (request.to_quality, "compares speed; leave it out"),
+        "--to-accuracy": (request.to_accuracy, "compares throughput; leave it out"),
     }
     for option, (is_given, why) in given.items():
         if is_given:
@@ -67,7 +67,7 @@ def refuse_uneven(plans: Sequence[RunPlan]) -> None:
                     "are compared in a series of --ranks or --nodes"
                 )
         if "quality" in (one.measure.until, other.measure.until):
-            raise UserError("--ab: compares speed; leave out measure.until quality")
+            raise UserError("--ab: compares throughput; leave out measure.until quality")
 
 
 def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:

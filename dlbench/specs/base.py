@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from dlbench.units import parse_bytes
 
 
 class Spec(BaseModel):
@@ -20,6 +22,24 @@ Positive = Annotated[float, Field(strict=True, gt=0)]
 NonNegative = Annotated[float, Field(strict=True, ge=0)]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 Flag = Annotated[bool, Field(strict=True)]
+
+
+def size_in_bytes(value: object) -> object:
+    """A text such as ``64MiB`` as a number of bytes; a number as it is.
+
+    Raises:
+        ValueError: neither.
+    """
+    if isinstance(value, str):
+        return parse_bytes(value)
+    if isinstance(value, bool | float):
+        # pydantic makes one line of a ValueError only.
+        raise ValueError(f"{value!r} is not a number of bytes such as 67108864, 64MiB or 64MB")  # noqa: TRY004
+    return value
+
+
+Bytes = Annotated[int, BeforeValidator(size_in_bytes), Field(strict=True, gt=0)]
+BytesOrZero = Annotated[int, BeforeValidator(size_in_bytes), Field(strict=True, ge=0)]
 
 # What may stand in a `#SBATCH` line unquoted; Slurm reads nothing else there safely.
 SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:,/@=+\[\]-]{0,199}$")]

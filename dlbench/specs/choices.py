@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Count, Name, Spec
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.fault import FaultSpec
+from dlbench.specs.keys import keys_of
 from dlbench.specs.merge import Layers, validate
 from dlbench.specs.plan import AxisValue, CheckpointSpec
 from dlbench.specs.resolve import find
@@ -21,6 +23,7 @@ from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
 from dlbench.specs.watch import WatchSpec
 from dlbench.specs.workload import DataSpec, ModelSpec, Workload
 from dlbench.specs.yamlfile import read_yaml
+from dlbench.units import parse_bytes
 
 _NOT_TRAINED = {"measure", "engine", "sync", "checkpoint", "watch", "fault", "layout"}
 """Sections that say how a workload is run, not what is trained."""
@@ -31,6 +34,10 @@ _PATHS = (
     ("checkpoint", "resume_from"),
     ("sync", "network"),
 )
+_SAMPLE_UNITS = {"resnet": "images", "bert": "sequences", "cosmoflow": "volumes"}
+"""What a sample is called where the workload file does not say, by the family of the network."""
+DEFAULT = "default"
+"""Origin of what no file and no option says."""
 FILE_KEYS = ("format", "version", "presets", "default_preset")
 
 
@@ -98,9 +105,15 @@ class WorkloadFile:
         if name not in self.presets:
             raise UserError(f"{self.path}: unknown preset {name!r}: {nearest(name, self.presets)}")
         layers = Layers(str(self.path))
+        named = str(self.base.get("name", self.path.stem))
+        layers.add({"name": named, "title": named, "notice": "", "about": ""}, DEFAULT)
         layers.add(self.base, str(self.path))
         layers.add(self.presets[name], f"{self.path} (preset {name})")
         layers.add({"preset": name}, str(self.path))
+        model = layers.values.get("model")
+        unit = _SAMPLE_UNITS.get(str(model.get("family"))) if isinstance(model, Mapping) else None
+        if unit is not None and "sample_unit" not in layers.values:
+            layers.add({"sample_unit": unit}, DEFAULT)
         return layers
 
 
@@ -110,18 +123,25 @@ def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple
     Raises:
         UserError: a wrong key or value, with the file or option that holds it.
     """
+    return choose_with_origins(file, preset, overrides)[0]
+
+
+def choose_with_origins(
+    file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]
+) -> tuple[Choices, Layers]:
+    """As `choose`, and the layers, which say who set each key."""
     layers = file.layers(preset)
     for key, (value, origin) in overrides.items():
         layers.set(key, value, origin)
     _make_paths_absolute(layers, file.path)
-    choices = validate(Choices, layers)
+    choices = validate(Choices, layers, (f"system.{key.name}" for key in keys_of(SystemSpec, {})))
     # The cross-checks of a whole workload (data against model) live in Workload itself.
     nested = Layers(str(file.path))
     for origin_key in layers.values:
         if origin_key not in _NOT_TRAINED:
             nested.add({origin_key: layers.values[origin_key]}, layers.origin((origin_key,)))
     validate(Workload, nested)
-    return choices
+    return choices, layers
 
 
 def _make_paths_absolute(layers: Layers, file: Path) -> None:
@@ -148,6 +168,11 @@ def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> 
     Raises:
         UserError: unknown system, wrong key or value.
     """
+    return choose_system_with_origins(name, overrides)[0]
+
+
+def choose_system_with_origins(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> tuple[SystemSpec, Layers]:
+    """As `choose_system`, and the layers, which say who set each key."""
     path = find("systems", name)
     content = read_yaml(path)
     if content.pop("format", None) != "dlbench.system" or content.pop("version", None) != 1:
@@ -156,4 +181,27 @@ def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> 
     layers.add(content, str(path))
     for key, (value, origin) in overrides.items():
         layers.set(key, value, origin)
-    return validate(SystemSpec, layers)
+    return validate(SystemSpec, layers, (key.name for key in keys_of(Choices, {}))), layers
+
+
+def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, AxisValue]:
+    """Settings of an option with every size in bytes, so that ``64MiB`` and ``67108864`` are one setting.
+
+    Raises:
+        UserError: the value of such a key is no size.
+    """
+    found = dict(settings)
+    for key in _size_keys() & settings.keys():
+        value = settings[key]
+        if isinstance(value, str):
+            try:
+                found[key] = parse_bytes(value)
+            except ValueError as error:
+                raise UserError(f"{option}: {key}: {error}") from None
+    return found
+
+
+@functools.cache
+def _size_keys() -> frozenset[str]:
+    own = (key.name for key in keys_of(Choices, {}) if key.is_size)
+    return frozenset((*own, *(f"system.{key.name}" for key in keys_of(SystemSpec, {}) if key.is_size)))

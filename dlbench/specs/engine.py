@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Spec
+from dlbench.specs.base import Bytes, BytesOrZero, Count, Flag, NonNegative, Spec
 
 EngineName = Literal["horovod", "ddp", "single"]
 
@@ -14,7 +14,7 @@ EngineName = Literal["horovod", "ddp", "single"]
 class HorovodSettings(Spec):
     """Settings of Horovod 0.28; the defaults are Horovod's own (operations.cc)."""
 
-    fusion_threshold_bytes: CountOrZero = Field(
+    fusion_threshold_bytes: BytesOrZero = Field(
         128 * 1024 * 1024, description="HOROVOD_FUSION_THRESHOLD, bytes; 0 switches tensor fusion off."
     )
     cycle_time_ms: NonNegative = Field(1.0, description="HOROVOD_CYCLE_TIME, milliseconds.")
@@ -43,7 +43,7 @@ class DdpSettings(Spec):
     """Settings of torch.nn.parallel.DistributedDataParallel; the defaults are PyTorch's own."""
 
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
-    bucket_cap_bytes: Count = Field(
+    bucket_cap_bytes: Bytes = Field(
         25 * 1024 * 1024,
         description="Size of a gradient bucket, bytes; at the default the first one is 1 MiB, as in PyTorch.",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 import dlbench
 from dlbench.errors import UserError
 from dlbench.specs.ab_sides import in_order, refuse_equal, refuse_other_options, refuse_uneven
-from dlbench.specs.choices import WorkloadFile, choose, choose_system
+from dlbench.specs.choices import WorkloadFile, choose, choose_system, read_sizes
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
 from dlbench.specs.plan import AxisValue, RunPlan, SeriesSpec
@@ -38,6 +39,7 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
     """
     option_of(request)
     refuse_other_options(request)
+    request = _with_sizes(request)
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
     file = WorkloadFile(find("workloads", request.workload))
@@ -62,6 +64,21 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
             plans.append(_plan(request, file, place, (index, count), machine_cores, moment))
     _refuse(request, plans)
     return arranged(request, plans)
+
+
+def _with_sizes(request: Request) -> Request:
+    """The same with sizes in bytes, whatever unit they were given in."""
+    sweep = {}
+    for key, values in request.sweep.items():
+        sweep[key] = tuple(read_sizes({key: value}, "--sweep")[key] for value in values)
+        if len(set(map(repr, sweep[key]))) != len(values):
+            raise UserError(f"--sweep {key}: a value is given twice")
+    return replace(
+        request,
+        overrides=read_sizes(request.overrides, "--set"),
+        sweep=sweep,
+        sides={side: read_sizes(found, f"--ab (side {side})") for side, found in request.sides.items()},
+    )
 
 
 def _counts(request: Request) -> Counts:
@@ -145,8 +162,8 @@ def _split_overrides(
         merged["engine.name"] = (request.engine, "--engine")
     if request.data is not None:
         merged["data.source"] = (request.data, "--data")
-    if request.to_quality:
-        merged["measure.until"] = ("quality", "--to-quality")
+    if request.to_accuracy:
+        merged["measure.until"] = ("quality", "--to-accuracy")
     if request.resume is not None:
         merged["checkpoint.resume_from"] = (request.resume, "--resume")
     if request.launcher is not None:

@@ -6,15 +6,14 @@ it, so that the message names the file (or the option) a person has to change.
 
 from __future__ import annotations
 
-import types
-import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from dlbench.errors import UserError, nearest
+from dlbench.errors import UserError, close_names
+from dlbench.specs.keys import keys_of, models_in, tags_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -63,8 +62,13 @@ class Layers:
                 target[key] = value
 
 
-def validate(model: type[ModelT], layers: Layers) -> ModelT:
+def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ()) -> ModelT:
     """The merged settings as a checked specification.
+
+    Args:
+        model: the specification.
+        layers: the settings.
+        elsewhere: keys that options take beside those of the model; named where a wrong one resembles them.
 
     Raises:
         UserError: one line, naming the layer, the key and what would be right.
@@ -77,10 +81,15 @@ def validate(model: type[ModelT], layers: Layers) -> ModelT:
         path = _real_path(first, layers.values)
         origin = layers.origin(path)
         key = ".".join(path)
-        if origin.startswith("--"):
-            key = layers.prefix + key
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise UserError(f"{origin}: {key + ': ' if key else ''}{_explain(model, first, path)}{more}") from None
+        prefix = layers.prefix if origin.startswith("--") else ""
+        also = elsewhere if origin.startswith("--") else ()
+        if first["type"] == "extra_forbidden":
+            what = f"unknown key; {_meant(model, first, path, layers, prefix, also)}"
+        else:
+            what = _explain(first)
+        key = f"{prefix}{key}: " if key else ""
+        others = len({_real_path(item, layers.values) for item in error.errors()}) - 1
+        raise UserError(f"{origin}: {key}{what}{f' (and {others} more)' if others else ''}") from None
 
 
 def _real_path(error: ErrorDetails, values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -100,10 +109,24 @@ def _real_path(error: ErrorDetails, values: Mapping[str, Any]) -> tuple[str, ...
     return tuple(path)
 
 
-def _explain(model: type[BaseModel], error: ErrorDetails, path: tuple[str, ...]) -> str:
-    if error["type"] == "extra_forbidden":
-        known = known_keys(model, path[:-1], error["loc"])
-        return f"unknown key; {nearest(path[-1], known)}"
+def _meant(
+    model: type[BaseModel],
+    error: ErrorDetails,
+    path: tuple[str, ...],
+    layers: Layers,
+    prefix: str,
+    elsewhere: Iterable[str],
+) -> str:
+    """The right keys nearest to an unknown one: of that name in any section, else alike at its place."""
+    everywhere = [prefix + key.name for key in keys_of(model, layers.values)] + [*elsewhere]
+    here = known_keys(model, path[:-1], error["loc"])
+    same = [name for name in everywhere if name.rpartition(".")[2] == path[-1]][:3]
+    alike = [prefix + ".".join((*path[:-1], name)) for name in close_names(path[-1], here)]
+    close = (same if len(path) == 1 else [*same, *alike][:3]) or alike or close_names(path[-1], everywhere)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(here)}"
+
+
+def _explain(error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return "is missing"
     message = error["msg"].removeprefix("Value error, ")
@@ -122,24 +145,6 @@ def known_keys(model: type[BaseModel], path: tuple[str, ...], location: tuple[in
     for part in path:
         annotations = [b.model_fields[part].annotation for b in branches if part in b.model_fields]
         # No field of that name: a key of a mapping, whose values are the branches already.
-        branches = [m for annotation in annotations for m in _models_in(annotation)] if annotations else branches
-    chosen = [b for b in branches if any(tag in location for tag in _tags(b))]
+        branches = [m for annotation in annotations for m in models_in(annotation)] if annotations else branches
+    chosen = [b for b in branches if any(tag in location for tag in tags_of(b))]
     return sorted({name for branch in chosen or branches for name in branch.model_fields})
-
-
-def _tags(model: type[BaseModel]) -> tuple[object, ...]:
-    """The literals that choose a union's branch (``family: resnet``); none for other models."""
-    for name in ("family", "format"):
-        field = model.model_fields.get(name)
-        if field is not None and typing.get_origin(field.annotation) is typing.Literal:
-            return typing.get_args(field.annotation)
-    return ()
-
-
-def _models_in(annotation: object) -> list[type[BaseModel]]:
-    """The specification classes an annotation names, through unions and `Annotated`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, dict):
-        return [m for part in typing.get_args(annotation) for m in _models_in(part)]
-    return []

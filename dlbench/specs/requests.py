@@ -35,7 +35,7 @@ class Request:
     system: str = "local"
     engine: str | None = None
     data: str | None = None
-    to_quality: bool = False
+    to_accuracy: bool = False
     resume: str | None = None
     points: tuple[int, ...] = (1,)
     """Rank counts, or node counts if `points_are` says so."""

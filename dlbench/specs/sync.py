@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from dlbench.errors import UserError
-from dlbench.specs.base import Count, Spec
+from dlbench.specs.base import Bytes, Count, Spec
 from dlbench.units import parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
@@ -35,11 +35,11 @@ class SyncSpec(Spec):
         "horovod-torus: Horovod's own flags, which only its NCCL builds obey. none: no gradient is exchanged and ranks "
         "drift apart, only to see what the exchange costs.",
     )
-    fusion: Annotated[str, Field(pattern=r"^(auto|engine|none|single|mgwfbp|size:[0-9A-Za-z. ]+)$")] = Field(
+    fusion: Annotated[str, Field(pattern=r"^(auto|backend|none|single|mgwfbp|size:[0-9A-Za-z. ]+)$")] = Field(
         "auto",
-        description="engine: as Horovod or DDP group gradients. none: a message a tensor. single: one message, after "
+        description="backend: as Horovod or DDP group gradients. none: a message a tensor. single: one message, after "
         "the backward pass. size:BYTES: buckets of at least so much, e.g. size:25MiB. mgwfbp: merged so that, in the "
-        "model of MG-WFBP, all are through earliest. auto: engine where the exchange is the engine's own, otherwise "
+        "model of MG-WFBP, all are through earliest. auto: backend where the exchange is theirs, otherwise "
         "size:25MiB.",
     )
     wire: Wire = Field(
@@ -52,10 +52,11 @@ class SyncSpec(Spec):
     )
     powersgd_rank: Count = Field(1, description="Rank of wire powersgd's approximation.")
     group_size: Count | None = Field(None, description="Ranks of a group; none: the ranks of a node.")
-    inside: Literal["engine", "shared-memory"] = Field(
-        "engine", description="How ranks of a group exchange: through the engine, or through memory they share (CPU)."
+    inside: Literal["backend", "shared-memory"] = Field(
+        "backend",
+        description="How ranks of a group exchange: by Horovod or DDP, or through memory they share (CPU).",
     )
-    hybrid_threshold_bytes: Count | None = Field(
+    hybrid_threshold_bytes: Bytes | None = Field(
         None, description="Message size from which hybrid is flat, bytes; none: found from the fitted costs."
     )
     network: str | None = Field(
@@ -81,7 +82,7 @@ class SyncSpec(Spec):
         """Whether dlbench itself groups and exchanges gradients, and the engine only carries the messages."""
         return (
             self.exchange in GROUPED
-            or self.fusion not in ("auto", "engine")
+            or self.fusion not in ("auto", "backend")
             or self.wire == "topk"
             or self.inside == "shared-memory"
         )
@@ -91,7 +92,7 @@ class SyncSpec(Spec):
         """`fusion` with `auto` decided."""
         if self.fusion != "auto":
             return self.fusion
-        return f"size:{DEFAULT_BUCKET_BYTES}" if self.is_own else "engine"
+        return f"size:{DEFAULT_BUCKET_BYTES}" if self.is_own else "backend"
 
     @property
     def bucket_bytes(self) -> int | None:
@@ -136,14 +137,14 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
             return f"sync.exchange {sync.exchange}: is a flag of Horovod; use --engine horovod"
         if sync.is_own:
             return f"sync.exchange {sync.exchange}: Horovod groups and exchanges here; leave sync.fusion and wire to it"
-    if sync.fusion == "engine" and sync.is_own:
-        return "sync.fusion engine: is not possible where dlbench exchanges; use none, single, size:25MiB or mgwfbp"
+    if sync.fusion == "backend" and sync.is_own:
+        return "sync.fusion backend: is not possible where dlbench exchanges; use none, single, size:25MiB or mgwfbp"
     if sync.wire == "bf16" and engine == "horovod":
         return "sync.wire bf16: Horovod has no bfloat16; use fp16, or --engine ddp"
     if sync.wire == "powersgd" and (engine != "ddp" or sync.is_own or sync.exchange != "flat"):
-        return "sync.wire powersgd: is a hook of DDP; use --engine ddp with sync.exchange flat and sync.fusion engine"
+        return "sync.wire powersgd: is a hook of DDP; use --engine ddp with sync.exchange flat and sync.fusion backend"
     if sync.wire == "topk" and sync.exchange != "flat":
         return "sync.wire topk: sparse messages go flat only; use sync.exchange flat"
     if sync.wire == "topk" and sync.inside == "shared-memory":
-        return "sync.wire topk: sparse messages do not go through shared memory; use sync.inside engine"
+        return "sync.wire topk: sparse messages do not go through shared memory; use sync.inside backend"
     return None

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from dlbench.confidential import is_secret_name, is_secret_value
-from dlbench.specs.base import Count, CountOrZero, Flag, Name, Positive, Precision, SlurmWord, Spec
+from dlbench.specs.base import Bytes, Count, CountOrZero, Flag, Name, Positive, Precision, SlurmWord, Spec
 
 LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
 
@@ -155,7 +155,7 @@ class TierSpec(Spec):
         description="A folder of the node: a path from / or ~/, or one that begins with a variable of the job, e.g. "
         "$SLURM_TMPDIR or $TMPDIR/dlbench. {host} stands for the node's name."
     )
-    capacity_bytes: Count | None = Field(
+    capacity_bytes: Bytes | None = Field(
         None, description="Bytes that samples may take there on each node; none: what the file system has free."
     )
 
@@ -207,6 +207,18 @@ class SystemSpec(Spec):
         if not isinstance(value, str):
             return value
         return (value,) if value.strip() else ()
+
+    @field_validator("python", mode="after")
+    @classmethod
+    def _python_is_one_path(cls, value: str | None) -> str | None:
+        """It is started as one word, so that its path may hold blanks."""
+        first, *further = (value or "").split() or [""]
+        if further and ("/" not in first or any(word.startswith("-") for word in further)):
+            raise ValueError(
+                f"{value!r} is a command with arguments, and python is the path of one program; write a script that "
+                'ends in such a line (exec apptainer exec --nv image.sif python3 "$@"), and give the path of the script'
+            )
+        return value
 
     @model_validator(mode="after")
     def _launcher_fits(self) -> Self:

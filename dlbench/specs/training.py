@@ -202,7 +202,7 @@ class MeasureSpec(Spec):
 
     until: Literal["steps", "quality"] = Field(
         "steps",
-        description="steps: measure speed over warm-up and measured steps; quality: train to `quality.target`.",
+        description="steps: measure throughput over warm-up and measured steps; quality: train to `quality.target`.",
     )
     warmup_steps: CountOrZero = Field(description="Steps before the measurement; recorded apart.")
     measured_steps: Count = Field(description="Steps that count (until steps).")

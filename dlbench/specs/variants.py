@@ -34,8 +34,8 @@ def option_of(request: Request) -> str:
         raise UserError("--decompose and --watch-cost exclude each other: run one after the other")
     option = "--decompose" if request.decompose else "--watch-cost" if request.watch_cost else ""
     option = "--tiers" if request.tiers else option
-    if option and request.to_quality:
-        raise UserError(f"{option}: measures speed; leave out --to-quality")
+    if option and request.to_accuracy:
+        raise UserError(f"{option}: measures throughput; leave out --to-accuracy")
     if option and request.sweep:
         raise UserError(f"{option}: does not go with --sweep; give one value at a time with --set")
     if request.tiers and "data.cache" in request.overrides:
@@ -84,7 +84,7 @@ def apart_problem(plan: RunPlan) -> str | None:
     if plan.sync.exchange != "none" or plan.layout.ranks == 1:
         return None
     if plan.measure.until == "quality":
-        return "sync.exchange none: ranks drift apart and reach no quality; leave out --to-quality"
+        return "sync.exchange none: ranks drift apart and reach no target; leave out --to-accuracy"
     if plan.checkpoint.is_on:
         return (
             "sync.exchange none: ranks drift apart, so that rank 0's state is not the training's; leave out checkpoints"
@@ -96,7 +96,7 @@ def apart_problem(plan: RunPlan) -> str | None:
 
 def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
     if any(plan.measure.until == "quality" for plan in plans):
-        raise UserError(f"{option}: measures speed; leave out measure.until quality")
+        raise UserError(f"{option}: measures throughput; leave out measure.until quality")
     if request.watch_cost:
         if request.repeats < MIN_WATCH_REPEATS:
             raise UserError(

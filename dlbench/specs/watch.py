@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dlbench.specs.base import Count, Flag, Spec
+from dlbench.specs.base import Bytes, Count, Flag, Spec
 
 WINDOW_STEPS = 3
 """Warm-up steps whose layers are watched, unless the plan says otherwise."""
@@ -35,7 +35,7 @@ class WatchSpec(Spec):
         "the warm-up. 0: none. Measured steps are never watched so.",
     )
     window_ranks: Count = Field(64, description="Ranks that keep such a window, spread evenly over the run.")
-    max_bytes: Count = Field(
+    max_bytes: Bytes = Field(
         MAX_TRACE_BYTES,
         description="Size limit of all spans and samples of the run, shared out over ranks and nodes; what does not "
         "fit is counted and left out.",

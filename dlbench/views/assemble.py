@@ -19,13 +19,13 @@ from dlbench.reading.comparability import (
 )
 from dlbench.reading.samples.readings import damage_met
 from dlbench.reading.table import RunTable, tabulate
-from dlbench.records.registry import KEYS, data_source, goal
+from dlbench.records.registry import KEYS, data_source, data_title, goal, precision
 from dlbench.records.scan import Run, Scan
 from dlbench.report.wording import ENGINE_TITLES, clean, ranks_text
 from dlbench.units import whole_seconds
 from dlbench.views import doubts, model, registry
 from dlbench.views.causes.numbers import LostPercent
-from dlbench.views.exchange.numbers import ExchangePoint
+from dlbench.views.controls import controls, is_control
 from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.words import quality_verdict
@@ -34,14 +34,6 @@ from dlbench.views.scaling.verdict import next_step, verdict
 from dlbench.views.view import GroupSource, ReportSource, Views
 
 TITLE = "dlbench scaling report"
-
-_DATA_TITLES = {
-    "images": "real JPEGs",
-    "jpeg-tree": "real JPEGs",
-    "text": "real text",
-    "density": "real volumes",
-    "hdf5-density": "real volumes",
-}
 
 
 def assemble(
@@ -58,19 +50,29 @@ def assemble(
     table = tabulate(scan, with_causes=True, with_digests=with_digests)
     measured = list(table.runs.values())
     found = scaling.groups(table)
-    asked = asked_apart([(group_id(group.sample), group.sample.plan) for group in found])
-    groups = tuple(_group(group, found, table, views, apart) for group, apart in zip(found, asked, strict=True))
+    # Control runs are no results, unless there are no others.
+    results = [group for group in found if not is_control(group.sample)] or found
+    beside = controls(scan.runs, [(group.id, group.runs) for group in results])
+    asked = asked_apart([(group_id(group.sample), group.sample.plan) for group in results])
+    groups = tuple(_group(group, found, table, views, apart) for group, apart in zip(results, asked, strict=True))
     groups = tuple(
-        dataclasses.replace(group, label=label, next_step=next_step(group), missing=views.missing_of_group(group))
+        dataclasses.replace(
+            group,
+            label=label,
+            next_step=next_step(group),
+            missing=views.missing_of_group(group),
+            controls=tuple(one for one in beside if group.id in one.beside),
+        )
         for group, label in zip(groups, unique_labels(groups), strict=True)
     )
-    source = ReportSource(scan=scan, table=table, groups=found, history=history)
+    source = ReportSource(scan=scan, table=table, groups=found, results=results, history=history)
     report = model.Report(
         title=TITLE,
         as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
         dlbench_version=dlbench.__version__,
         notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs})),
         groups=groups,
+        controls=beside,
         views={view.key: view.numbers(source) for view in views.report if view.key},
         runs=_run_rows(scan, table),
         # Behind the views, which read samples and spans.
@@ -118,15 +120,7 @@ def _verdict(source: GroupSource, unit: str) -> str:
     """One or two sentences: on quality where the runs trained to one, and on speed."""
     quality = source.of(Quality)
     subject = f"{clean(source.group.sample.plan.workload.title)} ({_short_conditions(source.group)})"
-    speed = verdict(
-        "Counting speed only, it" if quality else subject,
-        unit,
-        source.group.points,
-        is_sufficient=source.group.is_sufficient,
-        is_crowded=source.is_crowded,
-        exchange=source.all_of(ExchangePoint),
-        causes=source.of(LostPercent),
-    )
+    speed = verdict(unit, source.group.points, is_crowded=source.is_crowded, causes=source.of(LostPercent))
     return " ".join([*([quality_verdict(subject, quality)] if quality else []), speed])
 
 
@@ -136,6 +130,8 @@ def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     shown = "".join(f", {key}={value}" for key, value in settings)
     kind = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     kind += f", side {plan.series.side}" if plan.series.side else ""
+    # Not what it was asked for, and nothing to compare.
+    kind += f", {precision(group.sample)}" if "emulated" in precision(group.sample) else ""
     return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{shown}{kind}"
 
 
@@ -147,20 +143,14 @@ def _batch_text(group: scaling.Group) -> str:
     return f"{plan.workload.train.batch_per_rank} {unit} per rank"
 
 
-def data_text(run: Run) -> str:
-    """The data source in two or three words."""
-    data = run.plan.workload.data
-    return "synthetic data" if data.is_synthetic else _DATA_TITLES.get(data.format, "real data")
-
-
 def _short_conditions(group: scaling.Group) -> str:
     plan = group.sample.plan
     parts = (
         f"{plan.workload.preset} preset",
         ENGINE_TITLES[plan.engine.name],
-        plan.workload.train.precision,
+        precision(group.sample),
         _batch_text(group),
-        data_text(group.sample),
+        clean(data_title(group.sample)),
     )
     return ", ".join(parts)
 
@@ -183,7 +173,8 @@ def _caption(group: scaling.Group, what: str) -> str:
 def _conditions(run: Run) -> tuple[Condition, ...]:
     titles = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
     values = comparable_values(run)
-    return _cleaned(Condition(name=name, title=titles[name], value=value) for name, value in values.items() if value)
+    found = [Condition(name=name, title=titles[name], value=value) for name, value in values.items() if value]
+    return _cleaned([*found, Condition(name="data_set", title="Data set", value=data_title(run))])
 
 
 def _cleaned(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
@@ -217,12 +208,14 @@ def _row(run: Run, state: str, story: str, figures: dict[Hashable, Any] | None) 
         workload=plan.workload.name,
         preset=plan.workload.preset,
         engine=plan.engine.name,
-        precision=plan.workload.train.precision,
+        precision=precision(run),
         data=clean(data_source(run)),
         batch_per_rank=plan.workload.train.batch_per_rank,
         scaling=plan.series.scaling,
         series=plan.series.id,
         repeat=plan.series.repeat,
+        variant=plan.series.variant,
+        side=plan.series.side,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
         sample_unit=clean(plan.workload.sample_unit, 40),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from dlbench.report.document import Document, Level, Section, remark
 from dlbench.report.table import named_table
 from dlbench.report.wording import basis_text, figure_text, place_text, runs_text
 from dlbench.views import registry
+from dlbench.views.causes.tables import account_sheet
 from dlbench.views.model import Group, Report
-from dlbench.views.parts.tables import parts_sheet
 from dlbench.views.runs.view import runs_sheet
 from dlbench.views.scaling.view import points_sheet
 from dlbench.views.summary.view import short_names
@@ -31,17 +32,18 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
     opening = [_levelled(section, view) for view in views.opening for section in view.sections(report)]
     closing = [_levelled(section, view) for view in views.closing for section in view.sections(report)]
     without = len(report.without_figures)
-    empty = (points_sheet(()), parts_sheet(()))
+    empty = (points_sheet(()), account_sheet(()))
     names = short_names(report.groups)
     return Document(
         title=report.title,
         dlbench_version=report.dlbench_version,
         as_of=report.as_of,
-        meta=(f"{runs_text(len(report.runs))}, {without} without figures.",),
+        meta=(f"{runs_text(len(report.runs))}{f', {without} excluded' if without else ''}.",),
         notices=report.notices,
         sections=(
             *opening,
             *(_group(group, name, views) for group, name in zip(report.groups, names, strict=True)),
+            *_controls(report),
             *closing,
             *_methods(report),
             *_missing(report),
@@ -94,7 +96,10 @@ def _group(group: Group, name: str, views: Views) -> Section:
         title=group.label,
         short_title=name,
         level="answer",
-        about=(f"{group.title}, {group.condition('preset')} preset: {group.about}",),
+        about=(
+            f"{group.title}, {group.condition('preset')} preset: {group.about}",
+            *(one.text for one in group.controls),
+        ),
         caption=group.caption.removesuffix(f"; {group.notice}"),
         facts=(
             (
@@ -108,7 +113,8 @@ def _group(group: Group, name: str, views: Views) -> Section:
         marks=tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts),
         sections=tuple(dataclasses.replace(section, id=f"{section.id}-{group.id}") for section in found),
         missing=group.missing,
-        brief=(group.verdict,),
+        next_step=group.next_step,
+        brief=(_conditions_line(group), group.verdict, *(one.text for one in group.controls)),
         is_group=True,
         overview=(
             ("At", place_text(last.ranks, last.nodes)),
@@ -119,6 +125,33 @@ def _group(group: Group, name: str, views: Views) -> Section:
         ),
         where=dict(zip(GROUP_COLUMNS, (group.id, group.label), strict=True)),
     )
+
+
+def _controls(report: Report) -> tuple[Section, ...]:
+    """Control runs beside which there are no results."""
+    words = tuple(one.text for one in report.controls if not one.beside)
+    return (Section(id="controls", title="Control runs", words=words, brief=words),) if words else ()
+
+
+def _conditions_line(group: Group) -> str:
+    """What the label of a group does not say of its conditions, for the terminal."""
+    counts = sorted({point.throughput.n for point in group.points})
+    nodes = sorted({point.nodes for point in group.points})
+    batch = f"batch {group.condition('batch_per_rank')} per rank" if group.condition("batch_per_rank") else ""
+    parts = (
+        group.condition("precision"),
+        batch or f"batch {group.condition('global_batch')} in all",
+        group.condition("data_set"),
+        group.condition("system"),
+        f"{range_text(nodes)} node{'s' * (nodes[-1] > 1)}",
+        f"{range_text(counts)} run{'s' * (counts[-1] > 1)} per point",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def range_text(counts: Sequence[int]) -> str:
+    """Ascending counts as one or a range, e.g. ``3`` or ``1 to 4``."""
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _methods(report: Report) -> tuple[Section, ...]:

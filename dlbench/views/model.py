@@ -14,6 +14,7 @@ from dlbench.reading.doubts import Doubt
 from dlbench.reading.scaling import Point
 from dlbench.report.document import Missing
 from dlbench.report.formats.json import INLINE
+from dlbench.views.controls import Controls
 
 N = TypeVar("N")
 
@@ -63,6 +64,8 @@ class Group:
     """What to do next, in a sentence; empty where nothing suggests itself."""
     missing: tuple[Missing, ...] = ()
     """Views that have nothing to say of these runs."""
+    controls: tuple[Controls, ...] = ()
+    """Control runs beside these."""
 
     @property
     def baseline(self) -> Point:
@@ -73,6 +76,11 @@ class Group:
     def largest(self) -> Point:
         """The point with most ranks."""
         return self.points[-1]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its ranks compute on GPUs."""
+        return self.condition("device").startswith("cuda")
 
     def of(self, kind: type[N]) -> N | None:
         """The numbers of one view, by their type; None where it has nothing to say."""
@@ -93,7 +101,7 @@ class RunRow:
 
     run_id: str
     group: str
-    """Id of its group; empty for runs without figures."""
+    """Id of its group; empty for runs without figures. Groups of control runs are in no report that has others."""
     state: str
     story: str
     """Why there is no figure; empty where there is one."""
@@ -106,6 +114,10 @@ class RunRow:
     scaling: str
     series: str
     repeat: int
+    variant: str
+    """`plain`, or what was taken away: a control run."""
+    side: str
+    """Of a paired comparison, whose runs are control runs, too; empty: none."""
     ranks: int
     nodes: int
     sample_unit: str
@@ -129,7 +141,9 @@ class RunRow:
     def configuration(self) -> str:
         """What was run, in one line."""
         parts = (self.workload, f"{self.preset} preset", self.engine, self.precision, f"batch {self.batch_per_rank}")
-        return f"{', '.join(parts)} per rank, {self.scaling}, {self.data}"
+        kind = "" if self.variant == "plain" else f", {self.variant}"
+        side = f", side {self.side}" if self.side else ""
+        return f"{', '.join(parts)} per rank, {self.scaling}, {self.data}{kind}{side}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +177,9 @@ class Report:
     dlbench_version: str
     notices: tuple[str, ...]
     groups: tuple[Group, ...]
+    """Results: of control runs only where there are no others."""
+    controls: tuple[Controls, ...]
+    """All control runs, by series."""
     views: Mapping[str, object] = field(metadata={INLINE: True})
     """What views of the whole report found out, by their keys."""
     runs: tuple[RunRow, ...]

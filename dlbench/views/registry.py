@@ -14,7 +14,6 @@ from dlbench.views.layers.view import LayersView
 from dlbench.views.memory.view import MemoryView
 from dlbench.views.noise.view import NoiseView
 from dlbench.views.out_of_core.view import OutOfCoreView
-from dlbench.views.parts.view import PartsView
 from dlbench.views.precision.view import PrecisionView
 from dlbench.views.quality.view import QualityView
 from dlbench.views.reading.view import ReadingView
@@ -32,18 +31,15 @@ from dlbench.views.systems.view import SystemsView
 from dlbench.views.telemetry.view import TelemetryView
 from dlbench.views.utilisation.view import UtilisationView
 from dlbench.views.view import Views
-from dlbench.views.waterfall.view import WaterfallView
 
 SCALING = Views(
     opening=(SummaryView(), SweepView()),
     group=(
         QualityView(),
         ScalingView(),
-        ForecastView(),
-        WaterfallView(),
         CausesView(),
+        ForecastView(),
         StragglersView(),
-        PartsView(),
         StepsView(),
         RanksView(),
         ExchangeView(),

@@ -56,6 +56,9 @@ class ReportSource:
     scan: Scan
     table: RunTable
     groups: Sequence[scaling.Group]
+    """All groups, those of control runs too."""
+    results: Sequence[scaling.Group]
+    """The groups that the report shows."""
     history: TrendsReport | None
     """What changed over months; None where the report is made without a history."""
 

@@ -1,7 +1,7 @@
 """Does training learn? Each workload to its quality on made data, with the `ci` preset, by one and by two ranks.
 
-Runs are those of a user: `dlbench data make`, then `dlbench run --to-quality`. The global batch is the same for one and
-two ranks, so that both should need the same number of samples; seeds say how much of a difference is chance.
+Runs are those of a user: `dlbench data make`, then `dlbench run --to-accuracy`. The global batch is the same for one
+and two ranks, so that both should need the same number of samples; seeds say how much of a difference is chance.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _trained(
     words = [word for setting in settings for word in ("--set", setting)]
     seeds = ",".join(map(str, SEEDS))
     _dlbench(
-        *("run", workload, "--preset", "ci", "--data", str(data), "--to-quality", "--ranks", str(ranks)),
+        *("run", workload, "--preset", "ci", "--data", str(data), "--to-accuracy", "--ranks", str(ranks)),
         *("--engine", "horovod" if ranks > 1 else "single", "--sweep", f"train.seed={seeds}", "--series", series),
         *("--out", str(out), "--no-progress"),
         *words,

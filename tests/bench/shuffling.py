@@ -5,7 +5,7 @@ accelerator would compute: nothing else uses the cores. Under global shuffling t
 20 MB/s, each sample cold, as if the data set did not fit into the page cache; under local and partial shuffling from a
 staged part on the local disk. All in turns.
 
-**Accuracy.** A small ResNet with batch norm trains by `dlbench run --to-quality` on photographs whose classes lie one
+**Accuracy.** A small ResNet with batch norm trains by `dlbench run --to-accuracy` on photographs whose classes lie one
 after another: a rank that keeps what it first held sees some classes only, and so do its batch-norm statistics.
 """
 
@@ -313,7 +313,7 @@ def _dlbench(*arguments: object) -> None:
 def _train(data: Path, out: Path, series: str, *arguments: object) -> None:
     for seed in SEEDS:
         _dlbench(
-            *("run", SMALL_RESNET, "--data", data, "--to-quality", "--ranks", TRAINED_BY, "--engine", "ddp"),
+            *("run", SMALL_RESNET, "--data", data, "--to-accuracy", "--ranks", TRAINED_BY, "--engine", "ddp"),
             *("--set", "layout.cores_per_rank=1", "--set", "system.launch.pin=false"),
             *("--set", f"train.seed={seed}", "--out", out, "--series", f"{series}-{seed}", "--no-progress", *arguments),
         )

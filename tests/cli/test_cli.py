@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +21,8 @@ from dlbench.jobs import local
 from dlbench.jobs.verdict import verdict
 from dlbench.records import folder
 from dlbench.records.folder import RunFolder
+from dlbench.specs.choices import Choices
+from dlbench.specs.keys import keys_of
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.yamlfile import parse_yaml
 from tests.conftest import Cli
@@ -42,27 +46,38 @@ def everything_below(folder: Path) -> dict[str, bytes | None]:
 # What there is
 
 
-def test_help_lists_the_commands_in_the_order_of_work(cli: Cli) -> None:
+def sections(text: str) -> dict[str, list[str]]:
+    """First words of the entries of each section of a help."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            found[line[:-1]] = []
+        elif found and re.match(r"  \S", line):
+            found[list(found)[-1]].append(line.split()[0])
+    return found
+
+
+def test_help_has_every_command_in_one_group_and_80_columns(cli: Cli) -> None:
     for option in ("--help", "-h"):
         done = cli(option)
         assert (done.returncode, done.stderr) == (0, "")
-        section = done.stdout.partition("Commands, in the order of work:\n")[2]
-        names = [line.split()[0] for line in section.splitlines() if line.startswith("  ") and line[2] != " "]
-        expected = ["doctor", "setup", "data", "ls", "show", "run", "submit", "complete", "status", "io", "memory"]
-        expected += [
-            "comm",
-            "report",
-            "trace",
-            "diagnose",
-            "compare",
-            "check",
-            "baseline",
-            "history",
-            "estimate",
-            "export",
-            "box",
-        ]
-        assert names == expected
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        groups = sections(done.stdout)
+        assert list(groups) == ["Options", "Start", "Cluster", "Compare", "Understand", "Data and export"]
+        assert groups["Start"] == ["doctor", "ls", "show", "run", "report"]
+        assert groups["Cluster"] == ["submit", "status", "complete"]
+        listed = [name for title, names in groups.items() if title != "Options" for name in names]
+        files = {path.stem for path in (ROOT / "dlbench" / "cli").iterdir()}
+        assert sorted(listed) == sorted({name for name, *_ in COMMANDS})
+        assert set(listed) <= files
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_options_of_runs_stand_in_groups(cli: Cli, command: str) -> None:
+    groups = sections(cli(command, "--help").stdout)
+    assert [title for title in groups if title != "Example"] == ["What is trained", "Which runs", "Where", "Output"]
+    assert {"--preset", "--set"} <= set(groups["What is trained"])
+    assert groups["Output"][-1] == "-h,"
 
 
 @pytest.mark.parametrize("command", [name for name, *_ in COMMANDS])
@@ -116,17 +131,42 @@ def test_ls_is_machine_readable(cli: Cli, tmp_path: Path) -> None:
     ]
 
 
+RESNET = ("show", "resnet50", "--preset", "ci", "--set", "train.batch_per_rank=16")
+
+
 def test_show_prints_every_key_decided(cli: Cli) -> None:
-    done = cli("show", "resnet50", "--preset", "ci", "--set", "train.batch_per_rank=16", "--json")
+    done = cli(*RESNET, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     content = json.loads(done.stdout)
     assert (content["name"], content["preset"]) == ("resnet50", "ci")
     assert content["train"]["batch_per_rank"] == 16
     assert content["train"]["optimizer"]["name"] == "sgd"
     assert content["engine"]["horovod"]["cycle_time_ms"] == 1.0  # a default that no file says
-    text = cli("show", "resnet50", "--preset", "ci", "--set", "train.batch_per_rank=16").stdout
+    text = cli(*RESNET, "--yaml").stdout
     assert "  batch_per_rank: 16\n" in text
     assert parse_yaml(text, "show") == content
+
+
+def test_show_explains_every_key_and_marks_what_is_no_default(cli: Cli) -> None:
+    done = cli(*RESNET)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "F set by resnet50.yaml; P set by preset ci; S set by --set;" in done.stdout
+    for line in (
+        r"S batch_per_rank +16 +Samples a rank processes in one step\.",
+        r"P image_size +64 +Height and width of the input, pixels\.",
+        r"F learning_rate_scaling +linear +Scale the learning rate .*",
+        r"  momentum +0\.9 +Momentum .*",  # as its default, though the file says it
+        r"  fusion_threshold_bytes +128MiB +HOROVOD_FUSION_THRESHOLD, .*",
+        r"P measured_steps +12 steps +Steps that count .*",
+        r"  fault +none +.*",
+    ):
+        assert [one for one in lines if re.fullmatch(line, one)], line
+    assert " ".join(done.stdout.split()).count("(default 224)") == 1
+    keys = {one.name for one in keys_of(Choices, json.loads(cli(*RESNET, "--json").stdout))}
+    shown = {match[1] for one in lines if (match := re.match(r"[FPS ] (\w+) ", one))}
+    assert {name.rpartition(".")[2] for name in keys if "." in name and not name.startswith("fault.")} <= shown
 
 
 def test_show_prints_a_system(cli: Cli, tmp_path: Path) -> None:
@@ -165,11 +205,11 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "no value": ((*COSMO, "--set", "batch"), ["--set 'batch'", "key=value"]),
     "a flag for a count": ((*COSMO, "--set", "train.batch_per_rank=true"), ["--set", "train.batch_per_rank", "True"]),
     "no date": ((*COSMO, "--set", "train.seed=2024-13-45"), ["--set train.seed"]),
-    "no data": ((*COSMO, "--data", "/nonexistent"), ["--data /nonexistent", "synthetic"]),
+    "no data": ((*COSMO, "--data", "/nonexistent"), ["data.source /nonexistent: no such", "--data", "`synthetic`"]),
     "empty data": ((*COSMO, "--data", ""), ["--data"]),
     "data of nobody": ((*COSMO, "--data", "~nobody-of-this-name/x"), ["--data"]),
-    "data with a newline": ((*COSMO, "--data", "/no\nsuch"), ["--data"]),
-    "data of no text": ((*COSMO, "--data", os.fsdecode(b"/no\xff")), ["--data"]),
+    "data with a newline": ((*COSMO, "--data", "/no\nsuch"), ["data.source"]),
+    "data of no text": ((*COSMO, "--data", os.fsdecode(b"/no\xff")), ["data.source"]),
     "a terminal's words": (("run", "\x1b[2Jcosmoflow"), ["workload"]),
     "out is a file": ((*COSMO, "--out", "a file"), ["--out a file"]),
     "out below a file": ((*COSMO, "--out", "a file/runs"), ["--out a file/runs"]),
@@ -181,7 +221,10 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
         ["--scaling strong", "global batch 4", "3 ranks"],
     ),
     "a resume that is a device": ((*COSMO, "--resume", "/dev/null"), ["--resume /dev/null", "neither a file nor"]),
-    "data that is a device": ((*COSMO, "--data", "/dev/null"), ["--data /dev/null", "neither a file nor a folder"]),
+    "data that is a device": (
+        (*COSMO, "--data", "/dev/null"),
+        ["data.source /dev/null", "neither a file nor a folder"],
+    ),
     "a name too long": (("run", "n" * 300 + ".yaml"), ["nnn", "File name too long"]),
     "runs of a name too long": (("status", "n" * 300), ["nnn", "File name too long"]),
     "a set of no name": (("data", "verify", "n" * 300), ["nnn", "File name too long"]),
@@ -209,14 +252,14 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "endless repeats of comm": (("comm", "run", "--repeats", "99999999"), ["--repeats 99,999,999", "10,000"]),
     "inert setting": ((*COSMO, "--set", "engine.ddp.backend=gloo"), ["--set engine.ddp.backend", "no effect"]),
     "two kinds of variants": ((*COSMO, "--decompose", "--watch-cost"), ["--decompose", "--watch-cost", "exclude"]),
-    "variants to a quality": ((*COSMO, "--decompose", "--to-quality"), ["--decompose", "leave out --to-quality"]),
-    "twins to a quality": ((*COSMO, "--watch-cost", "--to-quality"), ["--watch-cost", "leave out --to-quality"]),
+    "variants to a quality": ((*COSMO, "--decompose", "--to-accuracy"), ["--decompose", "leave out --to-accuracy"]),
+    "twins to a quality": ((*COSMO, "--watch-cost", "--to-accuracy"), ["--watch-cost", "leave out --to-accuracy"]),
     "one pair of twins": ((*COSMO, "--watch-cost"), ["--watch-cost", "--repeats 2"]),
     "nothing to go without": ((*COSMO, "--decompose"), ["--decompose", "nothing can be taken away", "--data"]),
     "one side only": ((*COSMO, "--ab", "plain", ""), ["--ab (side b)", "KEY=VALUE"]),
     "a side's wrong key": ((*COSMO, "--ab", "plain", "train.sed=1"), ["--ab (side b)", "unknown key", "seed"]),
     "sides of a sweep": ((*COSMO, "--ab", "plain", "plain", "--sweep", "train.seed=1,2"), ["--ab", "--sweep"]),
-    "sides to a quality": ((*COSMO, "--ab", "plain", "plain", "--to-quality"), ["--ab", "--to-quality"]),
+    "sides to a quality": ((*COSMO, "--ab", "plain", "plain", "--to-accuracy"), ["--ab", "--to-accuracy"]),
     "sides of two allocations": (
         (*SUBMIT, "--nodes", "1", "--ab", "plain", "system.slurm.partition=gpu", "--dry-run"),
         ["--ab", "system.slurm.partition", "one Slurm job"],
@@ -240,6 +283,11 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
         ("submit", "cosmoflow", "--preset", "ci", "--system", "local", "--nodes", "2"),
         ["local"],
     ),
+    "a command for a python": (
+        (*SUBMIT, "--nodes", "1", "--dry-run", "--set", "system.python=apptainer exec x.sif python3"),
+        ["--set: system.python", "path of one program", "write a script"],
+    ),
+    "a key without its section": ((*COSMO, "--set", "batch_per_rank=16"), ["did you mean train.batch_per_rank?"]),
     "run outside an allocation": (("run", "cosmoflow", "--preset", "ci", "--system", "box"), ["system box", "submit"]),
     "submit how large": (SUBMIT, ["--nodes", "--ranks"]),
     "submit too large": ((*SUBMIT, "--nodes", "1", "--ranks", "1"), ["--nodes", "--ranks"]),
@@ -320,18 +368,34 @@ def test_a_file_nested_without_end_is_refused_and_not_pondered(cli: Cli, tmp_pat
 # Trying without doing
 
 
-def test_a_dry_run_prints_the_same_bytes_twice_and_touches_nothing(cli: Cli, tmp_path: Path) -> None:
-    arguments = (*SUBMIT, "--nodes", "1,2", "--repeats", "2", "--out", "runs", "--dry-run")
+def scripts_in(dry_run: str) -> list[str]:
+    """The scripts in what `submit --dry-run` prints, without the comments around them."""
+    return re.split(r"^#\n# (?:job \d+ of|\d+ more).*\n(?:# sbatch .*\n)?", dry_run, flags=re.MULTILINE)[1:]
+
+
+def test_a_dry_run_lists_all_jobs_and_one_script_and_touches_nothing(cli: Cli, tmp_path: Path) -> None:
+    asked = ("--nodes", "1,2", "--repeats", "2", "--sweep", "watch.max_bytes=1MiB,20MB", "--out", "runs", "--dry-run")
     # Without Slurm's programs, without torch, and with a clock that moved on.
-    one, two = cli(*arguments), cli(*arguments)
-    assert (one.returncode, two.returncode) == (0, 0), one.stderr
-    assert (one.stdout, one.stderr) == (two.stdout, two.stderr)
-    assert one.stdout.count("#!/bin/bash\n") == 4
-    assert one.stderr.count("sbatch --parsable") == 4
+    one, two = cli(*SUBMIT, *asked), cli(*SUBMIT, *asked)
+    assert (one.returncode, one.stderr) == (two.returncode, two.stderr) == (0, "")
+    assert one.stdout == two.stdout
+    assert one.stdout.count("#!/bin/bash\n") == 1
+    rows = [line.split()[1:] for line in one.stdout.splitlines() if re.match(r"# +\d+  cosmoflow-", line)]
+    assert rows[0] == ["1", "cosmoflow-1node-1rank-max1MiB-r1", "1", "1", "1MiB", "1/2", "00:10:00", "-"]
+    assert rows[3] == ["4", "cosmoflow-2nodes-2ranks-max20MB-r1", "2", "2", "20MB", "1/2", "00:10:00", "afterany:3"]
+    assert len(rows) == len({row[1] for row in rows}) == 8
+    assert "# Total: 8 jobs, 8 runs, at most 2 node-hours (nodes x time limit).\n" in one.stdout
+    assert "sbatch gets --dependency=afterany:" in one.stdout
+    assert one.stdout.endswith("# 7 more scripts: --all-scripts prints them\n")
+    script = scripts_in(one.stdout)[0]
+    assert "#SBATCH --job-name=cosmoflow-1node-1rank-max1MiB-r1\n" in script
     assert everything_below(tmp_path) == {}
-    scripts = one.stdout.split("#!/bin/bash\n")[1:]
-    nodes = [line for script in scripts for line in script.splitlines() if line.startswith("#SBATCH --nodes=")]
-    assert nodes == [f"#SBATCH --nodes={count}" for count in (1, 2, 2, 1)]
+    # A shell may read all of it.
+    done = cli(*SUBMIT, *asked, "--all-scripts", "--no-chain")
+    assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
+    nodes = re.findall(r"^#SBATCH --nodes=(\d)$", done.stdout, re.MULTILINE)
+    assert nodes == ["1", "2", "1", "2", "2", "1", "2", "1"]
+    assert "afterany" not in done.stdout
 
 
 def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) -> None:
@@ -340,11 +404,12 @@ def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) 
     stub.write_text('#!/bin/bash\nprintf \'%s\\0\' "$@" >> "$CALLS"; echo "$((++n))$(date +%N)"\n')
     stub.chmod(0o755)
     variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls")}
-    shown = cli(*SUBMIT, "--nodes", "1,2", "--dry-run")
+    shown = cli(*SUBMIT, "--nodes", "1,2", "--dry-run", "--all-scripts")
     done = cli(*SUBMIT, "--nodes", "1,2", **variables)
     assert done.returncode == 0, done.stderr
     folders = sorted((tmp_path / "runs").glob("s-*"))
-    assert "".join((folder / "job.sbatch").read_text() for folder in folders) == shown.stdout
+    assert [(folder / "job.sbatch").read_text() for folder in folders] == scripts_in(shown.stdout)
+    assert "--dependency=afterany:JOB_ID_OF_1 " in shown.stdout
     jobs = done.stdout.split()
     assert [json.loads((folder / "submission.json").read_text())["job_id"] for folder in folders] == jobs
     calls = (tmp_path / "calls").read_text().split("\0")
@@ -494,11 +559,11 @@ def test_runs_to_a_quality_say_what_they_came_to(
     assert code == 0
     said = capsys.readouterr().err
     for words in (
-        ": reached 0.5 top1 after 8,000 samples",
-        ": did NOT reach 0.5 top1 within 8,000 samples; the last evaluation is 0.3",
-        ": did NOT reach 0.5 top1 within 4,000 samples; the last evaluation is not finite",
+        ", reached 0.5 top1 after 8,000 samples; about",
+        ", did NOT reach 0.5 top1 within 8,000 samples; the last evaluation is 0.3; about",
+        ", did NOT reach 0.5 top1 within 4,000 samples; the last evaluation is not finite",
     ):
-        assert sum(line.rstrip().endswith(words) for line in said.splitlines()) == 1
+        assert sum(words in line for line in said.splitlines()) == 1
     assert (
         f"3 of 3 runs valid, 2 of them did NOT reach the quality, in {tmp_path / 'runs'}; next: dlbench report runs"
         in said
@@ -652,7 +717,7 @@ def test_a_comparison_is_submitted_whole_or_not_at_all(cli: Cli, tmp_path: Path)
     stub.write_text(f'#!/bin/bash\necho "$@" >> "{tmp_path}/calls"\necho 7\n')
     stub.chmod(0o755)
     command = (*SUBMIT, "--nodes", "1,2", "--repeats", "2", "--ab", "plain", "train.seed=7")
-    promised = cli(*command, "--dry-run")
+    promised = cli(*command, "--dry-run", "--all-scripts")
     assert promised.returncode == 0, promised.stderr
     path = f"{stub.parent}:{os.environ['PATH']}"
     there = tmp_path / "runs" / "s-cosmoflow-ci-p00-n0001-k01-a"
@@ -671,7 +736,7 @@ def test_a_comparison_is_submitted_whole_or_not_at_all(cli: Cli, tmp_path: Path)
     assert len(folders) == 8
     scripts = [(folder / "job.sbatch").read_text() for folder in folders]
     assert scripts == [scripts[0]] * 4 + [scripts[4]] * 4
-    assert scripts[0] + scripts[4] == promised.stdout
+    assert [scripts[0], scripts[4]] == scripts_in(promised.stdout)
 
 
 # What is installed

@@ -76,7 +76,7 @@ def valid(run: Run) -> Record:
 
 def exchange_of(record: Record) -> ExchangeResult:
     assert record.exchange is not None
-    assert record.exchange.by == "engine"
+    assert record.exchange.by == "backend"
     return record.exchange
 
 
@@ -261,9 +261,9 @@ def test_only_what_demonstrably_did_not_act_is_inert() -> None:
 def exchanged(overflows: int, wire: str = "fp16") -> ExchangeResult:
     return ExchangeResult(
         carrier="gloo",
-        by="engine",
+        by="backend",
         exchange="flat",
-        fusion="engine",
+        fusion="backend",
         wire=wire,
         group_size=2,
         num_groups=1,

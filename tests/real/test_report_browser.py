@@ -272,7 +272,7 @@ def test_tables_sort_by_value_and_keep_their_sums(browser: Any, sample: Case) ->
         cells = [row.locator("td").first.inner_text() for row in table.locator("tbody tr:not(.of)").all()]
         names = [row.locator("th").inner_text() for row in table.locator("tbody tr").all()]
         assert names[-1].startswith("sum")
-        assert names[names.index("of it waiting for slower ranks") - 1] == "exposed gradient exchange"
+        assert names[names.index("of it waiting for slower ranks") - 1] == "gradient exchange after backward"
         units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
         values = [float(text.split()[0]) * units[text.split()[1].split("[")[0]] for text in cells[:-1]]
         assert values == sorted(values)

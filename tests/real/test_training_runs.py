@@ -197,7 +197,7 @@ def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(tmp_pat
     run = run_of(
         tmp_path,
         "met",
-        *("cosmoflow", "--data", density, "--engine", "ddp", "--ranks", "2", "--to-quality"),
+        *("cosmoflow", "--data", density, "--engine", "ddp", "--ranks", "2", "--to-accuracy"),
         *("--set", "quality.target=0.9", "--set", "quality.evaluate_every_epochs=0.5", "--set", "model.dropout=0.0"),
         *("--set", "data.loader_workers=auto", "--set", "data.cache=warm"),
         *("--set", "data.staging=replicate", "--set", f"system.storage.local.path={node}"),
@@ -267,7 +267,7 @@ def tells_its_reading(record: Record, density: Path) -> None:
 
 
 OUT_OF_REACH = (
-    *("cosmoflow", *ALONE, "--to-quality", "--set", "quality.target=0.0001"),
+    *("cosmoflow", *ALONE, "--to-accuracy", "--set", "quality.target=0.0001"),
     *("--set", "quality.evaluate_every_epochs=1.0", "--set", "checkpoint.every_epochs=1.0"),
 )
 
@@ -319,7 +319,7 @@ def test_what_cannot_train_to_a_quality_is_told_before_anything_is_made(
         (("--data", density, "--resume", "/nowhere"), "--resume /nowhere: no such file"),
         (("--data", density, "--set", "measure.measured_steps=5"), "ends by its target"),
     ):
-        done = cli("run", "cosmoflow", "--preset", "ci", "--to-quality", *arguments)
+        done = cli("run", "cosmoflow", "--preset", "ci", "--to-accuracy", *arguments)
         assert done.returncode == 2, done.stderr
         assert text in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1

@@ -315,9 +315,9 @@ def test_reading_and_pauses_have_spans(tmp_path: Path, density: Path) -> None:
 def exchange(**changes: Any) -> ExchangeResult:
     plain = {
         "carrier": "gloo",
-        "by": "engine",
+        "by": "backend",
         "exchange": "flat",
-        "fusion": "engine",
+        "fusion": "backend",
         "wire": "fp32",
         "group_size": 1,
         "num_groups": 2,

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.jobs.slurm import read_submission
+from dlbench.reading.comparability import group_id, planned_id
 from dlbench.records.files import write_atomic, write_json, write_result
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.registry import KEYS, describe, differences
@@ -744,6 +745,17 @@ def test_a_gpu_is_told_from_a_cpu(tmp_path: Path) -> None:
     assert "NVIDIA A100" in line
     (line,) = differences(first, run_of(tmp_path, "cpu"))
     assert line.startswith("Device: ")
+
+
+def test_emulated_arithmetic_is_compared_with_native_nowhere(tmp_path: Path) -> None:
+    settings = {"train.precision": "bf16", "train.allow_emulation": True}
+    one, other = (run_of(tmp_path, name, overrides=settings) for name in ("one", "other"))
+    assert differences(one, other) == []
+    edit_json(other.folder.record, emulates_precision=True)
+    emulated = read_run(other.folder.path)
+    assert differences(one, emulated) == ["Precision: bf16 against bf16 emulated"]
+    assert group_id(one) != group_id(emulated)
+    assert planned_id(one) == planned_id(emulated)  # where runs that died belong is known without a record
 
 
 # Saved formats

@@ -177,7 +177,7 @@ def test_a_misspelt_required_key_is_named_itself(tmp_path: Path) -> None:
     """The wrong key is what a person has to find, not only the right one that is missing."""
     text = text_of("workloads", "cosmoflow").replace("batch_per_rank", "batch_per_rnk")
     told = refusal(workload=workload_file(tmp_path, text))
-    assert "train.batch_per_rnk: unknown key; did you mean batch_per_rank" in told
+    assert "train.batch_per_rnk: unknown key; did you mean train.batch_per_rank" in told
 
 
 def test_a_wrong_relation_inside_the_model_names_a_key_that_exists() -> None:
@@ -564,7 +564,7 @@ def test_workload_files_that_are_none(tmp_path: Path) -> None:
         (text + "\n~: x\n", "None: "),
         (text.replace("name: cosmoflow", "name: ../cosmo"), "name"),
         (text.replace("name: cosmoflow", "name: 5"), "name"),
-        (text.replace("title: CosmoFlow (MLPerf HPC)\n", ""), "title: is missing"),
+        (text.replace("batch_per_rank:", "gradient_accumulation:"), "train.batch_per_rank: is missing"),
         (text.replace("family: cosmoflow", "family: cosmo"), "model.family"),
         (text.replace("  family: cosmoflow\n", ""), "model.family"),
     ):

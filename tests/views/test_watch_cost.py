@@ -81,7 +81,7 @@ def test_each_run_has_an_unwatched_twin_and_every_second_repeat_goes_backwards()
         ({"repeats": 1}, "use --repeats 2 or more"),
         ({"overrides": {"watch.sampler": False, "watch.window_steps": 0}}, "nothing is watched"),
         ({"sweep": {"train.batch_per_rank": (2, 4)}}, "does not go with --sweep"),
-        ({"to_quality": True}, "leave out --to-quality"),
+        ({"to_accuracy": True}, "leave out --to-accuracy"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused_in_one_line(request_: dict[str, object], words: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
+from dlbench.cli.choosing import named, read_comm_runs, runs_argument, where_option
 from dlbench.cli.options import write_output
 from dlbench.cli.report import FormatName, check_writable, emit, format_of, report_options, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
@@ -28,10 +29,17 @@ _CHARTS = ("altair", "vl_convert")
     type=click.Choice(["points", "ratios", "fits", "runs"]),
     help="Which table CSV holds: measured points (default), speed over libraries, fitted costs, or runs.",
 )
-def report(runs: Path, output: Path | None, format_name: FormatName | None, table: str | None) -> None:
-    """Turn runs of the collective benchmark in folder RUNS into a report: rates, best algorithm, fitted costs.
+def report(
+    runs: tuple[Path, ...],
+    where: tuple[str, ...],
+    output: Path | None,
+    format_name: FormatName | None,
+    full: bool,
+    table: str | None,
+) -> None:
+    """Turn runs of the collective benchmark in folders RUNS into a report: rates, best algorithm, fitted costs.
 
-    Runs of training in the same folder are passed over. Ends with 4 if a file is damaged or no run has figures; what
+    Runs of training in the same folders are passed over. Ends with 4 if a file is damaged or no run has figures; what
     can be reported is reported all the same.
 
     \b
@@ -48,10 +56,9 @@ def report(runs: Path, output: Path | None, format_name: FormatName | None, tabl
     require_modules("comm report", *_NUMBERS, *(_CHARTS if chosen == "html" else ()))
     from dlbench.collectives.page.document import document_of
     from dlbench.collectives.page.report import assemble
-    from dlbench.records.collectives_scan import scan_comm
 
-    found = assemble(scan_comm(runs))
-    emit(document_of(found), chosen, output, table or "points")
+    found = assemble(read_comm_runs(runs, where))
+    emit(document_of(found), chosen, output, table or "points", full=full)
     if output is not None:
         without = len(found.without_figures)
         counts = f"runs with figures: {len(found.runs) - without}, without: {without}; groups: {len(found.groups)}"
@@ -59,19 +66,29 @@ def report(runs: Path, output: Path | None, format_name: FormatName | None, tabl
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if not found.groups:
-        click.echo(f"dlbench: {runs}: no run of the collective benchmark has figures; the report says why", err=True)
+        click.echo(
+            f"dlbench: {named(runs)}: no run of the collective benchmark has figures; the report says why", err=True
+        )
     if found.damaged or not found.groups:
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
 @click.command()
-@click.argument("runs", type=click.Path(path_type=Path))
+@runs_argument()
+@where_option("--where", "runs")
 @click.option("-o", "--output", metavar="FILE.network.json", type=click.Path(path_type=Path), help="File to write.")
 @click.option("--system", metavar="NAME", help="Whose runs to fit, where RUNS holds several systems.")
 @click.option("--transport", metavar="NAME", help="Which carrier to fit, where RUNS holds several.")
 @click.option("--dtype", metavar="NAME", help="Which type of element (default: fp32 where it was measured).")
-def fit(runs: Path, output: Path | None, system: str | None, transport: str | None, dtype: str | None) -> None:
-    """Fit the costs of a message to the runs in folder RUNS: alpha, beta and gamma, inside groups and across.
+def fit(
+    runs: tuple[Path, ...],
+    where: tuple[str, ...],
+    output: Path | None,
+    system: str | None,
+    transport: str | None,
+    dtype: str | None,
+) -> None:
+    """Fit the costs of a message to the runs in folders RUNS: alpha, beta and gamma, inside groups and across.
 
     The file holds one system and one carrier; training (sync.network) and `dlbench comm predict` read it. Ends with 4
     if no run has figures, or too few for a fit.
@@ -88,13 +105,12 @@ def fit(runs: Path, output: Path | None, system: str | None, transport: str | No
     from dlbench.collectives.page.document import fit_document
     from dlbench.collectives.results.fits import fit_one
     from dlbench.collectives.results.measurements import tabulate
-    from dlbench.records.collectives_scan import scan_comm
     from dlbench.units import utc_now
 
-    table = tabulate(scan_comm(runs))
+    table = tabulate(read_comm_runs(runs, where))
     for line in table.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
-    found = fit_one(table, system=system, transport=transport, dtype=dtype, fitted=utc_now(), where=str(runs))
+    found = fit_one(table, system=system, transport=transport, dtype=dtype, fitted=utc_now(), where=named(runs))
     emit(fit_document(found), "text", None)
     if output is not None:
         write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)

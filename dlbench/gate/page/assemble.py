@@ -10,10 +10,11 @@ from typing import TypeVar
 import dlbench
 from dlbench.gate.comparison import ComparedMetric, ComparedPoint, Comparison
 from dlbench.gate.content import KeyDifference
+from dlbench.gate.labels import point_label
 from dlbench.gate.page import model
 from dlbench.gate.page.words import headline, methods
 from dlbench.gate.sides import SidePoint, SideRun
-from dlbench.report.wording import ENGINE_TITLES, place_text, runs_text
+from dlbench.report.wording import runs_text
 from dlbench.units import whole_seconds
 
 DAY_S = 86_400
@@ -48,7 +49,7 @@ def assemble(found: Comparison) -> model.ComparisonReport:
         points=points,
         environment=environment,
         cautions=cautions,
-        only_b=tuple(_label(point) for point in found.only_b),
+        only_b=tuple(point_label(point) for point in found.only_b),
         left_out=found.left_out,
         damaged=found.damaged,
         notices=tuple(sorted({point.a.notice for point in found.points} - {""})),
@@ -75,7 +76,7 @@ def _point(found: ComparedPoint, whole: Comparison) -> model.PointResult:
     a, b = found.a, found.b
     runs_b = () if b is None else b.runs
     return model.PointResult(
-        label=_label(a),
+        label=point_label(a, {one.key for one in found.allowed}),
         caption=_caption(a, found.allowed),
         workload=a.content.registered["workload"],
         ranks=a.ranks,
@@ -94,16 +95,6 @@ def _point(found: ComparedPoint, whole: Comparison) -> model.PointResult:
         cautions=tuple(_cautions(found, whole)),
         metrics=tuple(_metric(one) for one in found.metrics),
     )
-
-
-def _label(point: SidePoint) -> str:
-    told = point.content.registered
-    engine = ENGINE_TITLES.get(told["engine"], told["engine"])
-    batch = f"batch {told['batch_per_rank']} per rank" if "batch_per_rank" in told else ""
-    batch = batch or (f"batch {told['global_batch']} in all" if "global_batch" in told else "")
-    words = (told["workload"], f"{told['preset']} preset", engine, told.get("precision", ""), batch)
-    parts = [word for word in (*words, f"{told['scaling']} scaling") if word]
-    return ", ".join([*parts, place_text(point.ranks, point.nodes)])
 
 
 def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlbench.gate.comparison import Comparison
+from dlbench.gate.labels import versus
 from dlbench.gate.page.model import MetricResult, PointResult
 from dlbench.report.table import Cell
 from dlbench.report.wording import DASH, percent
@@ -20,7 +21,8 @@ def headline(verdict: str, points: Sequence[PointResult], tolerance: float) -> s
     if not same:
         return f"{verdict}: nothing was compared."
     point, metric = max(same, key=lambda one: _size(one[1]))
-    told = f"{metric.title} at {point.label}: {change_text(metric)}"
+    sides = versus(point.allowed)
+    told = f"{metric.title} at {point.label}{f', {sides}' if sides else ''}: {change_text(metric)}"
     count = f"{len(same)} of {len(every)} comparisons {verdict}" if len(every) > 1 else verdict
     return f"{count}; {'the largest change is ' if len(same) > 1 else ''}{told}; tolerance {share_text(tolerance)}."
 

@@ -1,4 +1,4 @@
-"""What a step computes in: fp32, or autocast to bf16 or fp16 with weights, gradients and optimiser in fp32.
+"""What a step computes in: fp32, or autocast to bf16 or fp16 with weights, gradients and optimizer in fp32.
 
 fp16 has a narrow range: the loss is scaled up before the backward pass and gradients are scaled down after the
 exchange (Micikevicius et al., "Mixed Precision Training", 2018, section 3.2). A step whose gradients overflow is left
@@ -8,14 +8,24 @@ travel in is another setting (`engine.horovod.compression`).
 
 from __future__ import annotations
 
+import os
+import time
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from dlbench.errors import EnvironmentLacksError
+from dlbench.machine.arithmetic import native_precisions, no_arithmetic
 from dlbench.specs.training import TrainSpec
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+_ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""Variables that keep oneDNN, which computes torch's CPU kernels, from instructions that the CPU has."""
+
+_MATRIX = 256
+_PRODUCTS = 7
+"""Of each precision; the fastest counts, the first of them sets things up."""
 
 
 class Precision:
@@ -30,7 +40,12 @@ class Precision:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         self._device = device
         self._type = _TYPES.get(spec.precision)
-        self.warnings = _require(spec, device)
+        lacking = _lacking(spec.precision, device)
+        if lacking and (device.type == "cuda" or not spec.allow_emulation):
+            raise EnvironmentLacksError(f"train.precision {spec.precision}: {lacking}; {_remedy(device)}")
+        self.is_emulated = bool(lacking)
+        """Whether fp32 arithmetic stands in for that of the precision, as `train.allow_emulation` allows."""
+        self.warnings = [f"{spec.precision} was emulated, its speed says nothing: {lacking}"] if lacking else []
         self.overflow_steps = 0
         self._scaler: torch.amp.GradScaler | None = None
         if spec.precision == "fp16":
@@ -44,7 +59,9 @@ class Precision:
         if self._type is None:
             return "fp32, TF32 off"
         scaled = "" if self._scaler is None else ", loss scaled"
-        return f"autocast to {self._type}".replace("torch.", "") + f", weights and optimiser in fp32{scaled}"
+        emulated = ", emulated in fp32 arithmetic" if self.is_emulated else ""
+        kind = str(self._type).removeprefix("torch.")
+        return f"autocast to {kind}{emulated}, weights and optimizer in fp32{scaled}"
 
     @property
     def is_scaled(self) -> bool:
@@ -92,32 +109,50 @@ class Precision:
             self._scaler.load_state_dict(whole)
 
 
-def _require(spec: TrainSpec, device: torch.device) -> list[str]:
-    if spec.precision == "fp32":
-        return []
+def _remedy(device: torch.device) -> str:
     if device.type == "cuda":
-        if spec.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise EnvironmentLacksError(
-                f"train.precision bf16: {torch.cuda.get_device_name(device)} has no bf16 arithmetic; use fp16 or fp32"
-            )
-        return []
-    if _is_native(spec.precision):
-        return []
-    wanted = "AVX512 or AMX" if spec.precision == "bf16" else "AVX512-FP16 or AMX-FP16"
-    lacks = (
-        f"train.precision {spec.precision}: this CPU has no {spec.precision} arithmetic ({wanted}; torch sees "
-        f"{torch.backends.cpu.get_cpu_capability()})"
-    )
-    if not spec.allow_emulation:
-        raise EnvironmentLacksError(
-            f"{lacks}: torch would emulate it many times slower than fp32; use fp32, or set train.allow_emulation to "
-            "true to test its numerics"
-        )
-    return [f"{lacks}: it was emulated (train.allow_emulation), so speed says nothing"]
+        return "use fp32"
+    return "torch would emulate it, slower than fp32; use fp32, or test its numerics with train.allow_emulation=true"
 
 
-def _is_native(precision: str) -> bool:
-    """Whether oneDNN, which computes torch's CPU kernels, finds instructions for it."""
-    operations = torch.ops.mkldnn
-    supported = operations._is_mkldnn_bf16_supported if precision == "bf16" else operations._is_mkldnn_fp16_supported
-    return bool(supported())
+def _lacking(precision: str, device: torch.device) -> str:
+    """Why a device would have to emulate a precision, in a clause; empty where it has the arithmetic."""
+    if precision == "fp32":
+        return ""
+    if device.type != "cuda":
+        return "" if _is_native_on_cpu(precision) else no_arithmetic(precision)
+    # fp16: since compute capability 5.3 (CUDA C++ Programming Guide, "Arithmetic Instructions").
+    is_fp16 = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (5, 3)
+    if is_fp16 if precision == "fp16" else torch.cuda.is_bf16_supported(including_emulation=False):
+        return ""
+    return f"{torch.cuda.get_device_name(device)} has no {precision} arithmetic"
+
+
+def _is_native_on_cpu(precision: str) -> bool:
+    """By the CPU's flags; by a measurement where these do not say, or oneDNN may not use all that the CPU has.
+
+    What oneDNN says of itself is no answer: it offers bf16 on every AVX-512 CPU.
+    """
+    native = native_precisions()
+    if native is None or any(name in os.environ for name in _ONEDNN_LIMITS):
+        return _is_fast(_TYPES[precision])
+    return precision in native
+
+
+def _is_fast(kind: torch.dtype) -> bool:
+    """Whether a product of two matrices is no slower in a precision than in fp32; takes about 0.1 s at most.
+
+    Arithmetic of half the width is about twice as fast. Emulation computes in fp32 and converts besides: bf16 took 2.3
+    times as long as fp32 on a CPU with AVX-512 alone, fp16 30 times.
+    """
+
+    def fastest(kind: torch.dtype) -> float:
+        matrix = torch.ones(_MATRIX, _MATRIX, dtype=kind)
+        seconds = []
+        for _ in range(_PRODUCTS):
+            began = time.perf_counter()
+            torch.mm(matrix, matrix)
+            seconds.append(time.perf_counter() - began)
+        return min(seconds)
+
+    return fastest(kind) <= fastest(torch.float32)

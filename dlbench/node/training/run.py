@@ -253,6 +253,7 @@ class RankRun:
             "result": result.model_dump(mode="json"),
             "environment": found,
             "warnings": self._warnings,
+            "emulates_precision": ready.trainee.precision.is_emulated,
             "reads": [epoch.told() for epoch in ready.source.epoch_reads()],
             "norms": ready.trainee.noise.told() if ready.trainee.noise is not None else [],
             "memory": memory.told() if memory is not None else None,

@@ -1,6 +1,7 @@
 """A report for the terminal, plain or in colours. Fits 80 columns.
 
-The summary prints of each section what it marks as brief; the full form prints all words and tables.
+The brief form prints of each section what it marks as brief, and of a group its answers alone, on one screen; the full
+form prints all words and tables.
 """
 
 from __future__ import annotations
@@ -21,6 +22,18 @@ if TYPE_CHECKING:
 WIDTH = 80
 WIDEST = 100
 """Lines are not made longer on a wider terminal: long lines are hard to read."""
+SCREEN = 38
+"""Lines of a group in the brief form: with the prompt they fill a screen of 40."""
+MAX_MARKS = 3
+"""Warnings and notes of a group that the brief form prints; it counts the others."""
+MARK_LINES = 2
+"""Lines of each of them."""
+
+LONG_CELL = 24
+"""Characters to which cells are shortened before columns are left out."""
+
+_TRIMMED = ((None, MAX_MARKS), (None, 1), (8, 1), (6, 1), (4, 1))
+"""Rows of a table and marks, tried in this order until a group fits a screen."""
 
 Style = Literal["", "title", "notice", "heading", "warning"]
 _RICH = {"": "", "title": "bold", "notice": "italic", "heading": "bold cyan", "warning": "yellow"}
@@ -60,16 +73,69 @@ def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
     for text in document.notices:
         yield Block(tuple(_wrapped(text, width)), "notice")
     for section in document.sections:
-        found = list(_section(section, width, full, is_outer=True))
+        if section.is_group and not full:
+            found = _screen(section, width)
+        else:
+            found = list(_section(section, width, full, is_outer=True))
         if found:
             yield Block(("",))
             yield from found
+    if not full and any(_has_more(section) for section in document.sections):
+        yield Block(("", *_wrapped(f"All evidence: {document.command} --full", width)))
+
+
+def _has_more(group: Section) -> bool:
+    """Whether the brief form leaves out sections of a group."""
+    return group.is_group and any(section.level != "answer" for section in group.sections)
+
+
+def _screen(group: Section, width: int) -> list[Block]:
+    """A group in the brief form: label, conditions, finding, answers, warnings, the next step."""
+    heading = Block(tuple(_wrapped(group.title, width)), "heading")
+    found: list[Block] = []
+    for max_rows, max_marks in _TRIMMED:
+        found = [
+            heading,
+            *_brief(group, width, max_rows),
+            *(
+                block
+                for section in group.sections
+                if section.level == "answer"
+                for block in _brief(section, width, max_rows)
+            ),
+            *_marks(group, width, max_marks),
+            *_sentences([f"Next: {group.next_step}"] if group.next_step else [], width),
+        ]
+        if sum(len(block.lines) for block in found) <= SCREEN:
+            break
+    return found
+
+
+def _marks(group: Section, width: int, most: int) -> Iterator[Block]:
+    """The first marks of a group and of its answers, serious ones first, and how many more there are."""
+    answers = (section for section in group.sections if section.level == "answer")
+    marks = [*group.marks, *(mark for section in answers for mark in section.marks)]
+    marks.sort(key=lambda mark: mark.severity != "serious")
+    for mark in marks[:most]:
+        block = _mark(mark, width)
+        if len(block.lines) > MARK_LINES:
+            kept = block.lines[:MARK_LINES]
+            last = textwrap.shorten(kept[-1], width - 6, placeholder="") if len(kept[-1]) > width - 4 else kept[-1]
+            block = Block((*kept[:-1], f"  {last.strip()} ..."), block.style)
+        yield block
+    left = marks[most:]
+    if left:
+        warnings = sum(mark.severity == "serious" for mark in left)
+        notes = len(left) - warnings
+        counts = [f"{n} more {word}{'s' * (n > 1)}" for n, word in ((warnings, "warning"), (notes, "note")) if n]
+        yield Block((f"... and {' and '.join(counts)}",))
 
 
 def _section(section: Section, width: int, full: bool, *, is_outer: bool) -> Iterator[Block]:
     inner = [block for one in section.sections for block in _section(one, width, full, is_outer=False)]
     marks = [_mark(mark, width) for mark in section.marks]
-    own = [*_content(section, width, full), *inner, *([Block(("",))] if full and marks and inner else []), *marks]
+    content = _full(section, width) if full else _brief(section, width)
+    own = [*content, *inner, *([Block(("",))] if full and marks and inner else []), *marks]
     if full and section.missing:
         own.append(_listed((section.missing_title, *(f"{one.title}: {one.text}" for one in section.missing)), width))
     if not own:
@@ -79,30 +145,25 @@ def _section(section: Section, width: int, full: bool, *, is_outer: bool) -> Ite
     yield from own
 
 
-def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
-    """Words and tables of a section by itself; in the summary the words stand under the tables."""
-    tables = []
-    num_shown = sum(sheet.in_terminal for sheet in section.sheets)
+def _full(section: Section, width: int) -> Iterator[Block]:
+    """All words and tables of a section by itself, the finding first."""
+    yield from _sentences([section.headline] if section.headline else [], width)
+    yield from _sentences(section.about, width)
+    if section.facts:
+        yield Block(tuple(_named(section.facts, width)))
+    yield from _sentences(section.words, width)
     for sheet in section.sheets:
-        if full or sheet.in_terminal:
-            table = sheet.people(brief=not full)
-            if table.rows:
-                is_titled = sheet.title != section.title if full else num_shown > 1
-                title = _wrapped(sheet.title, width) if is_titled else []
-                lines = whole(table, width) if full else fitted(_first_rows(table, sheet.max_rows), width)
-                more = 0 if full else len(table.rows) - len(table.rows[: sheet.max_rows])
-                lines += [f"... and {more} more rows"] if more else []
-                about = _wrapped(sheet.caption, width) if full else []
-                tables.append(Block(("", *title, *lines, *about)))
-    if full:
-        yield from _sentences(section.about, width)
-        if section.facts:
-            yield Block(tuple(_named(section.facts, width)))
-        yield from _sentences(section.words, width)
-        yield from tables
-        if section.notes:
-            yield Block(("", *(line for text in section.notes for line in _wrapped(f"- {text}", width))))
-        return
+        table = sheet.people()
+        if table.rows:
+            title = _wrapped(sheet.title, width) if sheet.title != section.title else []
+            yield Block(("", *title, *whole(table, width), *_wrapped(sheet.caption, width)))
+    if section.notes:
+        yield Block(("", *(line for text in section.notes for line in _wrapped(f"- {text}", width))))
+
+
+def _brief(section: Section, width: int, most: int | None = None) -> Iterator[Block]:
+    """What a section marks as brief: words under tables of at most `most` rows, those of a group above them."""
+    tables = list(_brief_tables(section, width, most))
     says = section.brief
     if says is None:
         says = section.words if tables else ()
@@ -114,8 +175,31 @@ def _content(section: Section, width: int, full: bool) -> Iterator[Block]:
         yield from _sentences(says, width)
 
 
+def _brief_tables(section: Section, width: int, most: int | None) -> Iterator[Block]:
+    shown = [sheet for sheet in section.sheets if sheet.in_terminal]
+    for sheet in shown:
+        table = sheet.people(brief=True)
+        if table.rows:
+            title = _wrapped(sheet.title, width) if len(shown) > 1 else []
+            kept = _first_rows(table, sheet.max_rows)
+            first = len(table.rows) - len(kept.rows)
+            trimmed = _outer_rows(kept, most)
+            between = len(kept.rows) - len(trimmed.rows)
+            lines = fitted(trimmed, width)
+            if between:
+                lines.insert(2, f"... {between} rows left out")
+            yield Block(("", *title, *lines, *([f"... and {first} more rows"] if first else [])))
+
+
 def _first_rows(table: TextTable, most: int | None) -> TextTable:
     return TextTable(table.header, table.rows[:most])
+
+
+def _outer_rows(table: TextTable, most: int | None) -> TextTable:
+    """The first row, which others are measured against, and the last ones."""
+    if most is None or len(table.rows) <= most:
+        return table
+    return TextTable(table.header, (table.rows[0], *table.rows[1 - most :]))
 
 
 def _named(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
@@ -155,20 +239,22 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def fitted(table: TextTable, width: int) -> list[str]:
     """A table as lines, header first; where the width does not hold all, intervals are left out, from the right.
 
-    Where that is not enough cells are shortened, and then columns on the right go: every other format prints them all.
+    Where that is not enough long cells are shortened, and then columns on the right go, until one is left: headers stay
+    whole, and every other format prints all columns.
     """
-    short = rows = _texts(table, len(table.header))
+    rows = _texts(table, len(table.header))
     for kept in reversed(range(len(table.header))):
         if _width(rows) <= width:
             return aligned(rows)
         rows = _texts(table, kept)
-    for longest in (width, 20, 12):
-        short = [tuple(shorten(cell, longest) for cell in row) for row in rows]
+    short = rows
+    for longest in (width, LONG_CELL):
+        short = [rows[0], *(tuple(shorten(cell, longest) for cell in row) for row in rows[1:])]
         if _width(short) <= width:
             return aligned(short)
     while _width(short) > width and len(short[0]) > 1:
         short = [row[:-1] for row in short]
-    return aligned(short)
+    return aligned([tuple(shorten(cell, width) for cell in row) for row in short])
 
 
 def _texts(table: TextTable, kept: int) -> list[tuple[str, ...]]:

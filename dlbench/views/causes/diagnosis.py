@@ -1,4 +1,4 @@
-"""One line for each scaling point: what costs most of the ideal, how sure that is, and what to try next."""
+"""Two sentences for each scaling point: what costs most efficiency, how sure that is, and what to try next."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.reading.attribution import Part
-from dlbench.report.wording import figure_text, others_gain, percent, runs_text
+from dlbench.report.wording import POINTS, interval_text, percent, points, runs_text
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.stats.verdicts import placed
+from dlbench.views.causes.balance import balance
 from dlbench.views.causes.certainty import stands_out
 from dlbench.views.causes.exchange_forecast import forecast, upper_bound
-from dlbench.views.causes.experiments import RULES, Case, Experiment, Rule
+from dlbench.views.causes.experiments import RULES, Case, Experiment
+from dlbench.views.causes.titles import CAUSE_TITLES
 
 WORTH_EXPLAINING = 0.01
-"""Fraction of the ideal below which a loss is not explained."""
+"""Fraction of efficiency below which a loss is not explained."""
 
-Finding = Literal["baseline", "no loss", "small loss", "above ideal", "too few runs", "within noise", "found"]
+Finding = Literal["baseline", "no loss", "small loss", "above ideal", "too few runs", "within noise", "likely", "found"]
 
 _LATE_TITLES = {
-    "input": "late by {} input",
-    "compute": "late by {} computing",
-    "host": "late between {} steps",
-    "unexplained": "late by nothing of {} own",
+    "input": "by {} input",
+    "compute": "by {} computing",
+    "host": "between {} steps",
+    "unexplained": "not by {} own work",
 }
 
 
@@ -47,18 +49,19 @@ class Verdict:
     """The diagnosis of a point."""
 
     line: str
-    """In one sentence, without the place."""
+    """In one sentence or two, without the place and the last full stop."""
     finding: Finding
-    """`found`: a cause stands out of the noise of enough runs, all causes counted. Otherwise why nothing does."""
+    """`found`: a cause stands out of the noise of enough runs, all causes counted. `likely`: of fewer runs, every one
+    lost, and to this cause. Otherwise why nothing does."""
     name: str
-    """network-bound, straggler-bound, input-bound, ...; empty where nothing stands out."""
+    """network-bound, straggler-bound, input-bound, ...; empty unless found or likely."""
     cause: str
-    """The cause that costs most of the ideal, of those that stand out if any does; at the baseline, that takes most of
-    the step beside computing. Empty where none costs anything worth explaining."""
+    """The cause that costs most, of those that stand out if any does; at the baseline, that takes most of the step
+    beside computing. Empty where none costs anything worth explaining."""
     bound: float | None
     """Growth of the throughput if what is lost to that cause took no time, a fraction: a limit, no forecast."""
     experiments: tuple[NextExperiment, ...]
-    """In order; empty unless found."""
+    """In order; empty unless found or likely."""
 
 
 def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
@@ -76,16 +79,17 @@ def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
     rule = RULES[largest.name]
     share = largest.seconds.value / case.whole.seconds.value if case.is_baseline else largest.lost.value
     bound = upper_bound(share) if 0 < share < 1 else None
+    is_named = finding in ("found", "likely")
     experiments: tuple[NextExperiment, ...] = ()
-    if finding == "found":
+    if is_named:
         experiments = _by_gain([_next(one, case, network) for one in rule.experiments if one.when(case)])
-        line = _found_line(case, largest, rule, experiments, bound)
+        line = _named_line(case, largest, finding, experiments)
     else:
-        line = _line(case, finding, largest, rule)
+        line = _line(case, finding, largest)
     return Verdict(
         line=line,
         finding=finding,
-        name=rule.name if finding == "found" else "",
+        name=rule.name if is_named else "",
         cause=largest.name,
         bound=bound,
         experiments=experiments,
@@ -118,7 +122,8 @@ def _finding(case: Case, largest: Part | None) -> Finding:
     if lost < WORTH_EXPLAINING:
         return "small loss"
     if largest.lost.n < MIN_RUNS:
-        return "too few runs"
+        both = (case.whole.lost.low, largest.lost.low)
+        return "likely" if all(low is not None and low > 0 for low in both) else "too few runs"
     return "found" if _stands_out(case, largest) else "within noise"
 
 
@@ -159,12 +164,16 @@ def _by_gain(experiments: Sequence[NextExperiment]) -> tuple[NextExperiment, ...
 
 
 def _line_without_cause(case: Case, finding: Finding) -> str:
-    lost = case.whole.lost.value
     if finding == "baseline":
         return _baseline_line(case)
     if finding == "above ideal":
-        return f"{percent(-lost)} above the ideal: the baseline ran with a handicap, or its runs drifted"
-    return f"no loss worth explaining ({percent(lost)})" if finding == "small loss" else "nothing is lost"
+        gain = points(-case.whole.lost.value)
+        return f"{gain} above 100 %: the baseline ran with a handicap, or its runs drifted"
+    if balance(case.parts, case.whole).has_gains:
+        return f"no loss worth explaining: {balance(case.parts, case.whole).text}"
+    return (
+        f"no loss worth explaining ({points(case.whole.lost.value)})" if finding == "small loss" else "nothing is lost"
+    )
 
 
 def _baseline_line(case: Case) -> str:
@@ -172,37 +181,60 @@ def _baseline_line(case: Case) -> str:
     return f"baseline: {percent(share)} of a step is compute"
 
 
-def _line(case: Case, finding: Finding, largest: Part, rule: Rule) -> str:
-    """Where nothing stands out of the noise, and at the baseline."""
-    where = rule.where(case)
+def _line(case: Case, finding: Finding, largest: Part) -> str:
+    """Where no cause is named, and at the baseline."""
     if finding == "baseline":
         share = largest.seconds.value / case.whole.seconds.value
-        return f"{_baseline_line(case)}, {percent(share)} {where}{_late(case, largest)}"
-    lost, in_runs = percent(case.whole.lost.value), runs_text(largest.lost.n)
-    most = f"the largest part is {where}"
+        return f"{_baseline_line(case)}, {percent(share)} {CAUSE_TITLES[largest.name]}{_late(case, largest)}"
+    in_runs, in_all = runs_text(largest.lost.n), balance(case.parts, case.whole).text
+    most = _largest_text(case)
     if finding == "too few runs":
-        why = f"{in_runs}, fewer than {MIN_RUNS}, cannot tell the loss of {lost} from noise"
-        return f"nothing stands out: {why}; {most}{_late(case, largest)}; repeat with --repeats {MIN_RUNS}"
-    loss, gain = f"the loss of {lost}", f"the gain of {percent(-case.whole.lost.value)}"
-    why = f"{gain if case.whole.lost.value < 0 else loss} is within the noise of {in_runs}"
+        if case.whole.lost.low is None:
+            why = f"{in_all}, of single runs without an interval"
+        elif case.whole.lost.low <= 0:
+            why = f"{in_runs} cannot tell the loss of {_with_interval(case.whole)} from noise"
+        else:
+            why = f"{in_all} in {in_runs}, no part of it in all of them"
+        return f"{why}; {most}. Repeat with --repeats {MIN_RUNS}"
     if placed(case.whole.lost, 0, 0) == "above":
-        why = f"{loss} is certain, but no single cause of it is in {in_runs}"
-    return f"nothing stands out: {why}; {most}; repeat with --repeats {2 * MIN_RUNS}"
+        why = f"{in_all} for certain, but no single part of it is certain in {in_runs}"
+    else:
+        kind = "gain" if case.whole.lost.value < 0 else "loss"
+        why = f"the {kind} of {points(abs(case.whole.lost.value))} is within the noise of {in_runs}"
+    return f"{why}; {most}. Repeat with --repeats {2 * MIN_RUNS}"
 
 
-def _found_line(
-    case: Case, largest: Part, rule: Rule, experiments: Sequence[NextExperiment], bound: float | None
-) -> str:
-    where = rule.where(case)
-    text = f"{rule.name}: {figure_text(largest.lost)} of the ideal is lost in {where}{_late(case, largest)}"
-    if gain := others_gain(largest.lost.value, case.whole.lost.value):
-        text += f" ({gain} points)"
+def _largest_text(case: Case) -> str:
+    largest = max(case.parts, key=lambda part: part.lost.value)
+    return f"the largest part is {CAUSE_TITLES[largest.name]}, {points(largest.lost.value)}{_late(case, largest)}"
+
+
+def _with_interval(part: Part) -> str:
+    return f"{points(part.lost.value)} {interval_text(part.lost.in_unit(POINTS))}".rstrip()
+
+
+def _named_line(case: Case, cause: Part, finding: Finding, experiments: Sequence[NextExperiment]) -> str:
+    whole = balance(case.parts, case.whole)
+    gains = f" ({whole.gains_text.removeprefix(', ')})" if whole.has_gains else ""
+    text = (
+        f"{'main' if finding == 'found' else 'likely'} cause: {CAUSE_TITLES[cause.name]}, {_with_interval(cause)} of "
+        f"{whole.lost_text} lost{gains}{_late(case, cause)}{_beyond(case, cause)}"
+    )
+    if finding == "likely":
+        text += f"; only {runs_text(cause.lost.n)}: confirm with --repeats {MIN_RUNS}"
     advised = [one for one in experiments if one.forecast_gain is None or one.forecast_gain > 0]
-    if advised:
-        text += f"; try {advised[0].text}"
-        if advised[0].forecast_gain is not None:
-            return f"{text}, forecast {experiment_gain(advised[0])}"
-    return text if bound is None else f"{text}; {bound_text(bound)}"
+    if not advised:
+        return text
+    gain = f", forecast {experiment_gain(advised[0])}" if advised[0].forecast_gain is not None else ""
+    return f"{text}. Next: {advised[0].text}{gain}"
+
+
+def _beyond(case: Case, cause: Part) -> str:
+    """A part that is larger than the one that is named, and not certain."""
+    largest = max(case.parts, key=lambda part: part.lost.value)
+    if largest.name == cause.name:
+        return ""
+    return f"; {CAUSE_TITLES[largest.name]}, {points(largest.lost.value)}, is within the noise"
 
 
 def _late(case: Case, largest: Part) -> str:
@@ -211,11 +243,10 @@ def _late(case: Case, largest: Part) -> str:
         return ""
     late = case.main_straggler
     if late is None:
-        return ", now for one, now for another"
+        return ", for ranks in turns"
     whose = "their" if late.rank is None else "its"
     who = f"the ranks of {late.host}" if late.rank is None else f"rank {late.rank} on {late.host}"
-    why = _LATE_TITLES[late.late_by].format(whose)
-    return f": {percent(late.waited_share, 0)} of the wait is for {who}, {why}"
+    return f", {percent(late.waited_share, 0)} for {who}, late {_LATE_TITLES[late.late_by].format(whose)}"
 
 
 def gain_text(gain: float) -> str:
@@ -234,5 +265,5 @@ def experiment_gain(one: NextExperiment) -> str:
 
 
 def bound_text(bound: float) -> str:
-    """What it would be if all of it were hidden: a limit, no forecast."""
-    return f"at most +{percent(bound, 0)} throughput (if all of it were hidden)"
+    """What it would be if all of it were gone: a limit, no forecast."""
+    return f"at most +{percent(bound, 0)}"

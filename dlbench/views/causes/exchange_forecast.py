@@ -2,8 +2,8 @@
 
 The exchange of a run is replayed in the model of `dlbench.costs.overlap`, once as it ran and once changed: messages go
 one after the other, each as soon as its gradients are there, and each takes what `dlbench.costs.predictions` says for
-its size, layout and algorithm. What then shows behind the backward pass is the model's exposed exchange, e_ran and
-e_new. With x the measured exposed exchange (without waiting for late ranks):
+its size, layout and algorithm. What then ends after the backward pass is the model's exchange on the wire, e_ran and
+e_new. With x the measured one (the account's, without waiting for stragglers):
 
 * e_ran above x: all costs are scaled so that e_ran is x, so that a network fitted twice as slow as it is gives the same
   forecast; what is saved is x - e_new;
@@ -57,7 +57,7 @@ GRID = 16
 """Sizes through which a line is laid, where messages are merged by it."""
 
 LEAST_EXPLAINED = 0.2
-"""Share of the measured exposed exchange that the model must give as it ran: below, it is about something else."""
+"""Share of the measured exchange on the wire that the model must give as it ran: below, it is about something else."""
 
 BISECTIONS = 40
 """Halvings of a scale between 0 and 1: to the last digit that is printed, and far beyond."""
@@ -109,7 +109,7 @@ def forecast(
         result: the exchange as it ran.
         ranks: of the run.
         new: the change.
-        exchange: measured exposed exchange without waiting, mean seconds per step.
+        exchange: measured exchange on the wire, seconds per step.
         step: mean step, seconds.
 
     Returns:
@@ -126,7 +126,7 @@ def forecast(
     explained = float(modelled[0]) / exchange.value if exchange.value > 0 else math.inf
     if explained < LEAST_EXPLAINED:
         share = f"only {percent(explained)}" if explained > 0 else "nothing"
-        return f"by the model {share} of the measured exposed exchange is exposed as it ran, too little to tell from"
+        return f"the model explains {share} of the measured exchange on the wire, too little for a forecast"
     measured = _scatter(exchange, len(network.draws))
     try:
         scale = _scale(before, modelled, measured)
@@ -171,9 +171,9 @@ def _basis(
 ) -> str:
     names = " and ".join(dict.fromkeys(one.priced_as for one in replays))
     held = (
-        f"costs x {scale:.2g}, which gives the measured exposed exchange"
+        f"costs x {scale:.2g}, which gives the measured exchange"
         if explained >= 1
-        else f"it explains {percent(explained, 0)} of the measured exposed exchange"
+        else f"it explains {percent(explained, 0)} of the measured exchange"
     )
     return (
         f"{names} all-reduce on the fitted network of {network.system} over {network.transport}, priced for the run's "

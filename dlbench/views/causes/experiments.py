@@ -36,6 +36,8 @@ class Case:
     """Their sum: the mean step."""
     adjusted_p: Mapping[str, float]
     """Of the loss to each cause that was measured, after correction over all causes of the report."""
+    compute_parts: tuple[Part, ...]
+    """What `compute` consists of: forward, backward, optimizer."""
     hosts: tuple[Straggler, ...]
     """Hosts that were waited for, longest first."""
     main_straggler: Straggler | None
@@ -87,15 +89,7 @@ class Rule:
 
     name: str
     """Of the diagnosis."""
-    lost_in: str
-    """Where the time goes, after `is lost in`."""
     experiments: tuple[Experiment, ...]
-    lost_in_strong: str = ""
-    """The same under strong scaling; empty where that does not differ."""
-
-    def where(self, case: Case) -> str:
-        """Where the time goes at a point, after `is lost in`."""
-        return self.lost_in if _is_weak(case) else self.lost_in_strong or self.lost_in
 
 
 _PACKED_BY = {"jpeg-tree": "dlbench data pack: shards", "text": "dlbench data samples"}
@@ -123,7 +117,7 @@ def _way(case: Case, *, exchange: str | None = None, fusion: str = AS_IT_RAN, wi
 
 
 def _is_flat_over_nodes(case: Case) -> bool:
-    flat = case.run.plan.sync.exchange == "flat" and case.run.plan.sync.inside == "engine"
+    flat = case.run.plan.sync.exchange == "flat" and case.run.plan.sync.inside == "backend"
     return flat and case.point.nodes > 1 and _may(case, exchange="hierarchical")
 
 
@@ -134,7 +128,7 @@ def _fusion(case: Case) -> str:
 def _mgwfbp_text(case: Case) -> str:
     short = case.run.plan.measure.warmup_steps < MGWFBP_STEPS
     more = f" --set measure.warmup_steps={MGWFBP_STEPS}" if short else ""
-    return f"messages merged by their costs (--set sync.fusion=mgwfbp{more})"
+    return f"merge messages by their costs (--set sync.fusion=mgwfbp{more})"
 
 
 def _is_wide_wire(case: Case) -> bool:
@@ -149,20 +143,20 @@ def _is_wide_wire(case: Case) -> bool:
 def _straggler_text(case: Case) -> str:
     late = case.main_straggler
     if late is None:
-        return "a look for jitter: ranks take turns at being last (other work on the cores, uneven samples)"
+        return "look for jitter: ranks take turns at being last (other work on the cores, uneven samples)"
     its = "its ranks'" if late.rank is None else "its"
     where = {
         "input": f"{its} input (storage of that node, loader workers)",
         "compute": f"{its} computing (clocks, temperature, other work on its cores)",
         "host": f"{'the' if late.rank is None else its} host between the steps (other processes, logging)",
-        "unexplained": f"what holds its messages up at times, because nothing of {its} own work explains it",
+        "unexplained": f"its link or other work on its cores, because nothing of {its} own work explains it",
     }
     who = late.host if late.rank is None else f"rank {late.rank} on {late.host}"
-    return f"a look at {who}: {where[late.late_by]}"
+    return f"look at {who}: {where[late.late_by]}"
 
 
 def _without(case: Case) -> str:
-    return f"a run without the slow nodes (--exclude={','.join(case.exclude)})"
+    return f"run without the slow nodes (--exclude={','.join(case.exclude)})"
 
 
 def _is_waited_host_slow(case: Case) -> bool:
@@ -205,7 +199,7 @@ def _can_be_staged(case: Case) -> bool:
 def _staged_text(case: Case) -> str:
     """The strategy that goes with how the runs shuffle."""
     is_global = case.run.plan.workload.data.shuffle == "global"
-    return f"samples near the node (--set data.staging={'replicate' if is_global else 'shard'}{_reason(case)})"
+    return f"stage samples near the node (--set data.staging={'replicate' if is_global else 'shard'}{_reason(case)})"
 
 
 def _few_workers(case: Case) -> bool:
@@ -218,7 +212,7 @@ def _few_workers(case: Case) -> bool:
 def _workers_text(case: Case) -> str:
     cores = case.run.plan.layout.cores_per_rank
     reason = "" if _is_fetch_bound(case) else _reason(case)
-    return f"more readers (--set data.loader_workers=auto measures how many, up to the {cores} cores of a rank{reason})"
+    return f"use more readers (--set data.loader_workers=auto measures how many of up to {cores} per rank{reason})"
 
 
 def _tiers_text(case: Case) -> str:
@@ -228,7 +222,7 @@ def _tiers_text(case: Case) -> str:
     command += (
         f" --data {shlex.quote(plan.workload.data.source)} --ranks {case.point.ranks} --tiers --repeats {MIN_RUNS}"
     )
-    return f"the same with synthetic, cached and cold data, which says what storage and what preparing costs: {command}"
+    return f"separate storage from preparing with synthetic, cached and cold data: {command}"
 
 
 def _can_be_packed(case: Case) -> bool:
@@ -239,7 +233,7 @@ def _can_be_packed(case: Case) -> bool:
 
 def _packed_text(case: Case) -> str:
     record = case.run.record
-    return "" if record is None else f"the data prepared once ({_PACKED_BY[str(record.data.get('kind'))]})"
+    return "" if record is None else f"prepare the data once ({_PACKED_BY[str(record.data.get('kind'))]})"
 
 
 def _is_weak(case: Case) -> bool:
@@ -248,20 +242,22 @@ def _is_weak(case: Case) -> bool:
 
 
 def _larger_batch(case: Case) -> str:
-    return f"a larger batch per rank (--set train.batch_per_rank={2 * case.batch}): fewer steps for the same samples"
+    return (
+        f"use a larger batch per rank (--set train.batch_per_rank={2 * case.batch}): fewer steps for the same samples"
+    )
 
 
-_COMPUTE_PARTS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimiser"}
+_COMPUTE_PARTS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer"}
 
 
 def _less_fixed_work(case: Case) -> str:
-    """Under strong scaling a rank's batch shrinks, and what does not depend on it (the optimiser) stays."""
+    """Under strong scaling a rank's batch shrinks, and what does not depend on it (the optimizer) stays."""
     at_smallest = round(2 * case.batch * case.point.ideal_speedup)
     text = (
-        f"a larger global batch (--set train.batch_per_rank={at_smallest}, that of the smallest rank count) or weak "
-        "scaling (--scaling weak), in which work that does not shrink weighs less"
+        f"use a larger global batch (--set train.batch_per_rank={at_smallest}, that of the smallest rank count) or "
+        "weak scaling (--scaling weak), in which work that does not shrink weighs less"
     )
-    largest = max((part for part in case.point.parts if part.name in _COMPUTE_PARTS), key=lambda part: part.lost.value)
+    largest = max(case.compute_parts, key=lambda part: part.lost.value)
     return f"{text}: the largest part is {_COMPUTE_PARTS[largest.name]}" if largest.lost.value > 0 else text
 
 
@@ -283,8 +279,8 @@ def _more_capacity_text(case: Case) -> str:
         return ""
     more = min(told.in_core_bytes, round(1.25 * told.plan.capacity_bytes))
     return (
-        f"a larger capacity, if the device has it (--set train.memory.capacity={bytes_option(more)}; in core training "
-        f"holds {format_bytes(told.in_core_bytes)})"
+        f"use a larger capacity, if the device has it (--set train.memory.capacity={bytes_option(more)}; in core "
+        f"training holds {format_bytes(told.in_core_bytes)})"
     )
 
 
@@ -300,7 +296,7 @@ def _planned_text(case: Case) -> str:
         return ""
     capacity = told.plan.capacity_bytes or told.plan.predicted.peak_bytes
     return (
-        "a plan of keeping, swapping and recomputing (--set train.recompute=planned --set train.swap=planned --set "
+        "plan keeping, swapping and recomputing (--set train.recompute=planned --set train.swap=planned --set "
         f"train.memory.capacity={bytes_option(capacity)})"
     )
 
@@ -308,17 +304,16 @@ def _planned_text(case: Case) -> str:
 def _smaller_batch(case: Case) -> str:
     parts = case.run.plan.workload.train.gradient_accumulation
     if case.batch % (2 * parts) == 0:
-        return f"smaller passes of the same batch (--set train.gradient_accumulation={2 * parts})"
-    return f"a smaller batch per rank (--set train.batch_per_rank={max(parts, case.batch // 2 // parts * parts)})"
+        return f"split the batch into smaller passes (--set train.gradient_accumulation={2 * parts})"
+    return f"use a smaller batch per rank (--set train.batch_per_rank={max(parts, case.batch // 2 // parts * parts)})"
 
 
 RULES: Mapping[str, Rule] = {
     "exchange": Rule(
         name="network-bound",
-        lost_in="exposed exchange",
         experiments=(
             Experiment(
-                text=lambda case: "hierarchical exchange (--set sync.exchange=hierarchical)",
+                text=lambda case: "use the hierarchical exchange (--set sync.exchange=hierarchical)",
                 when=_is_flat_over_nodes,
                 way=lambda case: _way(case, exchange="hierarchical"),
             ),
@@ -328,12 +323,12 @@ RULES: Mapping[str, Rule] = {
                 way=lambda case: _way(case, fusion="mgwfbp"),
             ),
             Experiment(
-                text=lambda case: "one message (--set sync.fusion=single)",
+                text=lambda case: "send one message (--set sync.fusion=single)",
                 when=lambda case: _fusion(case) == "none" and _may(case, fusion="single"),
                 way=lambda case: _way(case, fusion="single"),
             ),
             Experiment(
-                text=lambda case: "half the bytes on the wire (--set sync.wire=fp16; look at the loss too)",
+                text=lambda case: "send half the bytes (--set sync.wire=fp16; check the loss too)",
                 when=_is_wide_wire,
                 way=lambda case: _way(case, wire="fp16"),
             ),
@@ -342,40 +337,35 @@ RULES: Mapping[str, Rule] = {
     ),
     "straggler": Rule(
         name="straggler-bound",
-        lost_in="waiting for late ranks",
         experiments=(Experiment(text=_without, when=_is_waited_host_slow), Experiment(text=_straggler_text)),
     ),
     "input": Rule(
         name="input-bound",
-        lost_in="waiting for input and the copy to the device",
         experiments=(
             Experiment(text=_staged_text, when=_can_be_staged),
             Experiment(text=_workers_text, when=_few_workers),
             Experiment(text=_packed_text, when=_can_be_packed),
             Experiment(text=_tiers_text, when=lambda case: not case.is_synthetic),
             Experiment(
-                text=lambda case: "a look at what else uses the ranks' cores, because synthetic data is made in memory",
+                text=lambda case: "look at what else uses the ranks' cores: synthetic data is made in memory",
                 when=lambda case: case.is_synthetic,
             ),
         ),
     ),
     "host": Rule(
         name="host-bound",
-        lost_in="the host between phases",
         experiments=(Experiment(text=_larger_batch, when=_is_weak),),
     ),
     "throttling": Rule(
         name="throttled",
-        lost_in="lowered clocks",
         experiments=(
             Experiment(
-                text=lambda case: "higher power and thermal limits (nvidia-smi -q -d POWER,TEMPERATURE shows them)"
+                text=lambda case: "raise power and thermal limits (nvidia-smi -q -d POWER,TEMPERATURE shows them)"
             ),
         ),
     ),
     "memory": Rule(
         name="memory-bound",
-        lost_in="recomputing and swapping",
         experiments=(
             Experiment(text=_planned_text, when=_is_unplanned),
             Experiment(text=_more_capacity_text, when=_can_hold_more),
@@ -384,26 +374,21 @@ RULES: Mapping[str, Rule] = {
     ),
     "compute": Rule(
         name="compute-bound",
-        lost_in="computing that takes longer than at the baseline",
-        lost_in_strong="computing that does not shrink with the batch per rank",
         experiments=(
             Experiment(text=_less_fixed_work, when=lambda case: not _is_weak(case)),
             Experiment(
                 text=lambda case: (
-                    "fewer ranks per node, to see whether they share memory bandwidth or caches (--ranks-per-node)"
+                    "place fewer ranks per node, to see whether they share memory or caches (--ranks-per-node)"
                 ),
                 when=lambda case: _is_weak(case) and case.run.plan.layout.ranks_per_node > 1,
             ),
-            Experiment(
-                text=lambda case: "a look at clocks and memory of these nodes, and at other work on their cores"
-            ),
+            Experiment(text=lambda case: "look at clocks and memory of these nodes, and at other work on their cores"),
         ),
     ),
     "rest": Rule(
         name="unbalanced",
-        lost_in="ranks that end at different times",
         experiments=(
-            Experiment(text=lambda case: "longer runs, in which ends weigh less (--set measure.measured_steps=...)"),
+            Experiment(text=lambda case: "measure longer, so that ends weigh less (--set measure.measured_steps=...)"),
         ),
     ),
 }

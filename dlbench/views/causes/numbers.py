@@ -1,30 +1,40 @@
-"""The causes of every scaling point against its baseline: what is lost to which cause, who was waited for, what to try.
+"""The one account of the lost percent: what is lost to which part, who was waited for, what to try.
 
-The seconds of each run by cause are those of `dlbench.reading.causes`; means over the runs of a point and lost shares
-are made as in `dlbench.reading.attribution`.
+The seconds of each run by part are those of `dlbench.reading.causes`; figures over the runs of a point, and lost shares
+that sum to 1 - efficiency, are made by `dlbench.reading.attribution`. Everything that a report says of lost points, in
+tables, charts and sentences, is read from here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from dlbench.reading.attribution import Part, attribute
-from dlbench.reading.causes import CAUSES, INPUT_PARTS, Causes
+from dlbench.reading.attribution import Part, attribute, complement
+from dlbench.reading.causes import (
+    CAUSES,
+    COMPUTE_PARTS,
+    EXCHANGE_PHASE,
+    INPUT_PARTS,
+    WAIT_PARTS,
+    Causes,
+)
 from dlbench.reading.scaling import Group, Point
 from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
 from dlbench.reading.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
 from dlbench.specs.collectives.network import NetworkModel
-from dlbench.stats.estimates import Estimate
+from dlbench.stats.estimates import Estimate, by_definition, ratio_estimate
+from dlbench.stats.pairing import RunKey
+from dlbench.views.causes.balance import Balance, balance
 from dlbench.views.causes.certainty import adjusted_p
 from dlbench.views.causes.diagnosis import Verdict, diagnose
 from dlbench.views.causes.experiments import Case
+from dlbench.views.causes.pop import Pop, pop_of
 from dlbench.views.stragglers.numbers import Straggler, main_host, main_straggler, ranking
-from dlbench.views.waterfall.numbers import FactoredPoint, waterfall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +52,17 @@ class CauseShare(Part):
     """Of its loss, after Holm over the causes of all rank counts of the group and Bonferroni over the groups of the
     report; None at the baseline, and for what is not measured."""
     parts: tuple[Part, ...] = ()
-    """Of `input` in runs that say what their readers did: `INPUT_PARTS`; seconds and lost shares sum to its own."""
+    """What it consists of: `compute` of forward, backward and optimizer; `input` of fetching, preparing and the copy,
+    or, where runs do not say what their readers did, of the wait and the copy. They sum to its own."""
 
 
-Shares = tuple[tuple[CauseShare, ...], CauseShare]
-"""The causes of a point, and their sum."""
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """The causes of a point, what two of them are part of, and their sum."""
+
+    causes: tuple[CauseShare, ...]
+    exchange_phase: Part
+    whole: CauseShare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +77,13 @@ class CausePoint:
     efficiency: Estimate
     """A fraction, as in the view `scaling`."""
     causes: tuple[CauseShare, ...]
-    """By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency of means."""
+    """By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency."""
+    exchange_phase: Part
+    """The gradient exchange after the backward pass: `exchange`, on the wire, and `straggler`, waiting."""
     whole: CauseShare
+    """The mean step; its lost share is 1 - efficiency, with the interval of the efficiency."""
+    pop: Pop | None
+    """None where some rank does nothing but communicate."""
     waiting_ranks: tuple[Straggler, ...]
     """Ranks that were waited for, longest first."""
     waiting_hosts: tuple[Straggler, ...]
@@ -76,10 +97,15 @@ class CausePoint:
         """One of `CAUSES`."""
         return self.causes[CAUSES.index(name)]
 
+    @property
+    def balance(self) -> Balance:
+        """Losses and gains apart."""
+        return balance(self.causes, self.whole)
+
 
 @dataclass(frozen=True, kw_only=True)
 class WatchCost:
-    """What watching cost in the runs of a group."""
+    """What monitoring cost in the runs of a group."""
 
     value: float
     """Fraction of the step time. Measured: of the newest series that was, at its largest rank count. Accounted: median
@@ -112,10 +138,8 @@ class Diagnosed:
 
 @dataclass(frozen=True, kw_only=True)
 class LostPercent:
-    """Efficiency lost by factor and by cause at every rank count, and who was waited for."""
+    """The account of every rank count, and who was waited for."""
 
-    waterfall: tuple[FactoredPoint, ...]
-    """By rank count, the baseline first."""
     diagnosed: Diagnosed
     nodes: SlowNodes
     """Of this group's hosts only, over all runs of the folder."""
@@ -135,11 +159,10 @@ def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = N
     if not table.causes or group.sample.plan.series.variant != "plain":
         return None
     history = slow_nodes(table)
-    shares = _adjusted([_shares(point, group.baseline, table) for point in group.points], table)
+    accounts = _adjusted([_account(point, group.baseline, table) for point in group.points], table)
     own = {host for run in group.runs for host in table.causes[run.plan.run_id].hosts}
     described = describe(group.sample)
     return LostPercent(
-        waterfall=waterfall(group, table),
         diagnosed=Diagnosed(
             watching=described["watching"],
             fault=described["fault"],
@@ -147,37 +170,40 @@ def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = N
             limits=_limits(table.runs[group.points[-1].run_ids[0]]),
             points=tuple(
                 _point(point, found, table, history.exclude, network)
-                for point, found in zip(group.points, shares, strict=True)
+                for point, found in zip(group.points, accounts, strict=True)
             ),
         ),
         nodes=dataclasses.replace(history, hosts=tuple(one for one in history.hosts if one.host in own)),
     )
 
 
-def _adjusted(points: Sequence[Shares], table: RunTable) -> list[Shares]:
+def _adjusted(points: Sequence[Account], table: RunTable) -> list[Account]:
     """The same with p values that are adjusted over the report."""
     cells = table.figures[["group", "ranks", "nodes"]].drop_duplicates()["group"].value_counts()
-    found = adjusted_p([[share for share in parts if share.is_measured] for parts, _ in points], int((cells > 1).sum()))
+    measured = [[share for share in one.causes if share.is_measured] for one in points]
+    found = adjusted_p(measured, int((cells > 1).sum()))
     return [
-        (tuple(dataclasses.replace(share, adjusted_p=by_name.get(share.name)) for share in parts), whole)
-        for (parts, whole), by_name in zip(points, found, strict=True)
+        dataclasses.replace(
+            one, causes=tuple(dataclasses.replace(share, adjusted_p=by_name.get(share.name)) for share in one.causes)
+        )
+        for one, by_name in zip(points, found, strict=True)
     ]
 
 
 def _point(
-    point: Point, shares: Shares, table: RunTable, exclude: tuple[str, ...], network: NetworkModel | None
+    point: Point, account: Account, table: RunTable, exclude: tuple[str, ...], network: NetworkModel | None
 ) -> CausePoint:
     own = [table.causes[run_id] for run_id in point.run_ids]
     runs = tuple(table.runs[run_id] for run_id in point.run_ids)
-    parts, whole = shares
     ranks, hosts = ranking(own)
     case = Case(
         runs=runs,
         point=point,
         is_baseline=point.is_baseline,
-        parts=parts,
-        whole=whole,
-        adjusted_p={share.name: share.adjusted_p for share in parts if share.adjusted_p is not None},
+        parts=account.causes,
+        whole=account.whole,
+        adjusted_p={share.name: share.adjusted_p for share in account.causes if share.adjusted_p is not None},
+        compute_parts=account.causes[CAUSES.index("compute")].parts,
         hosts=hosts,
         main_straggler=main_straggler(ranks, point.ranks) or main_host(hosts, own),
         exclude=exclude,
@@ -189,8 +215,10 @@ def _point(
         run_ids=point.run_ids,
         verdict=diagnose(case, network),
         efficiency=point.efficiency,
-        causes=parts,
-        whole=whole,
+        causes=account.causes,
+        exchange_phase=account.exchange_phase,
+        whole=account.whole,
+        pop=pop_of(own),
         waiting_ranks=ranks,
         waiting_hosts=hosts,
         num_hosts=max(len(set(one.hosts)) for one in own),
@@ -198,24 +226,25 @@ def _point(
     )
 
 
-def _shares(point: Point, baseline: Point, table: RunTable) -> Shares:
-    """The causes of a point, and their sum."""
-    keys = table.keys
-    own = [table.causes[run_id] for run_id in point.run_ids]
-    unknown = _reasons([*own, *(table.causes[run_id] for run_id in baseline.run_ids)])
-    attribution = attribute(
-        {keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in point.run_ids},
-        {keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in baseline.run_ids},
-        work=point.batch_per_rank / baseline.batch_per_rank,
-        is_baseline=point.is_baseline,
+def _account(point: Point, baseline: Point, table: RunTable) -> Account:
+    """The parts of a point against the baseline."""
+    own, base = ([table.causes[run_id] for run_id in one.run_ids] for one in (point, baseline))
+    unknown = _reasons([*own, *base])
+    knows_readers = all(one.knows_readers for one in (*own, *base))
+    inputs = INPUT_PARTS if knows_readers else WAIT_PARTS
+    found = attribute(
+        _seconds(point, table, unknown),
+        _seconds(baseline, table, unknown),
+        work=_work(point, baseline, table),
         names=CAUSES,
+        beside=(EXCHANGE_PHASE, *COMPUTE_PARTS, *inputs),
+        is_baseline=point.is_baseline,
     )
-
-    input_parts = _input_parts(point, baseline, table)
+    consists = {"compute": COMPUTE_PARTS, "input": inputs}
 
     def share(part: Part) -> CauseShare:
         return CauseShare(
-            parts=input_parts if part.name == "input" else (),
+            parts=tuple(found.beside[name] for name in consists.get(part.name, ())),
             name=part.name,
             seconds=part.seconds,
             ideal_seconds=part.ideal_seconds,
@@ -226,27 +255,27 @@ def _shares(point: Point, baseline: Point, table: RunTable) -> Shares:
             notes=_notes(part.name, own),
         )
 
-    return tuple(map(share, attribution.parts)), share(attribution.whole)
-
-
-def _input_parts(point: Point, baseline: Point, table: RunTable) -> tuple[Part, ...]:
-    """`INPUT_PARTS` at a point; empty unless all its runs and the baseline's say what their readers did."""
-    keys = table.keys
-    if not all(table.causes[run_id].input_ns for run_id in (*point.run_ids, *baseline.run_ids)):
-        return ()
-
-    def seconds(run_id: str) -> dict[str, float]:
-        found = table.causes[run_id]
-        return {**found.input_seconds, "beside": sum(found.seconds.values()) - found.seconds["input"]}
-
-    attribution = attribute(
-        {keys[run_id]: seconds(run_id) for run_id in point.run_ids},
-        {keys[run_id]: seconds(run_id) for run_id in baseline.run_ids},
-        work=point.batch_per_rank / baseline.batch_per_rank,
-        is_baseline=point.is_baseline,
-        names=(*INPUT_PARTS, "beside"),
+    # To the last bit what the efficiency is printed from.
+    lost = by_definition(0.0, len(own), "fraction") if point.is_baseline else complement(point.efficiency)
+    return Account(
+        causes=tuple(map(share, found.parts)),
+        exchange_phase=found.beside[EXCHANGE_PHASE],
+        whole=dataclasses.replace(share(found.whole), lost=lost),
     )
-    return attribution.parts[:-1]
+
+
+def _seconds(point: Point, table: RunTable, unknown: Collection[str]) -> dict[RunKey, dict[str, float]]:
+    keys = table.keys
+    return {keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in point.run_ids}
+
+
+def _work(point: Point, baseline: Point, table: RunTable) -> float:
+    """Samples per rank and step of a point over those of the baseline, over the runs that the efficiency is made of."""
+    rows = table.figures.set_index("run_id")
+    samples = rows["samples"] / (rows["ranks"] * rows["steps"])
+    keys = table.keys
+    own, base = ({keys[run_id]: float(samples[run_id]) for run_id in one.run_ids} for one in (point, baseline))
+    return ratio_estimate(own, base).value
 
 
 def _reasons(runs: Sequence[Causes]) -> dict[str, tuple[str, ...]]:
@@ -260,8 +289,8 @@ def _reasons(runs: Sequence[Causes]) -> dict[str, tuple[str, ...]]:
 
 def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
     """How the runs of a point know a cause, or why it is 0."""
-    if name == "input" and any(one.input_ns for one in runs):
-        return ("the wait for batches is shared out as readers shared their time; the copy is measured",)
+    if name == "input" and any(one.knows_readers for one in runs):
+        return ("fetching and preparing share the wait for batches as they share the readers' time",)
     told = {
         "throttling": [one.throttling_evidence for one in runs],
         "memory": [one.memory_evidence for one in runs],
@@ -314,14 +343,14 @@ def _limits(sample: Run) -> tuple[str, ...]:
     result = None if record is None else record.exchange
     how = sample.plan.sync.exchange if result is None else result.exchange
     if how == "none":
-        found.append("Nothing is exchanged: ranks drift apart and nobody waits; what is late shows in the rest.")
+        found.append("Nothing is exchanged: ranks drift apart and nobody waits; that is imbalance between ranks.")
     elif how != "flat":
-        found.append(f"In exchange {how} ranks leave at different times: waiting for late ranks is blurred by that.")
+        found.append(f"In exchange {how} ranks leave at different times, which blurs waiting for stragglers.")
     if record is not None and record.clock == "cuda-events":
         found.append("Phases are times of the training stream: what overlaps on other streams is not charged.")
     elif record is not None and len(record.ranks) > 1:
         found.append(
-            "On a CPU the exchange shares the ranks' cores: what it takes from the backward pass shows as compute."
+            "On a CPU the exchange shares the ranks' cores: what it takes from the backward pass is part of compute."
         )
     if record is not None and record.phases == "synchronised":
         found.append("Phases are synchronised: the device is waited for after each, so exchange hides less than usual.")

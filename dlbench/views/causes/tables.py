@@ -1,136 +1,177 @@
-"""Tables of the lost percent: lost points and seconds by cause, and what to try."""
+"""Tables of the account: seconds and lost points by part, and what to try."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value
-from dlbench.report.wording import basis_text, percent, place_text
+from dlbench.reading.attribution import Part
+from dlbench.reading.causes import EXCHANGE_PHASE
+from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value, cell_of
+from dlbench.report.wording import POINTS, basis_text, place_text, value_text
 from dlbench.stats.estimates import Estimate
-from dlbench.views.causes.diagnosis import NextExperiment, experiment_gain
+from dlbench.views.causes.diagnosis import NextExperiment, bound_text, experiment_gain
 from dlbench.views.causes.numbers import CausePoint, CauseShare
-from dlbench.views.causes.words import CAUSE_TITLES, INPUT_TITLES, NOT_MEASURED
-from dlbench.views.parts.tables import lost_cell
+from dlbench.views.causes.titles import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A cause at one rank count, or the sum of all."""
+    """A part at one rank count, or the sum of all."""
 
     point: CausePoint
-    share: CauseShare
+    part: Part
     title: str
+    part_of: str = ""
+    """The row that it is part of; empty for the terms of the sum."""
+    is_lost: bool = False
+    """Whether it is shown as lost points, for people only, and not in seconds."""
     kind: RowKind = ""
-    is_efficiency: bool = False
-    """Whether it is what the sum leaves of the ideal: for people only."""
+
+    @property
+    def share(self) -> CauseShare | None:
+        """The cause, where the row is one."""
+        return self.part if isinstance(self.part, CauseShare) else None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether all runs say something of it."""
+        return self.share is None or self.share.is_measured
 
 
-def lost_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
-    """Points of the ideal lost to each cause; for programs seconds as well, and the baseline."""
-    others = [point for point in points if not point.is_baseline]
+def account_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
+    """Seconds per step of each part at each rank count, and points lost to it at the largest."""
+    last = points[-1] if points else None
+    has_loss = last is not None and not last.is_baseline
+    rows = [row for point in points for row in _rows(point)]
+    shown = _titles_shown(rows)
+    if last is not None and has_loss:
+        rows += [_Row(last, row.part, row.title, row.part_of, True, row.kind) for row in _rows(last)]
     return Sheet(
-        name="causes",
-        title="Points of the ideal lost to each cause",
+        name="parts",
+        title="Parts of the mean step",
         columns=_COLUMNS,
-        rows=[row for point in points for row in _rows(point, "sum: lost")],
-        pivot=Pivot(corner="Cause", down=lambda row: row.title, across=_place, cell=_lost),
-        is_shown=lambda row: not row.point.is_baseline,
-        is_data=lambda row: not row.is_efficiency,
+        rows=rows,
+        pivot=Pivot(
+            corner="Part", down=lambda row: row.title, across=_across, cell=lambda row: _cell(row, has_loss=has_loss)
+        ),
+        is_shown=lambda row: row.title in shown,
+        is_data=lambda row: not row.is_lost,
         kind=lambda row: row.kind,
-        caption=f"Intervals: {bases((point, point.whole.lost) for point in others)}. "
-        "Causes sum to the loss, 100 % - efficiency of means; one is found only after correction over all of them.",
-        is_drawn=True,
+        caption="" if last is None else _caption(last, absent_titles(points)),
     )
 
 
-def seconds_sheet(points: Sequence[CausePoint], *, has_data: bool) -> Sheet[_Row]:
-    """Seconds per step of each cause.
+def _rows(point: CausePoint) -> list[_Row]:
+    return [*_parts(point), _Row(point, point.whole, "sum: mean step", kind="sum")]
 
-    Args:
-        points: baseline first.
-        has_data: whether programs get the rows from this sheet, because there is no `lost_sheet`.
+
+def _parts(point: CausePoint) -> Iterator[_Row]:
+    """Terms of the sum, each with what it consists of; what is on the wire and waiting stand below their phase."""
+    for share in point.causes:
+        if share.name == "exchange":
+            yield _Row(point, point.exchange_phase, ROW_TITLES[EXCHANGE_PHASE])
+        within = EXCHANGE_PHASE if share.name in ("exchange", "straggler") else ""
+        yield _Row(point, share, ROW_TITLES[share.name], within, kind="part" if within else "")
+        for part in share.parts:
+            yield _Row(point, part, ROW_TITLES[part.name], share.name, kind="part")
+
+
+def _titles_shown(rows: Sequence[_Row]) -> set[str]:
+    """Lines that take time anywhere; of parts with a single such child not the child, which says the same again.
+
+    Waiting for stragglers and the wire have names of their own in every sentence, and both stand in any case.
     """
-    return Sheet(
-        name="causes" if has_data else "cause-seconds",
-        title="Mean step by cause",
-        columns=_COLUMNS if has_data else (),
-        rows=[row for point in points for row in _rows(point, "sum: mean step")],
-        pivot=Pivot(corner="Cause", down=lambda row: row.title, across=_place, cell=_seconds),
-        is_shown=lambda row: not row.is_efficiency,
-        is_data=lambda row: not row.is_efficiency,
-        kind=lambda row: row.kind,
-        caption=f"Intervals: {bases((point, point.whole.seconds) for point in points)}. "
-        "The causes sum to the mean step.",
-    )
+    busy = [row for row in rows if row.part.seconds.value > 0]
+    parents = {row.part_of for row in busy if row.part_of} - {EXCHANGE_PHASE}
+    children = {name: {row.title for row in busy if row.part_of == name} for name in parents}
+    lone = {title for titles in children.values() if len(titles) == 1 for title in titles}
+    silent = {row.title for row in rows if not row.is_measured}
+    return ({row.title for row in busy} | {row.title for row in rows if row.kind == "sum"}) - lone - silent
 
 
-def _rows(point: CausePoint, sum_title: str) -> list[_Row]:
+def absent_titles(points: Sequence[CausePoint]) -> list[str]:
+    """Parts that take no time at any rank count, though they were measured."""
     return [
-        *(row for share in point.causes for row in _with_parts(point, share)),
-        _Row(point, point.whole, sum_title, "sum"),
-        _Row(point, point.whole, "efficiency (of means)", "sum", is_efficiency=True),
+        CAUSE_TITLES[share.name]
+        for place, share in enumerate(points[0].causes)
+        if all(point.causes[place].is_measured and not point.causes[place].seconds.value for point in points)
     ]
 
 
-def _with_parts(point: CausePoint, share: CauseShare) -> Iterator[_Row]:
-    """A cause, and what it consists of where that is known."""
-    yield _Row(point, share, CAUSE_TITLES[share.name])
-    for part in share.parts:
-        made = CauseShare(
-            name=f"{share.name}: {part.name}",
-            seconds=part.seconds,
-            ideal_seconds=part.ideal_seconds,
-            lost=part.lost,
-            p=part.p,
-            is_measured=True,
-            not_measured=(),
-            notes=(),
-        )
-        yield _Row(point, made, INPUT_TITLES[part.name], "part")
+def _caption(last: CausePoint, absent: Sequence[str]) -> str:
+    figure = last.whole.seconds if last.is_baseline else last.whole.lost
+    text = f"Per step, as ranks on time see it. Intervals: {basis_text(figure)}."
+    return f"{text} No time: {', '.join(absent)}." if absent else text
 
 
-def _place(row: _Row) -> str:
-    return place_text(row.point.ranks, row.point.nodes)
+def _place(point: CausePoint) -> str:
+    return place_text(point.ranks, point.nodes)
 
 
-def _seconds(row: _Row) -> Value | Cell:
-    return row.share.seconds if row.share.is_measured else NOT_MEASURED
+def _across(row: _Row) -> str:
+    return f"Lost at {_place(row.point)}" if row.is_lost else _place(row.point)
 
 
-def _lost(row: _Row) -> Value | Cell:
-    if row.is_efficiency:
-        return percent(1 - row.share.lost.value)
-    return lost_cell(row.share.lost) if row.share.is_measured else NOT_MEASURED
+def _cell(row: _Row, *, has_loss: bool) -> Value | Cell:
+    """Beside lost points seconds stand without their intervals, which programs get."""
+    if row.is_lost:
+        return lost_cell(row.part.lost)
+    return Cell(value_text(row.part.seconds), number=row.part.seconds.value) if has_loss else row.part.seconds
+
+
+def lost_cell(lost: Estimate) -> Cell:
+    """A share of efficiency in points, e.g. ``12.3 points [11.0, 13.9]``."""
+    return cell_of(lost.in_unit(POINTS))
+
+
+def _known(row: _Row, value: Value) -> Value:
+    return value if row.is_measured else None
 
 
 _COLUMNS: tuple[Column[_Row], ...] = (
     Column("ranks", "", lambda row: row.point.ranks),
     Column("nodes", "", lambda row: row.point.nodes),
     Column("is_baseline", "", lambda row: row.point.is_baseline),
-    Column("cause", "", lambda row: row.share.name),
-    Column("is_part", "", lambda row: row.kind == "part"),
-    Column("is_measured", "", lambda row: row.share.is_measured),
-    Column("why_not_measured", "", lambda row: " | ".join(row.share.not_measured)),
-    Column("seconds", "", lambda row: row.share.seconds if row.share.is_measured else None, has_interval=True),
-    Column("ideal_seconds", "", lambda row: row.share.ideal_seconds if row.share.is_measured else None),
-    Column("lost_fraction", "", lambda row: row.share.lost if row.share.is_measured else None, has_interval=True),
-    Column("adjusted_p", "", lambda row: row.share.adjusted_p),
-    Column("runs", "", lambda row: row.share.seconds.n),
-    Column("seconds_interval", "", lambda row: row.share.seconds.kind),
-    Column("lost_interval", "", lambda row: row.share.lost.kind),
-    Column("remarks", "", lambda row: " | ".join(row.share.notes)),
+    Column("part", "", lambda row: row.part.name),
+    Column("part_of", "", lambda row: row.part_of),
+    Column("is_measured", "", lambda row: row.is_measured),
+    Column("why_not_measured", "", lambda row: " | ".join(row.share.not_measured) if row.share else ""),
+    Column("seconds", "", lambda row: _known(row, row.part.seconds), has_interval=True),
+    Column("ideal_seconds", "", lambda row: _known(row, row.part.ideal_seconds)),
+    Column("lost_fraction", "", lambda row: _known(row, row.part.lost), has_interval=True),
+    Column("adjusted_p", "", lambda row: row.share.adjusted_p if row.share else None),
+    Column("runs", "", lambda row: row.part.seconds.n),
+    Column("seconds_interval", "", lambda row: row.part.seconds.kind),
+    Column("lost_interval", "", lambda row: row.part.lost.kind),
+    Column("remarks", "", lambda row: " | ".join(row.share.notes) if row.share else ""),
 )
 
 
-def bases(estimates: Iterable[tuple[CausePoint, Estimate]]) -> str:
-    """What the intervals of a table are, each kind once, with the places where they are not all alike."""
-    places: dict[str, list[str]] = {}
-    for point, estimate in estimates:
-        places.setdefault(basis_text(estimate), []).append(place_text(point.ranks, point.nodes))
-    if len(places) == 1:
-        return next(iter(places))
-    return "; ".join(f"{basis} ({', '.join(where)})" for basis, where in places.items())
+def lost_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
+    """Points lost to each part at each rank count, largest first at the last: the numbers of a chart."""
+    last = points[-1]
+    order = [share.name for share in sorted(last.causes, key=lambda share: -share.lost.value)]
+    rows = [
+        *(_Row(point, point.cause(name), CAUSE_TITLES[name]) for name in order for point in points),
+        *(_Row(point, point.whole, "in all", kind="sum") for point in points),
+    ]
+    return Sheet(
+        name="lost",
+        title="Points lost",
+        columns=(),
+        rows=rows,
+        pivot=Pivot(
+            corner="Part",
+            down=lambda row: row.title,
+            across=lambda row: _place(row.point),
+            cell=lambda row: lost_cell(row.part.lost) if row.is_measured else NOT_MEASURED,
+        ),
+        is_shown=lambda row: (
+            row.kind == "sum" or not row.is_measured or bool(row.part.seconds.value or row.part.lost.value)
+        ),
+        kind=lambda row: row.kind,
+    )
 
 
 # Experiments
@@ -142,6 +183,7 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
     """What to try next at each rank count; a forecast has a column of its own."""
     rows = [(point, one) for point in points for one in point.verdict.experiments]
     is_forecast = any(one.forecast_gain is not None or one.basis for _, one in rows)
+    has_bound = any(point.verdict.bound is not None for point, _ in rows)
     columns: tuple[Column[_Try], ...] = (
         Column("", "At", lambda row: place_text(row[0].ranks, row[0].nodes)),
         Column("ranks", "", lambda row: row[0].ranks),
@@ -164,7 +206,7 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
             lambda row: row[1].basis,
             lambda row: row[1].basis or None,
         ),
-        Column("limit_throughput_gain_fraction", "", lambda row: row[0].verdict.bound),
+        Column("limit_throughput_gain_fraction", "Upper bound" * has_bound, lambda row: row[0].verdict.bound, _bound),
     )
     return Sheet(
         name="experiments",
@@ -172,10 +214,15 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
         columns=columns,
         rows=rows,
         caption=(
-            "Nothing here is measured. A forecast needs fitted costs of the network: dlbench diagnose RUNS --network "
-            "FILE; without them only the limit above is known, the gain if all of a cause's time were gone."
+            "Nothing here is measured. Upper bound: throughput gained if all that this part loses were gone. Forecasts "
+            "need fitted costs of the network: dlbench diagnose RUNS --network FILE."
         ),
     )
+
+
+def _bound(row: _Try) -> Cell | None:
+    bound = row[0].verdict.bound
+    return None if bound is None else Cell(bound_text(bound), number=bound)
 
 
 def _forecast(row: _Try) -> Cell | None:

@@ -1,13 +1,13 @@
-"""The view `causes`: what the lost percent is lost to, and what to try next."""
+"""The view `causes`: the account of the lost percent, and what to try next."""
 
 from __future__ import annotations
 
 from dlbench.report.document import Section
 from dlbench.specs.collectives.network import NetworkModel
-from dlbench.views.causes.charts import cause_charts
+from dlbench.views.causes.charts import account_charts
 from dlbench.views.causes.numbers import LostPercent, lost_percent
-from dlbench.views.causes.tables import experiment_sheet, lost_sheet, seconds_sheet
-from dlbench.views.causes.words import findings, remarks
+from dlbench.views.causes.tables import account_sheet, experiment_sheet
+from dlbench.views.causes.words import findings, headline, remarks
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView
 
@@ -19,10 +19,11 @@ VARIANT = (
 
 
 class CausesView(GroupView):
-    """What the lost percent is lost to."""
+    """Where the time of a step goes, and what is lost to it."""
 
     id = "causes"
-    title = "The lost percent, by cause"
+    title = "Where the time goes"
+    level = "answer"
     key = "causes"
 
     def __init__(self, network: NetworkModel | None = None) -> None:
@@ -30,29 +31,30 @@ class CausesView(GroupView):
         self.network = network
 
     def numbers(self, source: GroupSource) -> LostPercent | None:
-        """Factors and causes of each rank count, and who was waited for."""
+        """The account of each rank count, and who was waited for."""
         return lost_percent(source.group, source.table, self.network)
 
     def section(self, group: Group) -> Section | None:
-        """Points and seconds lost to each cause, and experiments."""
+        """The waterfall, one table, and experiments."""
         found = group.of(LostPercent)
         if found is None:
             return None
         points = found.diagnosed.points
-        has_loss = len(points) > 1
         experiments = experiment_sheet(points)
         return Section(
             id=self.id,
             title=self.title,
+            headline=headline(points[-1]),
             caption=f"{group.parts_caption}.",
             words=tuple(findings(found.diagnosed)),
-            charts=lambda: cause_charts(group, points),
-            sheets=(
-                *((lost_sheet(points),) if has_loss else ()),
-                seconds_sheet(points, has_data=not has_loss),
-                *((experiments,) if experiments.rows else ()),
-            ),
+            charts=lambda: account_charts(group, points),
+            sheets=(account_sheet(points), *((experiments,) if experiments.rows else ())),
             notes=tuple(remarks(found.diagnosed)),
+            where={
+                "sample_unit": group.sample_unit,
+                "scaling": group.scaling,
+                "baseline_ranks": group.baseline.ranks,
+            },
         )
 
     def remedy(self, group: Group) -> str:

@@ -1,34 +1,12 @@
-"""The lost percent in words: titles of causes, the diagnosis of each rank count, and what must be known to read it."""
+"""The lost percent in words: the diagnosis of each rank count, and what must be known to read it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from dlbench.report.wording import number_text, percent, place_text, ranks_text, runs_text
-from dlbench.views.causes.diagnosis import bound_text
+from dlbench.report.wording import figure_text, number_text, percent, place_text, points, ranks_text, runs_text
 from dlbench.views.causes.numbers import CausePoint, Diagnosed
-
-CAUSE_TITLES = {
-    "exchange": "exposed exchange",
-    "straggler": "waiting for late ranks",
-    "input": "input and copy to the device",
-    "host": "host between phases",
-    "throttling": "clock throttling",
-    "memory": "recompute and swap",
-    "compute": "compute",
-    "rest": "rest: imbalance of ends",
-}
-"""What the causes are called in tables, in order."""
-
-INPUT_TITLES = {
-    "fetch": "of it: fetching samples (storage)",
-    "prepare": "of it: preparing samples (decode, augment)",
-    "copy": "of it: copy to the device",
-}
-"""What the parts of input are called."""
-
-NOT_MEASURED = "not measured"
-"""Instead of a figure where some run says nothing of a cause: that is not no time at all."""
+from dlbench.views.causes.titles import CAUSE_TITLES, NOT_MEASURED
 
 MAX_PLANTED = 8
 """Ranks with a planted fault that are named."""
@@ -44,14 +22,11 @@ def findings(found: Diagnosed) -> Iterator[str]:
     if found.fault:
         yield f"A fault was planted on purpose: {found.fault}."
     for point in reversed(found.points):
-        verdict = point.verdict
-        yield f"{place(point)}: {verdict.line}."
-        if verdict.bound is not None and not point.is_baseline and bound_text(verdict.bound) not in verdict.line:
-            yield f"A limit at {place(point)}, no forecast: {bound_text(verdict.bound)}."
+        yield f"{place(point)}: {point.verdict.line}."
 
 
 def remarks(found: Diagnosed) -> Iterator[str]:
-    """What must be known to read the causes: what is not measured and why, planted faults, watching, limits."""
+    """What must be known to read the causes: what is not measured and why, planted faults, monitoring, limits."""
     for index, cause in enumerate(found.points[0].causes):
         title = CAUSE_TITLES[cause.name]
         unknown = [point for point in found.points if not point.causes[index].is_measured]
@@ -69,20 +44,37 @@ def remarks(found: Diagnosed) -> Iterator[str]:
             )
             left = len(point.planted) - MAX_PLANTED
             yield f"Planted at {place(point)}, per step: {ranks}{f' and {left} more ranks' if left > 0 else ''}."
-    yield _watching(found)
+    last = found.points[-1]
+    if last.pop is not None and last.ranks > 1:
+        pop = last.pop
+        yield (
+            f"POP metrics at {place(last)}: parallel efficiency {figure_text(pop.parallel)} = load balance "
+            f"{figure_text(pop.load_balance)} x communication efficiency {figure_text(pop.communication)}."
+        )
+    yield _monitoring(found)
     yield from found.limits
 
 
-def _watching(found: Diagnosed) -> str:
+def _monitoring(found: Diagnosed) -> str:
     cost = found.watch_cost
     if cost is None:
-        return f"Watching: {found.watching}."
+        return f"Monitoring: {found.watching}."
     share = f"{percent(cost.value, 2)} [{percent(cost.low, 2)}, {percent(cost.high, 2)}]"
     where = f" at {ranks_text(cost.ranks)}" if cost.ranks is not None else f", {runs_text(cost.num_runs)}"
-    return f"Watching ({found.watching}) cost {share} of a step ({cost.method}{where})."
+    return f"Monitoring ({found.watching}) cost {share} of a step ({cost.method}{where})."
 
 
 def _first(texts: Iterable[str]) -> str:
     """The first of several texts, and how many others there are."""
     first, *others = dict.fromkeys(texts)
     return first + (f" (and {len(others)} more reasons in other runs)" if others else "")
+
+
+def headline(point: CausePoint) -> str:
+    """The largest part of the loss at a rank count, in a line."""
+    if point.is_baseline:
+        return f"{place(point)}: {point.verdict.line.removeprefix('baseline: ')}"
+    largest = max(point.causes, key=lambda share: share.lost.value)
+    if largest.lost.value <= 0:
+        return f"Nothing is lost at {place(point)}"
+    return f"{point.balance.text}; most to {CAUSE_TITLES[largest.name]}, {points(largest.lost.value)}"

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import basis_text, figure_text, place_text
+from dlbench.report.wording import place_text, value_text
 from dlbench.views.cost.numbers import Cost, CostPoint, cost
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView, place_columns
-
-CAPTION = (
-    "Allocated time of a million samples at the measured rate: ranks x time. Steps alone, without start, evaluations "
-    "and checkpoints."
-)
 
 
 class CostView(GroupView):
@@ -31,20 +26,18 @@ class CostView(GroupView):
         found = group.of(Cost)
         if found is None:
             return None
-        return Section(
-            id=self.id, title=self.title, words=(_finding(found),), sheets=(_sheet(found.points, group.caption),)
-        )
+        return Section(id=self.id, title=self.title, headline=_headline(found), sheets=(_sheet(found.points),))
 
 
-def _finding(found: Cost) -> str:
+def _headline(found: Cost) -> str:
     last = found.points[-1]
     return (
-        f"At {place_text(last.ranks, last.nodes)} a million samples take {figure_text(last.rank_hours)} rank-hours "
-        f"({basis_text(last.rank_hours)})."
+        f"{value_text(last.rank_hours)} rank-hours per million samples at {place_text(last.ranks, last.nodes)}, "
+        "training steps alone"
     )
 
 
-def _sheet(points: tuple[CostPoint, ...], conditions: str) -> Sheet[CostPoint]:
+def _sheet(points: tuple[CostPoint, ...]) -> Sheet[CostPoint]:
     columns: tuple[Column[CostPoint], ...] = (
         *place_columns(),
         Column("rank_hours_per_million_samples", "Rank-hours", lambda point: point.rank_hours, has_interval=True),
@@ -52,8 +45,7 @@ def _sheet(points: tuple[CostPoint, ...], conditions: str) -> Sheet[CostPoint]:
     )
     return Sheet(
         name="cost",
-        title="Rank-hours of a million samples",
+        title="Per million samples",
         columns=columns,
         rows=points,
-        caption=f"{CAPTION} {conditions}.",
     )

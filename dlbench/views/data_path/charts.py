@@ -11,10 +11,10 @@ from dlbench.views.model import Group
 
 
 def data_charts(group: Group, found: DataPath) -> list[Chart]:
-    """Input wait and copy as shares of the step; none where ranks never wait."""
+    """Input wait, and on GPUs the copy, as shares of the step; none where ranks never wait."""
     import altair as alt
 
-    steps = {(point.ranks, point.nodes): point.whole.seconds.value for point in group.points}
+    steps = {(point.ranks, point.nodes): point.mean_step.value for point in group.points}
     rows: Rows = [
         {
             "place": place_text(point.ranks, point.nodes),
@@ -25,7 +25,7 @@ def data_charts(group: Group, found: DataPath) -> list[Chart]:
         }
         for point in found.points
         for number, (part, figure) in enumerate((("input", point.wait), ("h2d", point.copy)))
-        if figure.value > 0
+        if figure.value > 0 and (part == "input" or group.on_gpu)
     ]
     if not rows:
         return []
@@ -51,7 +51,7 @@ def data_charts(group: Group, found: DataPath) -> list[Chart]:
         )
     )
     words = "; ".join(
-        f"{place}: waits {figure_text(point.wait)}, utilisation {figure_text(point.utilisation)}"
+        f"{place}: {figure_text(point.wait)}, {figure_text(point.wait_share)} of the step"
         for place, point in zip(places, found.points, strict=True)
     )
     return [
@@ -61,7 +61,7 @@ def data_charts(group: Group, found: DataPath) -> list[Chart]:
             name="data-path",
             title="Waiting for samples",
             alt=f"Input wait and copy as shares of the mean step by rank count. {words}.",
-            table=input_sheet(found.points).people(brief=True),
+            table=input_sheet(found.points, on_gpu=group.on_gpu).people(),
             size=(WIDE - 60, max(60, 34 * len(places))),
         )
     ]

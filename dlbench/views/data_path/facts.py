@@ -26,7 +26,9 @@ def facts(group: Group, middle: Sequence[Run], temperature: str) -> Iterator[tup
     yield "Order", _order(last)
     yield "Coverage", _coverage(last)
     yield "Equal work", _equal_work(group)
-    yield "Unreadable samples", _unreadable(group)
+    unreadable = _unreadable(group)
+    if unreadable:
+        yield "Unreadable samples", unreadable
     yield "Staging", _staging(middle)
 
 
@@ -48,24 +50,19 @@ def _readers(run: Run) -> str:
 def _order(run: Run) -> str:
     data, seed = run.plan.workload.data, run.plan.workload.train.seed
     if data.is_synthetic:
-        return "a pool of batches in turn, the same all over the run; no shuffling"
+        return "a pool of batches in turn; no shuffling"
     if data.shuffle == "global":
-        how = (
-            f"one permutation per epoch of the whole data set, of seed {seed}, the same on all ranks and dealt out to "
-            "them: global shuffling, no sample twice in an epoch"
-        )
+        how = f"global shuffling: one permutation of the whole data set per epoch, seed {seed}"
     else:
         first = "drawn from the whole data set" if data.partition == "shuffled" else "its part in the order of storage"
-        how = (
-            f"each rank permutes the samples that it holds, of seed {seed}, at first {first}: {data.shuffle} shuffling"
-        )
+        how = f"{data.shuffle} shuffling: each rank permutes the samples that it holds ({first}), seed {seed}"
         if data.shuffle != "local":
             how += f", of which {percent(data.exchanged_share)} are exchanged per epoch"
     audit = None if run.record is None else run.record.shuffle
     if audit is None:
-        return f"{how}. Which samples were read is not recorded by this run; it follows from the seed"
+        return f"{how}; not audited"
     wrong = sum(one.twice + one.never for one in audit.epochs)
-    return f"{how}. Audited: " + (f"{wrong:,} samples read twice or never" if wrong else "no sample twice, none missed")
+    return f"{how}; audit: " + (f"{wrong:,} samples read twice or never" if wrong else "no sample twice, none missed")
 
 
 def _coverage(run: Run) -> str:
@@ -77,13 +74,11 @@ def _coverage(run: Run) -> str:
         pool = f" of {size:,} samples" if isinstance(size, int) else ""
         return f"a pool{pool} per rank, used again and again"
     if not isinstance(size, int) or size <= 0:
-        return "not known: the record names no size of the data set"
-    text = f"{seen:,} samples of a set of {size:,}: {number_text(seen / size, 'epochs')} epochs, warm-up steps counted"
+        return "unknown: the record names no size of the data set"
+    text = f"{seen:,} samples of a set of {size:,} ({number_text(seen / size, 'epochs')} epochs), warm-up included"
     dropped = data.get("dropped_per_epoch")
     if isinstance(dropped, int) and dropped:
-        text += f"; {dropped:,} samples per epoch are left out, others each time, because they fill no batch"
-    if seen < size:
-        text += f"; at most {percent(seen / size)} of the set was read, so that its rest was never cached by this run"
+        text += f"; {dropped:,} per epoch left out because they fill no batch"
     return text
 
 
@@ -97,15 +92,14 @@ def _equal_work(group: Group) -> str:
     )
     if not details:
         return "not checked"
-    first, *others = details
-    return first + (f"; said otherwise at other rank counts ({len(others)})" if others else "")
+    return "; ".join(details)
 
 
 def _unreadable(group: Group) -> str:
     counts = [sum(rank.bad_sample_count for rank in run.record.ranks) for run in group.runs if run.record is not None]
     bad = sum(count > 0 for count in counts)
     if not bad:
-        return "none"
+        return ""
     return f"up to {max(counts):,} in a run, left out (data.on_bad_sample skip); {bad} of {len(counts)} runs had some"
 
 

@@ -18,7 +18,7 @@ from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
-from dlbench.report.wording import figure_text, number_text, percent, place_text
+from dlbench.report.wording import percent, place_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.units import format_bytes
 from dlbench.views.data_path.facts import facts, spread
@@ -190,21 +190,14 @@ def _page_cache(reading: MachineReading | None) -> float | None:
 
 def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
     worst = max(points, key=lambda point: point.wait_share.value)
-    share, wait = figure_text(worst.wait_share), figure_text(worst.wait)
-    where = place_text(worst.ranks, worst.nodes)
-    largest = ", the largest share of any rank count" if len(points) > 1 else ""
-    start = (
-        f"On average over ranks, steps and runs ranks wait for input for {share} of a step ({wait}) at {where}{largest}"
+    largest = ", the largest" if len(points) > 1 else ""
+    text = (
+        f"mean input wait {value_text(worst.wait_share)} of the step ({place_text(worst.ranks, worst.nodes)}{largest})"
     )
-    waits = [point.longest_wait_s for point in points if point.longest_wait_s is not None]
-    if waits:
-        start += f"; the longest single wait looked at was {number_text(max(waits), 's')}"
     if is_synthetic:
-        return f"{start}. The data is synthetic: made in memory, so that these figures say nothing of storage."
+        return f"synthetic data, no storage involved; {text}"
     stalled = max((point.stalled for point in points if point.stalled is not None), default=0.0)
-    if stalled > 0:
-        start += f"; up to {percent(stalled)} of the steps stall (run in the middle, at most {MAX_RANKS} ranks)"
-    return f"{start}."
+    return f"{text}; {percent(stalled)} of the steps stall" if stalled > 0 else text
 
 
 def _temperature(points: tuple[DataPoint, ...], middle: Sequence[Run]) -> str:
@@ -217,19 +210,13 @@ def _temperature(points: tuple[DataPoint, ...], middle: Sequence[Run]) -> str:
         return f"{percent(min(1.0, share))} of the bytes read came from storage, the rest from the page cache"
     known = [(point.disk_bytes_per_s, point) for point in points if point.disk_bytes_per_s is not None]
     if not known:
-        return (
-            "not known: no sample holds what disks read in the measured steps (watch.sampler, and disks that the "
-            "kernel counts)"
-        )
+        return "unknown: no sample holds what disks read (needs watch.sampler, and disks that the kernel counts)"
     rate, point = max(known, key=lambda item: item[0])
     cache = f"; page cache {format_bytes(point.page_cache_bytes)} per node" if point.page_cache_bytes else ""
     where = place_text(point.ranks, point.nodes)
     if rate < AT_REST:
         return (
-            f"warm, or over the network: local disks read less than {format_bytes(AT_REST)}/s in the measured steps, "
-            f"so samples came from the page cache or from a network file system, which these counters do not see{cache}"
+            f"warm, or over the network: local disks read less than {format_bytes(AT_REST)}/s in the measured "
+            f"steps{cache}"
         )
-    return (
-        f"cold at least in part: local disks read {format_bytes(rate)}/s in the measured steps at {where}, whatever "
-        f"read them{cache}"
-    )
+    return f"cold at least in part: local disks read {format_bytes(rate)}/s in the measured steps at {where}{cache}"

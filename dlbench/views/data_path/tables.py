@@ -6,46 +6,53 @@ import operator
 from collections.abc import Sequence
 
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, percent, place_text
+from dlbench.report.wording import percent, place_text
 from dlbench.units import format_bytes
+from dlbench.views.columns import telling
 from dlbench.views.data_path.numbers import DataPoint
 
-CAPTION = (
-    "Input wait and copy: means over ranks, steps and runs, as the parts of a step. Accelerator utilisation as MLPerf "
-    "Storage has it: the share of the time that is not spent waiting for input; that benchmark asks for 90 %, for "
-    "CosmoFlow 70 %. A step stalls if more than 10 % of it is input wait; single steps are looked at in the run in the "
-    "middle of each point, on at most 16 ranks. Disks: all local disks of all its nodes, whatever read from them."
-)
-FACTS_CAPTION = (
-    "From the plan and the record of the run in the middle of the point with most ranks, unless a line says otherwise."
-)
+STALLS_CAPTION = "A step stalls if more than 10 % of it is input wait; counted in the median run, on at most 16 ranks."
+UTILISATION_CAPTION = "Accelerator utilisation as in MLPerf Storage: time not spent waiting for input (90 % asked for)."
 
 
-def input_sheet(points: Sequence[DataPoint]) -> Sheet[DataPoint]:
-    """Waits, stalls and disks by rank count."""
+def input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoint]:
+    """Waits, stalls and disks by rank count; without a GPU there is no copy worth a column and no accelerator."""
     columns: tuple[Column[DataPoint], ...] = (
         Column("", "At", lambda point: place_text(point.ranks, point.nodes), is_brief=True),
         Column("ranks", "", lambda point: point.ranks),
         Column("nodes", "", lambda point: point.nodes),
         Column("input_wait_s", "Input wait per step", lambda point: point.wait, has_interval=True, is_brief=True),
         Column("input_wait_share", "Share of the step", lambda point: point.wait_share, has_interval=True),
-        Column("copy_s", "Copy to the device", lambda point: point.copy, has_interval=True, is_brief=True),
+        Column(
+            "copy_s", "Copy to the device" if on_gpu else "", lambda point: point.copy, has_interval=True, is_brief=True
+        ),
         Column(
             "accelerator_utilisation",
-            "Accelerator utilisation",
+            "Accelerator utilisation" if on_gpu else "",
             lambda point: point.utilisation,
             has_interval=True,
             is_brief=True,
         ),
         Column("runs", "", lambda point: point.wait.n),
-        Column("", "Interval", lambda point: basis_text(point.wait)),
         Column("stalled_share", "Steps that stall", lambda point: point.stalled, _stalled),
         Column("stall_steps", "", lambda point: point.stall_steps),
         Column("longest_wait_s", "Longest wait", lambda point: point.longest_wait_s, unit="s"),
         Column("disk_read_bytes_per_s", "Disks read", lambda point: point.disk_bytes_per_s, _disks),
         Column("page_cache_bytes", "", lambda point: point.page_cache_bytes),
     )
-    return Sheet(name="data-path", title="Input by rank count", columns=columns, rows=points, caption=CAPTION)
+    return Sheet(
+        name="data-path",
+        title="Input by rank count",
+        columns=telling(columns, points),
+        rows=points,
+        caption=" ".join(
+            [
+                *([STALLS_CAPTION] if any(point.stalled for point in points) else []),
+                *([UTILISATION_CAPTION] if on_gpu else []),
+            ]
+        ),
+        is_drawn=True,
+    )
 
 
 def _stalled(point: DataPoint) -> Cell:
@@ -70,5 +77,5 @@ def facts_sheet(facts: Sequence[tuple[str, str]]) -> Sheet[tuple[str, str]]:
         title="Reading, order, coverage, staging",
         columns=columns,
         rows=facts,
-        caption=FACTS_CAPTION,
+        is_folded=True,
     )

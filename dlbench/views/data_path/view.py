@@ -29,8 +29,8 @@ class DataPathView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{group.parts_caption}.",
-            words=(found.verdict, *found.notes),
+            headline=found.verdict,
+            words=found.notes,
             charts=lambda: data_charts(group, found),
-            sheets=(input_sheet(found.points), facts_sheet(found.facts)),
+            sheets=(input_sheet(found.points, on_gpu=group.on_gpu), facts_sheet(found.facts)),
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from dlbench.records.scan import Scan
-from dlbench.report.document import Document
+from dlbench.report.document import Document, Section
 from dlbench.specs.collectives.network import NetworkModel
 from dlbench.views.assemble import assemble
 from dlbench.views.causes.view import CausesView
@@ -60,5 +61,43 @@ def diagnosis(
     document = document_of(report, views)
     costs = () if network is None else (f"Forecasts: fitted costs of {network.system} over {network.transport}.",)
     empty = () if report.groups else ("No run has figures.",)
-    groups = (dataclasses.replace(one, about=(), facts=()) if one.is_group else one for one in document.sections)
-    return report, dataclasses.replace(document, meta=(*document.meta, *costs, *empty), sections=tuple(groups))
+    repeated = _repeated([section for section in document.sections if section.is_group])
+    groups = (_group(one, repeated) if one.is_group else one for one in document.sections)
+    once = Section(
+        id="all-groups", title="For all groups", level="appendix", notes=tuple(repeated), brief=(), in_contents=False
+    )
+    return report, dataclasses.replace(
+        document,
+        meta=(*document.meta, *costs, *empty),
+        sections=(*groups, *((once,) if repeated else ())),
+        command="dlbench diagnose RUNS",
+    )
+
+
+def _repeated(groups: Sequence[Section]) -> dict[str, None]:
+    """Notes and captions that stand in several groups, in order: they are said once."""
+    counts = Counter(text for group in groups for text in {*_small_print(group)})
+    return {text: None for group in groups for text in _small_print(group) if counts[text] > 1}
+
+
+def _small_print(group: Section) -> Iterator[str]:
+    for section in group.sections:
+        yield from section.notes
+        yield from (sheet.caption for sheet in section.sheets if sheet.caption)
+
+
+def _group(group: Section, repeated: Mapping[str, None]) -> Section:
+    """A group with its findings first, without what is said of all groups."""
+    sections = tuple(
+        dataclasses.replace(
+            section,
+            notes=tuple(text for text in section.notes if text not in repeated),
+            sheets=tuple(
+                dataclasses.replace(sheet, caption="") if sheet.caption in repeated else sheet
+                for sheet in section.sheets
+            ),
+        )
+        for section in group.sections
+    )
+    found = [text for section in sections for text in (section.words if section.id.startswith(CausesView.id) else ())]
+    return dataclasses.replace(group, about=(), facts=(), brief=tuple(found), sections=sections)

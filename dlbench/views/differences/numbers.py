@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from dlbench.reading.comparability import averaged_id, comparable_values, is_shaping
 from dlbench.reading.environments import compare, order_of
-from dlbench.reading.table import RunTable
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
 
@@ -80,9 +79,9 @@ Values = Sequence[tuple[str, Sequence[str]]]
 """Each value of a key with the ids of its runs, the most frequent first."""
 
 
-def differences(table: RunTable) -> tuple[RunDifference, ...]:
-    """In what the counted runs of a table differ, the most telling first; at most `MAX_DIFFERENCES`."""
-    return run_differences(list(table.runs.values()))[:MAX_DIFFERENCES]
+def differences(runs: Sequence[Run]) -> tuple[RunDifference, ...]:
+    """In what runs differ, the most telling first; at most `MAX_DIFFERENCES`."""
+    return run_differences(runs)[:MAX_DIFFERENCES]
 
 
 def run_differences(runs: Sequence[Run]) -> tuple[RunDifference, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Pivot, Sheet
-from dlbench.report.wording import DASH, runs_text
+from dlbench.report.wording import DASH
 from dlbench.views.differences.numbers import DifferentValue, Kind, RunDifference, differences
 from dlbench.views.model import Group, Report
 from dlbench.views.view import ReportSource, ReportView
@@ -31,11 +31,12 @@ class DifferencesView(ReportView):
 
     id = "differences"
     title = "Differences between runs"
+    level = "appendix"
     key = "differences"
 
     def numbers(self, source: ReportSource) -> tuple[RunDifference, ...]:
         """Keys with more than one value."""
-        return differences(source.table)
+        return differences([run for group in source.results for run in group.runs])
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """What differs, and where there are several groups, which of them has what."""
@@ -48,7 +49,8 @@ class DifferencesView(ReportView):
             Section(
                 id=self.id,
                 title=self.title,
-                words=_words(found, runs_text(report.environment.num_runs)),
+                headline=_headline(found),
+                words=_words(found),
                 sheets=(_differences_sheet(found, names), *matrix),
             ),
         )
@@ -68,23 +70,23 @@ def _letters(place: int) -> str:
     return (_letters(head - 1) if head else "") + chr(ord("A") + last)
 
 
-def _words(found: Sequence[RunDifference], runs: str) -> tuple[str, ...]:
-    unexpected = [item for item in found if not item.expected]
-    if not unexpected:
-        return (f"The {runs} differ only in what differs by nature: hosts, jobs, rank counts.",)
-    apart = [item.key for item in unexpected if item.keeps_apart]
-    within = [item.key for item in unexpected if not item.keeps_apart and item.is_within_a_group]
-    between = [item.key for item in unexpected if not item.keeps_apart and not item.is_within_a_group]
-    words = [f"The {runs} differ in {len(unexpected)} key{'s' * (len(unexpected) != 1)}."]
+def _headline(found: Sequence[RunDifference]) -> str:
+    within = [item.key for item in found if _is_unexpected(item)]
     if within:
-        words.append(
-            f"Runs of one group differ in {_listed(within)}: look here first where repeats scatter more than usual."
-        )
-    if apart:
-        words.append(f"Runs are not compared across {_listed(apart)}.")
-    if between:
-        words.append(f"Groups, but no runs of one group, differ in {_listed(between)} too.")
-    return tuple(words)
+        return f"runs of one group differ in {_listed([key[:25] for key in within], 2)}"
+    return "runs of one group differ in nothing but hosts, jobs and rank counts"
+
+
+def _is_unexpected(item: RunDifference) -> bool:
+    """Whether runs of one group differ in it though they should not."""
+    return not item.expected and not item.keeps_apart and item.is_within_a_group
+
+
+def _words(found: Sequence[RunDifference]) -> tuple[str, ...]:
+    within = [item.key for item in found if _is_unexpected(item)]
+    if not within:
+        return ()
+    return (f"Runs of one group differ in {_listed(within)}: look here first where repeats scatter.",)
 
 
 def _listed(keys: Sequence[str], most: int = 8) -> str:
@@ -126,9 +128,9 @@ def _differences_sheet(found: Sequence[RunDifference], names: Mapping[str, str])
         Column("expected", "", lambda row: row.item.expected),
         Column(
             "keeps_apart",
-            "Runs are compared",
+            "Compared across it",
             lambda row: row.item.keeps_apart,
-            lambda row: "not across it" if row.item.keeps_apart else "across it",
+            lambda row: "no" if row.item.keeps_apart else "yes",
         ),
     )
     return Sheet(
@@ -138,9 +140,8 @@ def _differences_sheet(found: Sequence[RunDifference], names: Mapping[str, str])
         rows=rows,
         is_data=lambda row: row.value is not None,
         is_shown=lambda row: row.item in shown,
-        caption="The most telling first: settings, tags, environment, and last what differs by nature (hosts, "
-        "jobs, rank counts). Groups by letter; their names stand in the next table. For two runs or two sets of "
-        "runs: dlbench compare A B." + (f" {hidden} more keys stand in the CSV alone." if hidden else ""),
+        caption=f"{hidden} more keys stand in the CSV alone." if hidden else "",
+        is_folded=True,
     )
 
 
@@ -164,7 +165,7 @@ def _matrix_sheet(
 ) -> Sheet[tuple[RunDifference, Group]]:
     """Keys by groups, for people only."""
     hidden = len(groups) - MAX_GROUPS
-    more = f" {hidden} more groups have no column; the table of what differs names them." if hidden > 0 else ""
+    more = f"{hidden} more groups have no column." if hidden > 0 else ""
     keys = Counter(item.key for item in found)
     return Sheet(
         name="differences-matrix",
@@ -178,7 +179,8 @@ def _matrix_sheet(
             across=lambda row: f"{names[row[1].id]}: {row[1].label}",
             cell=lambda row: _of_group(row[0], row[1].id),
         ),
-        caption=f"A cell names the values of the group's runs, the most frequent of all runs first.{more}",
+        caption=more,
+        is_folded=True,
     )
 
 

@@ -9,25 +9,17 @@ from dlbench.reading.samples.energy import RunEnergy
 from dlbench.reading.samples.energy_sources import KINDS, Kind, SourceEnergy
 from dlbench.reading.samples.integral import Amount
 from dlbench.report.table import Cell, Column, Pivot, Sheet, Value, times_cell
-from dlbench.report.wording import basis_text, place_text
+from dlbench.report.wording import place_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.energy.numbers import EnergyPoint, KindEnergy, SlurmCheck
 
 NOT_MEASURED = "not measured"
 
 CAPTION = (
-    "Joules of the measured window over its samples, medians over runs; GPUs and processors apart, never added: "
-    "processors are those of whole nodes, whatever ran on them, and board, fans, disks and network are in neither. "
-    "Efficiency: joules per sample at the baseline over those here."
+    "GPUs and processors are never added: processors are those of whole nodes. Not included: board, fans, disks, "
+    "network."
 )
-STAGES_CAPTION = (
-    "Joules of each stage, medians over runs: what was spent before the first measured step (building, staging, "
-    "warm-up), in the measured window, on evaluations and checkpoints, and idle between them."
-)
-SLURM_CAPTION = (
-    "Slurm: ConsumedEnergy of the job. It counts whole nodes with all that ran on them, from the start of the job to "
-    "its end; sampled: GPUs and processors of the whole run."
-)
+SLURM_CAPTION = "Slurm: ConsumedEnergy of the whole nodes, from the start of the job to its end."
 
 
 def place_of(point: EnergyPoint, kind: Kind) -> str:
@@ -47,8 +39,21 @@ class _Row:
 
 def energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
     """Energy per sample; for people with a line for each kind that was not measured, and why."""
+    # A kind that no rank count measured is one line.
+    measured = {energy.kind for point in points for energy in point.kinds}
+    rows = [
+        _Row(point, kind, energy)
+        for point in points
+        for kind, energy in _kinds(point)
+        if kind in measured or point is points[0]
+    ]
     columns: tuple[Column[_Row], ...] = (
-        Column("", "Energy of", lambda row: place_of(row.point, row.kind), is_brief=True),
+        Column(
+            "",
+            "Energy of",
+            lambda row: place_of(row.point, row.kind) if row.kind in measured else row.kind,
+            is_brief=True,
+        ),
         Column("ranks", "", lambda row: row.point.ranks),
         Column("nodes", "", lambda row: row.point.nodes),
         Column("kind", "", lambda row: row.kind),
@@ -71,7 +76,6 @@ def energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
         ),
         Column("mean_power_w", "Mean power, W", _of(lambda energy: energy.mean_power), has_interval=True),
         Column("runs", "", _of(lambda energy: energy.whole.n)),
-        Column("", "Interval", _of(_basis)),
         Column("sources", "Sources", _of(lambda energy: " or ".join(map(str, energy.num_sources)))),
         Column("methods", "Method", _of(lambda energy: "; ".join(energy.methods)), _method),
         Column("sampled_share", "Sampled", _of(lambda energy: energy.sampled_share), unit="fraction", is_brief=True),
@@ -80,7 +84,7 @@ def energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
         name="energy",
         title="Energy per sample",
         columns=columns,
-        rows=[_Row(point, kind, energy) for point in points for kind, energy in _kinds(point)],
+        rows=rows,
         caption=CAPTION,
         is_data=lambda row: row.energy is not None,
         in_terminal=True,
@@ -99,10 +103,6 @@ def _kinds(point: EnergyPoint) -> Iterator[tuple[Kind, KindEnergy | None]]:
 def _of(value: Callable[[KindEnergy], Value]) -> Callable[[_Row], Value]:
     """A value of what was measured."""
     return lambda row: None if row.energy is None else value(row.energy)
-
-
-def _basis(energy: KindEnergy) -> str | None:
-    return None if energy.energy_per_sample is None else basis_text(energy.energy_per_sample)
 
 
 def _joules(row: _Row) -> Estimate | Cell:
@@ -146,7 +146,6 @@ def stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
         title="Energy by stage",
         columns=columns,
         rows=[*stages, *(_Stage(point, kind.kind, "", kind.whole) for point, kind in kinds)],
-        caption=STAGES_CAPTION,
         pivot=Pivot(
             corner="Energy of",
             down=lambda row: place_of(row.point, row.kind),

@@ -7,7 +7,7 @@ from typing import Any
 
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet
-from dlbench.report.wording import basis_text, figure_text, place_text, times_text
+from dlbench.report.wording import place_text, value_text
 from dlbench.views.energy.charts import energy_charts
 from dlbench.views.energy.numbers import DetailedEnergy, Energy, detailed_energy, energy
 from dlbench.views.energy.tables import energy_sheet, slurm_sheet, sources_sheet, stages_sheet
@@ -41,7 +41,7 @@ class EnergyView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{group.caption}.",
+            headline=_headline(found),
             words=tuple(_words(found)),
             charts=lambda: energy_charts(group, found),
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
@@ -52,8 +52,7 @@ class EnergyView(GroupView):
         if group.views.get("telemetry") is None:
             return not_sampled(group)
         return (
-            "Samplers ran, but neither a GPU's power nor a processor's energy counter could be read: dlbench doctor "
-            "says what is missing on a node (NVML for GPUs, readable /sys/class/powercap for processors)."
+            "neither a GPU's power nor a processor's energy counter could be read; dlbench doctor says what is missing."
         )
 
 
@@ -69,20 +68,14 @@ class DetailedEnergyView(EnergyView):
         return detailed_energy(source.group, source.table, self.slurm)
 
 
-def _words(found: Energy) -> Iterator[str]:
+def _headline(found: Energy) -> str:
     last = found.points[-1]
+    known = [f"{value_text(kind.energy_per_sample)} J of {kind.kind}" for kind in last.kinds if kind.energy_per_sample]
+    return f"{' and '.join(known) or 'too little sampled'} per sample at {place_text(last.ranks, last.nodes)}"
+
+
+def _words(found: Energy) -> Iterator[str]:
     is_detailed = isinstance(found, DetailedEnergy)
-    for kind in last.kinds:
-        joules = kind.energy_per_sample
-        if joules is None:
-            continue
-        against = ""
-        if kind.efficiency is not None and len(found.points) > 1:
-            against = f"; energy efficiency against the baseline {times_text(kind.efficiency)}"
-        yield (
-            f"At {place_text(last.ranks, last.nodes)} a sample takes {figure_text(joules)} J of {kind.kind} "
-            f"({basis_text(joules)}){against}."
-        )
     for point in found.points if is_detailed else ():
         for kind in point.kinds:
             why = "; ".join(reason for name, reason in point.why if name == kind.kind)
@@ -91,10 +84,10 @@ def _words(found: Energy) -> Iterator[str]:
                 yield f"At {where} some runs have no figure of {kind.kind}: {why}."
     unread = sum(point.num_unread for point in found.points)
     if unread:
-        yield f"Samples of {unread} more runs were not read, to keep reports quick; dlbench diagnose reads them all."
+        yield f"Samples of {unread} more runs were not read; dlbench diagnose reads them all."
     doubts = list(dict.fromkeys(text for point in found.points for text in point.doubts))
     shown = len(doubts) if is_detailed else MAX_DOUBTS
-    yield from (f"Doubt: {text}." for text in doubts[:shown])
+    yield from (f"Warning: {text}." for text in doubts[:shown])
     if len(doubts) > shown:
-        yield f"And {len(doubts) - shown} more doubts: dlbench diagnose prints them."
+        yield f"{len(doubts) - shown} more warnings: dlbench diagnose prints them."
     yield from (f"{note[0].upper()}{note[1:]}." for note in found.notes)

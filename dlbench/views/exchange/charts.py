@@ -113,13 +113,13 @@ def _words(point: ExchangePoint, count: int) -> str:
     figures = [
         f"{name} {figure_text(figure)}"
         for name, figure in (
-            ("communication", point.communication),
-            ("hidden", point.hidden),
-            ("exposed", point.exposed),
+            ("messages under way", point.communication),
+            ("during the pass", point.hidden),
+            ("after it", point.exposed),
         )
         if figure is not None
     ]
     return (
-        f"{len(point.timeline)} messages{of} of a step beside its backward pass; a dashed line marks the pass's end, "
-        f"and what is under way behind it is exposed. {', '.join(figures) or 'No sums are known'}."
+        f"{len(point.timeline)} messages{of} of a step beside its backward pass, whose end is dashed. "
+        f"{', '.join(figures) or 'No sums are known'}."
     )

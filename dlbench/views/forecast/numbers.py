@@ -83,39 +83,39 @@ def _why_no_law(group: Group) -> str:
     counts = sorted({point.ranks for point in group.points})
     if len(counts) >= MIN_POINTS:
         return (
-            "No law is fitted: points inside one node and points on several nodes follow different laws, and neither "
-            f"are {MIN_POINTS - 1} rank counts beside the baseline; measure more, e.g. --nodes 1,2,4."
+            f"No scaling law fitted: needs {MIN_POINTS} rank counts inside one node or across nodes; measure more, "
+            "e.g. --nodes 1,2,4."
         )
     more = ",".join(map(str, [*counts, counts[-1] * 2, counts[-1] * 4][: max(MIN_POINTS, len(counts) + 1)]))
     return (
-        f"No law is fitted: {len(counts)} rank count{'s' * (len(counts) > 1)} measured, and a law needs "
-        f"{MIN_POINTS} before the points can contradict it; run the same workload with --ranks {more}."
+        f"No scaling law fitted: needs {MIN_POINTS} rank counts (you have {len(counts)}); run the same workload with "
+        f"--ranks {more}."
     )
 
 
 def _why_no_forecast(law: Law | None, is_crowded: bool) -> str:
     if law is None:
-        return "Nothing is extrapolated without a law."
+        return "No forecast: no law is fitted."
     if is_crowded:
-        return "Nothing is extrapolated: ranks shared cores, which more ranks on more cores would not."
-    return f"Nothing is extrapolated: {law.doubt}."
+        return "No forecast: ranks shared cores."
+    return f"No forecast: {law.doubt}."
 
 
 def _notes(law: Law) -> tuple[str, ...]:
     notes = []
     if law.alternatives:
-        notes.append(f"The points do not rule out: {', '.join(law.alternatives)}; the interval holds these too.")
+        notes.append(f"Not ruled out, and in the interval: {', '.join(law.alternatives)}.")
     if law.points[-1].nodes > 1:
-        notes.append(f"Network levels beyond {law.points[-1].nodes} nodes (further switches) are in no point.")
+        notes.append(f"No point holds switches beyond {law.points[-1].nodes} nodes.")
     return tuple(notes)
 
 
 def _why_no_anchor(known: tuple[anchors.Beside, ...]) -> str:
     if not known:
-        return "No published scaling efficiency of this kind of network is on file, so there is no reference line."
+        return "No published reference of this kind of network is on file."
     nearest = min(known, key=lambda one: len(one.differences))
     what = ", ".join(difference.what for difference in nearest.differences)
     return (
-        f"No published figure is drawn, because none is of the same work; the nearest is {nearest.anchor.title} "
-        f"({nearest.anchor.efficiency * 100:.1f} % at {ranks_text(nearest.anchor.ranks)}), which differs in {what}."
+        f"No published reference is of the same work; the nearest, {nearest.anchor.title} "
+        f"({nearest.anchor.efficiency * 100:.1f} % at {ranks_text(nearest.anchor.ranks)}), differs in {what}."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, number_text, points
+from dlbench.report.wording import number_text, points
 from dlbench.stats.estimates import Estimate
 from dlbench.views.forecast.laws import TEXTS, ForecastPoint, Law, LawPoint
 from dlbench.views.forecast.numbers import Anchor, Forecast
@@ -29,7 +29,7 @@ def number_with_ends(one: Estimate) -> str:
     return f"{one.value:.3g}{ends}"
 
 
-def law_sheet(group: Group, law: Law) -> Sheet[LawPoint]:
+def law_sheet(law: Law) -> Sheet[LawPoint]:
     """The law against the measured points."""
     has_fraction = any(point.serial_fraction for point in law.points)
     columns: tuple[Column[LawPoint], ...] = (
@@ -38,7 +38,6 @@ def law_sheet(group: Group, law: Law) -> Sheet[LawPoint]:
         Column("coefficients", "", lambda point: " | ".join(f"{one.value:.6g}" for one in law.coefficients)),
         *place_columns(),
         Column("efficiency_measured", "Efficiency, measured", lambda point: point.measured, has_interval=True),
-        Column("", "Interval", lambda point: basis_text(point.measured)),
         Column("efficiency_fitted", law_title(law), lambda point: point.fitted, unit="fraction"),
         Column(
             "residual",
@@ -59,16 +58,15 @@ def law_sheet(group: Group, law: Law) -> Sheet[LawPoint]:
         title=f"{law_title(law)} against the measured points",
         columns=columns,
         rows=law.points,
-        caption=f"{law.formula}: {coefficients_text(law)}; residual: measured less fitted, points of the ideal. "
-        f"{group.caption}.",
+        is_drawn=True,
     )
 
 
-def forecast_sheet(group: Group, found: Forecast, law: Law) -> Sheet[ForecastPoint]:
+def forecast_sheet(group: Group, found: Forecast) -> Sheet[ForecastPoint]:
     """What the law says of more ranks."""
     unit = f"{group.sample_unit}/s"
     columns: tuple[Column[ForecastPoint], ...] = (
-        Column("law", "", lambda one: law.name),
+        Column("law", "", lambda one: law_name),
         Column("ranks", "At", lambda one: one.ranks, _at),
         Column("forecast_efficiency", "Efficiency by the law", lambda one: one.efficiency, efficiency_cell),
         Column("forecast_efficiency_low", "", lambda one: one.low),
@@ -82,14 +80,14 @@ def forecast_sheet(group: Group, found: Forecast, law: Law) -> Sheet[ForecastPoi
         Column("forecast_throughput_per_s_low", "", lambda one: one.throughput_low),
         Column("forecast_throughput_per_s_high", "", lambda one: one.throughput_high),
     )
-    notes = "".join(f"{note} " for note in found.notes)
+    assert found.law is not None
+    law_name = found.law.name
     return Sheet(
         name="forecast",
         title="Forecast, not measured",
         columns=columns,
         rows=found.forecasts,
-        caption="In brackets: 95 % over runs and over all laws that the points do not rule out, if one of them holds. "
-        f"{notes}Forecast from: {group.caption}.",
+        caption=" ".join(["In brackets: 95 % over runs and all laws that the points do not rule out.", *found.notes]),
     )
 
 
@@ -123,9 +121,8 @@ def anchor_sheet(same_work: tuple[Anchor, ...]) -> Sheet[Anchor]:
     """Published figures of the same work."""
     return Sheet(
         name="anchors",
-        title="Published figures of the same work",
+        title="Published references of the same work",
         columns=ANCHOR_COLUMNS,
         rows=same_work,
-        caption="Weak-scaling efficiency as published: same network, batch, precision class and kind of data, other "
-        "hardware.",
+        caption="Weak-scaling efficiency on other hardware.",
     )

@@ -39,6 +39,7 @@ class HistoryView(ReportView):
         section = Section(
             id=self.id,
             title=self.title,
+            headline=_headline(found),
             words=words,
             charts=lambda: [*map(series_chart, found.by_newest_change[:MAX_CHARTED]), *host_charts(found.nodes)],
             charts_per_row=1,
@@ -52,10 +53,13 @@ class HistoryView(ReportView):
 
     def remedy(self, report: Report) -> str:
         """A history."""
-        return (
-            "Changes over time, and slow nodes over months: bring runs into a history (dlbench history import RUNS "
-            "--store DIR), and report with --history DIR."
-        )
+        return "dlbench history import RUNS --store DIR, then report with --history DIR."
+
+
+def _headline(found: TrendsReport) -> str:
+    changed = sum(bool(one.changes) for one in found.series)
+    slow = len(found.nodes.slow)
+    return f"{changed} of {len(found.series)} series changed; {slow or 'no'} slow host{'s' * (slow != 1)}"
 
 
 def _words(found: TrendsReport) -> Iterator[str]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, RowKind, Sheet
+from dlbench.report.wording import percent
 from dlbench.units import format_number
 from dlbench.views.layers.numbers import LayerTable, layer_tables
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
 
-MAX_LAYERS = 10
+MAX_LAYERS = 5
 """Layers with most multiply-accumulates that people see; the others are summed."""
 
-NOTE = (
-    "Multiply-accumulates of one sample's forward pass; training takes three times as many, and each is two FLOPs. "
-    "Products of tensors only."
-)
+NOTE = "MAC: multiply-accumulate of a sample's forward pass (2 FLOPs); training takes three times as many."
 
 
 class LayersView(ReportView):
@@ -37,11 +36,26 @@ class LayersView(ReportView):
         found = report.all_of(LayerTable)
         if not found:
             return ()
-        return (Section(id=self.id, title=self.title, sheets=tuple(map(_sheet, found)), notes=(NOTE,)),)
+        return (
+            Section(
+                id=self.id, title=self.title, headline=_headline(found), sheets=tuple(map(_sheet, found)), notes=(NOTE,)
+            ),
+        )
 
     def remedy(self, report: Report) -> str:
         """They are recorded since dlbench counts them."""
         return "not recorded by these runs; runs of this version of dlbench record them."
+
+
+def _headline(found: Sequence[LayerTable]) -> str:
+    """The layer with the largest share of any network."""
+    shares = [
+        (layer.macs / table.macs, layer.name, table.title) for table in found if table.macs for layer in table.layers
+    ]
+    if not shares:
+        return ""
+    share, name, network = max(shares)
+    return f"largest: {name[:40]} of {network[:30]}, {percent(share, 0)} of its MACs"
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,7 @@ def _sheet(found: LayerTable) -> Sheet[_Row]:
         Column("network", "", lambda row: found.title),
         Column("layer", "Layer", lambda row: row.name, limit=200),
         Column("kind", "Kind", lambda row: row.kind, limit=80),
-        Column("macs_per_sample", "MACs per sample, forward", lambda row: row.macs, _macs),
+        Column("macs_per_sample", "MACs per sample", lambda row: row.macs, _macs),
         Column("share", "Share", lambda row: row.macs / found.macs if found.macs else 0.0, unit="fraction"),
     )
     return Sheet(

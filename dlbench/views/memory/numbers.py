@@ -185,22 +185,19 @@ def _limit(group: Group, batches: tuple[BatchMemory, ...]) -> str:
     largest = max((b for b in own if b.num_runs), key=lambda b: b.batch)
     known = [f"{largest.batch} samples per rank fitted in {train.precision}"]
     if largest.peak_bytes:
-        known[0] += f" ({format_bytes(largest.peak_bytes)} at the rank that held most)"
+        known[0] += f" ({format_bytes(largest.peak_bytes)})"
     ended = [b for b in own if b.num_without_memory]
     for b in ended:
         if b.batch <= largest.batch:
             fits = f" and fitted in {b.num_runs}" if b.num_runs else ", though more fitted in others"
-            known.append(f"{b.batch} samples ended without memory in {runs_text(b.num_without_memory)}{fits}")
+            known.append(f"{b.batch} samples ran out of memory in {runs_text(b.num_without_memory)}{fits}")
     above = [b.batch for b in ended if b.batch > largest.batch]
     if above:
-        return f"{'; '.join([*known, f'{min(above)} samples ended without memory'])}."
-    if ended:
-        known.append("no larger batch of this precision and these parts ended without memory")
-    else:
-        known.append(
-            "what limits the batch was not measured: no run of this precision and these parts ended without memory"
-        )
-    return f"{'; '.join(known)}. Larger ones: {_larger_batches(group, largest.batch)}"
+        return f"{'; '.join([*known, f'{min(above)} samples ran out of memory'])}."
+    return (
+        f"Maximum batch unknown: {'; '.join(known)}; no larger batch ran out of memory. Try larger ones: "
+        f"{_larger_batches(group, largest.batch)}"
+    )
 
 
 def _larger_batches(group: Group, batch: int) -> str:
@@ -212,7 +209,7 @@ def _larger_batches(group: Group, batch: int) -> str:
     words += ["--engine", plan.engine.name, "--data", plan.workload.data.source]
     words += ["--ranks", str(group.points[0].ranks)]
     if plan.measure.until == "quality" and "measure.until" not in chosen:
-        words.append("--to-quality")
+        words.append("--to-accuracy")
     for key, value in sorted(chosen.items()):
         if key not in (_BATCH, "engine.name", "data.source"):
             words += ["--set", f"{key}={_yaml(value)}"]

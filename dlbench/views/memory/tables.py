@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, place_text, runs_text
+from dlbench.report.wording import place_text, runs_text
 from dlbench.stats.estimates import Estimate
+from dlbench.views.columns import telling
 from dlbench.views.memory.numbers import BatchMemory, Memory, MemoryPoint
 
-BATCHES_CAPTION = (
-    "All runs of this report with the same workload, preset, engine and system, at any rank count: the highest peak of "
-    "any rank."
-)
+BATCHES_CAPTION = "All runs of this network, preset, engine and system; the highest peak of any rank."
 
 
 def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
@@ -51,18 +49,17 @@ def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
             lambda point: _or_not(point.host_used_bytes, "not sampled"),
             unit="bytes",
         ),
-        Column("", "Interval", lambda point: basis_text(point.peak), is_brief=True),
         Column("model_bytes", "", lambda point: found.model_bytes),
         Column("gradient_bytes", "", lambda point: found.gradient_bytes),
     )
-    allocator = ", by torch's allocator: its cache and the CUDA context come on top" if on_gpu else ""
+    allocator = "Allocated: by torch's allocator, without its cache and the CUDA context."
     return Sheet(
         name="memory",
         title="Memory by rank count",
-        columns=columns,
+        columns=telling(columns, found.points),
         rows=found.points,
-        caption=f"Peak of the rank that held most, median over runs{allocator}. Used: the highest sample in the "
-        "measured window of the run in the middle, whatever used it.",
+        caption=allocator if on_gpu else "",
+        is_drawn=True,
     )
 
 

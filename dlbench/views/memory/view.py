@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlbench.report.document import Section
-from dlbench.report.wording import basis_text, figure_text, place_text
+from dlbench.report.wording import place_text, value_text
 from dlbench.units import format_bytes
 from dlbench.views.memory.charts import memory_charts
 from dlbench.views.memory.numbers import Memory, memory
@@ -32,8 +32,8 @@ class MemoryView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{group.caption}.",
-            words=(_peak(found), f"Batch limit: {found.limit}", *found.notes),
+            headline=_peak(found),
+            words=(found.limit, *found.notes),
             charts=lambda: memory_charts(group, found),
             sheets=(points_sheet(found), *by_batch),
         )
@@ -42,11 +42,6 @@ class MemoryView(GroupView):
 def _peak(found: Memory) -> str:
     """What the largest point needs."""
     last = found.points[-1]
-    held = "allocates" if found.on_gpu else "holds"
-    on = " on its GPU" if found.on_gpu else " resident"
-    of = f", of {format_bytes(found.host_bytes)} of a node" if found.host_bytes and not found.on_gpu else ""
-    return (
-        f"At {place_text(last.ranks, last.nodes)} the rank that needs most {held} {figure_text(last.peak)}{on}{of} "
-        f"({basis_text(last.peak)}). Parameters in fp32 are {format_bytes(found.model_bytes)}, gradients "
-        f"{format_bytes(found.gradient_bytes)}."
-    )
+    on = "allocated on the fullest GPU" if found.on_gpu else "resident in the largest rank"
+    of = f", of {format_bytes(found.host_bytes)} of the node" if found.host_bytes and not found.on_gpu else ""
+    return f"{place_text(last.ranks, last.nodes)}: {value_text(last.peak)} {on}{of}"

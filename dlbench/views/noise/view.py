@@ -7,12 +7,9 @@ from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import place_text
 from dlbench.views.model import Group
 from dlbench.views.noise.numbers import NoisePoint, noise_points
-from dlbench.views.view import GroupSource, GroupView, place_columns
+from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
-CAPTION = (
-    "A guide, not a measurement of what another batch needs: it supposes a learning rate tuned to each batch, and a "
-    "noise scale that does not change; it usually grows during training."
-)
+CAPTION = "A guide: it supposes a learning rate tuned to each batch."
 
 COLUMNS: tuple[Column[NoisePoint], ...] = (
     *place_columns(),
@@ -57,8 +54,14 @@ class NoiseView(GroupView):
             in_terminal=True,
         )
         advice = tuple(f"At {place_text(point.ranks, point.nodes)}: {point.advice}." for point in points)
-        return Section(id=self.id, title=self.title, sheets=(sheet,), brief=advice)
+        return Section(id=self.id, title=self.title, headline=_headline(points[-1]), sheets=(sheet,), brief=advice)
 
     def remedy(self, group: Group) -> str:
         """An option."""
-        return "not measured: --set measure.noise_scale=true estimates it, at the cost of speed."
+        return "--set measure.noise_scale=true estimates it, at the cost of speed."
+
+
+def _headline(point: NoisePoint) -> str:
+    if point.share is None:
+        return f"unknown at {place_of(point)}"
+    return f"global batch is {point.share:.2g}x the noise scale at {place_of(point)}"

@@ -317,7 +317,7 @@ def _per_step(told: MemoryResult, name: str) -> float | None:
 
 def _recompute_share(runs: Sequence[Run], point: Point) -> Estimate | None:
     seconds = _mean(runs, _of_memory(lambda one: _per_step(one, "recompute_s")))
-    whole = point.whole.seconds.value
+    whole = point.mean_step.value
     return None if seconds is None or whole <= 0 else seconds.scaled(1 / whole, "fraction")
 
 

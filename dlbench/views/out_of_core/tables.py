@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import DASH, basis_text, percent, runs_text
+from dlbench.report.wording import DASH, percent, runs_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore
 from dlbench.views.out_of_core.passes import PlannedPart
 from dlbench.views.view import place_of
 
-METHODS_CAPTION = (
-    "Medians over runs. Peak: measured, of the rank that held most: allocated by torch on a GPU, or resident on a CPU "
-    "beyond what the process held before the network was built; predicted: by the simulator, state and workspace "
-    "included. In core nothing is counted: the peak of the whole process is all there is. Runs that did not fit ended "
-    "because memory was used up, or because no plan fits the capacity."
-)
-STEPS_CAPTION = (
-    "Predicted step: the predicted pass, times the passes of a step, and what the run's own warm-up spent beside "
-    "forward and backward passes (median of rank 0's warm-up steps but the first). Measured: median step. Waits and "
-    "recomputing: per step, mean over ranks, as ranks measured them; bytes: out of the device, per rank and step."
-)
+METHODS_CAPTION = "Peak: of the rank that held most, beyond the process itself; predicted: by the simulator."
+STEPS_CAPTION = "Predicted: the simulated passes plus what warm-up steps spent beside them."
 DECISION_TITLES = {
     "keep": "keep",
     "swap": "swap",
@@ -78,7 +69,6 @@ def methods_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
             lambda one: one.num_without_memory,
             lambda one: runs_text(one.num_without_memory) if one.num_without_memory else "none",
         ),
-        Column("", "Interval", lambda one: None if one.throughput is None else basis_text(one.throughput)),
     )
     return Sheet(
         name="out-of-core",
@@ -166,8 +156,7 @@ def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool
         title=title,
         columns=columns,
         rows=blocks,
-        caption="Saves: what its forward pass keeps for its backward pass, without its input. Moves: what leaves the "
-        "device, and comes back.",
+        caption="Saves: kept for the backward pass, without the input. Moves: out of the device and back.",
         in_terminal=in_terminal,
         is_folded=not in_terminal and len(blocks) > 16,
     )

@@ -45,7 +45,7 @@ class OutOfCoreView(ReportView):
         batch = group.baseline.batch_per_rank
         wanted = "--set train.recompute=planned --set train.swap=planned --set train.memory.capacity=50%"
         command = rerun(group, f"{wanted} --sweep train.batch_per_rank={batch},{2 * batch}")
-        return f"No run recomputes or swaps activations. With half of what training holds in core: {command}."
+        return f"no run recomputes or swaps activations; {command} does."
 
 
 def _section(found: OutOfCore, number: int) -> Section:
@@ -58,6 +58,7 @@ def _section(found: OutOfCore, number: int) -> Section:
         id=f"out-of-core-{number}",
         title=TITLE if number == 1 else f"{TITLE} ({number})",
         caption=f"{found.label}.",
+        headline=_headline(found),
         words=words,
         brief=words,
         charts=lambda: method_charts(found, number),
@@ -66,6 +67,16 @@ def _section(found: OutOfCore, number: int) -> Section:
         sections=() if first is None else (_pass_section(found, first, number, blocks),),
         where={"comparison": found.id, "of": found.label},
     )
+
+
+def _headline(found: OutOfCore) -> str:
+    """The gain of a plan at the largest rank count and batch, or how well steps were predicted."""
+    gain = max(found.gains, key=lambda one: (one.ranks, one.batch), default=None)
+    if gain is not None:
+        return f"{gain.planned}: {gain.ratio.value:.2f}x the throughput of {gain.over}, batch {gain.batch}"
+    if found.median_step_error is not None:
+        return f"predicted steps are off by {percent(found.median_step_error)} (median)"
+    return f"{len(found.points)} method{'s' * (len(found.points) != 1)} and batches, none to compare with"
 
 
 def _pass_section(found: OutOfCore, first: Passage, number: int, blocks: tuple[Sheet[PlannedPart], ...]) -> Section:

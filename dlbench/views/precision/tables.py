@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dlbench.report.table import Cell, Column, Sheet, times_cell
 from dlbench.report.wording import (
-    basis_text,
     figure_text,
     interval_text,
     number_text,
@@ -44,7 +43,6 @@ def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
             has_interval=True,
             is_brief=True,
         ),
-        Column("", "Interval", _basis),
         Column("runs", "", lambda row: row.num_runs),
         Column("interleaved", "", lambda row: row.is_paired),
         Column("peak_bytes", "Peak memory per rank", lambda row: row.peak, has_interval=True),
@@ -74,7 +72,7 @@ def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
         Column("runs_not_finite", "", lambda row: row.num_not_finite),
         Column(
             "last_quality",
-            "Quality at the end" if has_quality else "",
+            "Accuracy at the end" if has_quality else "",
             lambda row: row.quality,
             _quality,
             has_interval=True,
@@ -91,12 +89,6 @@ def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
     )
 
 
-def _basis(row: PrecisionRow) -> str:
-    if row.ratio is None:
-        return f"reference, {runs_text(row.num_runs)}"
-    return basis_text(row.ratio) + (", interleaved" if row.is_paired else "")
-
-
 def _energy(row: PrecisionRow) -> Cell:
     joules = row.energy_per_sample
     if joules is None:
@@ -110,7 +102,7 @@ def _loss(row: PrecisionRow) -> str:
     if row.overflow_steps is not None and row.overflow_steps.value > 0:
         overflow = f"{number_text(row.overflow_steps.value, 'messages')} steps skipped for overflow"
     known = figure_text(row.loss) if row.loss is not None else ""
-    return "; ".join(filter(None, [known, bad, overflow])) or "not known"
+    return "; ".join(filter(None, [known, bad, overflow])) or "unknown"
 
 
 def _quality(row: PrecisionRow) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlbench.report.document import Section
+from dlbench.report.wording import place_text
 from dlbench.views.model import Report
 from dlbench.views.precision.charts import precision_charts
 from dlbench.views.precision.numbers import PrecisionComparison, precisions
@@ -31,6 +32,7 @@ class PrecisionView(ReportView):
             Section(
                 id=self.id,
                 title=self.title,
+                headline=_headline(found[0]),
                 words=tuple(f"{one.label}. {text}" for one in found for text in _sentences(one)),
                 charts=lambda: precision_charts(found),
                 sheets=tuple(map(precision_sheet, found)),
@@ -42,7 +44,17 @@ class PrecisionView(ReportView):
         if not report.groups:
             return ""
         command = rerun(report.groups[0], "--sweep train.precision=fp32,bf16")
-        return f"No two groups differ in nothing but precision. One sweep runs them interleaved: {command}."
+        return f"no two groups differ in precision alone; {command} runs two interleaved."
+
+
+def _headline(found: PrecisionComparison) -> str:
+    """The largest ratio at the largest rank count."""
+    last = (found.rows[-1].ranks, found.rows[-1].nodes)
+    rows = [(row.ratio.value, row.precision) for row in found.rows if (row.ranks, row.nodes) == last and row.ratio]
+    if not rows:
+        return f"nothing to compare with {found.reference}"
+    ratio, precision = max(rows)
+    return f"{precision} {ratio:.2f}x the throughput of {found.reference} at {place_text(*last)}"
 
 
 def _sentences(found: PrecisionComparison) -> tuple[str, ...]:

@@ -9,8 +9,6 @@ from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.verdicts import placed
 
-_LOSS_CAPTION = "loss: mean over ranks of the last step's, of one batch each, so that it scatters from run to run"
-
 
 def label(plan: RunPlan) -> str:
     """What the groups have in common, in short."""
@@ -30,8 +28,7 @@ def caption(plan: RunPlan) -> str:
     )
     data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
     return (
-        f"{label(plan)}; {batch}; {data}; on {plan.system.name}; ratios over {plan.workload.train.precision} at the "
-        f"same rank count; {_LOSS_CAPTION}; {plan.workload.notice}."
+        f"{batch}; {data}; on {plan.system.name}; ratios over {plan.workload.train.precision} at the same rank count."
     )
 
 
@@ -64,9 +61,9 @@ def notes(*, is_interleaved: bool, is_finite: bool) -> tuple[str, ...]:
     found = []
     if not is_interleaved:
         found.append(
-            "not all repeats ran interleaved, so drift of the machine is part of these ratios; one sweep interleaves "
-            "them: --sweep train.precision=fp32,bf16"
+            "repeats did not run interleaved, so drift of the machine is part of these ratios; use --sweep "
+            "train.precision=fp32,bf16"
         )
     if not is_finite:
-        found.append("runs whose loss was not finite are valid in speed only; see the loss column")
+        found.append("runs whose loss was not finite count for throughput alone")
     return tuple(found)

@@ -12,7 +12,7 @@ from dlbench.records.scan import Run
 from dlbench.report.wording import ranks_text
 from dlbench.units import format_seconds
 from dlbench.views.quality.numbers import Quality, QualityPoint
-from dlbench.views.quality.outcome import fit, meets_target, until_target
+from dlbench.views.quality.outcome import fit, is_resumed, meets_target, until_target
 from dlbench.views.utilisation.numbers import utilisation
 
 Found = tuple[str, Severity, str]
@@ -94,11 +94,12 @@ def _contradictions(run: Run, result: QualityResult, throughput: float) -> Itera
     """Throughput, epochs and time in training steps must fit each other, or one of them is wrong."""
     verdict, last = fit(run, throughput), result.evaluations[-1]
     if verdict is None:
-        yield (
-            "contradiction",
-            "serious",
-            "the last evaluation records no epochs or no time: its figures cannot be checked",
-        )
+        if not is_resumed(run):
+            yield (
+                "contradiction",
+                "serious",
+                "the last evaluation records no epochs or no time: its figures cannot be checked",
+            )
     elif verdict.status != "fits":
         hint = " (warm-up steps are in the time, not in the rate)" if verdict.status == "unexplained" else ""
         yield (

@@ -186,7 +186,10 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
         limit=_limit(group),
         predictor=result.predictor,
         predictor_value=result.predictor_value,
-        headline=_headline(points, f"{title} of {number_text(result.target, unit)}"),
+        headline=_headline(
+            points,
+            f"{title} of {'at least' if result.higher_is_better else 'at most'} {number_text(result.target, unit)}",
+        ),
         points=tuple(points),
         batches=_batches(list(cells.values())),
         curves=_curves(group),
@@ -204,7 +207,7 @@ def _headline(points: Sequence[QualityPoint], goal: str) -> tuple[str, str]:
     base, last = points[0], points[-1]
     reached, runs = sum(point.num_reached for point in points), sum(point.num_runs for point in points)
     if reached < runs:
-        return f"{reached} of {runs}", f"runs reached {goal}: no speed-up of the time to quality"
+        return f"{reached} of {runs}", f"runs met {goal}: no speed-up of the time to accuracy"
     place = place_text(last.ranks, last.nodes)
     if last.factors is None or len(points) == 1:
         return (DASH if last.time is None else value_text(last.time)), f"to {goal} at {place}"

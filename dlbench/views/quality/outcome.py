@@ -54,7 +54,7 @@ def account(result: QualityResult) -> tuple[float, float, float]:
 
 
 def fit(run: Run, throughput: float) -> Verdict | None:
-    """Whether throughput, epochs and time in training steps can all be true; None where one of them is not known.
+    """Whether throughput, epochs and time in training steps of this run can all be true; None where one is not known.
 
     Args:
         run: a run with a record of training to a quality.
@@ -64,4 +64,22 @@ def fit(run: Run, throughput: float) -> Verdict | None:
     last = result.evaluations[-1] if result.evaluations else None
     if last is None or not (epoch and last.epoch and last.train_s):
         return None
-    return consistency(throughput, epoch, last.epoch, last.train_s)
+    epochs, seconds = last.epoch, last.train_s
+    if is_resumed(run):
+        # What ran before the checkpoint ran at another rate: only what this run trained between two evaluations counts.
+        start = next((one for one in result.evaluations if one.samples >= _resumed_at(run)), last)
+        epochs, seconds = epochs - start.epoch, seconds - start.train_s
+        if epochs <= 0 or seconds <= 0:
+            return None
+    return consistency(throughput, epoch, epochs, seconds)
+
+
+def is_resumed(run: Run) -> bool:
+    """Whether its training began from a checkpoint."""
+    return run.record is not None and bool(run.record.first_step)
+
+
+def _resumed_at(run: Run) -> int:
+    """Samples that were trained before the run."""
+    assert run.record is not None
+    return run.record.first_step * run.plan.global_batch

@@ -13,40 +13,20 @@ from dlbench.stats.estimates import Estimate
 from dlbench.views.model import Group
 from dlbench.views.quality.charts import quality_charts
 from dlbench.views.quality.numbers import BatchPoint, Curve, Evaluation, Factors, Quality, QualityPoint, group_quality
+from dlbench.views.quality.words import goal_text, quality_headline
 from dlbench.views.view import GroupSource, GroupView, place_columns
 
-REACHED_CAPTION = (
-    "A run that did not reach the target is counted and never left out. The last interval is the time since the "
-    "evaluation before: the time to quality may be too long by as much."
-)
-STAGED_CAPTION = (
-    " Time to quality begins when data may be touched and holds staging; without staging it begins when all nodes have "
-    "their samples."
-)
-FACTORS_CAPTION = (
-    "Ratios of geometric means over runs, so that the three multiply to the first exactly. Samples needed: those of "
-    "the baseline over those here, below 1 where more were needed. Rest: evaluation, checkpoints, warm-up steps, waits."
-)
-ACCOUNT_CAPTION = "Means over runs, so that they sum, until the target or the end of a run that did not reach it."
-TRAINED_CAPTION = (
-    "Medians over runs, until each run's last evaluation. Throughput x time = samples was checked in each run, "
-    "within 5 %."
-)
-BATCHES_CAPTION = (
-    "Epochs do not depend on the machine, but on batch, learning rate and schedule. Medians over the runs that "
-    "reached the target."
-)
-NO_SPEEDUP = (
-    "There is no speed-up of the time to quality where some run, there or at the baseline, did not reach the target: "
-    "its time is not known."
-)
+REACHED_CAPTION = "The target was met at most the last interval (since the evaluation before) earlier."
+STAGED_CAPTION = " Time to accuracy includes staging."
+FACTORS_CAPTION = "Samples needed: the baseline's over those here. Rest: evaluation, checkpoints, warm-up, waits."
+NO_SPEEDUP = "No speed-up of the time to accuracy where a run, there or at the baseline, missed the target."
 
 
 class QualityView(GroupView):
     """Training to a quality; runs that measure speed have no such view."""
 
     id = "quality"
-    title = "Quality"
+    title = "Time to accuracy"
     level = "answer"
     key = "quality"
 
@@ -72,8 +52,8 @@ class QualityView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{goal}; {group.caption}. In brackets: the interval.",
-            words=(NO_SPEEDUP,) if any(point.factors is None for point in others) else (),
+            headline=quality_headline(found),
+            words=(f"{goal}.", *((NO_SPEEDUP,) if any(point.factors is None for point in others) else ())),
             charts=lambda: quality_charts(group, found, reached_sheet(group, found)),
             sheets=sheets,
             brief=(f"{goal}.",),
@@ -82,18 +62,14 @@ class QualityView(GroupView):
     def remedy(self, group: Group) -> str:
         """An option."""
         return (
-            "not measured: these runs measure speed. To train to the workload's target, run it on real data with "
-            "--to-quality (that is --set measure.until=quality)."
+            "these runs measure throughput. To train to the workload's target, run it on real data with --to-accuracy."
         )
 
 
 def _goal(found: Quality) -> str:
     """What was wanted, until when, and what no skill reaches."""
-    bound = "at least" if found.higher_is_better else "at most"
-    return (
-        f"Target: {found.metric_title} {bound} {number_text(found.target, found.unit)}, within {found.limit}; without "
-        f"skill: {number_text(found.predictor_value, found.unit)} ({found.predictor})"
-    )
+    skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
+    return f"Target: {goal_text(found)} within {found.limit} ({skill})"
 
 
 def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
@@ -110,7 +86,7 @@ def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
         Column("reached", "Reached", lambda point: point.num_reached, _reached, is_brief=True),
         Column("invalid", "", lambda point: point.num_invalid),
         Column("lost", "", lambda point: point.num_lost),
-        Column("time_to_quality_s", "Time to quality", lambda point: point.time, has_interval=True, is_brief=True),
+        Column("time_to_quality_s", "Time to accuracy", lambda point: point.time, has_interval=True, is_brief=True),
         *(
             [Column("unstaged_s", "Without staging", lambda point: point.unstaged, has_interval=True, is_brief=True)]
             if any(point.unstaged for point in found.points)
@@ -135,7 +111,7 @@ def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
     )
     return Sheet(
         name="quality",
-        title="Time to quality",
+        title="Time to accuracy",
         columns=columns,
         rows=found.points,
         caption=REACHED_CAPTION + (STAGED_CAPTION if any(point.unstaged for point in found.points) else ""),
@@ -203,7 +179,7 @@ def _account_sheet(found: Quality) -> Sheet[_Share]:
     ]
     return Sheet(
         name="quality-time",
-        title="Where the time to quality goes",
+        title="Where the time to accuracy goes",
         columns=(),
         rows=rows,
         pivot=Pivot(
@@ -213,7 +189,6 @@ def _account_sheet(found: Quality) -> Sheet[_Share]:
             cell=_seconds_and_share,
         ),
         kind=lambda row: row.kind,
-        caption=ACCOUNT_CAPTION,
     )
 
 
@@ -232,7 +207,7 @@ def _trained_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
         return rates.get((point.ranks, point.nodes))
 
     def checked_rate(point: QualityPoint) -> Estimate | str | None:
-        return rate(point) if point.trained else "they contradict each other, see the warnings"
+        return rate(point) if point.trained else "contradictory, see the warnings"
 
     columns: tuple[Column[QualityPoint], ...] = (
         *place_columns(),
@@ -245,7 +220,7 @@ def _trained_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
         title="Throughput, epochs and time",
         columns=columns,
         rows=found.points,
-        caption=TRAINED_CAPTION,
+        is_folded=True,
     )
 
 
@@ -258,8 +233,8 @@ BATCH_COLUMNS: tuple[Column[BatchPoint], ...] = (
         lambda batch: batch.num_reached,
         lambda batch: Cell(reached_text(batch.num_reached, batch.num_runs), number=batch.num_reached),
     ),
-    Column("epochs_to_quality", "Epochs to quality", lambda batch: batch.epochs, has_interval=True),
-    Column("samples_to_quality", "Samples to quality", lambda batch: batch.samples, has_interval=True),
+    Column("epochs_to_quality", "Epochs to accuracy", lambda batch: batch.epochs, has_interval=True),
+    Column("samples_to_quality", "Samples to accuracy", lambda batch: batch.samples, has_interval=True),
     Column(
         "against_smallest",
         "Samples, against the smallest",
@@ -276,7 +251,6 @@ def _batches_sheet(found: Quality) -> Sheet[BatchPoint]:
         title="What each global batch needs",
         columns=BATCH_COLUMNS,
         rows=found.batches,
-        caption=BATCHES_CAPTION,
     )
 
 

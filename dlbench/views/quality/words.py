@@ -10,6 +10,7 @@ from dlbench.report.wording import (
     reached_text,
     runs_text,
     times_text,
+    value_text,
 )
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.verdicts import placed
@@ -26,19 +27,38 @@ def quality_verdict(subject: str, quality: Quality) -> str:
         subject: the workload in words, with preset, engine, precision, batch and data source.
         quality: what the runs say.
     """
-    goal = f"{quality.metric_title} of {number_text(quality.target, quality.unit)}"
+    goal = goal_text(quality)
     base, last = quality.points[0], quality.points[-1]
     reached, runs = (sum(p.num_reached for p in quality.points), sum(p.num_runs for p in quality.points))
     if reached < runs:
-        return f"{subject}: target not reached by all. {_not_reached(quality, goal, reached, runs)}"
-    sooner = f"{_time_at(last)} ({reached_text(last.num_reached, last.num_runs)})"
+        return f"{subject}: {_not_reached(quality, goal, reached, runs)}"
+    best = "" if last.best is None else f", best value {number_text(last.best.value, quality.unit)}"
+    sooner = f"{_time_at(last)} ({reached_text(last.num_reached, last.num_runs)}{best})"
     if last.factors is None or len(quality.points) == 1:
-        return f"{subject} reaches {goal} in {sooner}, median; {_basis(last.time)}."
+        median = f", median; {_basis(last.time)}" if last.num_reached > 1 else ""
+        return f"{subject}: target {goal} met in {sooner}{median}."
     return (
-        f"{subject}: all {runs_text(runs)} reach {goal}. {place_text(last.ranks, last.nodes)} "
+        f"{subject}: all {runs_text(runs)} met the target {goal}. {place_text(last.ranks, last.nodes)} "
         f"{_needs(last)} {_sooner(last.factors.speedup)} {place_text(base.ranks, base.nodes)} "
-        f"({_basis(last.factors.speedup)}): {_why(last.factors)}. Median time to quality: {_time_at(base)}, {sooner}."
+        f"({_basis(last.factors.speedup)}): {_why(last.factors)}. Median time to accuracy: {_time_at(base)}, {sooner}."
     )
+
+
+def goal_text(quality: Quality) -> str:
+    """``mean absolute error of at most 0.3000``."""
+    bound = "at least" if quality.higher_is_better else "at most"
+    return f"{quality.metric_title} of {bound} {number_text(quality.target, quality.unit)}"
+
+
+def quality_headline(quality: Quality) -> str:
+    """How many runs met the target, or how soon, in at most 100 characters."""
+    sign = ">=" if quality.higher_is_better else "<="
+    goal = f"{quality.metric_title} {sign} {number_text(quality.target, quality.unit)}"
+    last = quality.points[-1]
+    reached, runs = (sum(p.num_reached for p in quality.points), sum(p.num_runs for p in quality.points))
+    if reached < runs or last.time is None:
+        return f"{reached_text(reached, runs)} met {goal}"
+    return f"{goal} in {value_text(last.time)} at {place_text(last.ranks, last.nodes)} ({runs_text(last.num_runs)})"
 
 
 def _not_reached(quality: Quality, goal: str, reached: int, runs: int) -> str:
@@ -54,11 +74,11 @@ def _not_reached(quality: Quality, goal: str, reached: int, runs: int) -> str:
             if best and best.best
             else ""
         )
-        return f"None of {runs_text(runs)} came to {goal} within {quality.limit}.{found}"
+        return f"none of {runs_text(runs)} met the target {goal} within {quality.limit}.{found}"
     times = "; ".join(f"{_time_at(point)} ({point.num_reached} of {point.num_runs})" for point in quality.points)
     return (
-        f"{reached_text(reached, runs)} came to {goal} within {quality.limit} ({counts}), so there is no speed-up of "
-        f"the time to quality{_without_speedup(quality)}. Median time of those that did: {times}."
+        f"{reached_text(reached, runs)} met the target {goal} within {quality.limit} ({counts}): no speed-up of the "
+        f"time to accuracy{_without_speedup(quality)}. Median time of those that did: {times}."
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import figure_text, percent, place_text
+from dlbench.report.wording import percent, place_text
 from dlbench.units import format_bytes
+from dlbench.views.columns import telling
 from dlbench.views.model import Group
 from dlbench.views.reading.numbers import (
     COLD_SHARE,
@@ -23,21 +24,15 @@ from dlbench.views.view import GroupSource, GroupView, place_columns
 
 NOT_COUNTED = "not counted"
 
-READERS_CAPTION = (
-    "Fetching: getting the stored bytes of a sample (I/O). Preparing: decoding and augmenting (CPU). Shares of the "
-    "time that readers spent in both, means over runs. From storage: bytes that the kernel fetched from devices or "
-    "the network for the readers, read-ahead included, over bytes of samples read; the rest came from the page cache."
+READERS_CAPTION = "Fetching: getting the stored bytes of a sample (I/O); the rest is preparing (decode, augment)."
+STORAGE_CAPTION = (
+    " From storage: bytes fetched from devices or the network, read-ahead included, over bytes of samples read."
 )
 EPOCHS_CAPTION = (
-    "Means over the runs that read the epoch, all ranks together; fetching and preparing are sums over all readers, "
-    f"wait is that of a rank. Cold: at least {COLD_SHARE:.0%} of the data set was not in the page cache when the "
-    f"epoch began (where nobody looked: came from storage); warm: at most {WARM_SHARE:.0%}. Bytes from storage hold "
-    "read-ahead and the programs' own files."
+    f"Cold: at least {COLD_SHARE * 100:.0f} % of the data set was not in the page cache when the epoch began; warm: at "
+    f"most {WARM_SHARE * 100:.0f} %. Fetching and preparing: sums over all readers."
 )
-CHOICES_CAPTION = (
-    "What the automatic choice measured before training (data.loader_workers or data.prefetch_batches auto): samples "
-    "per second of one rank while all ranks read, in the first run of each rank count."
-)
+CHOICES_CAPTION = "Samples per second of one rank while all ranks read, before training."
 
 
 class ReadingView(GroupView):
@@ -59,10 +54,9 @@ class ReadingView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{group.parts_caption}.",
-            words=(_finding(found.points[-1]),),
+            headline=_finding(found.points[-1]),
             sheets=(
-                _readers_sheet(found.points),
+                _readers_sheet(found),
                 *((_epochs_sheet(found.epochs),) if found.epochs else ()),
                 *((_choices_sheet(found.choices),) if found.choices else ()),
             ),
@@ -71,31 +65,34 @@ class ReadingView(GroupView):
 
 
 def _finding(point: ReadingPoint) -> str:
-    where = f"At {place_text(point.ranks, point.nodes)}"
     if point.fetch_share is None:
-        return f"{where} readers say nothing of their time."
-    share = point.fetch_share
-    larger = "fetching (I/O)" if share.value >= 0.5 else "preparing (CPU)"
-    text = f"{where} readers spend {figure_text(share)} of their time in fetching samples, the rest in preparing them"
-    stored = (
-        "" if point.storage_share is None else f"; {percent(min(1.0, point.storage_share))} of the bytes from storage"
+        return "unknown what readers spent their time on"
+    share = point.fetch_share.value
+    text = (
+        f"fetching (I/O) takes {percent(share)} of the readers' time"
+        if share >= 0.5
+        else f"preparing (CPU) takes {percent(1 - share)} of the readers' time"
     )
-    return f"{text}{stored}. The larger part is {larger}."
+    if point.storage_share is None:
+        return text
+    return f"{text}; {percent(min(1.0, point.storage_share))} of the bytes from storage"
 
 
 def _notes(found: Reading) -> Iterator[str]:
     if found.asked_cache != "any":
         for point in found.points:
             if not point.cache_in_force:
-                yield (
-                    f"data.cache {found.asked_cache} was NOT in force at {place_text(point.ranks, point.nodes)}: "
-                    f"{' | '.join(point.cache)}."
-                )
-    kept = dict.fromkeys(text for point in found.points if point.cache_in_force for text in point.cache if text)
+                where = place_text(point.ranks, point.nodes)
+                yield f"Warning: data.cache {found.asked_cache} was not in force at {where}: {' | '.join(point.cache)}."
+    in_force = (point for point in found.points if point.cache_in_force and point.cached_share is None)
+    kept = dict.fromkeys(text for point in in_force for text in point.cache if text)
     yield from (f"Page cache: {text}." for text in kept)
 
 
-def _readers_sheet(points: Sequence[ReadingPoint]) -> Sheet[ReadingPoint]:
+def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:
+    points = found.points
+    stored = any(point.storage_share is not None for point in points)
+    prefetch = any(point.loader_workers != (0,) for point in points)
     columns: tuple[Column[ReadingPoint], ...] = (
         *place_columns(),
         Column(
@@ -103,17 +100,16 @@ def _readers_sheet(points: Sequence[ReadingPoint]) -> Sheet[ReadingPoint]:
         ),
         Column(
             "prefetch_batches",
-            "Batches read ahead, each",
+            "Batches read ahead, each" if prefetch else "",
             lambda point: _several(point.prefetch_batches),
             lambda point: "none" if point.loader_workers == (0,) else _several(point.prefetch_batches),
         ),
         Column("fetch_share", "Fetching", lambda point: point.fetch_share, has_interval=True, is_brief=True),
         Column(
             "prepare_share",
-            "Preparing",
+            "",
             lambda point: None if point.fetch_share is None else complement(point.fetch_share),
             has_interval=True,
-            is_brief=True,
         ),
         Column(
             "storage_share",
@@ -126,12 +122,22 @@ def _readers_sheet(points: Sequence[ReadingPoint]) -> Sheet[ReadingPoint]:
             "cached_share",
             "Data set cached at the start",
             lambda point: point.cached_share,
-            lambda point: Cell("not known") if point.cached_share is None else _share_cell(point.cached_share),
+            lambda point: Cell("unknown") if point.cached_share is None else _share_cell(point.cached_share),
         ),
-        Column("cache_in_force", "Page cache as asked", lambda point: point.cache_in_force),
-        Column("runs", "Runs", lambda point: point.num_runs),
+        Column(
+            "cache_in_force",
+            "Page cache as asked" if found.asked_cache != "any" else "",
+            lambda point: point.cache_in_force,
+        ),
+        Column("runs", "", lambda point: point.num_runs),
     )
-    return Sheet(name="readers", title="Readers by rank count", columns=columns, rows=points, caption=READERS_CAPTION)
+    return Sheet(
+        name="readers",
+        title="Readers by rank count",
+        columns=telling(columns, points),
+        rows=points,
+        caption=READERS_CAPTION + (STORAGE_CAPTION if stored else ""),
+    )
 
 
 def _several(values: Sequence[int]) -> str:
@@ -139,7 +145,7 @@ def _several(values: Sequence[int]) -> str:
 
 
 def _workers(point: ReadingPoint) -> str:
-    return "none: the training process reads" if point.loader_workers == (0,) else _several(point.loader_workers)
+    return "none (training process)" if point.loader_workers == (0,) else _several(point.loader_workers)
 
 
 def _share_cell(share: float) -> Cell:
@@ -148,6 +154,8 @@ def _share_cell(share: float) -> Cell:
 
 
 def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
+    is_known = any(one.temperature in ("cold", "warm", "mixed") for one in epochs)
+
     def tier(name: str, title: str) -> Column[EpochReads]:
         has_any = any(getattr(one, f"{name}_bytes") for one in epochs)
         return Column(
@@ -158,7 +166,7 @@ def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
         *place_columns(),
         Column("epoch", "Epoch", lambda one: one.epoch, _epoch_text, is_brief=True),
         Column("is_whole", "", lambda one: one.is_whole),
-        Column("temperature", "Cold or warm", lambda one: one.temperature, is_brief=True),
+        Column("temperature", "Cold or warm" if is_known else "", lambda one: one.temperature, is_brief=True),
         tier("shared", "From the shared file system"),
         tier("local", "From node-local disk"),
         tier("memory", "From memory of the node"),
@@ -170,10 +178,15 @@ def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
         Column("epoch_s", "Length", lambda one: one.seconds, has_interval=True, is_brief=True),
         Column("bytes_per_s", "Rate", lambda one: one.bytes_per_s, _rate),
         Column("samples", "", lambda one: one.samples),
-        Column("runs", "Runs", lambda one: one.num_runs),
+        Column("runs", "", lambda one: one.num_runs),
     )
     return Sheet(
-        name="reads", title="What was read, epoch by epoch", columns=columns, rows=epochs, caption=EPOCHS_CAPTION
+        name="reads",
+        title="What was read, epoch by epoch",
+        columns=telling(columns, epochs, keep=("epoch",)),
+        rows=epochs,
+        caption=EPOCHS_CAPTION if is_known else "",
+        is_folded=not (is_known and any(one.is_whole for one in epochs)),
     )
 
 

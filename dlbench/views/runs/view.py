@@ -8,13 +8,11 @@ from dlbench.report.document import Section
 from dlbench.report.runs import MAX_LISTED, warnings_cell, without_figures
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import runs_text
+from dlbench.views.columns import telling
 from dlbench.views.model import EnvironmentDifference, Report, RunRow
 from dlbench.views.view import ReportView
 
-CAPTION = (
-    "One run per line: throughput is that of all ranks together; the step is that of the slowest rank; scatter is the "
-    "standard deviation of step times over their mean. A single run has no interval."
-)
+CAPTION = "Scatter: standard deviation of step times over their mean."
 
 
 class RunsView(ReportView):
@@ -28,7 +26,9 @@ class RunsView(ReportView):
         """One table."""
         if not report.runs:
             return ()
-        return (Section(id=self.id, title=self.title, sheets=(runs_sheet(report.runs),)),)
+        without = len(report.without_figures)
+        headline = f"{runs_text(len(report.runs))}, {without or 'none'} excluded"
+        return (Section(id=self.id, title=self.title, headline=headline, sheets=(runs_sheet(report.runs),)),)
 
 
 def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
@@ -45,6 +45,8 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
         Column("batch_per_rank", "", lambda run: run.batch_per_rank),
         Column("scaling", "", lambda run: run.scaling),
         Column("series", "", lambda run: run.series),
+        Column("variant", "", lambda run: run.variant),
+        Column("side", "", lambda run: run.side),
         Column("ranks", "Ranks", lambda run: run.ranks),
         Column("nodes", "Nodes", lambda run: run.nodes),
         Column("repeat", "Repeat", lambda run: run.repeat),
@@ -57,7 +59,7 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
         Column("finished", "", lambda run: run.finished),
         Column("story", "", lambda run: run.story),
         Column("warnings", "Warnings", lambda run: " | ".join(run.warnings), lambda run: warnings_cell(run.warnings)),
-        Column("", "Configuration", lambda run: run.configuration),
+        Column("", "Configuration", lambda run: f"{run.workload}, {run.preset}, {run.engine}, {run.precision}"),
         Column("goal", "", lambda run: run.goal),
         Column("reached", "", lambda run: run.reached),
         Column("time_to_quality_s", "", lambda run: run.time_to_quality_s),
@@ -67,7 +69,7 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
     return Sheet(
         name="runs",
         title="All runs",
-        columns=columns,
+        columns=telling(columns, runs, keep=("repeat",)),
         rows=runs,
         caption=CAPTION,
         is_sortable=True,
@@ -76,10 +78,10 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
 
 
 class WithoutFiguresView(ReportView):
-    """Runs that yield no figure, and why."""
+    """Runs that are in no figure, and why."""
 
     id = "without-figures"
-    title = "Runs without figures"
+    title = "Excluded runs"
     level = "appendix"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
@@ -110,19 +112,17 @@ class EnvironmentView(ReportView):
             return ()
         surprising = [item for item in found.differences if not item.expected]
         if surprising:
-            finding = (
-                "The runs did not all run in the same environment. What differs stands first in the table, with the "
-                "number of runs behind each value."
-            )
+            keys = [item.key for item in surprising]
+            more = f" and {len(keys) - 2} more" if len(keys) > 2 else ""
+            finding = f"runs differ in {', '.join(key[:30] for key in keys[:2])}{more}"
         else:
-            apart = ", apart from what names the job and the place in it" if found.differences else ""
-            finding = f"The environment of all {runs_text(found.num_runs)} with figures is the same{apart}."
+            finding = f"the same in all {runs_text(found.num_runs)}"
         common = [_Setting(key, value, "all") for key, value in found.common]
         recorded = [*_settings(list(found.differences), " (differs)"), *common]
-        sheets = [_sheet("environment", "Everything that was recorded of the environment", recorded, bool(surprising))]
+        sheets = [_sheet("environment", "Everything that was recorded of the environment", recorded, True)]
         if surprising:
             sheets.insert(0, _sheet("environment-differences", "What differs", _settings(surprising, ""), False))
-        return (Section(id=self.id, title=self.title, words=(finding,), sheets=tuple(sheets)),)
+        return (Section(id=self.id, title=self.title, headline=finding, sheets=tuple(sheets)),)
 
 
 def _settings(items: list[EnvironmentDifference], mark: str) -> list[_Setting]:

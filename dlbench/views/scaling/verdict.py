@@ -1,141 +1,115 @@
-"""The figures of a group become one sentence that a person can repeat."""
+"""The figures of a group become two sentences that a person can repeat."""
 
 from __future__ import annotations
 
 from dlbench.reading.attribution import Part
 from dlbench.reading.scaling import Point
-from dlbench.report.wording import (
-    PART_TITLES,
-    basis_text,
-    figure_text,
-    percent,
-    place_text,
-    share_of_loss,
-    value_text,
-)
+from dlbench.report.wording import basis_text, figure_text, percent, place_text, points
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.stats.verdicts import placed
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
-from dlbench.views.causes.numbers import LostPercent
-from dlbench.views.causes.words import CAUSE_TITLES
-from dlbench.views.exchange.numbers import ExchangePoint
+from dlbench.views.causes.numbers import CausePoint, LostPercent
+from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.model import Group
 
+MOST_NAMED = 3
+"""Parts of a loss that are named."""
 
-def verdict(
-    subject: str,
-    unit: str,
-    all_points: tuple[Point, ...],
-    *,
-    is_sufficient: bool,
-    is_crowded: bool,
-    exchange: tuple[ExchangePoint, ...] = (),
-    causes: LostPercent | None = None,
-) -> str:
-    """What the largest scaling point says, in plain words, with its interval and its validity.
+
+def verdict(unit: str, all_points: tuple[Point, ...], *, is_crowded: bool, causes: LostPercent | None = None) -> str:
+    """What the largest scaling point says, in two sentences: the efficiency with its interval, and what it lost.
 
     Args:
-        subject: the workload in words, with preset, engine, precision, batch and data source.
         unit: what a sample is called.
         all_points: points of the group, baseline first.
-        is_sufficient: whether every point has enough runs for a comparison.
         is_crowded: whether ranks shared cores, which makes a scaling figure meaningless.
-        exchange: what is known of the exchange of these points.
-        causes: the loss by cause, which names it where it is known; else the parts of the step do.
+        causes: the account of the lost percent, where there is one.
     """
     base, last = all_points[0], all_points[-1]
+    where = place_text(last.ranks, last.nodes)
     if len(all_points) == 1:
         return (
-            f"{subject} trains {figure_text(base.throughput)} {unit} per second at "
-            f"{place_text(base.ranks, base.nodes)} ({basis_text(base.throughput)}). A scaling figure needs a second "
-            "rank count."
+            f"{figure_text(base.throughput)} {unit}/s at {where} ({basis_text(base.throughput)}). "
+            "Scaling needs a second rank count."
         )
     sentence = (
-        f"{subject} keeps {figure_text(last.efficiency)} of the ideal at {place_text(last.ranks, last.nodes)}, "
-        f"measured against {place_text(base.ranks, base.nodes)} ({basis_text(last.efficiency)})"
+        f"Scaling efficiency {figure_text(last.efficiency)} at {where} "
+        f"({place_text(base.ranks, base.nodes)} = 100 %; {basis_text(last.efficiency)})."
     )
-    few = "" if is_sufficient else " Too few runs for a comparison."
-    crowded = " Ranks shared cores: this says nothing about the scaling of the machine." if is_crowded else ""
-    told = next((point for point in exchange if (point.ranks, point.nodes) == (last.ranks, last.nodes)), None)
-    return f"{sentence}{_explanation(last, causes)}{_communication(last, told)}{few}{crowded}"
+    if is_crowded:
+        return f"{sentence} Ranks shared cores: this says nothing about the scaling of the machine."
+    more = _explanation(last, None if causes is None else _account_of(last, causes))
+    return f"{sentence} {more}" if more else sentence
 
 
-def _communication(point: Point, told: ExchangePoint | None) -> str:
-    """Where the exchange costs most: how much of the communication is exposed, and how much must be."""
-    worst = main_loss(point)
-    is_explained = 1 - point.efficiency.value >= WORTH_EXPLAINING and point.whole.lost.value > 0
-    if told is None or worst is None or worst.name != "exchange" or not is_explained:
-        return ""
-    if told.communication is None or told.exposed is None:
-        return ""
-    text = f" Communication takes {value_text(told.communication)} per step, {value_text(told.exposed)} of it exposed"
-    if told.prediction is None:
-        return f"{text}."
-    best, efficiency = told.prediction.best_exposed, told.prediction.efficiency
-    return (
-        f"{text}; by the model the best merging leaves {value_text(best)}, for {value_text(efficiency)} of the ideal."
-    )
+def _account_of(point: Point, causes: LostPercent) -> CausePoint | None:
+    return next((one for one in causes.diagnosed.points if (one.ranks, one.nodes) == (point.ranks, point.nodes)), None)
 
 
-def _explanation(point: Point, causes: LostPercent | None) -> str:
+def _explanation(point: Point, account: CausePoint | None) -> str:
     loss = 1 - point.efficiency.value
-    found = placed(point.efficiency, 1 - WORTH_EXPLAINING, 1 + WORTH_EXPLAINING)
+    low, high = point.efficiency.low, point.efficiency.high
+    is_noise = low is not None and high is not None and low <= 1 <= high
     if abs(loss) < WORTH_EXPLAINING:
-        if found == "undecided":
-            return f". Whether {percent(WORTH_EXPLAINING, 0)} or more is lost is undecided."
-        return ". There is no loss worth explaining."
-    is_noise = placed(point.efficiency, 1, 1) == "undecided"
+        if placed(point.efficiency, 1 - WORTH_EXPLAINING, 1 + WORTH_EXPLAINING) == "undecided":
+            return f"Whether {percent(WORTH_EXPLAINING, 0)} or more is lost is undecided."
+        return "There is no loss worth explaining."
     if loss < 0:
-        why = "the interval reaches 100 %" if is_noise else "the baseline ran with a handicap, or its runs drifted"
-        return f". That is more than the ideal: {why}."
-    doubt = " The interval reaches 100 %: the loss may be noise." if is_noise else ""
-    worst = main_loss(point)
-    if worst is None or point.whole.lost.value <= 0:
-        return f". On average over the runs nothing is lost: arithmetic and geometric means disagree.{doubt}"
-    # Only means sum to a whole, so the parts are arithmetic means; the efficiency before them is of geometric ones.
-    name, lost, is_noise = _largest_cause(point, causes) or (_part_title(worst), worst.lost.value, False)
-    share = f"{name} ({share_of_loss(lost, point.whole.lost.value)} on average{', within the noise' * is_noise})"
-    return f"; the largest part of the loss is {share}.{doubt}"
+        why = "its interval includes 100 %" if is_noise else "the baseline ran with a handicap, or its runs drifted"
+        return f"That is above the ideal: {why}."
+    doubt = "; the interval includes 100 %, so it may be noise" if is_noise else ""
+    if account is None:
+        return f"{doubt.removeprefix('; ').capitalize()}." if doubt else ""
+    return f"{_losses(account)}{doubt}."
 
 
-def _part_title(part: Part) -> str:
-    """Parts do not tell the exchange from waiting in it."""
-    return f"{PART_TITLES[part.name]}{', waiting for late ranks included' if part.name == 'exchange' else ''}"
+def _losses(account: CausePoint) -> str:
+    """The largest parts of a loss, the largest first; gains apart."""
+    lost = sorted((one for one in account.causes if one.lost.value >= 0.0005), key=lambda one: -one.lost.value)
+    if len(lost) == 1:
+        balance = account.balance
+        title = f"{CAUSE_TITLES[lost[0].name]}{_whose(account, lost[0])}"
+        if balance.has_gains:
+            return f"{balance.lost_text} lost to {title}{balance.gains_text}"
+        return f"{balance.lost_text} lost, all to {title}"
+    first, *others = lost[:MOST_NAMED]
+    named = [f"{_points(first)} are {CAUSE_TITLES[first.name]}{_whose(account, first)}"]
+    named += [f"{_points(one)} {CAUSE_TITLES[one.name]}" for one in others]
+    listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+    whole = account.balance
+    gains = f" ({whole.gains_text.removeprefix(', ')})" if whole.has_gains else ""
+    return f"Of {whole.lost_text} lost{gains}, {listed}"
 
 
-def _largest_cause(point: Point, causes: LostPercent | None) -> tuple[str, float, bool] | None:
-    """The cause that the diagnosis of this point names, its share of the ideal, and whether that is within the noise.
-
-    None where no cause is known.
-    """
-    for one in causes.diagnosed.points if causes else ():
-        if (one.ranks, one.nodes) == (point.ranks, point.nodes) and one.verdict.cause:
-            lost = one.cause(one.verdict.cause).lost.value
-            return CAUSE_TITLES[one.verdict.cause], lost, one.verdict.finding == "within noise"
-    return None
+def _points(part: Part) -> str:
+    return points(part.lost.value).removesuffix(" points")
 
 
-def main_loss(point: Point) -> Part | None:
-    """The part that costs most of the ideal; None where no part costs anything."""
-    worst = max(point.parts, key=lambda part: part.lost.value)
-    return worst if worst.lost.value > 0 else None
+def _whose(account: CausePoint, part: Part) -> str:
+    """The rank that is waited for most."""
+    if part.name != "straggler" or not account.waiting_ranks:
+        return ""
+    first = account.waiting_ranks[0]
+    return f" ({percent(first.waited_share, 0)} for rank {first.rank})" if first.waited_share >= 0.5 else ""
 
 
 def next_step(group: Group) -> str:
-    """What to do next, in a sentence: the first experiment of the diagnosis of the largest point, or what a comparison
-    still lacks; empty where nothing suggests itself.
+    """What to do next, in a sentence; empty where nothing suggests itself.
+
+    The first experiment of the diagnosis of the largest point; more repeats only where the loss cannot be told from
+    noise, or nothing else is known.
     """
     if len(group.points) == 1:
         return f"Run the same workload at more rank counts, for example --ranks {more_ranks(group)}."
-    if not group.is_sufficient:
-        return f"Repeat every point at least {MIN_RUNS} times (--repeats {MIN_RUNS}), so that noise can be told apart."
-    last = group.largest
     found = group.of(LostPercent)
-    if found is None or 1 - last.efficiency.value < WORTH_EXPLAINING:
-        return ""
-    for point in found.diagnosed.points:
-        if (point.ranks, point.nodes) == (last.ranks, last.nodes) and point.verdict.experiments:
-            return sentence(point.verdict.experiments[0].text)
+    account = None if found is None else _account_of(group.largest, found)
+    if account is not None and account.verdict.experiments:
+        confirm = f"; confirm with --repeats {MIN_RUNS}" if account.verdict.finding == "likely" else ""
+        return sentence(f"{account.verdict.experiments[0].text}{confirm}")
+    if not group.is_sufficient:
+        return f"Repeat every point at least {MIN_RUNS} times (--repeats {MIN_RUNS}) to tell noise apart."
+    if account is not None and account.verdict.finding == "within noise":
+        return f"Repeat more often to tell noise apart (--repeats {2 * MIN_RUNS})."
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlbench.reading.scaling import Point
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import PART_TITLES, basis_text, lost_text, place_text
+from dlbench.report.wording import basis_text, figure_text, place_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.model import Group
 from dlbench.views.scaling.charts import scaling_charts
@@ -41,7 +41,8 @@ class ScalingView(GroupView):
             charts=lambda: scaling_charts(group),
             charts_per_row=3,
             sheets=(points_sheet(group.points, group.sample_unit),),
-            brief=(_losses(group), group.baseline_note, *([f"Next: {group.next_step}"] if group.next_step else [])),
+            headline=_headline(group),
+            brief=(f"Intervals: {_basis(group.largest)}.",),
             where={
                 "sample_unit": group.sample_unit,
                 "scaling": group.scaling,
@@ -111,12 +112,9 @@ def _basis(point: Point) -> str:
     return own if own == ratio else f"{own}; ratios {ratio}"
 
 
-def _losses(group: Group) -> str:
-    """The largest losses of the largest point, in one sentence."""
-    if len(group.points) == 1:
-        return f"Intervals: {basis_text(group.baseline.throughput)}."
+def _headline(group: Group) -> str:
     last = group.largest
-    worst = sorted((part for part in last.parts if part.lost.value > 0), key=lambda part: -part.lost.value)[:3]
-    parts = ", ".join(f"{PART_TITLES[part.name]} {lost_text(part.lost)}" for part in worst)
-    lost = f" Lost at {place_text(last.ranks, last.nodes)} on average: {lost_text(last.whole.lost)} ({parts})."
-    return f"Intervals: {_basis(last)}.{lost if worst else ''}"
+    where = place_text(last.ranks, last.nodes)
+    if len(group.points) == 1:
+        return f"{figure_text(last.throughput)} {group.sample_unit}/s at {where}"
+    return f"Efficiency {figure_text(last.efficiency)} at {where}"

@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlbench.report.table import Cell, Column, Sheet, times_cell
-from dlbench.report.wording import basis_text, number_text, percent
+from dlbench.report.wording import number_text, percent
+from dlbench.views.columns import telling
 from dlbench.views.shuffling.numbers import Audit, AuditPoint, AuditRow, ShuffleComparison, ShuffleRow
 from dlbench.views.view import place_columns
 
 POINTS_CAPTION = (
-    "Over all runs of a rank count. Novelty: share of a rank's samples that it did not read in the epoch before, "
-    "over what global shuffling gives (1 - 1/ranks): 0 under local, about 1 under global shuffling. Label distance: "
-    "total variation distance between the classes of a rank's samples and those of all, mean over ranks: 0 is the "
-    "same mix. Both are means over whole epochs and runs. Cost of the audit: of the measured steps, largest of any "
-    "run."
+    "Novelty: share of a rank's samples that it did not read in the epoch before, over that of global shuffling. Label "
+    "distance: total variation between the classes of a rank and of all; 0: the same mix."
 )
-EPOCHS_CAPTION = (
-    "One run of each rank count, one with errors where there is any. Left out: by rule, because they fill no batch on "
-    "every rank. In an epoch that was not read whole, samples that were never read are no error."
-)
-COMPARED_CAPTION = (
-    "Runs that differ in shuffling, and in the staging that it needs, and in nothing else. Epoch: samples of the "
-    "data set over the measured rate, median over runs. Factor: epoch of global shuffling over epoch here; above 1, "
-    "epochs are faster than with global shuffling."
-)
+EPOCHS_CAPTION = "One run of each rank count. Left out: because they fill no batch on every rank."
+COMPARED_CAPTION = "Runs alike but for shuffling and its staging. Above 1: faster than with global shuffling."
 
 
 def points_sheet(found: Audit) -> Sheet[AuditPoint]:
-    """The audit of all runs by rank count."""
+    """The audit of all runs by rank count; people see it where there are errors, exchange, or whole epochs."""
+    points = found.points
+    mixed = any(point.novelty is not None for point in points)
+    is_telling = mixed or any(point.num_bad or point.whole_epochs or point.sent for point in points)
+
     columns: tuple[Column[AuditPoint], ...] = (
         *place_columns(),
         Column("shuffle", "", lambda point: found.shuffle),
         Column("partition", "", lambda point: found.partition),
-        Column("exchanged_share", "Exchanged per epoch", lambda point: point.exchanged_share, unit="fraction"),
+        Column(
+            "exchanged_share",
+            "Exchanged per epoch",
+            lambda point: point.exchanged_share,
+            unit="fraction",
+        ),
         Column("audited_runs", "Runs", lambda point: point.num_runs, is_brief=True),
         Column("bad_runs", "With errors", lambda point: point.num_bad, is_brief=True),
         Column("whole_epochs", "Whole epochs", lambda point: point.whole_epochs),
@@ -41,15 +41,41 @@ def points_sheet(found: Audit) -> Sheet[AuditPoint]:
         Column("never", "Never read", lambda point: point.never, is_brief=True),
         Column("sent", "Sent", lambda point: point.sent),
         Column("received", "Received", lambda point: point.received),
-        Column("novelty", "Novelty", lambda point: point.novelty, lambda point: _three(point.novelty), is_brief=True),
-        Column("label_distance", "Label distance", lambda point: point.label_distance, _distance, is_brief=True),
-        Column("held_samples_peak", "Held by a rank at most", lambda point: point.held_samples_peak),
-        Column("exchange_wait_s", "Longest wait for samples", lambda point: point.exchange_wait_s, unit="s"),
-        Column("audit_s", "Cost of the audit", lambda point: point.audit_s, has_interval=True),
-        Column("audit_share", "Of the steps", lambda point: point.audit_share, unit="fraction"),
+        Column(
+            "novelty",
+            "Novelty" if mixed else "",
+            lambda point: point.novelty,
+            lambda point: _three(point.novelty),
+            is_brief=True,
+        ),
+        Column(
+            "label_distance",
+            "Label distance",
+            lambda point: point.label_distance,
+            _distance,
+            is_brief=True,
+        ),
+        Column(
+            "held_samples_peak",
+            "Held by a rank at most",
+            lambda point: point.held_samples_peak,
+        ),
+        Column(
+            "exchange_wait_s",
+            "Longest wait for samples",
+            lambda point: point.exchange_wait_s,
+            unit="s",
+        ),
+        Column("audit_s", "", lambda point: point.audit_s, has_interval=True),
+        Column("audit_share", "", lambda point: point.audit_share, unit="fraction"),
     )
     return Sheet(
-        name="shuffle-audit", title="Shuffle audit", columns=columns, rows=found.points, caption=POINTS_CAPTION
+        name="shuffle-audit",
+        title="Shuffle audit",
+        columns=telling(columns, points),
+        rows=points,
+        caption=POINTS_CAPTION if mixed else "",
+        is_shown=lambda point: is_telling,
     )
 
 
@@ -86,10 +112,10 @@ def epochs_sheet(rows: Sequence[AuditRow]) -> Sheet[AuditRow]:
     return Sheet(
         name="shuffle-epochs",
         title="Who read what, epoch by epoch",
-        columns=columns,
+        columns=telling(columns, rows, keep=("epoch",)),
         rows=rows,
         caption=EPOCHS_CAPTION,
-        is_folded=len(rows) > 8,
+        is_folded=True,
     )
 
 
@@ -122,7 +148,6 @@ def compared_sheet(found: ShuffleComparison) -> Sheet[ShuffleRow]:
         Column("metric", "", lambda row: row.metric),
         Column("final_value", "Last value" if has_metric else "", lambda row: row.final, has_interval=True),
         Column("is_paired", "In pairs", lambda row: row.is_paired, _paired),
-        Column("", "Interval", lambda row: "" if row.factor is None else basis_text(row.factor)),
     )
     return Sheet(
         name="shuffling",

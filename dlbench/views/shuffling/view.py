@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dlbench.report.document import Mark, Section
-from dlbench.report.wording import figure_text, number_text, place_text, times_text
+from dlbench.report.wording import figure_text, number_text, percent, place_text, runs_text, times_text
 from dlbench.views.model import Group, Report
 from dlbench.views.shuffling.charts import learning_charts, way_text
 from dlbench.views.shuffling.numbers import Audit, ShuffleComparison, audit, comparisons
 from dlbench.views.shuffling.tables import compared_sheet, epochs_sheet, exchanged_text, points_sheet, samples_text
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView
+
+WORTH_SAYING = 0.001
+"""Share of the steps below which the cost of the audit is not mentioned."""
 
 
 class ShuffleAuditView(GroupView):
@@ -32,9 +35,9 @@ class ShuffleAuditView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{group.caption}.",
+            headline=_headline(found),
             marks=tuple(_marks(found)),
-            words=(_finding(found),),
+            notes=(_finding(found),),
             sheets=(points_sheet(found), *((epochs_sheet(found.epochs),) if found.epochs else ())),
         )
 
@@ -47,25 +50,25 @@ def _marks(found: Audit) -> Iterator[Mark]:
         yield Mark(severity="serious", label="Error", text=f"{left} more errors; the records hold all of them")
 
 
+def _headline(found: Audit) -> str:
+    bad = sum(point.num_bad for point in found.points)
+    runs = sum(point.num_runs for point in found.points)
+    if bad:
+        twice, never = (sum(getattr(point, name) for point in found.points) for name in ("twice", "never"))
+        return f"errors in {bad} of {runs} runs: {samples_text(twice)} read more than once, {samples_text(never)} never"
+    if any(point.whole_epochs for point in found.points):
+        return f"no sample read twice or missed in an epoch ({runs_text(runs)})"
+    return f"no sample read twice ({runs_text(runs)}); no epoch was read whole"
+
+
 def _finding(found: Audit) -> str:
     last = found.points[-1]
     parts = f", first parts {found.partition}" if found.partition else ""
     how = f"Shuffling {found.shuffle}{parts}"
     if found.shuffle.startswith("partial"):
         how += f" ({exchanged_text(last.exchanged_share)})"
-    bad = sum(point.num_bad for point in found.points)
-    runs = sum(point.num_runs for point in found.points)
-    if bad:
-        twice, never = (sum(getattr(point, name) for point in found.points) for name in ("twice", "never"))
-        told = (
-            f"{bad} of {runs} runs have errors: {samples_text(twice)} read more than once in an epoch, "
-            f"{samples_text(never)} never"
-        )
-    elif any(point.whole_epochs for point in found.points):
-        told = f"in {runs} runs no sample was read twice in an epoch, and none was missed in a whole one"
-    else:
-        told = f"in {runs} runs no sample was read twice in an epoch; no epoch was read whole"
-    text = f"{how}: {told}."
+    cost = max(point.audit_share or 0.0 for point in found.points)
+    text = f"{how}; the audit costs {percent(cost)} of the steps." if cost >= WORTH_SAYING else f"{how}."
     if last.novelty is not None:
         text += f" At {place_text(last.ranks, last.nodes)} novelty is {last.novelty:.2f} of global shuffling's"
         text += "." if last.label_distance is None else f", label distance {last.label_distance:.2f}."
@@ -95,11 +98,27 @@ class ShufflingView(ReportView):
             Section(
                 id=self.id,
                 title=self.title,
+                headline=_compared(found),
                 words=tuple(text for one in found for text in _findings(one)),
                 charts=lambda: learning_charts(found),
                 sheets=tuple(map(compared_sheet, found)),
             ),
         )
+
+
+def _compared(found: Sequence[ShuffleComparison]) -> str:
+    """The way that gains most against global shuffling at the largest rank count of the first set."""
+    first = found[0]
+    last = (first.rows[-1].ranks, first.rows[-1].nodes)
+    rows = [
+        (row.factor.value, row)
+        for row in first.rows
+        if (row.ranks, row.nodes) == last and row.factor is not None and row.shuffle != "global"
+    ]
+    if not rows:
+        return "nothing to compare: other shuffling, or global shuffling, did not run"
+    factor, row = max(rows, key=lambda item: item[0])
+    return f"{place_text(*last)}: epochs {factor:.2f}x as fast with {way_text(row)} as with global shuffling"
 
 
 def _findings(found: ShuffleComparison) -> Iterator[str]:
@@ -113,6 +132,7 @@ def _findings(found: ShuffleComparison) -> Iterator[str]:
     for row in rows:
         if row.factor is not None and not row.is_reference:
             value = "" if row.final is None else f", last value {figure_text(row.final)}"
-            told.append(f"{times_text(row.factor)} the time of one with {way_text(row)}{value}")
+            staged = "" if row.staging == "none" else f" ({row.staging} staging)"
+            told.append(f"{times_text(row.factor)} the time of one with {way_text(row)}{staged}{value}")
     if told:
         yield (f"{found.label}, {place_text(*last)}: an epoch with global shuffling takes {'; '.join(told)}.")

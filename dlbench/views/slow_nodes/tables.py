@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbench.reading.slow_nodes import ACCUSED, HostHistory, SlowNodes
+from dlbench.reading.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes
 from dlbench.report.table import Cell, Column, Sheet, unit_cell
 from dlbench.report.wording import percent
 from dlbench.stats.estimates import Estimate
@@ -41,9 +41,8 @@ def host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
         rows=found.hosts,
         is_shown=lambda one: one.verdict in ACCUSED or one in slowest,
         caption=(
-            "Means over sessions (jobs, or commands outside of Slurm); in brackets 95 % (Student t), or the range "
-            "below five sessions. Leaves later: share of a step by which its exchanges end after the others'. Fair "
-            "share: steps in which one of its ranks would come last if all ranks did equally often."
+            f"Own work: the slowest rank's step without exchange, over the other hosts'; slow: above "
+            f"{found.threshold:g} by a t test over sessions (false discovery rate {FALSE_SHARE * 100:.0f} %)."
             + (f" The {left} fastest hosts are left out." if left else "")
         ),
     )

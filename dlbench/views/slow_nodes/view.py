@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dlbench.reading.sessions import MIN_SESSIONS
-from dlbench.reading.slow_nodes import FALSE_SHARE, SlowNodes, slow_nodes
+from dlbench.reading.slow_nodes import ACCUSED, SlowNodes, slow_nodes
 from dlbench.report.document import Section
 from dlbench.report.wording import clean, runs_text, slow_link_text
 from dlbench.views.model import Report
@@ -33,6 +33,7 @@ class SlowNodesView(ReportView):
         section = Section(
             id=self.id,
             title=self.title,
+            headline=_headline(found),
             words=tuple(_words(found)),
             charts=lambda: slow_node_charts(found),
             sheets=(host_sheet(found),),
@@ -43,12 +44,21 @@ class SlowNodesView(ReportView):
         """Runs on two hosts."""
         found = report.of(SlowNodes)
         faulty = f" {runs_text(found.num_faulty)} with a planted fault left out." if found and found.num_faulty else ""
-        return f"not known: no counted run had ranks on two hosts or more.{faulty}"
+        return f"unknown: no run had ranks on two hosts or more.{faulty}"
+
+
+def _headline(found: SlowNodes) -> str:
+    accused = [clean(one.host, 30) for one in found.hosts if one.verdict in ACCUSED]
+    if not accused:
+        return f"none of {len(found.hosts)} hosts is shown to be slow ({sessions_text(found.num_sessions)})"
+    more = f" and {len(accused) - 2} more" if len(accused) > 2 else ""
+    return f"slow: {', '.join(accused[:2])}{more}, of {len(found.hosts)} hosts"
 
 
 def _words(found: SlowNodes) -> Iterator[str]:
-    """The option for Slurm, or that there is none to give; then what the comparison is, and over which runs."""
-    yield found.option or "No host is shown to be slow."
+    """The option for Slurm, slow links, and what weakens the comparison."""
+    if found.option:
+        yield found.option
     for one in found.hosts:
         if one.later is not None and one.verdict in ("slow link", "slow and slow link"):
             yield f"Slow link or NIC at host {clean(one.host, 253)}: {slow_link_text(one.later)}."
@@ -57,13 +67,6 @@ def _words(found: SlowNodes) -> Iterator[str]:
         yield f"{runs_text(found.num_faulty)} with a planted fault left out."
     if found.num_sessions < MIN_SESSIONS:
         yield (
-            "A host is suspected at most: what slows it for one job (a neighbour, heat) is no property of it. "
-            f"{sessions_text(found.num_sessions).capitalize()} here; {MIN_SESSIONS} are needed (other jobs or nights)."
+            f"Suspected at most: {sessions_text(found.num_sessions)}, and {MIN_SESSIONS} are needed (other jobs or "
+            "days)."
         )
-    rest = f", {found.num_single_host} on one" if found.num_single_host else ""
-    yield (
-        "Own work (no exchange) of a host's slowest rank relative to the other hosts' in the same run; slow: above "
-        f"{found.threshold:g} by a t test over sessions, all hosts together (false discovery rate {FALSE_SHARE:.0%}). "
-        f"{len(found.hosts)} hosts, {runs_text(found.num_runs)} on several hosts{rest}, "
-        f"{sessions_text(found.num_sessions)}."
-    )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, times_cell
-from dlbench.report.wording import DASH, basis_text, figure_text, number_text, place_text, times_text
+from dlbench.report.wording import DASH, number_text, place_text, value_text
 from dlbench.units import format_bytes
 from dlbench.views.model import Group, Report
 from dlbench.views.staging.numbers import BreakEven, Staged, StagingPoint, break_evens, staged
@@ -17,16 +17,8 @@ STRATEGY_TITLES = {
     "shard": "each rank's samples on its node (shard)",
     "lazy": "kept on the node when first read (lazy)",
 }
-CAPTION = (
-    "Time until all nodes were ready: median over the runs that copied everything. Rate of a node: bytes copied over "
-    "its time, slowest and fastest node of all runs. Needed: on the node that needs most; free: on the node that had "
-    "least, before the first byte was copied. Staging is outside the measured steps."
-)
-BREAK_EVEN_CAPTION = (
-    "Runs that differ in nothing but staging. Epoch: samples of the data set over the measured rate, medians over "
-    "runs. Break-even: staging time over what an epoch gains; its ends are made of the ends of both, and without an "
-    "upper end the gain may be none."
-)
+CAPTION = "Needed and free: on the node that needs most, and that had least. Staging is outside the measured steps."
+BREAK_EVEN_CAPTION = "Break-even: staging time over what an epoch gains; no upper end: the gain may be none."
 
 
 class StagingView(GroupView):
@@ -49,22 +41,17 @@ class StagingView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{group.caption}.",
-            words=(_finding(last),),
+            headline=_finding(last),
             sheets=(_sheet(found.points),),
             notes=_notes(found.points),
         )
 
 
 def _finding(point: StagingPoint) -> str:
-    where = place_text(point.ranks, point.nodes)
     what = STRATEGY_TITLES.get(point.strategy, point.strategy)
     if point.strategy == "lazy":
-        return f"Staged at {where}: {what}, tier {point.tier}; no time before training, the first epoch reads through."
-    return (
-        f"Staged at {where}: {what}, tier {point.tier}, in {figure_text(point.seconds)} ({basis_text(point.seconds)}); "
-        f"{format_bytes(point.copied_bytes)} by all nodes together."
-    )
+        return f"{what}, to {point.tier}; no time before training"
+    return f"{what}, to {point.tier}: {value_text(point.seconds)} at {place_text(point.ranks, point.nodes)}"
 
 
 def _notes(points: Sequence[StagingPoint]) -> tuple[str, ...]:
@@ -100,7 +87,6 @@ def _sheet(points: Sequence[StagingPoint]) -> Sheet[StagingPoint]:
         Column("free_bytes", "Free there", lambda point: point.free_bytes, unit="bytes"),
         Column("reused_runs", "", lambda point: point.num_reused),
         Column("kept", "Kept", lambda point: point.kept),
-        Column("", "Interval", lambda point: basis_text(point.seconds)),
     )
     return Sheet(name="staging", title="Staging by rank count", columns=columns, rows=points, caption=CAPTION)
 
@@ -133,7 +119,7 @@ class BreakEvenView(ReportView):
             Section(
                 id=self.id,
                 title=self.title,
-                words=tuple(_pays(row) for row in found[-4:]),
+                headline=_pays_briefly(found[-1]),
                 sheets=(_pairs_sheet(found),),
             ),
         )
@@ -153,14 +139,13 @@ def break_even_text(row: BreakEven) -> str:
     return f"{text} [{number_text(row.epochs_low, 'epochs')}, {end}]"
 
 
-def _pays(row: BreakEven) -> str:
-    where = f"{row.label}, {place_text(row.ranks, row.nodes)}, {row.strategy} to {row.tier}"
-    factor = f"an epoch in place takes {times_text(row.factor)} the time of a staged one ({basis_text(row.factor)})"
+def _pays_briefly(row: BreakEven) -> str:
+    how = f"{row.strategy} to {row.tier} at {place_text(row.ranks, row.nodes)}"
     if row.is_lazy:
-        return f"{where}: {factor}; nothing is copied before training."
+        return f"{how}: epochs in place take {row.factor.value:.2f}x as long; nothing to pay back"
     if row.epochs is None:
-        return f"{where}: staged epochs are not faster: staging never pays ({factor})."
-    return f"{where}: {factor}; staging has paid after {break_even_text(row)} epochs."
+        return f"{how} never pays: staged epochs are not faster"
+    return f"{how} has paid after {number_text(row.epochs, 'epochs')} epochs"
 
 
 def _pairs_sheet(rows: Sequence[BreakEven]) -> Sheet[BreakEven]:
@@ -180,7 +165,6 @@ def _pairs_sheet(rows: Sequence[BreakEven]) -> Sheet[BreakEven]:
         Column("break_even_epochs_low", "", lambda row: row.epochs_low),
         Column("break_even_epochs_high", "", lambda row: row.epochs_high),
         Column("is_paired", "", lambda row: row.is_paired),
-        Column("", "Interval", lambda row: basis_text(row.gain)),
     )
     return Sheet(name="break-even", title="Break-even epochs", columns=columns, rows=rows, caption=BREAK_EVEN_CAPTION)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, percent, place_text
+from dlbench.report.wording import percent, place_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.stalls.numbers import StallPart, Stalls, Tier, TierRuns
 
@@ -22,15 +22,10 @@ TIER_TITLES: dict[Tier, str] = {
 NOT_MEASURED = "not measured"
 
 CAPTION = (
-    "Mean step over ranks and steps, seconds; means over repeats, whose runs lie beside each other. Preparation stall: "
-    "the step with a warm page cache less that with synthetic data. Fetch stall: the step with a cold page cache less "
-    "that with a warm one. Together they are the whole step (DS-Analyzer's method)."
+    "Preparation stall: step with a warm page cache less that with synthetic data. Fetch stall: cold less warm "
+    "(DS-Analyzer's method)."
 )
-RUNS_CAPTION = (
-    "Samples per second: medians over runs, all ranks together; with synthetic data that is the ingestion ceiling. "
-    "From storage: bytes that the kernel fetched for the readers over bytes of samples read, read-ahead included, at "
-    "most 100 %."
-)
+RUNS_CAPTION = "Medians over runs, all ranks together. Cell of synthetic data: the ingestion ceiling."
 
 PartRow = tuple[Stalls, StallPart]
 TierRow = tuple[Stalls, TierRuns]
@@ -55,7 +50,6 @@ def parts_sheet(found: Sequence[Stalls]) -> Sheet[PartRow]:
         Column("share", "Share", lambda row: row[1].share, has_interval=True, is_brief=True),
         Column("share_of", "", lambda row: row[0].whole_is),
         Column("pairs", "", lambda row: row[0].pairs),
-        Column("", "Interval", lambda row: "" if row[1].seconds is None else basis_text(row[1].seconds, "repeat")),
         Column("why_not_measured", "", lambda row: row[1].why),
     )
     return Sheet(
@@ -107,6 +101,6 @@ def _share(tier: TierRuns) -> Cell:
     if tier.tier == "synthetic":
         return Cell("nothing is read")
     if tier.storage_share is None:
-        return Cell("not known")
+        return Cell("unknown")
     # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
     return Cell(percent(min(1.0, tier.storage_share)), number=tier.storage_share)

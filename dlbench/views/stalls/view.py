@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import dlbench
 from dlbench.report.document import Document, Section
-from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent
+from dlbench.report.wording import ENGINE_TITLES, basis_text, figure_text, percent, value_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.stats.verdicts import placed
 from dlbench.views.model import Report
@@ -46,12 +46,24 @@ def stalls_section(found: Sequence[Stalls]) -> Section | None:
     return Section(
         id="stalls",
         title=TITLE,
+        headline=_headline(found[-1]),
         words=words,
         brief=(*words, *(text for point in found for text in _remarks(point))),
         charts=lambda: stall_charts(found),
         sheets=(parts_sheet(found), runs_sheet(found)),
         notes=tuple(text for point in found for text in _remarks(point)),
     )
+
+
+def _headline(point: Stalls) -> str:
+    """What fetching and preparing cost at the largest point."""
+    names = {"preparation": "preparing", "fetch": "fetching"}
+    parts = [
+        f"{names[part.name]} {NOT_MEASURED if part.share is None else value_text(part.share)}"
+        for part in point.parts
+        if part.name in names
+    ]
+    return f"{place(point)}: {', '.join(parts)} of the step"
 
 
 def stalls_document(found: Sequence[Stalls]) -> Document:

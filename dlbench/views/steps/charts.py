@@ -11,7 +11,7 @@ from dlbench.report.charts.style import PART_COLOURS, RANK_COLOURS, WIDE, si_lab
 from dlbench.report.wording import PART_TITLES, figure_text, percent
 from dlbench.units import format_seconds
 from dlbench.views.steps.numbers import RankMap, StepPoint, StepTimes
-from dlbench.views.steps.tables import DRAWN, outlier_sheet, quantile_sheet, rank_sheet
+from dlbench.views.steps.tables import DRAWN, FEW_OUTLIERS, outlier_sheet, quantile_sheet, rank_sheet
 from dlbench.views.steps.words import place, row_title
 
 MAX_MARKS = 60
@@ -32,9 +32,12 @@ _PLATE = "#eceff3"
 
 
 def step_charts(group: Subject, found: StepTimes) -> list[Chart]:
-    """The distribution of step times, and where in the run the outliers are, if there are any."""
+    """The distribution of step times, and where in the run the outliers are, if there are several."""
     largest = found.points[-1]
-    return [_distribution(group, found), *([_outliers(group, largest)] if largest.outliers else [])]
+    return [
+        _distribution(group, found),
+        *([_outliers(group, largest)] if len(largest.outliers) >= FEW_OUTLIERS else []),
+    ]
 
 
 def _short(value: float) -> float:
@@ -80,7 +83,7 @@ def _distribution(group: Subject, found: StepTimes) -> Chart:
         name="steps",
         title="Share of steps that take no longer (band: range of runs)",
         alt=f"Distribution of step times by rank count, medians over runs.{left_out} {words}.",
-        table=quantile_sheet(found, ""),
+        table=quantile_sheet(found),
         size=(WIDE, _HEIGHT),
         axes="x",
     )
@@ -157,10 +160,10 @@ def _outliers(group: Subject, point: StepPoint) -> Chart:
         chart,
         group,
         name="outlier-steps",
-        title=f"Steps beyond the fence at {place(point)}",
+        title=f"Outlier steps at {place(point)}",
         alt=f"{point.num_outliers} of {point.num_steps} steps ({percent(point.pooled_outlier_share, 2)}) at "
         f"{place(point)} are far longer than the others{more}. {words}.",
-        table=outlier_sheet((point,), "", MAX_MARKS),
+        table=outlier_sheet((point,), MAX_MARKS),
         size=(WIDE, _OUTLIERS_HEIGHT),
     )
 
@@ -183,7 +186,7 @@ def rank_charts(group: Subject, found: RankMap) -> list[Chart]:
         title=f"Own work by rank and step at {place(found)}",
         alt=f"{found.finding} {row_title(slowest).capitalize()} is slowest on the whole: {slowest.mean:.3f} times the "
         f"median.{note}",
-        table=rank_sheet(found, "", len(found.rows)),
+        table=rank_sheet(found, len(found.rows)),
         size=(WIDE, height),
     )
     return [drawn]

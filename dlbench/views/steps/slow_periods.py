@@ -125,7 +125,7 @@ def map_finding(found: RankStepMap) -> str:
     slow = find_slow_period(found)
     if slow is None:
         return _nothing_found(found)
-    took = f"{slow.ratio:.2f} times the own work of the others"
+    took = f"{slow.ratio:.2f}x the time of the others"
     return f"{_who(slow)} on {slow.hosts} took {took} {_when(slow, found)}."
 
 
@@ -137,10 +137,7 @@ def _nothing_found(found: RankStepMap) -> str:
     edges = (*found.step_starts, found.last_step + 1)
     steps = max(end - start for start, end in zip(edges, edges[least:], strict=False))
     rows = "rank" if len(found.cells) == found.num_ranks else "row of ranks"
-    return (
-        f"No {rows} takes {percent(MIN_EXCESS, 0)} or more longer than the others, beyond noise, for {least} columns "
-        f"({steps} steps) or longer; single long steps stand under Step times."
-    )
+    return f"No {rows} takes {percent(MIN_EXCESS, 0)} longer than the others for {steps} steps or more, beyond noise."
 
 
 def _who(slow: SlowPeriod) -> str:

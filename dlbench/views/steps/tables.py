@@ -6,12 +6,18 @@ from collections.abc import Sequence
 
 from dlbench.reading.digest import OutlierStep
 from dlbench.report.table import Cell, Column, Pivot, Sheet
-from dlbench.report.wording import DASH, PART_TITLES, basis_text
+from dlbench.report.wording import DASH, PART_TITLES
 from dlbench.views.steps.numbers import MapRow, RankMap, StepPoint, StepQuantile, StepTimes
-from dlbench.views.steps.words import correlation_cell, map_text, outliers_text, place, row_title
+from dlbench.views.steps.words import outliers_text, place, row_title, supports
 
 DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98, 99, 100)
-"""Percents of the quantiles that are drawn and stand in tables for people."""
+"""Percents of the quantiles that are drawn."""
+
+LISTED = (0, 5, 25, 50, 75, 95, 100)
+"""Percents of the quantiles that stand in tables for people, where the runs have steps enough for them."""
+
+FEW_OUTLIERS = 3
+"""With fewer outliers there is a sentence, and neither a table nor a chart."""
 
 MAX_OUTLIERS = 20
 """Steps in a table for people; the ones with the largest ratio."""
@@ -19,60 +25,58 @@ MAX_OUTLIERS = 20
 MAX_ROWS = 16
 """Rows of a map in a table for people; the slowest ones."""
 
-WHAT_A_STEP_IS = "A step's time is that of its slowest rank."
-
 
 def _ratio(value: float, decimals: int) -> Cell:
     return Cell(f"{value:.{decimals}f}x", number=value)
 
 
-def steps_sheet(found: StepTimes, caption: str) -> Sheet[StepPoint]:
-    """Step times, a line per rank count; `caption` says under which conditions."""
+def steps_sheet(found: StepTimes) -> Sheet[StepPoint]:
+    """Step times, a line per rank count; people see the quantiles that all points have steps enough for."""
+    has_outliers = any(point.num_outliers for point in found.points)
+
+    def tail(percent: int, title: str) -> str:
+        return title if all(supports(point, percent) for point in found.points) else ""
+
     columns: tuple[Column[StepPoint], ...] = (
         Column("", "At", place),
         Column("ranks", "", lambda point: point.ranks),
         Column("nodes", "", lambda point: point.nodes),
         Column("is_baseline", "", lambda point: point.is_baseline),
-        Column("runs", "Runs", lambda point: len(point.run_ids)),
+        Column("runs", "", lambda point: len(point.run_ids)),
         Column("steps", "Steps", lambda point: point.num_steps, lambda point: f"{point.num_steps:,}"),
         Column(
             "warmup_steps_left_out",
-            "Warm-up left out",
+            "",
             lambda point: point.num_warmup,
-            lambda point: f"{point.num_warmup:,}",
         ),
-        Column("p50_s", "p50", lambda point: point.p50, has_interval=True),
-        Column("p95_s", "p95", lambda point: point.p95, has_interval=True),
-        Column("p99_s", "p99", lambda point: point.p99, has_interval=True),
+        Column("p50_s", "Median", lambda point: point.p50, has_interval=True),
+        Column("p95_s", tail(95, "p95"), lambda point: point.p95, has_interval=True),
+        Column("p99_s", tail(99, "p99"), lambda point: point.p99, has_interval=True),
         Column("longest_s", "Longest", lambda point: point.longest, has_interval=True),
-        Column("fence_s", "Fence", lambda point: point.fence, has_interval=True),
+        Column("fence_s", "Outlier limit" if has_outliers else "", lambda point: point.fence, has_interval=True),
         Column("outlier_share_fraction", "", lambda point: point.outlier_share, has_interval=True),
-        Column("outlier_steps", "Beyond it", lambda point: point.num_outliers, outliers_text),
+        Column("outlier_steps", "Outliers" if has_outliers else "", lambda point: point.num_outliers, outliers_text),
         Column(
             "autocorrelation",
-            "Autocorrelation",
+            "",
             lambda point: point.autocorrelation,
-            lambda point: correlation_cell(point.autocorrelation),
             has_interval=True,
         ),
-        Column("interval", "Interval", lambda point: point.p50.kind, lambda point: basis_text(point.p50)),
+        Column("interval", "", lambda point: point.p50.kind),
     )
     return Sheet(
         name="steps",
         title="Step times by rank count",
         columns=columns,
         rows=found.points,
-        caption=(
-            f"{caption}. {WHAT_A_STEP_IS} Quantiles of each run, medians over runs. Beyond the fence: longer "
-            "than the third quartile + 3 x the interquartile range of the run. Autocorrelation: of successive steps."
-        ),
+        caption="Outlier limit: third quartile + 3 x interquartile range of the run (Tukey)." if has_outliers else "",
     )
 
 
 Outlier = tuple[StepPoint, OutlierStep]
 
 
-def outlier_sheet(points: Sequence[StepPoint], caption: str, most: int = MAX_OUTLIERS) -> Sheet[Outlier]:
+def outlier_sheet(points: Sequence[StepPoint], most: int = MAX_OUTLIERS) -> Sheet[Outlier]:
     """The longest steps, for people the `most` with the largest ratio to their run's median step, largest first."""
     rows = tuple((point, step) for point in points for step in point.outliers)
     shown = {id(step) for _, step in sorted(rows, key=lambda row: -row[1].ratio)[:most]}
@@ -90,26 +94,21 @@ def outlier_sheet(points: Sequence[StepPoint], caption: str, most: int = MAX_OUT
         Column("run_id", "Run", lambda row: row[1].run_id),
         Column("outlier_steps_of_all_runs", "", lambda row: row[0].num_outliers),
     )
-    total = sum(point.num_outliers for point in points)
     return Sheet(
         name="outlier-steps",
-        title="Steps beyond the fence",
+        title="Outlier steps",
         columns=columns,
         rows=rows,
-        is_shown=lambda row: id(row[1]) in shown,
+        is_shown=lambda row: len(rows) >= FEW_OUTLIERS and id(row[1]) in shown,
         order=lambda row: -row[1].ratio,
-        caption=(
-            f"{caption}. Of {total:,} such steps the {len(shown)} with the largest ratio to their run's median step. "
-            "Rank: whose own work was longest; grew most: against that rank's median. Steps are numbered from 0, "
-            "warm-up steps counted."
-        ),
+        is_folded=True,
     )
 
 
 Quantile = tuple[StepPoint, int, StepQuantile]
 
 
-def quantile_sheet(found: StepTimes, caption: str) -> Sheet[Quantile]:
+def quantile_sheet(found: StepTimes) -> Sheet[Quantile]:
     """The distribution of step times; for people a column per rank count."""
     columns: tuple[Column[Quantile], ...] = (
         Column("ranks", "", lambda row: row[0].ranks),
@@ -131,20 +130,18 @@ def quantile_sheet(found: StepTimes, caption: str) -> Sheet[Quantile]:
             across=lambda row: place(row[0]),
             cell=lambda row: row[2].seconds,
         ),
-        is_shown=lambda row: row[1] in DRAWN,
+        is_shown=lambda row: row[1] in LISTED and supports(row[0], row[1]),
         is_drawn=True,
-        caption=f"{caption}. {WHAT_A_STEP_IS} Medians over runs; in brackets the range of runs.",
+        caption="Medians over runs; in brackets the range of runs.",
     )
 
 
 # Ranks by steps
 
 
-def rank_sheet(found: RankMap, caption: str, most: int = MAX_ROWS) -> Sheet[MapRow]:
+def rank_sheet(found: RankMap, most: int = MAX_ROWS) -> Sheet[MapRow]:
     """Mean and largest value of each row of the map, for people of the `most` slowest, slowest first."""
     slowest = sorted(found.rows, key=lambda row: -row.mean)[:most]
-    left = len(found.rows) - len(slowest)
-    more = f" The {len(slowest)} slowest rows; {left} more stand below the chart." if left else ""
     columns: tuple[Column[MapRow], ...] = (
         Column("", "Ranks", row_title),
         Column("run_id", "", lambda row: found.run_id),
@@ -161,12 +158,12 @@ def rank_sheet(found: RankMap, caption: str, most: int = MAX_ROWS) -> Sheet[MapR
     )
     return Sheet(
         name="ranks",
-        title=f"Own work by rank, slowest first, run {found.run_id}",
+        title="Own work by rank, slowest first",
         columns=columns,
         rows=found.rows,
         is_shown=lambda row: row in slowest,
         order=lambda row: -row.mean,
-        caption=f"{caption}. {map_text(found)}{more}",
+        is_drawn=True,
     )
 
 

@@ -8,10 +8,10 @@ from dlbench.views.rerun import rerun
 from dlbench.views.steps.charts import rank_charts, step_charts
 from dlbench.views.steps.numbers import StepTimes, step_times
 from dlbench.views.steps.tables import outlier_sheet, quantile_sheet, rank_sheet, steps_sheet
-from dlbench.views.steps.words import map_text, step_words
+from dlbench.views.steps.words import map_text, step_headline, step_notes
 from dlbench.views.view import GroupSource, GroupView
 
-NO_STEPS = "not known: this report was made without the single steps of its runs."
+NO_STEPS = "this report was made without the single steps of its runs."
 
 
 class StepsView(GroupView):
@@ -30,17 +30,14 @@ class StepsView(GroupView):
         found = group.of(StepTimes)
         if found is None:
             return None
-        outliers = outlier_sheet(found.points, group.caption)
+        outliers = outlier_sheet(found.points)
         return Section(
             id=self.id,
             title=self.title,
-            words=step_words(found),
+            headline=step_headline(found),
+            notes=step_notes(found),
             charts=lambda: step_charts(group, found),
-            sheets=(
-                steps_sheet(found, group.caption),
-                *((outliers,) if outliers.rows else ()),
-                quantile_sheet(found, group.caption),
-            ),
+            sheets=(steps_sheet(found), *((outliers,) if outliers.rows else ()), quantile_sheet(found)),
         )
 
     def remedy(self, group: Group) -> str:
@@ -62,9 +59,10 @@ class RanksView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            words=(found.map.finding, map_text(found.map)),
+            headline=f"{found.map.finding[0].lower()}{found.map.finding[1:].rstrip('.')}",
+            notes=(map_text(found.map),),
             charts=lambda: rank_charts(group, found.map),
-            sheets=(rank_sheet(found.map, group.caption),),
+            sheets=(rank_sheet(found.map),),
         )
 
     def remedy(self, group: Group) -> str:

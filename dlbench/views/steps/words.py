@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlbench.report.table import Cell
-from dlbench.report.wording import PART_TITLES, figure_text, percent, place_text, runs_text
+from dlbench.report.wording import PART_TITLES, percent, place_text, value_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.steps.numbers import MapRow, RankMap, StepPoint, StepTimes
 
@@ -16,23 +16,29 @@ def place(point: StepPoint | RankMap) -> str:
     return place_text(point.ranks, point.nodes)
 
 
-def step_words(found: StepTimes) -> tuple[str, ...]:
-    """A sentence per rank count, the largest first, and one on the longest step."""
-    return (*(_point_text(point) for point in reversed(found.points)), *_longest_step_text(found.points[-1]))
+def step_headline(found: StepTimes) -> str:
+    """Median, tail and outliers at the largest rank count."""
+    last = found.points[-1]
+    tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
+    count = f"{last.num_outliers or 'no'} outlier{'s' * (last.num_outliers != 1)} in {last.num_steps:,} steps"
+    return f"{place(last)}: median step {value_text(last.p50)}, {tail}; {count}"
 
 
-def _point_text(point: StepPoint) -> str:
-    text = (
-        f"{place(point)}: {point.num_steps:,} measured steps of {runs_text(len(point.run_ids))} ({point.num_warmup:,} "
-        f"warm-up steps are left out); half of them within {figure_text(point.p50)}, 95 % within "
-        f"{figure_text(point.p95)}; {outliers_text(point)} beyond the fence."
-    )
-    if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED:
-        text += (
-            f" Successive steps are correlated (autocorrelation {correlation_cell(point.autocorrelation)}), so steps "
-            "are not independent measurements; runs are."
-        )
-    return text
+def supports(point: StepPoint, percent_of_steps: int) -> bool:
+    """Whether the runs are long enough for a quantile: a step at least lies beyond it."""
+    beyond = min(percent_of_steps, 100 - percent_of_steps)
+    return not beyond or beyond * point.num_steps >= 100 * len(point.run_ids)
+
+
+def step_notes(found: StepTimes) -> tuple[str, ...]:
+    """The slowest step; and where steps are no independent measurements, in one sentence."""
+    correlated = [
+        f"{correlation_cell(point.autocorrelation)} at {place(point)}"
+        for point in found.points
+        if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED
+    ]
+    warning = (f"Successive steps are correlated ({'; '.join(correlated)}): count runs, not steps.",)
+    return (*_longest_step_text(found.points[-1]), *(warning if correlated else ()))
 
 
 def outliers_text(point: StepPoint) -> str:
@@ -54,9 +60,8 @@ def _longest_step_text(point: StepPoint) -> tuple[str, ...]:
         return ()
     worst = point.outliers[0]
     return (
-        f"The longest against its run's median at {place(point)}: step {worst.step} of run {worst.run_id}, "
-        f"{worst.ratio:.2f} times as long; rank {worst.rank} on {worst.host} had the longest own work, and most of the "
-        f"growth is in {PART_TITLES[worst.phase]}.",
+        f"Slowest step relative to its run at {place(point)}: step {worst.step} of {worst.run_id} ({worst.ratio:.2f}x "
+        f"the median), mostly {PART_TITLES[worst.phase]}, rank {worst.rank} on {worst.host}.",
     )
 
 
@@ -70,9 +75,8 @@ def map_text(found: RankMap) -> str:
     joined += ["means over neighbouring steps"] if len(found.step_starts) < columns else []
     how = f" ({', '.join(joined)})" if joined else ""
     return (
-        f"Own work: the step without exchange, relative to the median over all ranks and steps{how}. The run in the "
-        f"middle, by its median step, of {found.num_runs} at {place(found)}; steps {found.step_starts[0]} to "
-        f"{found.last_step}, those before are warm-up."
+        f"Own work: the step without exchange, over the median of all ranks and steps{how}; {found.run_id}, the "
+        f"median run at {place(found)}."
     )
 
 

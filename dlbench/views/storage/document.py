@@ -20,13 +20,10 @@ MAX_SIZE_FACTOR = 1.5
 _NOT_MEASURED = "not measured"
 
 GIVES_CAPTION = (
-    "Samples read and prepared per second without training, all ranks together; medians over repeats. Fetching: "
-    "getting the stored bytes (storage); preparing: decoding and augmenting (CPU); shares of the readers' time."
+    "Reading and preparing without training, all ranks together. Fetching: getting the stored bytes; preparing: "
+    "decoding and augmenting."
 )
-FED_CAPTION = (
-    "Rate of these readers over what one accelerator needs, in samples per second. By fetching alone: the rate that "
-    "the file system (cold) or the page cache (warm) would give to as many readers if preparing took no time."
-)
+FED_CAPTION = "By fetching alone: if preparing took no time."
 
 FedRow = tuple[Need, Fed]
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dlbench.report.document import Card, Section
-from dlbench.report.wording import ENGINE_TITLES, basis_text, interval_text, place_text, share_of_loss, value_text
+from dlbench.report.wording import ENGINE_TITLES, basis_text, interval_text, place_text, points, value_text
 from dlbench.views.causes.numbers import CausePoint, LostPercent
-from dlbench.views.causes.words import CAUSE_TITLES
+from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.summary.charts import efficiency_chart
@@ -147,7 +147,7 @@ def _cause(group: Group) -> str:
         return ""
     lost = point.cause(point.verdict.cause).lost.value
     doubt = ", within the noise" if point.verdict.finding == "within noise" else ""
-    return f"{CAUSE_TITLES[point.verdict.cause]}: {share_of_loss(lost, point.whole.lost.value)}{doubt}"
+    return f"{CAUSE_TITLES[point.verdict.cause]}: {points(lost)}{doubt}"
 
 
 def _diagnosed(group: Group) -> CausePoint | None:

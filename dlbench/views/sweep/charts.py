@@ -16,7 +16,7 @@ from dlbench.views.sweep.words import short_keys
 MAX_SETTINGS = 40
 """Settings drawn, fastest first; the table has all."""
 
-MARKS = "In the chart: * changes the arithmetic; ! a requested value had no effect; shaded: within 2 % of the baseline."
+MARKS = "* changes the arithmetic; ! a requested value had no effect; shaded: within 2 % of the baseline."
 
 _VERDICTS = {"faster": "#009e73", "slower": "#d55e00", "baseline": INK}
 _OTHER = IDEAL

@@ -165,7 +165,7 @@ def is_default(plan: RunPlan, firsts: Mapping[str, AxisValue]) -> bool:
 
 def _at_default(plan: RunPlan, key: str) -> bool:
     if key == "sync.fusion":
-        # `auto` and `engine` are the same where the engine exchanges.
+        # `auto` and `backend` are the same where Horovod or DDP exchanges.
         return plan.sync.fusion_in_force == SyncSpec().fusion_in_force or plan.sync.fusion == "auto"
     section: Any = plan
     *path, name = key.split(".")

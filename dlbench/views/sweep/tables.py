@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlbench.report.table import Column, Sheet, times_cell
-from dlbench.report.wording import basis_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.sweep.axes import Axis, Level
 from dlbench.views.sweep.numbers import Sweep, SweepCell
@@ -25,11 +24,8 @@ VERDICT_TITLES = {
     "no figure": "no figure",
 }
 
-AXES_CAPTION = (
-    "Ratios of throughput between values of one key, paired by repeat and by the values of all other keys. Matters: "
-    "the interval leaves 1 out, also after Holm over all comparisons of the report. No effect: all within 2 %."
-)
-LOSSES_CAPTION = "Last loss of a run, mean over ranks; medians over runs; the difference in pairs of repeats."
+AXES_CAPTION = "Matters: the interval leaves 1 out, also after Holm. No effect: all within 2 %."
+LOSSES_CAPTION = "Last loss of a run, medians over runs."
 
 
 def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
@@ -56,13 +52,12 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
             is_brief=True,
         ),
         Column("adjusted_p", "", lambda one: one.adjusted_p),
-        Column("", "Interval", lambda one: one.ratio and basis_text(one.ratio)),
         Column("runs", "Runs", lambda one: one.num_runs, is_brief=True),
         Column("planned_runs", "", lambda one: one.num_planned),
         Column("inert", "", lambda one: " | ".join(one.inert)),
         Column("changes", "", lambda one: " | ".join(one.changes)),
         Column("why", "", lambda one: one.why),
-        Column("", "Remarks", lambda one: "; ".join(_remarks(one))),
+        Column("", "Remarks" if any(map(_remarks, cell.settings)) else "", lambda one: "; ".join(_remarks(one))),
     )
     return Sheet(
         name="sweep",

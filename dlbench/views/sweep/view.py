@@ -38,6 +38,7 @@ class SweepView(ReportView):
         return Section(
             id=sweep.id,
             title=f"{self.title}: {sweep.label}",
+            headline=_headline(sweep),
             cards=(card,),
             sections=tuple(_cell(sweep, cell) for cell in sweep.cells),
             notes=sweep.idle,
@@ -50,18 +51,31 @@ class SweepView(ReportView):
         return "no series was swept: --sweep KEY=A,B with five repeats or more sets settings side by side."
 
 
+def _headline(sweep: Sweep) -> str:
+    if not sweep.cells:
+        return "no figures"
+    last = sweep.cells[-1]
+    place = place_text(last.ranks, last.nodes)
+    best = next((one for one in last.settings if one.label == last.best and one.ratio is not None), None)
+    if best is None or best.ratio is None:
+        return f"no setting is faster than the baseline for certain, at {place}"
+    return f"fastest at {place}: {best.label[:50]}, {best.ratio.value:.2f}x the baseline"
+
+
 def _cell(sweep: Sweep, cell: SweepCell) -> Section:
     place = place_text(cell.ranks, cell.nodes)
     return Section(
         id=f"{sweep.id}-{sweep.cells.index(cell) + 1}",
         title=place,
         marks=tuple(Mark(severity="note", text=text) for text in cell.notes),
-        caption=f"{cell.conditions}; {sweep.caption}. Baseline: {cell.baseline}. In brackets: the interval.",
+        caption=f"{cell.conditions}; {sweep.caption}. Baseline: {cell.baseline}.",
         # The card of the series says it of the largest rank count.
         words=(cell.verdict, f"Next: {cell.advice}") if cell is not sweep.cells[-1] else (),
         charts=lambda: settings_chart(sweep, cell),
         charts_per_row=1,
-        sheets=(settings_sheet(sweep, cell), axes_sheet(cell), losses_sheet(cell)),
+        sheets=tuple(
+            sheet for sheet in (settings_sheet(sweep, cell), axes_sheet(cell), losses_sheet(cell)) if sheet.rows
+        ),
         notes=(cell.interaction, MARKS),
         brief=(
             f"Baseline: {cell.baseline}.",

@@ -113,8 +113,8 @@ def _no_best(others: Sequence[Setting], name: str) -> str:
     if any(setting.verdict == "insufficient" for setting in others):
         ratios = [setting.ratio.value for setting in others if setting.ratio is not None]
         return (
-            f"nothing is decided: insufficient, fewer than {MIN_RUNS} repeats of some setting (medians "
-            f"{min(ratios):.2f}x to {max(ratios):.2f}x of {name})."
+            f"nothing is decided: fewer than {MIN_RUNS} repeats of some setting (medians {min(ratios):.2f}x to "
+            f"{max(ratios):.2f}x of {name})."
         )
     slower = sum(setting.verdict == "slower" for setting in others)
     equal = sum(setting.verdict == "equal" for setting in others)

@@ -43,8 +43,8 @@ class SystemsView(ReportView):
         if not found:
             return ()
         hosts = sum(system.num_hosts for system in found)
-        words = (f"The runs ran on {len(found)} system{'s' * (len(found) != 1)} and {hosts} host{'s' * (hosts != 1)}.",)
-        return (Section(id=self.id, title=self.title, words=words, sheets=(_sheet(found),)),)
+        headline = f"{len(found)} system{'s' * (len(found) != 1)}, {hosts} host{'s' * (hosts != 1)}"
+        return (Section(id=self.id, title=self.title, headline=headline, sheets=(_sheet(found),)),)
 
 
 def _sheet(found: Sequence[SystemDescription]) -> Sheet[_Row]:
@@ -72,9 +72,7 @@ def _sheet(found: Sequence[SystemDescription]) -> Sheet[_Row]:
         is_data=lambda row: row.is_data,
         is_shown=lambda row: row.what in lines,
         order=lambda row: lines.index(row.what),
-        caption="In the fields of MLPerf's system descriptions, from plans and records; figures of a node are those of "
-        "rank 0's node. Fields that were not recorded are named, and a person may fill them in: dlbench export system "
-        "RUN writes all fields.",
+        caption="Fields as in MLPerf's system descriptions; dlbench export system RUN writes them.",
     )
 
 

@@ -25,6 +25,9 @@ _BAR = 15
 _IN_WORDS = {"power_w": "a GPU's power"}
 """Panels whose title does not read well in a sentence, by name."""
 
+MIN_SAMPLES = 3
+"""Samples in the measured window below which there is no series to draw."""
+
 _ALIKE = 0.02
 """Means that differ by less are one number in words."""
 
@@ -32,9 +35,9 @@ _THROTTLED = "#d55e00"
 
 
 def telemetry_charts(group: Group, found: Telemetry) -> list[Chart]:
-    """The run in the middle of the point with most ranks; none where nothing of it was sampled."""
+    """The run in the middle of the point with most ranks; none without a series of samples."""
     timeline = found.timeline
-    if timeline is None:
+    if timeline is None or not is_series(timeline):
         return []
     import altair as alt
 
@@ -60,6 +63,15 @@ def telemetry_charts(group: Group, found: Telemetry) -> list[Chart]:
     return [Chart(id=f"chart-{group.id}-telemetry", title=title, alt=words, spec=spec, table=table)]
 
 
+def is_series(timeline: Timeline) -> bool:
+    """Whether some line has samples enough in the measured window to be drawn over time."""
+    return any(
+        sum(value is not None and 0 <= t <= timeline.window_s for t, value in line.points) >= MIN_SAMPLES
+        for panel in timeline.panels
+        for line in panel.lines
+    )
+
+
 def finding(timeline: Timeline) -> str:
     """What the lines show, in words."""
     parts = [text for panel in timeline.panels if (text := _means(panel))]
@@ -69,7 +81,7 @@ def finding(timeline: Timeline) -> str:
     clocks = [f"{lane} was throttled in {percent(share)} of it" for lane, share in held.items()]
     has_gaps = any(line.num_gaps for panel in timeline.panels for line in panel.lines)
     broken = ["gaps in the lines are times without samples"] if has_gaps else []
-    means = f"Means in the measured window of {format_seconds(timeline.window_s)}: {'; '.join(parts)}" if parts else ""
+    means = f"Means over {format_seconds(timeline.window_s)}: {'; '.join(parts)}" if parts else ""
     return "".join(f"{text[0].upper()}{text[1:]}. " for text in (means, *clocks, *broken) if text).rstrip()
 
 
@@ -110,7 +122,7 @@ def _label_last(spec: dict[str, Any]) -> None:
         encoding = unit.get("encoding", {}).get("x")
         if encoding is not None and "axis" in encoding:
             encoding["axis"] = {"grid": False, "tickCount": 8, "labelExpr": si_label("s")}
-            encoding["title"] = "time since the start of the measured window"
+            encoding["title"] = "time since the measured steps began"
 
 
 def _strip(alt: Any, title: str, stretches: tuple[Stretch, ...], ends: list[float], colour: Any) -> Any:

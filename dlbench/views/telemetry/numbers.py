@@ -80,6 +80,7 @@ class Unavailable:
     what: str
     reason: str
     num_nodes: int
+    """Different nodes, however many runs they were in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,16 +252,16 @@ def _sampling(run: Run) -> Sampling | None:
 
 
 def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:
-    """What nodes do not report, each reason once, with the number of nodes of all runs that were read."""
-    counts: dict[tuple[str, str], int] = {}
+    """What nodes do not report, each reason once, with the number of different nodes of the runs that were read."""
+    nodes: dict[tuple[str, str], set[str]] = {}
     for reading in readings:
-        for reason in reading.why.values():
-            counts["all samples", reason] = counts.get(("all samples", reason), 0) + 1
+        for node_name, reason in reading.why.items():
+            nodes.setdefault(("all samples", reason), set()).add(node_name)
         for node in reading.nodes:
             reasons = [*node.unavailable.items(), *(("failed on the way", text) for text in node.failures)]
             for what, reason in reasons:
-                counts[what, reason] = counts.get((what, reason), 0) + 1
+                nodes.setdefault((what, reason), set()).add(node.host or f"node {node.node_rank}")
     return tuple(
-        Unavailable(what=what, reason=reason, num_nodes=count)
-        for (what, reason), count in list(counts.items())[:MAX_UNAVAILABLE]
+        Unavailable(what=what, reason=reason, num_nodes=len(names))
+        for (what, reason), names in list(nodes.items())[:MAX_UNAVAILABLE]
     )

@@ -19,10 +19,7 @@ MAX_ROWS = 512
 MAX_HOST = 64
 """Characters of a host name."""
 
-_ABOUT = (
-    "Power: all GPUs of a node together; clocks and utilisation: mean over them; memory and temperature: highest "
-    "sample. Network and disks: all of a node, so that what goes through two of them counts twice."
-)
+_ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,9 @@ def means_sheet(found: Telemetry) -> Sheet[_Row]:
         return text if any(of(node) is not None for node in shown) else ""
 
     def rate(name: str, text: str, of: Callable[[NodeMeans], float | None]) -> Column[_Row]:
-        return Column(name, title(text, of), lambda row: of(row.node), lambda row: _rate(of(row.node)))
+        return Column(
+            name, title(text, lambda node: of(node) or None), lambda row: of(row.node), lambda row: _rate(of(row.node))
+        )
 
     def number(name: str, text: str, of: Callable[[NodeMeans], float | None], unit: str) -> Column[_Row]:
         return Column(name, title(text, of), lambda row: of(row.node), unit=unit)
@@ -82,17 +81,22 @@ def means_sheet(found: Telemetry) -> Sheet[_Row]:
         rate("network_sent_bytes_per_s", "Sent", lambda node: node.network_sent),
         rate("disk_read_bytes_per_s", "Disks read", lambda node: node.disk_read),
         Column("samples", "Samples", lambda row: row.node.num_samples, unit="samples"),
-        Column("gaps", "Gaps", lambda row: row.node.num_gaps),
-        Column("missing_share", "Missing", lambda row: row.node.missing, unit="fraction"),
+        Column("gaps", title("Gaps", lambda node: node.num_gaps or None), lambda row: row.node.num_gaps),
+        Column(
+            "missing_share",
+            title("Missing", lambda node: node.missing or None),
+            lambda row: row.node.missing,
+            unit="fraction",
+        ),
     )
     return Sheet(
         name="telemetry",
         title="Means of the measured window",
         columns=columns,
         rows=[*(_Row(node, False) for node in found.nodes[:MAX_ROWS]), *(_Row(node, True) for node in shown)],
-        caption=" ".join([_read_text(found), *left_out, _ABOUT]),
+        caption=" ".join([*_read_text(found), *left_out, *([_ABOUT_GPUS] if any(n.num_gpus for n in shown) else [])]),
         is_data=lambda row: not row.is_shown,
-        is_shown=lambda row: row.is_shown,
+        is_shown=lambda row: row.is_shown and bool(row.node.num_samples),
     )
 
 
@@ -112,13 +116,10 @@ def _shown(found: Telemetry) -> tuple[list[NodeMeans], list[str]]:
     return shown, left_out
 
 
-def _read_text(found: Telemetry) -> str:
+def _read_text(found: Telemetry) -> list[str]:
     if found.num_read == found.num_runs:
-        return f"Samples of all {found.num_runs} runs." if found.num_runs > 1 else "Samples of one run."
-    return (
-        f"Samples of {found.num_read} of {found.num_runs} runs were read, to keep reports quick: the run in the middle "
-        "of each point first; dlbench diagnose reads them all."
-    )
+        return []
+    return [f"Samples of {found.num_read} of {found.num_runs} runs; dlbench diagnose reads them all."]
 
 
 def _host(node: NodeMeans) -> str:
@@ -152,10 +153,10 @@ def missing_sheet(unavailable: Sequence[Unavailable]) -> Sheet[Unavailable]:
     )
     return Sheet(
         name="telemetry-missing",
-        title="What nodes do not report",
+        title="Not sampled",
         columns=columns,
         rows=unavailable,
-        caption="Nodes: of all runs whose samples were read, each counted once per run.",
+        is_folded=True,
     )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet
-from dlbench.report.wording import percent, place_text
+from dlbench.report.wording import percent
 from dlbench.units import format_seconds
 from dlbench.views.model import Group
 from dlbench.views.rerun import rerun
-from dlbench.views.telemetry.charts import finding, telemetry_charts
+from dlbench.views.telemetry.charts import MIN_SAMPLES, telemetry_charts
 from dlbench.views.telemetry.numbers import DetailedTelemetry, Telemetry, detailed_telemetry, telemetry
 from dlbench.views.telemetry.tables import fields_sheet, means_sheet, missing_sheet
 from dlbench.views.view import GroupSource, GroupView
@@ -39,7 +40,7 @@ class TelemetryView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{group.caption}.",
+            headline=_headline(found, on_gpu=group.on_gpu),
             words=tuple(_words(found)),
             charts=lambda: telemetry_charts(group, found),
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
@@ -67,26 +68,38 @@ def not_sampled(group: Group) -> str:
 
 
 def _words(found: Telemetry) -> Iterator[str]:
-    yield _throttling(found)
-    if found.timeline is not None:
-        yield finding(found.timeline)
     sampling = found.sampling
     if sampling is not None:
-        late = f"late by {format_seconds(sampling.late_median_s)} in the median, {format_seconds(sampling.late_max_s)}"
-        dropped = f"; {sampling.dropped:,} samples did not fit into their share of bytes" if sampling.dropped else ""
-        yield f"Sampled every {format_seconds(sampling.period_s)}, {late} at worst{dropped}."
+        if sampling.late_max_s > sampling.period_s:
+            yield (
+                f"Samples came up to {format_seconds(sampling.late_max_s)} late (one every "
+                f"{format_seconds(sampling.period_s)} was asked for)."
+            )
+        if sampling.dropped:
+            yield f"{sampling.dropped:,} samples did not fit into their share of bytes."
     yield from found.notes
 
 
-def _throttling(found: Telemetry) -> str:
+def _headline(found: Telemetry, *, on_gpu: bool) -> str:
+    """How busy the nodes of the largest rank count are, and whether a clock was throttled."""
+    last = (found.nodes[-1].ranks, found.nodes[-1].nodes) if found.nodes else (0, 0)
+    own = [node for node in found.nodes if (node.ranks, node.nodes) == last]
+    throttling = _throttling(found, on_gpu=on_gpu)
+    if sum(node.num_samples for node in own) < MIN_SAMPLES:
+        few = f"fewer than {MIN_SAMPLES} samples in the measured steps: too short a run"
+        return throttling if any(node.throttled for node in found.nodes) else few
+    gpus = [node.gpu_utilisation for node in own if node.gpu_utilisation is not None]
+    cpus = [node.cpu_busy for node in own if node.cpu_busy is not None]
+    means = (("GPUs", gpus), ("CPU", cpus))
+    busy = (f"{name} busy {percent(statistics.fmean(shares), 0)}" for name, shares in means if shares)
+    return ", ".join([*busy, throttling])
+
+
+def _throttling(found: Telemetry, *, on_gpu: bool) -> str:
     known = [node for node in found.nodes if node.throttled is not None]
     worst = max(found.nodes, key=lambda node: (node.throttled or 0.0, node.ranks), default=None)
     if worst is not None and worst.throttled:
-        return (
-            f"Most throttled: {worst.host}, {worst.throttled_by}, at {place_text(worst.ranks, worst.nodes)}, in "
-            f"{percent(worst.throttled)} of the measured window."
-        )
+        return f"throttled {percent(worst.throttled)} of the time: {worst.host[:20]}, {worst.throttled_by}"
     if known:
-        nodes = "node" if len(known) == 1 else "nodes"
-        return f"No GPU was throttled in the measured window of {len(known)} sampled {nodes}."
-    return "Whether clocks were held down is not known: no GPU was sampled."
+        return "no throttling seen"
+    return "clock throttling unknown: no GPU was sampled" if on_gpu else "clock throttling unknown (no GPU)"

@@ -77,6 +77,8 @@ class Utilisation:
     """The peak with its source, or how to declare it."""
     recipe: str
     """The amount of training behind `training_time`, its source and caveats; empty if there is none."""
+    recipe_title: str
+    """What `training_time` is, in a few words; empty if there is none."""
     points: tuple[UtilisationPoint, ...]
 
 
@@ -109,6 +111,7 @@ def utilisation(group: Group) -> Utilisation | None:
         training_flops_per_sample=flops,
         peak="; ".join(dict.fromkeys(peaks)) or (_no_peak(group) if flops else ""),
         recipe=_recipe_text(group, amount, unit) if amount else "",
+        recipe_title=_recipe_title(amount) if amount else "",
         points=tuple(points),
     )
 
@@ -125,8 +128,8 @@ def _no_peak(group: Group) -> str:
     plan = group.sample.plan
     unit = "GPU" if plan.system.node.gpus else "core"
     return (
-        f"not known: declare node.peak_tflops ({{{plan.workload.train.precision}: TFLOP/s of one {unit}}}) and "
-        f"node.peak_source in the YAML of the system ({plan.system.name}) to get the MFU"
+        f"unknown; declare node.peak_tflops ({{{plan.workload.train.precision}: TFLOP/s of one {unit}}}) and "
+        f"node.peak_source in system {plan.system.name} to get the MFU"
     )
 
 
@@ -136,15 +139,13 @@ def _recipe_text(group: Group, amount: Recipe, unit: str) -> str:
         much = f"{amount.samples:,.0f} {unit} ({amount.key})"
     else:
         much = f"{amount.epochs:g} epochs ({amount.key}) of {amount.epoch_samples:,} {unit}"
-    caveats = ["An estimate at this rate: steps only, without start, evaluation and checkpoints, and no claim that it"]
-    caveats[0] += " converges."
-    if amount.is_limit:
-        caveats.append("It is the most that would be trained, not the length of a recipe.")
-    if plan.workload.preset == "ci":
-        caveats.append("The ci preset is a miniature: its time says nothing about the published workload.")
-    if plan.workload.data.is_synthetic:
-        caveats.append("The rate is that of synthetic data: reading and decoding come on top.")
-    return f"{much}. {' '.join(caveats)}"
+    caveats = ", training steps alone" + (" on synthetic data" if plan.workload.data.is_synthetic else "")
+    return f"{'Upper limit' if amount.is_limit else 'Time to train'}: {much} at this rate{caveats}."
+
+
+def _recipe_title(amount: Recipe) -> str:
+    """What a time is that follows from it: an upper limit is no time to accuracy."""
+    return f"Upper limit: {amount.key} at this rate" if amount.is_limit else f"Time to train: {amount.key}"
 
 
 def training_flops(group: Group) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
-from dlbench.report.wording import basis_text
+from dlbench.report.wording import optional_figure, place_text, value_text
 from dlbench.units import format_number
 from dlbench.views.model import Group
 from dlbench.views.utilisation.numbers import Utilisation, UtilisationPoint, utilisation
@@ -15,7 +15,7 @@ class UtilisationView(GroupView):
     """Use of the hardware."""
 
     id = "utilisation"
-    title = "Utilisation and time to train"
+    title = "Hardware utilisation"
     key = "utilisation"
 
     def numbers(self, source: GroupSource) -> Utilisation | None:
@@ -27,9 +27,9 @@ class UtilisationView(GroupView):
         found = group.of(Utilisation)
         if found is None:
             return None
-        caption = _caption(found)
-        sheet = _sheet(found, group.sample_unit, caption)
-        return Section(id=self.id, title=self.title, sheets=(sheet,), brief=(caption,))
+        return Section(
+            id=self.id, title=self.title, headline=_headline(found), sheets=(_sheet(found),), notes=_notes(found)
+        )
 
     def remedy(self, group: Group) -> str:
         """Newer runs."""
@@ -39,52 +39,66 @@ class UtilisationView(GroupView):
         )
 
 
-def _sheet(found: Utilisation, unit: str, caption: str) -> Sheet[UtilisationPoint]:
+def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
     """Every point; people see no column without a value."""
     has_mfu = any(point.mfu for point in found.points)
+    unit, factor = _unit(found)
     columns: tuple[Column[UtilisationPoint], ...] = (
         *place_columns(),
-        Column("throughput_per_s", f"Throughput, {unit}/s", lambda point: point.throughput),
+        Column("throughput_per_s", "", lambda point: point.throughput),
         Column(
             "tflops_per_rank",
-            "Model TFLOP/s per rank" if found.training_flops_per_sample else "",
+            f"Model {unit} per rank" if found.training_flops_per_sample else "",
             lambda point: point.achieved,
+            lambda point: point.achieved and point.achieved.scaled(factor),
             has_interval=True,
             is_brief=True,
         ),
         Column(
             "peak_tflops_per_rank",
-            "Peak TFLOP/s per rank" if has_mfu else "",
+            f"Peak {unit} per rank" if has_mfu else "",
             lambda point: point.peak_tflops,
+            lambda point: point.peak_tflops and point.peak_tflops * factor,
             unit="TFLOP/s/rank",
             is_brief=True,
         ),
         Column("mfu", "MFU" if has_mfu else "", lambda point: point.mfu, has_interval=True, is_brief=True),
         Column(
             "training_time_s",
-            "Time to train, estimate" if found.recipe else "",
+            found.recipe_title,
             lambda point: point.training_time,
             has_interval=True,
             is_brief=True,
         ),
-        Column("", "Interval", lambda point: basis_text(point.throughput)),
     )
     return Sheet(
         name="utilisation",
         title="Use of the hardware",
         columns=columns,
         rows=found.points,
-        caption=caption,
         in_terminal=True,
     )
 
 
-def _caption(found: Utilisation) -> str:
+def _headline(found: Utilisation) -> str:
+    last = found.points[-1]
+    if last.mfu is not None:
+        return f"MFU {value_text(last.mfu)} at {place_text(last.ranks, last.nodes)}"
+    if last.achieved is not None:
+        unit, factor = _unit(found)
+        return f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"
+    return f"{found.recipe_title}: {optional_figure(last.training_time)}"
+
+
+def _unit(found: Utilisation) -> tuple[str, float]:
+    """The unit for people, and how many of it a TFLOP/s is."""
+    largest = max((point.achieved.value for point in found.points if point.achieved), default=1.0)
+    return ("TFLOP/s", 1.0) if largest >= 1 else ("GFLOP/s", 1000.0)
+
+
+def _notes(found: Utilisation) -> tuple[str, ...]:
     """Where FLOPs, peak and the length of the training are from."""
-    parts = []
-    if found.training_flops_per_sample:
-        flops = format_number(found.training_flops_per_sample / 1e9)
-        parts.append(f"Model FLOPs of training per sample: {flops} GFLOP. Peak: {found.peak}.")
-    if found.recipe:
-        parts.append(f"Time to train: {found.recipe}")
-    return " ".join(parts)
+    if not found.training_flops_per_sample:
+        return (found.recipe,)
+    flops = format_number(found.training_flops_per_sample / 1e9)
+    return (f"{flops} GFLOP per sample; peak: {found.peak}.", found.recipe)

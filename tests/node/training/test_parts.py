@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError, UserError
+from dlbench.machine.arithmetic import native_precisions
 from dlbench.node.data.loader import RECENT_READS
 from dlbench.node.data.sharding import Position, ShardedOrder, evaluation_batches
 from dlbench.node.models.metrics import MaskedLmAccuracy, MeanAbsoluteError, Top1
@@ -511,15 +512,33 @@ def test_old_checkpoints_go_and_none_is_told(tmp_path: Path) -> None:
 CPU = torch.device("cpu")
 
 
+def flags_show(native: set[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(precision, "native_precisions", lambda: native)
+
+
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])
 def test_what_a_cpu_cannot_do_is_refused_with_the_reason(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "_is_native", lambda asked: False)
-    with pytest.raises(EnvironmentLacksError, match=rf"this CPU has no {kind} arithmetic.*allow_emulation"):
+    """Whatever oneDNN says of itself: it offers bf16 on every AVX-512 CPU."""
+    flags_show(set(), monkeypatch)
+    with pytest.raises(EnvironmentLacksError, match=rf"this CPU has no {kind} arithmetic.*allow_emulation=true"):
         precision.Precision(train_spec(precision=kind), CPU)
     allowed = precision.Precision(train_spec(precision=kind, allow_emulation=True), CPU)
+    assert allowed.is_emulated
     assert "speed says nothing" in allowed.warnings[0]
-    monkeypatch.setattr(precision, "_is_native", lambda asked: True)
-    assert precision.Precision(train_spec(precision=kind), CPU).warnings == []
+    assert ", emulated in fp32 arithmetic" in allowed.text
+    flags_show({kind}, monkeypatch)
+    native = precision.Precision(train_spec(precision=kind, allow_emulation=True), CPU)
+    assert (native.is_emulated, native.warnings) == (False, [])
+    assert "emulated" not in native.text
+
+
+def test_arithmetic_is_measured_where_the_flags_do_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags_show(None, monkeypatch)
+    if "fp16" not in (native_precisions() or ()):
+        with pytest.raises(EnvironmentLacksError, match="no fp16 arithmetic"):
+            precision.Precision(train_spec(precision="fp16"), CPU)
 
 
 def test_fp16_counts_overflows_leaves_their_steps_out_and_lowers_the_scale() -> None:

@@ -50,7 +50,7 @@ def test_each_repeat_is_cold_cached_and_synthetic_and_every_second_goes_backward
         ({"data": None}, "give --data"),
         ({"overrides": {"data.cache": "warm"}}, "--set data.cache: --tiers"),
         ({"sweep": {"train.batch_per_rank": (1, 2)}}, "--tiers: does not go with --sweep"),
-        ({"to_quality": True}, "--tiers: measures speed"),
+        ({"to_accuracy": True}, "--tiers: measures throughput"),
         ({"overrides": {"checkpoint.every_steps": 2}}, "does not go with checkpoints"),
     ],
 )

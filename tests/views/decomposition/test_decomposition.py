@@ -163,7 +163,7 @@ def test_what_a_series_cannot_go_without_is_left_out() -> None:
     [
         ({"data": "synthetic", "points": (1,)}, "nothing can be taken away"),
         ({"watch_cost": True}, "exclude each other"),
-        ({"to_quality": True}, "leave out --to-quality"),
+        ({"to_accuracy": True}, "leave out --to-accuracy"),
         ({"sweep": {"train.batch_per_rank": (2, 4)}}, "does not go with --sweep"),
         ({"overrides": {"checkpoint.every_steps": 3}}, "does not go with checkpoints"),
         ({"overrides": {"sync.exchange": "none"}}, "leaves no exchange to take away"),
@@ -209,10 +209,22 @@ CASES: Mapping[str, tuple[Variant, dict[str, float], str, float, tuple[str, ...]
         ("backward is", "shorter", "readers take cores"),
     ),
     "made tensors cost too": ("synthetic-input", {"input": 6.0}, "input", -6.0, ("is left", "not free either")),
-    "late batches stagger ranks": ("synthetic-input", {"exchange": 12.0}, "input", 8.0, ("exposed", "batch was late")),
+    "late batches stagger ranks": (
+        "synthetic-input",
+        {"exchange": 12.0},
+        "input",
+        8.0,
+        ("gradient exchange", "batch was late"),
+    ),
     "messages slow the backward pass": ("no-exchange", {"backward": 40.0}, "exchange", 10.0, ("undercounts",)),
-    "reading was hidden": ("no-exchange", {"input": 24.0}, "exchange", -14.0, ("input wait is", "becomes wait for")),
-    "nobody knows": ("no-exchange", {"h2d": 7.0}, "exchange", -7.0, ("host-to-device copy is", "longer")),
+    "reading was hidden": (
+        "no-exchange",
+        {"input": 24.0},
+        "exchange",
+        -14.0,
+        ("waiting for input is", "becomes wait for"),
+    ),
+    "nobody knows": ("no-exchange", {"h2d": 7.0}, "exchange", -7.0, ("copy to the device is", "longer")),
 }
 
 

@@ -78,7 +78,7 @@ def planted_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         engine="ddp",
         sweep={
             "sync.fusion": ("none", "single"),
-            "sync.inside": ("engine", "shared-memory"),
+            "sync.inside": ("backend", "shared-memory"),
             "sync.wire": ("fp32", "fp16"),
         },
         story=lambda plan: Story(last_loss=1.95 if plan.wire == "fp16" else 1.9),
@@ -114,15 +114,15 @@ def test_best_setting_keeps_the_arithmetic_unless_said(planted_runs: Path) -> No
     assert "changes the arithmetic" not in cell.verdict
     assert best.ratio is not None
     assert best.ratio.value == pytest.approx(1.1, rel=1e-6)
-    half = setting(cell, fusion="none", inside="engine", wire="fp16")
+    half = setting(cell, fusion="none", inside="backend", wire="fp16")
     assert half.changes == ("wire fp16",)
     assert half.verdict == "undecided"
     assert half.losses is not None
     assert half.losses.own is not None
     assert half.losses.difference is not None
     assert half.losses.difference.value == pytest.approx(0.05)
-    assert half.losses.reference_label == "none, engine, fp32"
-    assert setting(cell, fusion="single", inside="engine", wire="fp32").losses is None
+    assert half.losses.reference_label == "none, backend, fp32"
+    assert setting(cell, fusion="single", inside="backend", wire="fp32").losses is None
 
 
 def test_one_rank_is_scatter_not_effect(planted_runs: Path) -> None:
@@ -152,7 +152,7 @@ def test_interaction_is_named(tmp_path: Path) -> None:
     def speed(plan: RunPlan) -> float:
         return 1.3 if plan.sync.fusion == "single" and plan.sync.inside == "shared-memory" else 1.0
 
-    sweep = {"sync.fusion": ("none", "single"), "sync.inside": ("engine", "shared-memory")}
+    sweep = {"sync.fusion": ("none", "single"), "sync.inside": ("backend", "shared-memory")}
     cell = swept(tmp_path, speed, engine="ddp", sweep=sweep)
     assert "look at settings, not at axes" in cell.interaction
 
@@ -165,7 +165,7 @@ def test_interaction_is_what_the_axes_leave() -> None:
             acting=frozenset({"fusion", "inside"}),
             throughput=dict.fromkeys(range(5), 130.0 if (fusion, inside) == ("single", "memory") else 100.0),
         )
-        for fusion, inside in itertools.product(("none", "single"), ("engine", "memory"))
+        for fusion, inside in itertools.product(("none", "single"), ("backend", "memory"))
     ]
     left = deviations(measured, levels_of(measured, measured[0].values))
     found = interaction(("fusion", "inside"), left, holm([paired_p(logs) for logs in left.values()]))
@@ -258,7 +258,7 @@ def test_few_repeats_decide_nothing(tmp_path: Path, repeats: int) -> None:
     assert fast.ratio.kind == ("single run" if repeats == 1 else "range")
     assert cell.best == ""
     assert cell.axes[0].verdict == "insufficient"
-    assert "insufficient" in cell.verdict
+    assert "fewer than 5 repeats" in cell.verdict
     assert "more repeats needed" in cell.advice
 
 

@@ -154,9 +154,9 @@ class DdpEngine:
             inside, across = ring_bytes(seen.wire_bytes, ranks=self._place.size, groups=self._place.num_nodes)
         return ExchangeResult(
             carrier=self._backend,
-            by="engine",
+            by="backend",
             exchange="flat",
-            fusion="engine",
+            fusion="backend",
             wire=self._hook.wire_in_force,
             group_size=self._place.local_size,
             num_groups=self._place.num_nodes,

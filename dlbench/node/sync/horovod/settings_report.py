@@ -66,9 +66,9 @@ def exchange_result(
         inside, across = ring_bytes(seen.wire_bytes, ranks=place.size, groups=place.num_nodes)
     return ExchangeResult(
         carrier=carrier,
-        by="engine",
+        by="backend",
         exchange=exchange if seen is None else exchange_of(seen.timeline.methods),
-        fusion="engine",
+        fusion="backend",
         wire=wire if seen is None or not seen.timeline.types else wire_of(seen.timeline.types),
         group_size=place.local_size,
         num_groups=place.num_nodes,

@@ -38,7 +38,7 @@ class OwnExchange:
                 file of costs that is none.
         """
         if plan.sync.inside == "shared-memory" and device.type != "cpu":
-            raise UserError("sync.inside shared-memory: gradients lie on GPUs; use sync.inside engine")
+            raise UserError("sync.inside shared-memory: gradients lie on GPUs; use sync.inside backend")
         if plan.sync.network is not None:
             read_network(Path(plan.sync.network))  # before the ranks meet
         self._base = base

@@ -133,7 +133,7 @@ class Exchanger:
         if now.gradients[number] is not None:
             raise RunError(
                 f"{self._named[number][0]}: its gradient came twice in one backward pass; dlbench's own exchange sends "
-                "each once, use sync.fusion engine"
+                "each once, use sync.fusion backend"
             )
         message, place = self._place_of[number]
         bucket = self._buckets[message]

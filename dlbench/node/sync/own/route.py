@@ -131,7 +131,7 @@ class RouteBuilder:
             method=method,
             wire=self._wire(wire),
             carrier=carrier,
-            inside="engine" if shared is None else "shared-memory",
+            inside="backend" if shared is None else "shared-memory",
             group_size=self._plan.group_size,
             multiple=self._multiple,
             line=self._line(method, wire, world, carrier) if sync.fusion == "mgwfbp" else None,
@@ -171,7 +171,7 @@ class RouteBuilder:
             return flat
         sync = self._plan.sync
         if sync.exchange == "leader":
-            return Leader(groups, reduce_is_sum=self._communicators.reduce_is_sum and sync.inside == "engine")
+            return Leader(groups, reduce_is_sum=self._communicators.reduce_is_sum and sync.inside == "backend")
         hierarchical = Hierarchical(groups)
         if sync.exchange == "hierarchical":
             return hierarchical

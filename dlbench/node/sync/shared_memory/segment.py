@@ -78,7 +78,7 @@ def _libc(blocks: bool) -> ctypes.CDLL:
     """The C library's semaphores. Only calls that may block release the interpreter lock."""
     library = ctypes.CDLL(None, use_errno=True) if blocks else ctypes.PyDLL(None, use_errno=True)
     if not hasattr(os, "memfd_create") or not hasattr(library, "sem_timedwait"):
-        raise EnvironmentLacksError("sync.inside shared-memory: needs Linux (memfd, POSIX semaphores); use engine")
+        raise EnvironmentLacksError("sync.inside shared-memory: needs Linux (memfd, POSIX semaphores); use backend")
     library.sem_init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
     library.sem_post.argtypes = (ctypes.c_void_p,)
     library.sem_getvalue.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))

@@ -1,0 +1,147 @@
+"""Which runs a command reads: folders, single runs, histories, patterns of names; and `--where`, which narrows them."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlbench.cli.options import F
+from dlbench.errors import IncompleteDataError, UserError
+
+if TYPE_CHECKING:
+    from dlbench.records.collectives_scan import CommScan
+    from dlbench.records.scan import Run, Scan
+
+
+def runs_argument(*, default: str | None = None) -> Callable[[F], F]:
+    """The argument RUNS of commands that read any number of folders; `default` where none is given."""
+    given = None if default is None else (Path(default),)
+    return click.argument(
+        "runs",
+        nargs=-1,
+        required=default is None,
+        type=click.Path(path_type=Path),
+        callback=lambda ctx, param, value: value or given or (),
+    )
+
+
+def where_option(name: str, of: str) -> Callable[[F], F]:
+    """An option that chooses runs by their properties."""
+    return click.option(
+        name,
+        multiple=True,
+        metavar="KEY=VALUE",
+        help=f"Only {of} with this property, repeatable: series, side, variant, state, tag.NAME, or a registered key "
+        "such as workload, preset, engine, precision, ranks.",
+    )
+
+
+def parse_where(texts: Sequence[str], option: str) -> dict[str, str]:
+    """`KEY=VALUE` texts by key.
+
+    Raises:
+        UserError: a text has another form, or a key two values.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key or not value:
+            raise UserError(f"{option} {text}: must be KEY=VALUE, e.g. series=nightly")
+        if found.setdefault(key, value) != value:
+            raise UserError(f"{option} {key}: is given two values, {found[key]} and {value}; no run has both")
+    return found
+
+
+def named(paths: Sequence[Path]) -> str:
+    """Folders as an error or a title names them."""
+    return ", ".join(map(str, paths))
+
+
+def read_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> Scan:
+    """The runs of training in folders of runs, single runs and histories, those that `--where` chose.
+
+    Raises:
+        UserError: there is no such folder, a history cannot be read, or no run was chosen; names what there is.
+        RunError: a history cannot be read.
+    """
+    from dlbench.reading.selection import select
+
+    chosen = parse_where(where, "--where")
+    found = runs_at(*paths)
+    found.runs = select(found.runs, named(paths), chosen, "--where")
+    return found
+
+
+def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan:
+    """The same of runs of the collective benchmark; histories hold none.
+
+    Raises:
+        UserError: there is no such folder, or no run was chosen; names what there is.
+    """
+    from dlbench.reading.selection import select
+    from dlbench.records.collectives_scan import scan_comm
+
+    chosen = parse_where(where, "--where")
+    found = scan_comm(*expanded(paths))
+    found.runs = select(found.runs, named(paths), chosen, "--where")
+    return found
+
+
+def runs_at(*paths: Path) -> Scan:
+    """All runs of training in folders of runs, single runs and histories.
+
+    Raises:
+        UserError: there is no such folder, or a history cannot be read.
+        RunError: likewise.
+    """
+    from dlbench.history.files import MARKER
+    from dlbench.records.scan import Scan, scan
+
+    roots = expanded(paths)
+    stores = [path for path in roots if (path / MARKER).is_file()]
+    folders = [path for path in roots if path not in stores]
+    found = scan(*folders) if folders else Scan(root=roots[0])
+    for store in stores:
+        _add_history(found, store)
+    if stores:
+        found.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
+    return found
+
+
+def _add_history(found: Scan, store: Path) -> None:
+    """Adds the runs of a history; the same run in a second folder of it is no repeat."""
+    from dlbench.history.files import Store
+    from dlbench.records.scan import read_run
+
+    runs: dict[str, Run] = {}
+    for folder in Store.at(store).listing():
+        try:
+            run = read_run(store / folder)
+        except (IncompleteDataError, UserError) as error:
+            found.problems.append(str(error))
+        else:
+            runs.setdefault(run.plan.run_id, run)
+    found.runs += runs.values()
+
+
+def expanded(paths: Iterable[Path]) -> list[Path]:
+    """Paths, and in place of a pattern that names no file itself what it matches, by name.
+
+    Raises:
+        UserError: a pattern matches nothing.
+    """
+    found: list[Path] = []
+    for path in paths:
+        text = str(path)
+        if not glob.has_magic(text) or path.exists():
+            found.append(path)
+            continue
+        matches = sorted(glob.glob(text))  # noqa: PTH207  # of a whole path, absolute or not
+        if not matches:
+            raise UserError(f"{text}: matches no folder of runs")
+        found += [Path(match) for match in matches if Path(match).is_dir()]
+    return found

@@ -1,0 +1,83 @@
+"""Which reduced precisions this machine's processor computes in, by the flags that the kernel shows.
+
+A library that offers bf16 on a processor without it computes in fp32 and converts before and after: oneDNN does so on
+every AVX-512 CPU. The kernel's flags say whether instructions exist that multiply in the precision.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+INSTRUCTIONS = {
+    "bf16": {"x86": ("avx512_bf16", "amx_bf16"), "arm": ("bf16",)},
+    "fp16": {"x86": ("avx512_fp16", "amx_fp16"), "arm": ("asimdhp",)},
+}
+"""Flags of /proc/cpuinfo that stand for arithmetic in a precision; any of them is enough.
+
+x86: Linux, arch/x86/include/asm/cpufeatures.h. Conversion alone (f16c, avx_ne_convert) is not arithmetic. ARM: Linux,
+Documentation/arch/arm64/elf_hwcaps.rst (`asimdhp`: FEAT_FP16 for vectors).
+"""
+
+_GPU_DEVICES = ("dev/nvidiactl", "dev/kfd")
+"""Device files that the drivers of NVIDIA and AMD GPUs make."""
+
+_FIRST_CORE = 1 << 16
+"""Characters that hold the lines of the first core; those of all cores are megabytes on a large machine."""
+
+
+def native_precisions(root: Path = Path("/")) -> frozenset[str] | None:
+    """Reduced precisions that the CPU computes in natively: a subset of `bf16` and `fp16`.
+
+    Args:
+        root: where `proc` is.
+
+    Returns:
+        None where the flags do not say: another processor than x86 and 64-bit ARM, or /proc/cpuinfo without flags.
+    """
+    flags = _flags(root)
+    if not flags:
+        return None
+    return frozenset(name for name, of in INSTRUCTIONS.items() if flags & set(of[_architecture()]))
+
+
+def lacking_arithmetic(precision: str, root: Path = Path("/")) -> str:
+    """Why ranks on this machine's CPU would have to emulate a precision, in a clause; empty where they would not.
+
+    Empty as well where that is not known: the flags do not say, or the machine has a GPU, which ranks would use.
+    """
+    if precision not in INSTRUCTIONS or has_gpu(root):
+        return ""
+    native = native_precisions(root)
+    return "" if native is None or precision in native else no_arithmetic(precision)
+
+
+def has_gpu(root: Path = Path("/")) -> bool:
+    """Whether a driver of NVIDIA or AMD GPUs has made its device files here."""
+    return any((root / device).exists() for device in _GPU_DEVICES)
+
+
+def no_arithmetic(precision: str) -> str:
+    """`this CPU has no bf16 arithmetic (/proc/cpuinfo shows no avx512_bf16 or amx_bf16)`."""
+    wanted = INSTRUCTIONS[precision][_architecture() or "x86"]
+    return f"this CPU has no {precision} arithmetic (/proc/cpuinfo shows no {' or '.join(wanted)})"
+
+
+def _architecture() -> str:
+    """`x86`, `arm`, or empty for another."""
+    machine = platform.machine()
+    return "x86" if machine == "x86_64" else "arm" if machine == "aarch64" else ""
+
+
+def _flags(root: Path) -> set[str]:
+    """Flags of the first core; empty where none are shown, or on another architecture."""
+    if not _architecture():
+        return set()
+    try:
+        with (root / "proc/cpuinfo").open(encoding="ascii", errors="replace") as file:
+            text = file.read(_FIRST_CORE)
+    except OSError:
+        return set()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return set(match[1].split()) if match else set()

@@ -1,1 +1,0 @@
-"""Parts: a subject of the scaling report."""

@@ -1,1 +1,0 @@
-"""Waterfall: a subject of the scaling report."""

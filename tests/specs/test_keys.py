@@ -1,0 +1,106 @@
+"""Keys by name: what a wrong one is answered with, sizes with units, and keys that a workload file may leave out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlbench.errors import UserError
+from dlbench.specs.choices import Choices, WorkloadFile, choose
+from dlbench.specs.keys import keys_of
+from dlbench.specs.plan import value_text
+from dlbench.specs.requests import parse_set, parse_sweep
+from dlbench.specs.system import SystemSpec
+from tests.support.run_factory import plans
+
+MIB = 1024**2
+THRESHOLD = "engine.horovod.fusion_threshold_bytes"
+
+SHORT = """
+format: dlbench.workload
+version: 1
+model: {family: cosmoflow, input_size: 64}
+data: {format: density}
+train:
+  batch_per_rank: 4
+  optimizer: {name: sgd, learning_rate: 0.001}
+measure: {warmup_steps: 20, measured_steps: 200}
+watch: {max_bytes: 20MB}
+presets:
+  gpu: {}
+  bf16: {train: {precision: bf16}}
+"""
+
+
+def refused(**request: Any) -> str:
+    with pytest.raises(UserError) as raised:
+        plans(**{"workload": "cosmoflow", "preset": "ci", **request})
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ({"overrides": {"batch_per_rank": 16}}, "train.batch_per_rank"),
+        ({"sweep": {"batch_per_rank": (1, 2)}}, "train.batch_per_rank"),
+        ({"sides": {"a": {}, "b": {"seed": 1}}}, "train.seed"),
+        ({"overrides": {"time_limit": "1:00:00"}}, "system.slurm.time_limit"),
+        ({"overrides": {"system.batch_per_rank": 1}}, "train.batch_per_rank"),
+        ({"overrides": {"fusion_threshold": 1}}, THRESHOLD),
+        ({"overrides": {"learning_rte": 1.0}}, "train.optimizer.learning_rate"),
+    ],
+)
+def test_a_key_without_its_section_is_answered_with_the_whole_key(asked: dict[str, Any], meant: str) -> None:
+    said = refused(**asked)
+    assert "unknown key; did you mean " in said
+    assert meant in said.partition("did you mean ")[2].rstrip("?").split(" or ")
+
+
+def test_only_keys_of_the_network_that_is_there_are_meant() -> None:
+    assert "model.dropout" not in refused(workload="resnet50", overrides={"dropout": 0.1})
+    assert "model.dropout" in refused(overrides={"dropout": 0.1})
+
+
+def test_every_size_takes_a_unit_wherever_it_is_given() -> None:
+    sizes = [key.name for key in (*keys_of(Choices, {}), *keys_of(SystemSpec, {})) if key.name.endswith("_bytes")]
+    assert len(sizes) == 6
+    assert all(key.is_size for key in keys_of(Choices, {}) if key.name in sizes)
+    tier = {"data.source": "/data", "data.staging": "lazy", "system.storage.local.path": "/tmp/x"}
+    asked = {**tier, "watch.max_bytes": "64MB", "system.storage.local.capacity_bytes": "1GiB"}
+    (plan,) = plans(workload="cosmoflow", preset="ci", overrides=asked, points=(1,), repeats=1)
+    assert plan.watch.max_bytes == plan.overrides["watch.max_bytes"] == 64 * 1000**2
+    assert plan.system.storage.local.capacity_bytes == 1024**3
+
+
+def test_swept_sizes_are_one_setting_whatever_their_unit() -> None:
+    def swept(text: str) -> list[Any]:
+        asked = {"engine": "horovod", "points": (2,), "repeats": 1}
+        return plans(workload="cosmoflow", preset="ci", sweep=parse_sweep((f"{THRESHOLD}={text}",)), **asked)
+
+    one, two = swept("64MiB,128M")
+    assert (one.series.axes, two.series.axes) == ({THRESHOLD: 64 * MIB}, {THRESHOLD: 128 * MIB})
+    assert swept(str(64 * MIB))[0].configuration_digest() == one.configuration_digest()
+    sizes = (64 * MIB, 1025, 800 * 10**9, 0)
+    assert [value_text(THRESHOLD, size) for size in sizes] == ["64MiB", "1025", "800GB", "0"]
+    with pytest.raises(UserError, match="given twice"):
+        swept(f"64MiB,{64 * MIB}")
+
+
+@pytest.mark.parametrize("value", ["64MX", "-1", "64 apples", True, 1.5])
+def test_a_size_that_is_none_is_answered_with_its_form(value: object) -> None:
+    said = refused(engine="horovod", points=(2,), overrides={THRESHOLD: value})
+    assert said.startswith(f"--set: {THRESHOLD}: ")
+    assert said.endswith("is not a number of bytes such as 67108864, 64MiB or 64MB")
+
+
+def test_what_a_workload_file_need_not_say(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(SHORT)
+    made = choose(WorkloadFile(path), None, {})
+    assert (made.name, made.title, made.preset, made.sample_unit) == ("mine", "mine", "gpu", "volumes")
+    assert (made.notice, made.about) == ("", "")
+    assert made.watch.max_bytes == 20 * 1000**2
+    other = choose(WorkloadFile(path), "bf16", {k: (v, "--set") for k, v in parse_set(("title=T",)).items()})
+    assert (other.title, other.train.precision) == ("T", "bf16")
