@@ -271,6 +271,11 @@ def _shown(
     )
 
 
+def _is_pair(section: Section, drawn: Sequence[Drawn], sheets: Sequence[ShownSheet]) -> bool:
+    is_narrow = all(len(one.table.header) <= PAIR_COLUMNS for one in sheets)
+    return len(drawn) == 1 and bool(sheets) and is_narrow and not section.cards
+
+
 def _glances(cards: Sequence[Card]) -> Glances | None:
     if len(cards) <= FEW_CARDS:
         return None
