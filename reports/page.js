@@ -225,7 +225,8 @@
       // What was laid out for one kind of axis does not suit the other, but a linear axis of ranks keeps its room.
       if (channel === "y" || toLog) delete one.scale.domain;
       one.scale.nice = true;
-      one.scale.zero = !toLog && channel === "y";
+      if (toLog) delete one.scale.zero;
+      else one.scale.zero = channel === "y";
     }
   };
   // Text of a chart that was scaled down would be too small to read: it is drawn again, narrower.
