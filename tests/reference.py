@@ -10,7 +10,6 @@ import ast
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -166,20 +165,11 @@ _KINDS: dict[str, Callable[[Schema, Callable[[str], str]], str]] = {
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def model_keys(model: type[BaseModel], schema_name: str, nested: bool = True) -> str:
-    """Where the schema of a file lies, a line for each of its own keys, and the keys of what is nested in it."""
+def model_keys(model: type[BaseModel], schema_name: str) -> str:
+    """Where the schema of a file lies, and a line for each of its own keys."""
     schema = model.model_json_schema()
-    parts = [
-        f"Every key with its type and meaning: [schemas/{schema_name}.schema.json](schemas/{schema_name}.schema.json).",
-        "\n".join(_key_lines(schema)),
-    ]
-    if nested:
-        lines = [
-            f"- *{name}*: {', '.join(f'`{key}`' for key in schema['$defs'][name]['properties'])}"
-            for name in _nested(schema, schema.get("$defs", {}))
-        ]
-        parts.append("\n".join(lines))
-    return "\n\n".join(part for part in parts if part)
+    where = f"Every key, also those of *nested* objects: [schema](schemas/{schema_name}.schema.json)."
+    return "\n".join((f"{where}\n", *_key_lines(schema)))
 
 
 def _key_lines(schema: Schema) -> Iterator[str]:
@@ -190,29 +180,6 @@ def _key_lines(schema: Schema) -> Iterator[str]:
         described = field.get("description") or (below and schema["$defs"][below[0]].get("description"))
         about = first_sentence(described) if described else words(field, lambda name: name)
         yield f"- `{key}`{f' (*{below[0]}*)' if below else ''}: {about}"
-
-
-def _nested(schema: Schema, known: Mapping[str, Schema], seen: list[str] | None = None) -> list[str]:
-    """Names of the specifications below a schema, in the order in which a reader meets them."""
-    seen = [] if seen is None else seen
-    for field in schema["properties"].values():
-        for reference in re.findall(r'"\$ref": "#/\$defs/(\w+)"', json.dumps(field)):
-            if reference not in seen:
-                seen.append(reference)
-                _nested(known[reference], known, seen)
-    return seen
-
-
-def undescribed(model: type[BaseModel]) -> list[str]:
-    """Keys without a description, as `Model.key`."""
-    schema = model.model_json_schema()
-    every = {model.__name__: schema, **schema.get("$defs", {})}
-    return [
-        f"{name}.{key}"
-        for name, one in every.items()
-        for key, field in one["properties"].items()
-        if "description" not in field
-    ]
 
 
 def dotted_keys(model: type[BaseModel], roots: Iterable[str]) -> str:
@@ -245,7 +212,7 @@ def _dotted(key: str, field: Schema, owner: Schema, whole: Schema) -> Iterator[t
     for row, tags in rows.items():
         if row[1].startswith('`"') and row[0].endswith((".family`", ".format`")):
             continue  # the tag that chooses the branch
-        only = f" ({_any_of(tags)} only)" if len(tags) < len(below) else ""
+        only = f" ({_any_of(tags)})" if len(tags) < len(below) else ""
         yield *row[:3], row[3] + only
 
 
@@ -334,9 +301,11 @@ def presets() -> str:
         steps = f"{measure.warmup_steps} + {measure.measured_steps}"
         unit = chosen.sample_unit.removesuffix("s") if train.batch_per_rank == 1 else chosen.sample_unit
         batch = f"{train.batch_per_rank} {unit}"
-        about = " ".join(chosen.about.split())
-        rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", batch, train.optimizer.name, steps, about))
-    return table(("Workload", "Preset", "Batch per rank", "Optimiser", "Warm-up + measured steps", "What it is"), rows)
+        about = first_sentence(chosen.about)
+        rows.append(
+            f"- `{chosen.name}` `{chosen.preset}`: {batch} per rank, {train.optimizer.name}, {steps} steps. {about}"
+        )
+    return "\n".join(("Warm-up and measured steps are counted apart.\n", *rows))
 
 
 def recipes() -> str:
@@ -347,12 +316,19 @@ def recipes() -> str:
         assert goal is not None
         rate = f"{rule.learning_rate:g}"
         if rule.learning_rate_scaling != "none":
-            rate += f" at a global batch of {rule.reference_batch:,}, scaled: {rule.learning_rate_scaling}"
+            rate += f" at {rule.reference_batch:,} ({rule.learning_rate_scaling})"
         wanted = f"{goal.target:g}" + (" at most" if chosen.model.family == "cosmoflow" else " at least")
         every = _so_much(goal.evaluate_every_epochs, goal.evaluate_every_samples)
         most = _so_much(goal.max_epochs, goal.max_samples)
         rows.append((f"`{chosen.name}`", f"`{chosen.preset}`", rate, wanted, every, most))
-    header = ("Workload", "Preset", "Peak learning rate", "Target", "Evaluated every", "Gives up after")
+    header = (
+        "Workload",
+        "Preset",
+        "Peak learning rate at a global batch (scaled)",
+        "Target",
+        "Evaluated every",
+        "Gives up after",
+    )
     return table(header, rows)
 
 
@@ -378,7 +354,7 @@ def exit_codes() -> str:
             documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             about = str(after.value.value) if documented else "Fine."  # type: ignore[union-attr]
             rows.append((str(int(errors.ExitCode[name])), f"`{name}`", about))
-    return table(("Code", "Name", "Meaning"), rows)
+    return "\n".join(f"- **{number}** `{name}`: {about}" for number, name, about in rows)
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -411,7 +387,8 @@ def _options(command: click.Command) -> dict[str, str]:
         written = f"`{'`, `'.join((*option.opts, *option.secondary_opts))}{metavar}`"
         default = option.to_info_dict().get("default") if option.show_default else None
         at = f" [{default}]" if default not in (None, False, True, ()) else ""
-        found[written] = first_sentence(option.help or "") + at
+        said = first_sentence(option.help or "").split("; ")[0].split(", repeatable:")[0].rstrip(".")
+        found[written] = f"{said}.{at}"
     return found
 
 
@@ -420,17 +397,21 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[^.][^.]\.)\s+(?=[A-Z`'-])", " ".join(text.split()), maxsplit=1)[0]
 
 
-SHARED_BY = 2
-"""Commands that have an option in the same words, from which on it is described once for all."""
-
-
 def cli_reference() -> str:
-    """The options of several commands, then a section for each command with its own."""
+    """The options of several commands, by the commands that take them, then a section for each with its own."""
     every = {("dlbench", *path): command for path, command in (((), cli), *commands())}
     options = {path: _options(command) for path, command in every.items()}
-    counted = Counter(pair for mine in options.values() for pair in mine.items())
-    shared = {pair for pair, number in counted.items() if number >= SHARED_BY}
-    parts = ["## Options of several commands", "\n".join(f"- {name}: {about}" for name, about in sorted(shared))]
+    takers: dict[tuple[str, str], list[str]] = {}
+    for path, mine in options.items():
+        for pair in mine.items():
+            takers.setdefault(pair, []).append(" ".join(path[1:]))
+    shared: dict[tuple[str, ...], list[str]] = {}
+    for (name, says), paths in takers.items():
+        if len(paths) > 1:
+            shared.setdefault(tuple(paths), []).append(f"- {name}: {says}")
+    parts = ["## Options of several commands"]
+    for paths, lines in shared.items():
+        parts += [f"{', '.join(f'`{path}`' for path in paths)}:", "\n".join(lines)]
     for path, command in every.items():
         parts.append(f"{'#' * max(2, len(path))} {' '.join(path)}")
         arguments = [
@@ -439,10 +420,7 @@ def cli_reference() -> str:
         about = first_paragraph(command.help or "")
         parts.append(f"`{' '.join((*path, *arguments))}`: {about}" if arguments else about)
         mine = options[path]
-        lines = [f"- {name}: {says}" for name, says in mine.items() if (name, says) not in shared]
-        also = [name.split("`")[1].split()[0] for name, says in mine.items() if (name, says) in shared]
-        if also:
-            lines.append(f"- also {', '.join(f'`{name}`' for name in also)}")
+        lines = [f"- {name}: {says}" for name, says in mine.items() if len(takers[name, says]) == 1]
         if lines:
             parts.append("\n".join(lines))
     return "\n\n".join(parts)
@@ -480,9 +458,9 @@ REGIONS: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "patches": patches,
     "thresholds": thresholds,
-    "plan": lambda: model_keys(RunPlan, "plan", nested=False),
+    "plan": lambda: model_keys(RunPlan, "plan"),
     "record": lambda: model_keys(Record, "record"),
-    "comm-plan": lambda: model_keys(CommPlan, "comm-plan", nested=False),
+    "comm-plan": lambda: model_keys(CommPlan, "comm-plan"),
     "comm-record": lambda: model_keys(CommRecord, "comm"),
     "rank-status": lambda: model_keys(RankStatus, "rank-status"),
     "failure": lambda: model_keys(Failure, "failure"),

@@ -1,4 +1,4 @@
-"""JSON schemas of the reports: those in `docs/schemas` are the code's, and what reports write holds to them."""
+"""JSON schemas of reports and files of runs: `docs/schemas` is the code's, and what is written holds to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_schema_of_each_report_is_current(path: Path) -> None:
     jsonschema.Draft202012Validator.check_schema(json.loads(SCHEMAS[path]))
 
 
-def test_every_schema_is_of_a_report() -> None:
+def test_every_schema_is_of_a_report_or_a_file_of_runs() -> None:
     assert set((reference.ROOT / "docs" / "schemas").iterdir()) == set(SCHEMAS)
 
 
@@ -52,12 +52,23 @@ def holds(name: str, document: Document) -> dict[str, Any]:
     return content
 
 
-def test_what_reports_write_holds_to_their_schemas(runs: Path) -> None:
+def test_what_reports_write_holds_to_their_schemas(runs: Path, tmp_path: Path) -> None:
     assert holds("report", document_of(assemble(scan(runs))))["groups"]
     assert holds("diagnosis", diagnosis(scan(runs))[1])["groups"]
-    side = side_of_runs(scan(runs), "runs", {}, "--where")
-    found = compared(compare_sides(side, side, metrics=DEFAULT_METRICS, rule=Rule()))
+    write_scaling(tmp_path, points=(1, 2, 4), series="s2")
+    a, b = (side_of_runs(scan(folder), "runs", {}, "--where") for folder in (runs, tmp_path))
+    found = compared(compare_sides(a, b, metrics=DEFAULT_METRICS, rule=Rule()))
     assert holds("comparison", comparison_document(found))["points"]
+
+
+@pytest.mark.parametrize("name", ["plan", "record"])
+def test_files_of_runs_hold_to_their_schemas(runs: Path, name: str) -> None:
+    path = next(path for path in SCHEMAS if path.name == f"{name}.schema.json")
+    for file in runs.glob(f"*/{name}.json"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        jsonschema.validate(content, json.loads(SCHEMAS[path]), cls=jsonschema.Draft202012Validator)
+        with pytest.raises(jsonschema.ValidationError, match="of_no_file"):
+            jsonschema.validate(content | {"of_no_file": 1}, json.loads(SCHEMAS[path]))
 
 
 def test_a_wrong_key_is_found(runs: Path) -> None:
