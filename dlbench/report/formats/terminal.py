@@ -86,7 +86,7 @@ def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
 
 def _has_more(group: Section) -> bool:
     """Whether the brief form leaves out sections of a group."""
-    return group.is_group and any(section.level != "answer" for section in group.sections)
+    return group.is_group and any(section.level != "answer" or section.sections for section in group.sections)
 
 
 def _screen(group: Section, width: int) -> list[Block]:

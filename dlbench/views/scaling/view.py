@@ -42,7 +42,7 @@ class ScalingView(GroupView):
             charts_per_row=3,
             sheets=(points_sheet(group.points, group.sample_unit),),
             headline=_headline(group),
-            brief=(f"Intervals: {_basis(group.largest)}.",),
+            brief=(),
             where={
                 "sample_unit": group.sample_unit,
                 "scaling": group.scaling,
