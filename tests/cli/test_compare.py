@@ -209,7 +209,7 @@ def test_a_metric_that_nobody_tells_is_insufficient_where_it_decides(tmp_path: P
     new = write_side(tmp_path / "new", slower(1.0))
     result = call("compare", old, new, "--metric", "energy_per_sample_j")
     assert result.exit_code == 6
-    assert "no run tells" in result.output
+    assert "not measured" in result.output
 
 
 def test_time_to_quality_decides_where_it_is_asked_for(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from dlbench.units import format_bytes
 
 GROUP_COLUMNS = ("group", "system", "collective", "dtype", "ranks", "nodes", "group_size")
 """In front of every row of a group's tables."""
+LEVEL_TITLES = {"inside": "within a group", "across": "between groups"}
+"""What the levels of a network are called."""
 FIT_COLUMNS = ("system", "carrier", "dtype")
 """In front of every row of a fit's tables."""
 
@@ -57,7 +59,7 @@ _POINTS: tuple[Column[Point], ...] = (
     Column("steps", "Steps", lambda one: one.at.steps, unit="count"),
     Column("messages", "Messages", lambda one: one.at.messages, unit="count"),
     Column("bytes_sent", "Bytes sent", lambda one: one.at.bytes_sent, unit="count", is_brief=True),
-    Column("bytes_across", "Of it across", lambda one: one.at.bytes_across, unit="count"),
+    Column("bytes_across", "Of it between groups", lambda one: one.at.bytes_across, unit="count"),
     Column("predicted_s", "Predicted", lambda one: one.at.predicted_s, unit="s", is_brief=True),
     Column(
         "predicted_over_measured",
@@ -202,7 +204,7 @@ class _Costs:
 
 
 _COSTS: tuple[Column[_Costs], ...] = (
-    Column("name", "Level", lambda one: one.name),
+    Column("name", "Level", lambda one: one.name, lambda one: LEVEL_TITLES.get(one.name, one.name)),
     Column("up_to_bytes", "Messages", lambda one: one.up_to_bytes, lambda one: one.messages),
     Column("alpha_s", "alpha", lambda one: one.alpha, has_interval=True),
     Column("s_per_byte", "1/beta, GB/s", lambda one: one.beta, lambda one: _rate(one.beta), has_interval=True),

@@ -273,7 +273,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Fitted costs",
-        "A message costs alpha + bytes x beta, by level (inside a group, across groups) and message size; a byte "
+        "A message costs alpha + bytes x beta, by level (within a group, between groups) and message size; a byte "
         "reduced costs gamma. One fit for each system, carrier and type of element, over all collectives, layouts, "
         "algorithms and sizes, with relative errors and robust against outliers. Where groups hold several ranks, "
         "whether these share one link to other groups or have a link each, and whether their bytes inside the group "

@@ -177,7 +177,7 @@ def _point(number: int, point: PointResult, report: ComparisonReport) -> Section
 def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Section:
     """The evidence behind one verdict."""
     facts = [
-        (name, "no run tells" if figure is None else f"{unit_cell(figure)}; {basis_text(figure)}")
+        (name, "not measured" if figure is None else f"{unit_cell(figure)}; {basis_text(figure)}")
         for name, figure in (("A", metric.a), ("B", metric.b))
     ]
     if metric.ratio is not None:
