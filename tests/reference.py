@@ -74,7 +74,7 @@ STEP_MEANINGS = {
     "h2d_ns": "moving the batch to the device, ns",
     "forward_ns": "forward pass and loss, ns",
     "backward_ns": "backward pass, with the exchange that it hides, ns",
-    "exchange_ns": "exposed gradient exchange, ns",
+    "exchange_ns": "gradient exchange after backward, ns",
     "optimizer_ns": "clipping, learning rate, update, clearing of gradients, ns",
     "samples": "samples this rank processed in the step",
     "loss": "this rank's loss, before any averaging over ranks",
