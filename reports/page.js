@@ -120,7 +120,7 @@
     const region = table.closest(".scroll");
     const rows = table.tBodies[0]?.rows.length ?? 0;
     const name = region?.getAttribute("aria-label") ?? "";
-    if (table.tHead && rows > 1 && !table.querySelector("[rowspan], [colspan]")) {
+    if (table.tHead && rows > 2 && !table.querySelector("[rowspan], [colspan]")) {
       [...table.tHead.rows[0].cells].forEach((header, column) => {
         const sorter = button(header.textContent, () => sort(table, column, header), { title: "Sort by this column" });
         header.replaceChildren(sorter);
@@ -166,8 +166,8 @@
     if (panel) show(panel);
     if (!wanted) return;
     for (let at = wanted; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
-    const own = wanted.querySelector(":scope > details");
-    if (own && wanted.matches("section, .sheet")) own.open = true;
+    const own = wanted.querySelector(":scope > details.fold, :scope.sheet > details");
+    if (own) own.open = true;
     if (panel && wanted.id === panel.dataset.panel) scrollTo({ top: 0, behavior: "instant" });
     else wanted.scrollIntoView();
   };
@@ -238,6 +238,8 @@
   const loader = { load: () => Promise.reject(new Error("a report loads nothing")) };
   const draw = (figure, state) => {
     const spec = structuredClone(charts[figure.dataset.chart]);
+    // The group above says it.
+    if (figure.closest("section.group")) delete spec.title.subtitle;
     if (state.turned) for (const channel of spec.usermeta.axes) turned(spec, channel);
     fit(figure, spec);
     // "ast" interprets expressions, so that the page's policy need not allow eval.
@@ -274,11 +276,19 @@
     return found;
   };
   const numbersOf = (figure) => tables[figure.dataset.chart] ?? cellsOf(figure.querySelector("table"));
-  const picture = (figure) => {
-    const text = new XMLSerializer().serializeToString(figure.querySelector(".still svg"));
-    save(`dlbench-${figure.id}.svg`, "image/svg+xml;charset=utf-8", text);
-  };
   const canDraw = typeof window.vegaEmbed === "function";
+  const saveSvg = (figure, text) => save(`dlbench-${figure.id}.svg`, "image/svg+xml;charset=utf-8", text);
+  // A picture alone needs the line below its title, which says what it is about.
+  const picture = (figure) => {
+    const still = () => saveSvg(figure, new XMLSerializer().serializeToString(figure.querySelector(".still svg")));
+    if (!canDraw) return still();
+    const spec = structuredClone(charts[figure.dataset.chart]);
+    const options = { config, mode: "vega-lite", renderer: "none", ast: true, actions: false, loader };
+    return window
+      .vegaEmbed(document.createElement("div"), spec, options)
+      .then((result) => result.view.toSVG())
+      .then((text) => saveSvg(figure, text), still);
+  };
   const states = new Map();
   for (const figure of document.querySelectorAll("figure[data-chart]")) {
     const state = { turned: false };

@@ -191,6 +191,7 @@ OPENED_OTHERWISE = {
     "machine/page_cache": "/proc",
     "machine/storage_reads": "/proc",
     "node/cores": "/sys",
+    "node/watching/core_load": "/proc",
     "jobs/box/host": "/proc",
     "setup/probes": "/sys/fs/cgroup",
     # Files of the installation.

@@ -145,6 +145,13 @@ THRESHOLDS = (
         halved="one step in sixty of twice the length raises it",
     ),
     Threshold(
+        module="reading.core_load",
+        name="LOADED",
+        decides="share of the ranks' cores, used by other processes or taken by the hypervisor, that raises a warning",
+        why="steps may take longer by as much: more than gate and sweeps tolerate",
+        halved="daemons and the launcher itself, where it shares the ranks' cores, raise it",
+    ),
+    Threshold(
         module="views.steps.slow_periods",
         name="SIGMAS",
         decides="standard errors by which ranks stand out in the map of ranks and steps",

@@ -163,7 +163,7 @@ def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
 def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json: bool) -> None:
     from dlbench.cli.report import require_modules
 
-    plans = shared.expand_request(request)
+    plans = shared.expand_request(request, trains=False)
     first = plans[0]
     if first.workload.data.is_synthetic:
         raise UserError("io: synthetic data is read from nowhere: give --data PATH")

@@ -31,9 +31,9 @@ def ls(as_json: bool) -> None:
         for row in rows:
             click.echo(f"  {row['name']:<12} {cleaned(row.get('title') or row['problem'])}")
             for preset, about in row.get("presets", {}).items():
-                click.echo(
-                    click.wrap_text(about, width=78, initial_indent=f"    {preset:<10} ", subsequent_indent=" " * 15)
-                )
+                # Without words there would be no line to indent.
+                head = f"    {preset:<10} "
+                click.echo(click.wrap_text(about, width=78, initial_indent=head, subsequent_indent=" " * 15) or head)
             click.echo(cleaned(f"    {row['file']}"))
 
 
@@ -46,7 +46,7 @@ def _workloads() -> list[dict[str, Any]]:
         row: dict[str, Any] = {"name": name, "file": str(path)}
         try:
             file = WorkloadFile(path)
-            row["title"] = str(file.base.get("title", ""))
+            row["title"] = str(file.base.get("title", file.base.get("name", path.stem)))
             row["presets"] = {
                 key: " ".join(str(preset.get("about", "")).split()) for key, preset in file.presets.items()
             }

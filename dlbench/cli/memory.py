@@ -107,7 +107,7 @@ def _asked(workload: str, batch: int | None, capacity: str | None, options: dict
         launcher="local",
         overrides={**overrides, **decided},
     )
-    return shared.expand_request(request)[0]
+    return shared.expand_request(request, trains=False)[0]
 
 
 def _print_order(asked: RunPlan) -> None:

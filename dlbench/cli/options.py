@@ -155,6 +155,7 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
                 show_default=True,
                 help="Each job starts after the one before (afterany), so that runs do not disturb each other.",
             ),
+            click.option("--all-scripts", is_flag=True, help="With --dry-run: print every script, not only the first."),
         ]
         return decorated(function, decorators)
 
@@ -236,11 +237,25 @@ def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:
     return found
 
 
-def expand_request(request: Request) -> list[RunPlan]:
-    """`dlbench.specs.expand.expand` with this machine's cores."""
+def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
+    """`dlbench.specs.expand.expand` with this machine's cores.
+
+    Args:
+        request: what was asked for.
+        trains: whether the plans are to be trained; then what this machine cannot do is refused.
+
+    Raises:
+        UserError: anything wrong with the request, in one line.
+        EnvironmentLacksError: this machine, where the runs are to be, lacks something.
+    """
+    from dlbench.cli.before_start import require_this_machine
     from dlbench.specs.expand import expand
 
-    return expand(request, machine_cores=len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    plans = expand(request, machine_cores=cores)
+    if trains:
+        require_this_machine(request, plans, cores)
+    return plans
 
 
 def require_data(plans: list[RunPlan]) -> None:
@@ -252,7 +267,7 @@ def require_data(plans: list[RunPlan]) -> None:
     from dlbench.datasets.splits import validation_folder
 
     for source in sorted({p.workload.data.source for p in plans if not p.workload.data.is_synthetic}):
-        _require_path(source, "--data", "; give a path, or `synthetic`")
+        _require_path(source, "data.source", "; give --data a path, or `synthetic`")
     for plan in plans:
         data = plan.workload.data
         if plan.checkpoint.resume_from is not None:
@@ -320,8 +335,7 @@ def require_engines(plans: list[RunPlan]) -> None:
 def describe_plan(plan: LaunchPlan) -> str:
     """One line that names a run for a person."""
     from dlbench.specs.collectives.plan import CommPlan
-    from dlbench.specs.plan import RunPlan
-    from dlbench.specs.requests import value_text
+    from dlbench.specs.plan import RunPlan, value_text
 
     size = f"{plan.layout.ranks} rank{'s' if plan.layout.ranks > 1 else ''}"
     size += f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""

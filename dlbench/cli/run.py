@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import glob
+import importlib.util
 import os
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,10 @@ import click
 
 from dlbench.cli import options as shared
 from dlbench.cli.ending import MACHINE_ERRORS, os_error_words
-from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, UserError
 
 if TYPE_CHECKING:
-    from dlbench.jobs.processes import OnProgress
+    from dlbench.cli.progress import Lines
     from dlbench.jobs.verdict import Outcome
     from dlbench.records.scan import Scan
     from dlbench.specs.plan import LaunchPlan, RunPlan
@@ -72,39 +72,89 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
         print_commands(plans, options["out"])
         return
     shared.require_engines(plans)
-    following = f"dlbench report {shown(options['out'])} -o report.html"
-    if request.sides:
-        following = f"dlbench compare {shown(options['out'])} --paired --where series={plans[0].series.id}"
-    code = run_all(plans, options["out"], following, fail_fast=fail_fast, bar=sys.stderr.isatty() and not no_progress)
-    if lines_of := _comparison_of(request):
-        _compare(plans, options["out"], lines_of)
+    bar = sys.stderr.isatty() and not no_progress
+    code = run_all(plans, options["out"], "", fail_fast=fail_fast, bar=bar)
+    _tell_result(request, plans, options["out"])
     sys.exit(int(code))
 
 
-def _comparison_of(request: Request) -> Callable[[Scan], list[str]] | None:
-    """What tells a series' runs against each other; None for a series of runs of one kind."""
-    if request.sides:
-        return _sides
-    if request.decompose:
-        return _decomposition
-    return _watch_cost if request.watch_cost else None
-
-
-def _compare(plans: Sequence[RunPlan], out: Path, lines_of: Callable[[Scan], list[str]]) -> None:
-    """Tells what the variants or sides of a series show; of the cost of watching every watched run keeps a file.
+def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
+    """The figures of a series that has ended, what its variants or sides show, and the command to go on with.
 
     Raises:
         RunError: a file cannot be written.
     """
-    import importlib.util
-
-    if importlib.util.find_spec("numpy") is None:
-        click.echo(f"the runs are not compared: numpy is not installed; remedy: {INSTALL_ANALYSIS}", err=True)
-        return
     from dlbench.report.wording import clean
 
-    for line in lines_of(runs_found(plans, out)):
-        click.echo(clean(line))
+    series = plans[0].series.id
+    found = _runs_of_series(series, out)
+    for line in found.problems:
+        click.echo(f"dlbench: damaged: {clean(line)}", err=True)
+    if not any(run.state == "valid" for run in found.runs):
+        return
+    missing = [name for name in ("numpy", "pandas") if importlib.util.find_spec(name) is None]
+    if missing:
+        names = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'}"
+        click.echo(f"no figures here: {names} not installed; remedy: {INSTALL_ANALYSIS}", err=True)
+    else:
+        if not request.sides:
+            _tell_figures(found)
+        own = {plan.run_id for plan in plans}
+        found.runs = [run for run in found.runs if run.plan.run_id in own]
+        _tell_comparison(request, found)
+    what = f"compare {shown(out)} --paired" if request.sides else f"report {shown(out)}"
+    click.echo(f"next: dlbench {what} --where series={series}", err=True)
+
+
+def _runs_of_series(series: str, out: Path) -> Scan:
+    """All runs of a series that are there: one of that name may have had runs before."""
+    from dlbench.records.scan import Scan, scan
+
+    folders = [path.parent for path in sorted(out.glob(f"{glob.escape(series)}-*/plan.json"))]
+    found = scan(*folders) if folders else Scan(root=out)
+    found.root = out
+    found.runs = [run for run in found.runs if run.plan.series.id == series]
+    return found
+
+
+def _tell_figures(found: Scan) -> None:
+    from dlbench.cli.report import emit
+    from dlbench.report.wording import clean
+    from dlbench.views.series_result import result_of
+
+    report, document = result_of(found)
+    for line in report.damaged:
+        if line not in found.problems:
+            click.echo(f"dlbench: damaged: {clean(line)}", err=True)
+    if report.groups:
+        emit(document, "text", None)
+
+
+def _tell_comparison(request: Request, found: Scan) -> None:
+    """What the variants or sides of a series show; of the cost of watching every watched run keeps a file.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    from dlbench.gate.page.document import paired_lines
+    from dlbench.report.formats.terminal import WIDTH
+    from dlbench.report.wording import clean
+
+    if request.sides:
+        lines = [clean(line) for line in paired_lines(found)]
+    else:
+        told = _decomposition(found) if request.decompose else _watch_cost(found) if request.watch_cost else []
+        lines = [part for line in told for part in _wrapped(clean(line), WIDTH)]
+    for line in lines:
+        click.echo(line)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line and those that it goes on in, indented more than it."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.wrap(
+        line, width, initial_indent="", subsequent_indent=f"{indent}  ", break_on_hyphens=False, drop_whitespace=True
+    )
 
 
 def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
@@ -121,12 +171,6 @@ def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
         except IncompleteDataError as error:
             click.echo(clean(str(error)), err=True)
     return found
-
-
-def _sides(found: Scan) -> list[str]:
-    from dlbench.gate.page.document import paired_lines
-
-    return paired_lines(found)
 
 
 def _decomposition(found: Scan) -> list[str]:
@@ -202,7 +246,7 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
 
 
 def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:
-    """Runs all plans on this machine, one after the other; `following` is the command to go on with.
+    """Runs all plans on this machine, one after the other; `following` is the command to go on with, if not empty.
 
     Returns:
         What the command ends with: the code of the first run that went wrong.
@@ -212,6 +256,7 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
             says.
         EnvironmentLacksError: the launcher's program is not installed, or the ranks' Python cannot be executed.
     """
+    from dlbench.cli.progress import progress
     from dlbench.jobs import launch, local, variables
     from dlbench.jobs.run_script import has_script
     from dlbench.records.folder import prepare_output
@@ -228,9 +273,9 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
         # A cancelled CI job or a closed terminal ends the ranks as Ctrl-C does; nohup asks for the contrary.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
-    with _progress(plans, bar) as progress:
+    with progress(plans, bar=bar) as told:
         for plan in plans:
-            outcome = _run_one(plan, root, progress)
+            outcome = _run_one(plan, root, told)
             valid += outcome.exit_code is ExitCode.OK
             missed += not outcome.reached
             if outcome.exit_code is not ExitCode.OK:
@@ -238,13 +283,13 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
                 # What the machine lacks for one run it lacks for the next.
                 if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE):
                     break
-    then = f"; next: {following}" if valid else ""
+    then = f"; next: {following}" if valid and following else ""
     short = f", {missed} of them did NOT reach the quality" if missed else ""
     click.echo(f"{valid} of {len(plans)} runs valid{short}, in {root}{then}", err=True)
     return worst
 
 
-def _run_one(plan: LaunchPlan, root: Path, progress: _Lines) -> Outcome:
+def _run_one(plan: LaunchPlan, root: Path, told: Lines) -> Outcome:
     """One run of a series; a folder that is full or gone is a failure of this run, not the end of the series.
 
     Raises:
@@ -254,8 +299,7 @@ def _run_one(plan: LaunchPlan, root: Path, progress: _Lines) -> Outcome:
     from dlbench.jobs.verdict import Outcome
     from dlbench.records.folder import create
 
-    on_progress = progress.begin(plan)
-    start = time.monotonic()
+    on_progress = told.begin(plan)
     try:
         outcome = local.run(plan, create(root, plan), on_progress)
     except DlbenchError as error:
@@ -263,7 +307,7 @@ def _run_one(plan: LaunchPlan, root: Path, progress: _Lines) -> Outcome:
     except OSError as error:
         code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else ExitCode.RUN_FAILED
         outcome = Outcome(exit_code=code, story=os_error_words(error))
-    progress.end(plan, outcome, time.monotonic() - start)
+    told.end(plan, outcome)
     return outcome
 
 
@@ -276,71 +320,3 @@ def shown(path: Path) -> str:
     import shlex
 
     return shlex.quote(str(path))
-
-
-class _Lines:
-    """Plain lines: one when a run begins to count, one when it ends."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-
-    def begin(self, plan: LaunchPlan) -> OnProgress:
-        """The start of a run."""
-        click.echo(f"[{self._done + 1}/{self._total}] {shared.describe_plan(plan)}", err=True)
-        return lambda number, of, stage: None
-
-    def end(self, plan: LaunchPlan, outcome: Outcome, seconds: float) -> None:
-        """The end of a run."""
-        from dlbench.units import format_seconds
-
-        self._done += 1
-        took = format_seconds(seconds)
-        what = f"done in {took}" if not outcome.story else f"FAILED after {took}: {outcome.story}"
-        what += f": {outcome.quality}" if outcome.quality else ""
-        click.echo(f"[{self._done}/{self._total}] {what}", err=True)
-
-
-class _Bar(_Lines):
-    """A progress bar over all runs, with the current step."""
-
-    def __init__(self, total: int, bar: Any, task: Any) -> None:
-        super().__init__(total)
-        self._bar = bar
-        self._task = task
-
-    def begin(self, plan: LaunchPlan) -> OnProgress:
-        from rich.markup import escape
-
-        text = escape(cleaned(shared.describe_plan(plan)))
-        self._bar.update(self._task, description=text, completed=self._done)
-
-        def tell(number: int, of: int, stage: str) -> None:
-            share = number / of if of else 0.0
-            self._bar.update(self._task, completed=self._done + 0.99 * share, description=text)
-
-        return tell
-
-    def end(self, plan: LaunchPlan, outcome: Outcome, seconds: float) -> None:
-        from rich.markup import escape
-
-        self._done += 1
-        self._bar.update(self._task, completed=self._done)
-        text = escape(cleaned(shared.describe_plan(plan)))
-        if outcome.story:
-            self._bar.console.print(f"[red]FAILED[/red] {text}: {escape(cleaned(outcome.story))}")
-        elif outcome.quality:
-            self._bar.console.print(f"{text}: {escape(cleaned(outcome.quality))}")
-
-
-@contextmanager
-def _progress(plans: Sequence[LaunchPlan], bar: bool) -> Iterator[_Lines]:
-    if not bar:
-        yield _Lines(len(plans))
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Twice a second: the bar is drawn on the cores that the ranks compute on.
-    with Progress(*columns, console=terminal(), refresh_per_second=2) as progress:
-        yield _Bar(len(plans), progress, progress.add_task("", total=len(plans)))

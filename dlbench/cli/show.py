@@ -16,7 +16,7 @@ from dlbench.errors import UserError, nearest
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from dlbench.specs.explain import Setting
+    from dlbench.cli.explained_keys import Setting
     from dlbench.specs.merge import Layers
 
 WIDTH = 80
@@ -96,7 +96,7 @@ _HEAD = ("name", "title", "preset", "about", "notice", "sample_unit")
 
 def _explained(made: BaseModel, content: dict[str, Any], layers: Layers, presets: list[str]) -> Iterator[str]:
     """The page as lines."""
-    from dlbench.specs.explain import section_meaning, settings_of
+    from dlbench.cli.explained_keys import section_meaning, settings_of
 
     width = max(60, min(shutil.get_terminal_size((WIDTH, 24)).columns, 100))
     yield from _wrapped(": ".join(dict.fromkeys((content["name"], content["title"]))), width)

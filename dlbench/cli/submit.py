@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.command(cls=shared.GroupedCommand)
 @shared.plan_options
 @shared.submit_options("1,2,4")
-def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **options: Any) -> None:
-    """Submit WORKLOAD at each node count, one job a run; --dry-run prints the exact scripts.
+def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, all_scripts: bool, **options: Any) -> None:
+    """Submit WORKLOAD at each node count, one job per run; --dry-run lists the jobs and prints the first script.
 
     With --ab all runs of one node count share one job, one after the other on the same nodes; its time limit is that
     of the system times the number of runs.
@@ -50,7 +50,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **opt
     shared.require_fitting_data(plans)
     shared.note_few_pairs(request)
     if options["dry_run"]:
-        print_scripts(plans, options["out"])
+        print_scripts(plans, options["out"], chain=chain, all_scripts=all_scripts)
         return
     submit_all(plans, options["out"], chain)
 
@@ -67,19 +67,14 @@ def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
         raise UserError(f"--out {out}: sbatch takes a backslash in a path for a sign of its own; rename the folder")
 
 
-def print_scripts(plans: Sequence[LaunchPlan], out: Path) -> None:
-    """Scripts on standard output, byte for byte; what is said about them on standard error."""
-    from dlbench.jobs.batch import jobs_of, render_job, sbatch_arguments
-    from dlbench.jobs.launch import quoted
-    from dlbench.records.folder import RunFolder
+def print_scripts(plans: Sequence[LaunchPlan], out: Path, *, chain: bool, all_scripts: bool) -> None:
+    """The jobs and their scripts on standard output, the latter byte for byte."""
+    from dlbench.cli.dry_run import dry_run_lines
 
-    jobs = jobs_of(plans)
-    for number, job in enumerate(jobs, 1):
-        folders = [RunFolder(out.absolute() / plan.run_id) for plan in job]
-        click.echo(f"# {number} of {len(jobs)}: {_describe_job(job)}", err=True)
-        click.echo(f"# {quoted(sbatch_arguments(folders[0], comment=f'{job[0].run_id}/TOKEN'))}", err=True)
+    _note_unseen_data(plans)
+    for line in dry_run_lines(plans, out, sys.executable, chain=chain, all_scripts=all_scripts):
         # Bytes: of text, click takes terminal sequences out where no terminal reads.
-        click.echo(render_job(job, folders, sys.executable).encode(), nl=False)
+        click.echo(line.encode())
 
 
 def submit_all(plans: Sequence[LaunchPlan], out: Path, chain: bool) -> None:

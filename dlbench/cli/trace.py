@@ -54,9 +54,9 @@ def trace(
 
     \b
     Examples:
-      dlbench trace runs/resnet50-n8-r0 -o trace.json.gz
-      dlbench trace runs/resnet50-n8-r0 -o trace.json.gz --ranks 0,8-15 --steps 100-120
-      dlbench trace runs/resnet50-n8-r0 -o trace.parquet
+      dlbench trace runs/s1-resnet50-full-p03-n0008-k00 -o trace.json.gz
+      dlbench trace runs/s1-resnet50-full-p03-n0008-k00 -o trace.json.gz --ranks 0,8-15 --steps 100-120
+      dlbench trace runs/s1-resnet50-full-p03-n0008-k00 -o trace.parquet
     """
     chosen = _format_of(output, format_name)
     check_writable(output)

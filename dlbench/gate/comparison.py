@@ -104,7 +104,10 @@ def compare_sides(
 
 def _refuse_same(a: Side, b: Side) -> None:
     """Runs compared with themselves are always equal: a gate would pass for ever."""
-    ids = [{run.run_id for point in side.points for run in point.runs} for side in (a, b)]
+    ids = [
+        {(run.run_id, run.finished, *sorted(run.figures.items())) for point in side.points for run in point.runs}
+        for side in (a, b)
+    ]
     if ids[0] == ids[1]:
         raise UserError(
             f"A ({a.name}) and B ({b.name}) are the same {len(ids[0])} run{'s' * (len(ids[0]) > 1)}: nothing to "

@@ -17,8 +17,9 @@ from dlbench.reading.metrics import METRICS, metrics_by_run
 from dlbench.reading.slow_nodes import host_ratios
 from dlbench.reading.table import WithoutFigures, tabulate
 from dlbench.records.folder import MAX_JSON, RunFolder
-from dlbench.records.registry import data_source
+from dlbench.records.registry import data_source, goal
 from dlbench.records.scan import Run, Scan, read_run
+from dlbench.report.wording import short_data
 
 ENTRIES_VERSION = 2
 """To be counted up when entries of the same folders come out differently: an index of before is made anew then."""
@@ -151,9 +152,11 @@ def _label(run: Run) -> str:
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""
     train = plan.workload.train
+    to_accuracy = "" if goal(run) == "speed" else f", to accuracy {goal(run).removeprefix('quality ')}"
     return (
         f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine.name}, {train.precision}, batch "
-        f"{train.batch_per_rank} per rank, {data_source(run)}, {plan.series.scaling} scaling{shown}{variant}{side}"
+        f"{train.batch_per_rank} per rank, {short_data(data_source(run))}, {plan.series.scaling} "
+        f"scaling{to_accuracy}{shown}{variant}{side}"
     )
 
 

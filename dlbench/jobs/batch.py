@@ -18,7 +18,8 @@ from dlbench.jobs import launch
 from dlbench.jobs.templates import render
 from dlbench.records.folder import RunFolder
 from dlbench.specs.ab_sides import side_words
-from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.collectives.plan import CommPlan
+from dlbench.specs.plan import LaunchPlan, RunPlan, value_text
 from dlbench.specs.system import SlurmSpec
 
 Job = tuple[LaunchPlan, ...]
@@ -80,7 +81,8 @@ def render_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
         plan=plan,
         slurm=plan.system.slurm,
         words=_words(plan),
-        job_name=job_name(plan),
+        place=_place(plan),
+        job_name=plan.job_name,
         time_limit=plan.system.slurm.time_limit,
         variables=launch.rank_environment(plan),
         command=launch.quoted(launch.launcher_command(plan, folder, plan.system.python or python)),
@@ -95,8 +97,9 @@ def _render_sides(job: Job, folders: Sequence[RunFolder], python: str) -> str:
         plan=job[0],
         slurm=job[0].system.slurm,
         words=_words(job[0]),
-        job_name=job_name(job[0]),
-        time_limit=total_time(job[0].system.slurm.time_limit, len(job)),
+        place=_place(job[0]),
+        job_name=job[0].job_name,
+        time_limit=time_limit(job),
         folders=[folder.path for folder in folders],
         is_job=True,
         sides=[
@@ -112,13 +115,41 @@ def _render_sides(job: Job, folders: Sequence[RunFolder], python: str) -> str:
     )
 
 
+def _place(plan: LaunchPlan) -> dict[str, object]:
+    """Where a run stands in its series, in words; `swept` is empty where nothing is."""
+    assert isinstance(plan, RunPlan | CommPlan)
+    axes = plan.series.axes if isinstance(plan, RunPlan) else {}
+    return {
+        "series": plan.series.id,
+        "repeat": f"repeat {plan.series.repeat + 1} of {plan.series.repeats}",
+        "swept": ", ".join(f"{key}={value_text(key, value)}" for key, value in axes.items()),
+    }
+
+
+def time_limit(job: Job) -> str:
+    """The time that a job asks for, as Slurm writes it: that of all its runs."""
+    limit = job[0].system.slurm.time_limit
+    return limit if len(job) == 1 else total_time(limit, len(job))
+
+
 def total_time(limit: str, runs: int) -> str:
     """A limit as Slurm writes it, so many times; a limit of nought is none, and stays none.
 
     Args:
+        limit: as `limit_seconds`.
+        runs: how many.
+    """
+    total = limit_seconds(limit) * runs
+    clock = f"{total // 3600 % 24:02d}:{total // 60 % 60:02d}:{total % 60:02d}"
+    return f"{total // 86400}-{clock}" if total >= 86400 else clock
+
+
+def limit_seconds(limit: str) -> int:
+    """A time limit in seconds.
+
+    Args:
         limit: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` or
             `days-hours:minutes:seconds` (sbatch(1), --time).
-        runs: how many.
     """
     days, dash, rest = limit.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
@@ -126,14 +157,12 @@ def total_time(limit: str, runs: int) -> str:
         hours, minutes, seconds = (*parts, 0, 0)[:3]
     else:
         hours, (minutes, seconds) = 0, (*parts, 0)[:2]
-    total = (((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) * runs
-    clock = f"{total // 3600 % 24:02d}:{total // 60 % 60:02d}:{total % 60:02d}"
-    return f"{total // 86400}-{clock}" if total >= 86400 else clock
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def job_name(plan: LaunchPlan) -> str:
-    """The job's name, of safe characters by the plan's own rules."""
-    return f"dlbench-{plan.job_label}"[:64]
+def keeps_own_comment(job: Job) -> bool:
+    """Whether the system file gives sbatch a comment of the site's, which dlbench must not replace."""
+    return any(option.startswith("comment=") for option in job[0].system.slurm.extra)
 
 
 def _words(plan: LaunchPlan) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError
-from dlbench.jobs.batch import Job, render_job, sbatch_arguments
+from dlbench.jobs.batch import Job, keeps_own_comment, render_job, sbatch_arguments
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import write_atomic, write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
@@ -95,7 +95,7 @@ def submit(job: Job, folders: Sequence[RunFolder], python: str, after: str | Non
     script = render_job(job, folders, python)
     for folder in folders:
         write_atomic(folder.script, script)
-    if any(option.startswith("comment=") for option in job[0].system.slurm.extra):
+    if keeps_own_comment(job):
         comment = ""
     command = sbatch_arguments(folders[0], after, comment)
     job_id, doubt, refusal = _sbatch(command)

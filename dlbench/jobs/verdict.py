@@ -30,6 +30,8 @@ class Outcome:
     """What a valid run to a quality came to, in words; empty for others."""
     reached: bool = True
     """Whether it met its target; a valid run that did not is no failure."""
+    throughput: float | None = None
+    """Samples per second of a valid run of training, as reports have it; None for others."""
 
 
 def folder_is_gone(folder: RunFolder) -> bool:
@@ -66,10 +68,11 @@ def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] =
         words = f"; {ending.text}" if ending is not None else ""
         return Outcome(exit_code=error.exit_code, story=f"{error}{words}")
     if done.state == "valid":
-        result = done.record.quality if isinstance(done, Run) and done.record is not None else None
-        if result is None:
-            return Outcome(exit_code=ExitCode.OK, story="")
-        return Outcome(exit_code=ExitCode.OK, story="", quality=_came_to(result), reached=result.reached)
+        record = done.record if isinstance(done, Run) else None
+        outcome = Outcome(exit_code=ExitCode.OK, story="", throughput=None if record is None else record.throughput)
+        if record is None or record.quality is None:
+            return outcome
+        return replace(outcome, quality=_came_to(record.quality), reached=record.quality.reached)
     if done.state == "invalid":
         return Outcome(exit_code=ExitCode.RUN_FAILED, story=f"no figure: {done.story}")
     if given_up:

@@ -47,10 +47,15 @@ def lacking_arithmetic(precision: str, root: Path = Path("/")) -> str:
 
     Empty as well where that is not known: the flags do not say, or the machine has a GPU, which ranks would use.
     """
-    if precision not in INSTRUCTIONS or any((root / device).exists() for device in _GPU_DEVICES):
+    if precision not in INSTRUCTIONS or has_gpu(root):
         return ""
     native = native_precisions(root)
     return "" if native is None or precision in native else no_arithmetic(precision)
+
+
+def has_gpu(root: Path = Path("/")) -> bool:
+    """Whether a driver of NVIDIA or AMD GPUs has made its device files here."""
+    return any((root / device).exists() for device in _GPU_DEVICES)
 
 
 def no_arithmetic(precision: str) -> str:

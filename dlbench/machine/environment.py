@@ -77,7 +77,7 @@ DIGESTED = ("LD_LIBRARY_PATH", "PYTHONPATH")
 # What launchers tell their own processes of their place: different on every rank or at every start, set by nobody.
 INTERNAL = re.compile(
     r"^(OMPI_MCA_((ess|orte|plm|initial|shmem|pmix)_|btl_(vader|sm)_backing_directory$)"
-    r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+)$"
+    r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+|AUTOTUNE_LOG)$"
     r"|PMIX_(RANK|NAMESPACE|ID|HOSTNAME|SERVER_\w+|DSTORE_\w+|\w*TMPDIR|\w*URI\w*)$|MPICH_INTERFACE_HOSTNAME)"
 )
 

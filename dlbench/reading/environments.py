@@ -16,8 +16,14 @@ _EXPECTED = re.compile(
     r"|SLURM_(JOB_(ACCOUNT|QOS|RESERVATION)|CPU_BIND|CPU_BIND_LIST|GPUS|GPUS_ON_NODE|GPUS_PER_NODE)"
     r"|(CUDA|ROCR|HIP)_VISIBLE_DEVICES"
     r"|HOROVOD_(RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|HOSTNAME|GLOO_RENDEZVOUS_(ADDR|PORT))"
-    r"|OMPI_MCA_(ess|orte|pmix|initial|shmem)_.*)"
+    r"|OMPI_MCA_(ess|orte|pmix|initial|shmem)_.*"
+    # dlbench sets these itself, over what a shell has: by the plan, whose settings are compared, or by the rank count.
+    r"|HOROVOD_(AUTOTUNE\w*|FUSION_THRESHOLD|CYCLE_TIME|(HIERARCHICAL|TORUS)_ALLREDUCE|DYNAMIC_PROCESS_SETS))"
 )
+
+# Interfaces that dlbench chooses, each a variable: ranks of one node meet at the loopback.
+_INTERFACES = ("variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME")
+_LOOPBACK = "lo"
 
 
 NOT_SET = "not set"
@@ -60,7 +66,7 @@ def order_of(key: str) -> tuple[int, str]:
 
 
 def names_the_job(key: str) -> bool:
-    """Whether a key of the environment names the job or the place in it, and so differs by nature."""
+    """Whether a key of the environment names the job or the place in it, or is dlbench's own; it differs by nature."""
     return _EXPECTED.fullmatch(key) is not None
 
 
@@ -81,8 +87,12 @@ def facts(record: Record) -> dict[str, str]:
 
 
 def without_names(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what names the job or the place in it."""
-    return {key: value for key, value in environment.items() if not names_the_job(key)}
+    """An environment without what names the job or the place in it, or that dlbench itself sets in every run."""
+    return {
+        key: value
+        for key, value in environment.items()
+        if not names_the_job(key) and not (key in _INTERFACES and value == _LOOPBACK)
+    }
 
 
 def environment_doubts(plan: LaunchPlan, environment: Mapping[str, str], *, on_gpu: bool) -> Iterator[tuple[str, str]]:

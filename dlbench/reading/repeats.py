@@ -81,8 +81,8 @@ def _clipped(value: str) -> str:
     return value if len(value) <= MAX_LENGTH else f"{value[: MAX_LENGTH - 3]}..."
 
 
-_WHERE_LOADED = frozenset({"mpi.library"})
-"""Facts of libraries that a run loads only where it needs them: a run without one has no other."""
+_WHERE_LOADED = frozenset({"mpi.library", "variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME"})
+"""Libraries and networks that a run has only where it needs them: a run without one has no other."""
 
 
 def _differences(runs: Mapping[str, Facts]) -> list[Difference]:

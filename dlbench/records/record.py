@@ -12,7 +12,7 @@ from pydantic import Field
 from dlbench.records.data_path import ReadingResult, ShuffleResult, StagingResult
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.memory import HostUpdate, MemoryResult
-from dlbench.records.watch import WatchResult
+from dlbench.records.watch import NodeLoad, WatchResult
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RunName, Spec
 
 
@@ -202,11 +202,18 @@ class Record(Spec):
     events: tuple[Event, ...] = Field((), description="Moments of the run, in order.")
     exchange: ExchangeResult | None = Field(None, description="The gradient exchange; null at one rank.")
     watch: WatchResult | None = Field(None, description="What watching saw and cost; null where nothing was watched.")
+    load: tuple[NodeLoad, ...] = Field((), description="Who computed on the cores of each node's ranks.")
     inert: tuple[str, ...] = Field(
         (), description="Errors: settings that were asked for and had no effect, each a sentence with the evidence."
     )
     environment: dict[str, str] = Field(description="Environment of rank 0, by name.")
     environment_differences: tuple[str, ...] = Field((), description="Where other ranks' environment differs.")
+
+    @property
+    def throughput(self) -> float | None:
+        """Samples per second of all ranks, over the longest measured time of any; None where nothing was measured."""
+        measured_s = max((rank.measured_s for rank in self.ranks), default=0.0)
+        return sum(rank.samples for rank in self.ranks) / measured_s if measured_s else None
 
     @property
     def failed_checks(self) -> list[Check]:

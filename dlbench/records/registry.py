@@ -26,6 +26,27 @@ def data_source(run: Run) -> str:
     return "synthetic" if data.is_synthetic else f"real: {data.source}"
 
 
+_THINGS = {
+    **dict.fromkeys(("images", "jpeg-tree"), "JPEGs"),
+    "text": "sequences of text",
+    **dict.fromkeys(("density", "hdf5-density"), "density volumes"),
+}
+
+
+def data_title(run: Run) -> str:
+    """The data that ran: `400 JPEGs made by dlbench`, `ImageNet-2012 (1,281,167 images)`, `synthetic data`."""
+    spec, record = run.plan.workload.data, run.record
+    if spec.is_synthetic:
+        return "synthetic data"
+    things = _THINGS[spec.format]
+    if record is None or "num_samples" not in record.data:
+        return things
+    count = f"{record.data['num_samples']:,}"
+    if public := record.data.get("public_set"):
+        return f"{public} ({count} {run.plan.workload.sample_unit})"
+    return f"{count} {things}{' made by dlbench' * (record.data.get('made_by') == 'dlbench')}"
+
+
 def _engine_settings(run: Run) -> str:
     engine = run.plan.engine
     settings = {"horovod": engine.horovod, "ddp": engine.ddp}.get(engine.name)

@@ -1,4 +1,4 @@
-"""What the watching of a run says of itself: what it saw, what it could not see, and what it cost."""
+"""What the watching of a run says of itself: what it saw and could not see, what it cost; and who else computed."""
 
 from __future__ import annotations
 
@@ -58,3 +58,28 @@ class WatchResult(Spec):
     dropped_spans: CountOrZero = Field(0, description="Spans that did not fit into their rank's share of bytes.")
     trace_bytes: CountOrZero = Field(0, description="Bytes of all spans and samples.")
     overhead: WatchOverhead | None = Field(None, description="What watching cost; null where nothing was watched.")
+
+
+class NodeLoad(Spec):
+    """Who computed on the cores of one node's ranks during the measured steps; seen in every run, watched or not."""
+
+    node_rank: CountOrZero = Field(description="The node, from 0.")
+    host: str = Field(description="Its host name.")
+    cores: tuple[int, ...] = Field(description="Cores that its ranks may run on, together.")
+    window_s: NonNegative = Field(description="How long was looked: the measured steps without pauses, seconds.")
+    busy_s: NonNegative | None = Field(
+        description="CPU time of all processes on these cores, interrupts left out, seconds; null: not measured."
+    )
+    own_s: NonNegative = Field(description="CPU time of the ranks, their children and the sampler, seconds.")
+    steal_s: NonNegative | None = Field(
+        description="Time that the hypervisor gave to others on these cores, seconds; null: not measured."
+    )
+    pressure_s: NonNegative | None = Field(
+        description="Time in which some process of the node waited for a core (PSI), seconds; null: not measured."
+    )
+    problem: str = Field("", description="Why cores were not measured; empty if they were.")
+
+    @property
+    def others_s(self) -> float | None:
+        """CPU time of other processes on these cores, seconds; None where it was not measured."""
+        return None if self.busy_s is None else max(0.0, self.busy_s - self.own_s)

@@ -43,7 +43,7 @@ def without_figures(runs: Sequence[ListedRun], damaged: Sequence[str]) -> tuple[
         Column("", "Ranks", lambda run: run.ranks),
         Column("", "Why", lambda run: run.story),
     )
-    title = "Runs without figures"
+    title = "Excluded runs"
     sheet = Sheet(
         name="without-figures", title=title, columns=columns, rows=runs, is_sortable=True, max_rows=MAX_LISTED
     )
@@ -52,9 +52,11 @@ def without_figures(runs: Sequence[ListedRun], damaged: Sequence[str]) -> tuple[
         Section(
             id="without-figures",
             title=title,
+            headline=f"{runs_text(len(runs))} in no figure, each with the reason" if runs else "damaged files",
+            level="appendix",
             marks=tuple(Mark(severity="serious", label="Damaged", text=line) for line in damaged),
             sheets=(sheet,),
-            brief=(f"{runs_text(len(runs))} without figures:", *listed) if runs else (),
+            brief=(f"{runs_text(len(runs))} excluded:", *listed) if runs else (),
         ),
     )
 

@@ -47,6 +47,12 @@ def harmless(text: str) -> str:
     return "".join(c for c in spaced if unicodedata.category(c) not in _DROPPED)
 
 
+def short_data(data: str) -> str:
+    """What data ran, without most of its path: ``real: /long/path/demo/text`` -> ``real data demo/text``."""
+    kind, _, path = data.partition(": ")
+    return f"{kind} data {'/'.join(path.split('/')[-2:])}" if path else f"{data} data"
+
+
 def percent(fraction: float, decimals: int = 1) -> str:
     """A fraction as text, e.g. ``83.1 %``."""
     return _joined(_hundredths(fraction, "%", decimals))

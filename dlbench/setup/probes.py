@@ -205,6 +205,14 @@ def _horovod() -> Iterable[Finding]:
         )
         return
     yield Finding(name="Horovod", state="ok", detail=detail)
+    if not answer["mpi"] and shutil.which("mpirun") and shutil.which("mpicxx"):
+        yield Finding(
+            name="Horovod with MPI",
+            state="absent",
+            detail="Horovod was built without the MPI that is here",
+            needed_for="engine horovod with launchers mpirun and srun-mpi",
+            remedy="dlbench setup horovod (builds it anew, with MPI)",
+        )
 
 
 def _mpi() -> Iterable[Finding]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -16,6 +18,7 @@ from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec
 from dlbench.specs.watch import WatchSpec
 from dlbench.specs.workload import Workload
+from dlbench.units import exact_bytes
 
 AxisValue = str | int | float | bool | None
 
@@ -32,6 +35,54 @@ YIELD = "OMPI_MCA_mpi_yield_when_idle"
 
 MOST_PREFETCH_BATCHES = 8
 """Of one reader process, that the automatic choice tries."""
+
+
+def value_text(key: str, value: AxisValue) -> str:
+    """A value as ``--set`` and ``--sweep`` take it, e.g. ``64MiB`` for a key that ends in ``_bytes``."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, int) and key.endswith("_bytes"):
+        return exact_bytes(value)
+    return str(value)
+
+
+MAX_JOB_NAME = 64
+"""Characters of a job's name: as many as squeue can be asked to show in a line that a person reads."""
+
+
+def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last: str) -> str:
+    """A job's name of letters, digits and . _ -, such as ``resnet50-4nodes-32ranks-fusion64MiB-r2``.
+
+    Jobs of a series have different names: where swept values do not fit in, or hold other characters, a digest of
+    them stands behind what does.
+
+    Args:
+        what: is run, of safe characters.
+        layout: nodes and ranks.
+        axes: swept keys and values.
+        last: the repeat.
+    """
+    nodes, ranks = f"{layout.nodes}node{'s' * (layout.nodes > 1)}", f"{layout.ranks}rank{'s' * (layout.ranks > 1)}"
+    texts = [_axis_word(key, value) for key, value in axes.items()]
+    swept = "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-") for text in texts)
+    around = f"{what[:24]}-{nodes}-{ranks}-{last}"
+    room = MAX_JOB_NAME - len(around) - 1
+    plain = all(re.fullmatch(r"[A-Za-z0-9._-]+", text) for text in texts) and not (
+        len(texts) > 1 and "-" in "".join(texts)
+    )
+    if texts and (not plain or len(swept) > room):
+        digest = hashlib.sha256(repr(list(axes.items())).encode()).hexdigest()[:6]
+        swept = f"{swept[: room - 7]}-{digest}".lstrip("-")
+    return "-".join(part for part in (what[:24], nodes, ranks, swept, last) if part)
+
+
+def _axis_word(key: str, value: AxisValue) -> str:
+    """A swept value with the first word of its key; a word explains itself."""
+    text = value_text(key, value)
+    if isinstance(value, str):
+        return text
+    name = key.rpartition(".")[2].partition("_")[0]
+    return f"{name}-{text}" if isinstance(value, bool) or value is None else f"{name}{text}"
 
 
 class LayoutSpec(Spec):
@@ -123,8 +174,8 @@ class LaunchPlan(Spec):
         raise NotImplementedError
 
     @property
-    def job_label(self) -> str:
-        """The part of a job's name that tells this run from others, of safe characters."""
+    def job_name(self) -> str:
+        """The name of its Slurm job, of safe characters; no other job of the series has it."""
         raise NotImplementedError
 
     @property
@@ -174,10 +225,10 @@ class RunPlan(LaunchPlan):
         return f"{self.workload.name} ({self.workload.preset}), engine {self.engine.name}"
 
     @property
-    def job_label(self) -> str:
-        """Workload, ranks and repeat; of a paired comparison, whose runs share a job, no repeat."""
-        which = "ab" if self.series.side else f"k{self.series.repeat}"
-        return f"{self.workload.name}-n{self.layout.ranks}-{which}"
+    def job_name(self) -> str:
+        """Workload, nodes, ranks, swept values and repeat; `ab` for a paired comparison, whose runs share a job."""
+        last = "ab" if self.series.side else f"r{self.series.repeat + 1}"
+        return job_label(self.workload.name, self.layout, self.series.axes, last)
 
     @property
     def wire(self) -> str:

@@ -11,7 +11,6 @@ from dlbench.errors import UserError
 from dlbench.specs.base import MAX_TAG_VALUE
 from dlbench.specs.plan import AxisValue, Side
 from dlbench.specs.yamlfile import parse_yaml
-from dlbench.units import exact_bytes
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
@@ -110,15 +109,6 @@ def parse_sides(texts: tuple[str, str] | None) -> dict[Side, dict[str, AxisValue
             "--set"
         )
     return sides
-
-
-def value_text(key: str, value: AxisValue) -> str:
-    """A value as ``--set`` and ``--sweep`` take it, e.g. ``64MiB`` for a key that ends in ``_bytes``."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, int) and key.endswith("_bytes"):
-        return exact_bytes(value)
-    return str(value)
 
 
 def _side(text: str, side: Side) -> dict[str, AxisValue]:

@@ -208,6 +208,18 @@ class SystemSpec(Spec):
             return value
         return (value,) if value.strip() else ()
 
+    @field_validator("python", mode="after")
+    @classmethod
+    def _python_is_one_path(cls, value: str | None) -> str | None:
+        """It is started as one word, so that its path may hold blanks."""
+        first, *further = (value or "").split() or [""]
+        if further and ("/" not in first or any(word.startswith("-") for word in further)):
+            raise ValueError(
+                f"{value!r} is a command with arguments, and python is the path of one program; write a script that "
+                'ends in such a line (exec apptainer exec --nv image.sif python3 "$@"), and give the path of the script'
+            )
+        return value
+
     @model_validator(mode="after")
     def _launcher_fits(self) -> Self:
         if self.scheduler == "slurm" and self.launch.launcher == "local":

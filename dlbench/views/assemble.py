@@ -19,7 +19,7 @@ from dlbench.reading.comparability import (
 )
 from dlbench.reading.samples.readings import damage_met
 from dlbench.reading.table import RunTable, tabulate
-from dlbench.records.registry import KEYS, data_source, goal
+from dlbench.records.registry import KEYS, data_source, data_title, goal, precision
 from dlbench.records.scan import Run, Scan
 from dlbench.report.wording import ENGINE_TITLES, clean, ranks_text
 from dlbench.units import whole_seconds
@@ -34,14 +34,6 @@ from dlbench.views.scaling.verdict import next_step, verdict
 from dlbench.views.view import GroupSource, ReportSource, Views
 
 TITLE = "dlbench scaling report"
-
-_DATA_TITLES = {
-    "images": "real JPEGs",
-    "jpeg-tree": "real JPEGs",
-    "text": "real text",
-    "density": "real volumes",
-    "hdf5-density": "real volumes",
-}
 
 
 def assemble(
@@ -138,6 +130,8 @@ def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     shown = "".join(f", {key}={value}" for key, value in settings)
     kind = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     kind += f", side {plan.series.side}" if plan.series.side else ""
+    # Not what it was asked for, and nothing to compare.
+    kind += f", {precision(group.sample)}" if "emulated" in precision(group.sample) else ""
     return f"{plan.workload.name}, {plan.workload.preset} preset, {engine}, {group.scaling} scaling{shown}{kind}"
 
 
@@ -149,20 +143,14 @@ def _batch_text(group: scaling.Group) -> str:
     return f"{plan.workload.train.batch_per_rank} {unit} per rank"
 
 
-def data_text(run: Run) -> str:
-    """The data source in two or three words."""
-    data = run.plan.workload.data
-    return "synthetic data" if data.is_synthetic else _DATA_TITLES.get(data.format, "real data")
-
-
 def _short_conditions(group: scaling.Group) -> str:
     plan = group.sample.plan
     parts = (
         f"{plan.workload.preset} preset",
         ENGINE_TITLES[plan.engine.name],
-        plan.workload.train.precision,
+        precision(group.sample),
         _batch_text(group),
-        data_text(group.sample),
+        clean(data_title(group.sample)),
     )
     return ", ".join(parts)
 
@@ -185,7 +173,8 @@ def _caption(group: scaling.Group, what: str) -> str:
 def _conditions(run: Run) -> tuple[Condition, ...]:
     titles = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
     values = comparable_values(run)
-    return _cleaned(Condition(name=name, title=titles[name], value=value) for name, value in values.items() if value)
+    found = [Condition(name=name, title=titles[name], value=value) for name, value in values.items() if value]
+    return _cleaned([*found, Condition(name="data_set", title="Data set", value=data_title(run))])
 
 
 def _cleaned(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
@@ -219,7 +208,7 @@ def _row(run: Run, state: str, story: str, figures: dict[Hashable, Any] | None) 
         workload=plan.workload.name,
         preset=plan.workload.preset,
         engine=plan.engine.name,
-        precision=plan.workload.train.precision,
+        precision=precision(run),
         data=clean(data_source(run)),
         batch_per_rank=plan.workload.train.batch_per_rank,
         scaling=plan.series.scaling,

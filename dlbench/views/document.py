@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from dlbench.report.document import Document, Section, remark
+from dlbench.report.document import Document, Level, Section, remark
 from dlbench.report.table import named_table
 from dlbench.report.wording import basis_text, figure_text, place_text, runs_text
 from dlbench.views import registry
@@ -24,6 +24,9 @@ MEANS = "Means over the runs of a point"
 """What stands for the conditions of a group where its figures are no medians."""
 
 
+_DEPTH: dict[Level, int] = {"answer": 0, "evidence": 1, "appendix": 2}
+
+
 def document_of(report: Report, views: Views = registry.SCALING) -> Document:
     """The report, ready for every format; `views` are those it was assembled with."""
     opening = [_levelled(section, view) for view in views.opening for section in view.sections(report)]
@@ -35,7 +38,7 @@ def document_of(report: Report, views: Views = registry.SCALING) -> Document:
         title=report.title,
         dlbench_version=report.dlbench_version,
         as_of=report.as_of,
-        meta=(f"{runs_text(len(report.runs))}, {without} without figures.",),
+        meta=(f"{runs_text(len(report.runs))}{f', {without} excluded' if without else ''}.",),
         notices=report.notices,
         sections=(
             *opening,
@@ -62,8 +65,16 @@ def _once(section: Section, group: Group) -> Section:
     """A section of a group without the conditions that the group states for all of them."""
 
     def without(text: str) -> str:
-        left = text.replace(group.parts_caption, MEANS).replace(group.caption, "")
-        return left.lstrip(" .;,")
+        left = text.replace(group.parts_caption, MEANS)
+        for form in (
+            f"{group.caption}. ",
+            f" {group.caption}.",
+            f"; {group.caption}",
+            f"{group.caption}.",
+            group.caption,
+        ):
+            left = left.replace(form, "")
+        return left
 
     return dataclasses.replace(
         section,
@@ -79,6 +90,7 @@ def _group(group: Group, name: str, views: Views) -> Section:
     found = [
         _once(_levelled(section, view), group) for view in views.group if (section := view.section(group)) is not None
     ]
+    found.sort(key=lambda section: _DEPTH[section.level])
     return Section(
         id=f"group-{group.id}",
         title=group.label,
@@ -129,18 +141,12 @@ def _conditions_line(group: Group) -> str:
     parts = (
         group.condition("precision"),
         batch or f"batch {group.condition('global_batch')} in all",
-        _data_text(group.condition("data")),
+        group.condition("data_set"),
         group.condition("system"),
         f"{range_text(nodes)} node{'s' * (nodes[-1] > 1)}",
         f"{range_text(counts)} run{'s' * (counts[-1] > 1)} per point",
     )
     return ", ".join(part for part in parts if part)
-
-
-def _data_text(data: str) -> str:
-    """A data set by the last two folders of its path."""
-    kind, _, path = data.partition(": ")
-    return f"{kind} data {'/'.join(path.split('/')[-2:])}" if path else f"{data} data"
 
 
 def range_text(counts: Sequence[int]) -> str:

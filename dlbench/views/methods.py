@@ -62,37 +62,26 @@ METHODS: tuple[tuple[str, str], ...] = (
         "same.",
     ),
     (
-        "Parts of a step",
-        "Parts are means over steps, ranks and runs, because only means sum to the whole: they add up to the mean "
-        "step of the slowest rank exactly. They can therefore differ a little from the medians in the other tables. "
-        "'Other' is what no phase holds (loss read-back, loop). 'Imbalance of ranks' is how much longer the slowest "
-        "rank took than the mean rank over the whole measurement.",
+        "Where the time goes",
+        "One account: a part's seconds are its mean share of the step x the geometric mean step, so parts sum to "
+        "the step, and what they lose to 1 - efficiency, exactly. The step is that of the ranks on time; what "
+        "stragglers take longer is waiting for stragglers. Gradient exchange after backward = on the wire (the "
+        "least over ranks in each step, with negotiation and copies) + waiting. Recompute and throttling are taken "
+        "out of forward, backward and optimizer; host is what lies between phases; imbalance is how far the slowest "
+        "rank's mean step exceeds that of all. A rank alone exchanges nothing: what its phase holds is host. "
+        "Intervals: delta method. Baseline parts are for the same number of samples per rank.",
     ),
     (
-        "Exposed gradient exchange",
-        "The time after the backward pass until all gradients are averaged. Exchange that overlaps the backward pass "
-        "is part of 'backward'. Waiting for slower ranks is part of it too; the table says how much, taken as the "
-        "excess over the rank that waited least in each step. At one rank there is nothing to exchange; what stands "
-        "there is the engine's own work.",
-    ),
-    (
-        "Lost points",
-        "Each part is compared with the same part of the baseline, for the same number of samples per rank. "
-        "Differences divided by the mean step sum to 1 - efficiency (of means). This is a first-order account: "
-        "a part is charged with the time it holds, whatever the cause.",
-    ),
-    (
-        "Communication and its exposed part",
-        "Where a run recorded its exchange: the time in which at least one message was under way, within the "
-        "backward pass (hidden) or after it (exposed), by the exchange's own clock or Horovod's timeline in a window "
-        "of steps; bytes by the algorithm that ran. The least possible exposed communication puts the measured times "
-        "at which gradients were ready, and a line for the cost of a message (start-up and seconds a byte), into a "
-        "model in which messages follow one another and each starts when its last gradient is ready (wait-free "
-        "back-propagation; Shi, Chu and Li, INFOCOM 2019); of all ways to merge neighbouring gradients the best is "
-        "found exactly. The line was timed before training or given; otherwise it is fitted by relative errors to the "
-        "messages of the run, which must have three sizes or more. Attainable efficiency: the baseline's step over "
-        "that step (without its exposed exchange, where it has several ranks) and the least exposed communication. "
-        "It leaves out what shared cores or memory do to a step.",
+        "Messages of the exchange",
+        "Where a run recorded them: the time in which at least one message was under way, during the backward pass "
+        "or after it, by the exchange's own clock (rank 0) or Horovod's timeline in a window of steps; bytes by the "
+        "algorithm that ran. The least after the backward pass puts the measured times at which gradients were "
+        "ready, and a line for the cost of a message (start-up and seconds per byte), into a model in which "
+        "messages follow one another and each starts when its last gradient is ready (wait-free back-propagation; "
+        "Shi, Chu and Li, INFOCOM 2019); of all ways to merge neighbouring gradients the best is found exactly. The "
+        "line was timed before training or given; otherwise it is fitted by relative errors to the messages of the "
+        "run, which must have three sizes or more. Efficiency with it: if nothing but that were lost. Where a run "
+        "did better than the model, there is no bound.",
     ),
     (
         "Settings compared",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -288,15 +289,22 @@ def test_sides_of_one_folder_by_their_properties(tmp_path: Path) -> None:
         result = call("compare", out, out, "--where-a", f"{key}={one}", "--where-b", f"{key}={two}")
         assert result.exit_code == 1
         assert "commit aaa" in result.output
-    assert call("compare", out, out, "--where", "ranks=1", "--where", "series=first").exit_code == 0
-    assert "did you mean first" in str(refused("compare", out, out, "--where-a", "series=firs"))
+    assert "are the same 5 runs" in str(refused("compare", out, out, "--where", "ranks=1", "--where", "series=first"))
+    assert "values there: first, second; did you mean first?" in str(
+        refused("compare", out, out, "--where-a", "series=firs")
+    )
     assert "no such property" in str(refused("compare", out, out, "--where-b", "serie=first"))
     assert "KEY=VALUE" in str(refused("compare", out, out, "--where", "first"))
 
 
-def test_a_run_compared_with_itself_is_told(old: Path) -> None:
-    result = call("compare", old, old)
-    assert result.exit_code == 0
+def test_runs_compared_with_themselves_are_refused_and_a_part_is_told(tmp_path: Path, old: Path) -> None:
+    """A gate that compares a folder with itself would pass for ever."""
+    error = refused("check", "--baseline", old, "--candidate", old)
+    assert (error.exit_code, "are the same 5 runs: nothing to compare" in str(error)) == (2, True)
+    more = write_side(tmp_path / "more", STEADY[:5], series="more")
+    for run in old.iterdir():
+        shutil.copytree(run, more / run.name)
+    result = call("compare", old, more)
     assert "5 runs on both sides: a run is compared with itself" in result.output
 
 
@@ -308,7 +316,7 @@ def test_runs_that_were_to_be_subtracted_are_left_out(tmp_path: Path) -> None:
         write_run(out, plan, constant([part * factor for part in PHASES_MS]))
     result = call("compare", old, out)
     assert result.exit_code == 0, result.output
-    assert "something taken away on purpose" in " ".join(result.output.split())
+    assert "5 control runs (run --decompose" in " ".join(result.output.split())
 
 
 def test_times_and_environments_on_both_sides_are_told(tmp_path: Path, old: Path) -> None:
@@ -463,6 +471,7 @@ def test_a_side_without_figures_ends_with_4(tmp_path: Path, old: Path) -> None:
         (["compare", "OLD", "--paired", "--where-a", "series=old"], "have no effect"),
         (["compare", "OLD", "--paired"], "no run belongs to a paired comparison"),
         (["compare", "OLD", "nowhere"], "no such folder of runs"),
+        (["check", "--baseline", "b.json", "--candidate", "OLD"], "`dlbench baseline RUNS -o b.json` makes one"),
         (["compare", "OLD", "OLD", "--metric", "speed"], "no such metric"),
         (["compare", "OLD", "OLD", "--tolerance", "two"], "is no share"),
         (["compare", "OLD", "OLD", "--level", "0"], "is no share above 0"),
@@ -594,14 +603,19 @@ def test_a_baseline_file_refuses_other_runs_by_the_same_keys(tmp_path: Path, old
     error = refused("check", "--baseline", file, "--candidate", new)
     assert "train.seed: 0 against 5" in str(error)
     assert call("check", "--baseline", file, "--candidate", new, "--allow", "train.seed").exit_code == 0
-    assert call("compare", file, file).exit_code == 0
+    assert "are the same" in str(refused("compare", file, file))
     assert "does not know it" in str(refused("compare", file, file, "--where-a", "series=old"))
 
 
 def test_a_baseline_needs_five_runs_and_whole_data(tmp_path: Path, old: Path) -> None:
     few = write_side(tmp_path / "few", STEADY[:3])
     file = tmp_path / "baseline.json"
-    assert "5 runs per point, there are 3 at 1 rank" in str(refused("baseline", few, "-o", file))
+    error = str(refused("baseline", few, "-o", file))
+    assert "5 runs per point; too few: sample, tiny preset, Horovod, fp32, batch 4 per rank, weak scaling" in error
+    assert "scaling (3 runs at 1 rank); choose others with --where, run with --repeats 5" in error
+    other = write_side(tmp_path / "other", STEADY[:3], engine="single")
+    error = str(refused("baseline", other, old, "-o", file))
+    assert "; --where engine=horovod chooses those with enough" in error
     assert not file.exists()
     assert call("baseline", few, "-o", file, "--allow-few").exit_code == 0
     assert call("check", "--baseline", file, "--candidate", old).exit_code == 6

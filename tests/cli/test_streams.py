@@ -66,7 +66,8 @@ def test_results_that_cannot_be_written_are_no_success(
 ) -> None:
     for plan in plans(points=(1,), repeats=1):
         write_run(tmp_path / "runs", plan, constant([1, 0, 3, 5, 0, 1]))
-    arguments = {"status": ("runs",), "compare": ("runs", "runs")}.get(command, ())
+        write_run(tmp_path / "more", plan, constant([1, 0, 3, 6, 0, 1]))
+    arguments = {"status": ("runs",), "compare": ("runs", "more")}.get(command, ())
     done = cli(command, *arguments, surroundings=Surroundings(**around))
     assert (done.returncode, done.stdout) == (5, "")
     (line,) = done.stderr.splitlines()[-1:]
@@ -168,11 +169,11 @@ def test_a_run_whose_folder_is_gone_does_not_stop_the_series(
 
     assert series(fate) == ExitCode.RUN_FAILED
     told = capsys.readouterr().err
-    assert "[1/3] FAILED" in told
+    assert "[1/3] 1 rank, repeat 1: FAILED" in told
     assert "was removed" in told
-    assert "[2/3] FAILED" in told
+    assert "[2/3] 1 rank, repeat 2: FAILED" in told
     assert "/usr/bin/mpirun: cannot be used: Permission denied" in told
-    assert "[3/3] done" in told
+    assert "[3/3] 1 rank, repeat 3: " in told
     assert "1 of 3 runs valid" in told.splitlines()[-1]
 
 

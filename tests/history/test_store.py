@@ -117,8 +117,8 @@ def test_entries_hold_what_the_run_says(tmp_path: Path) -> None:
     # What was asked of the system, too: other modules may be why a level changed.
     assert entry.environment == {**environment, **modules, "dlbench.version": plan.dlbench_version}
     assert entry.key == (entry.group, 2, 1)
-    label = "sample, tiny preset, horovod, fp32, batch 4 per rank, synthetic, weak scaling, system.modules=gcc/13.2"
-    assert entry.label == label
+    label = "sample, tiny preset, horovod, fp32, batch 4 per rank, synthetic data, weak scaling"
+    assert entry.label == f"{label}, system.modules=gcc/13.2"
     assert entry.figures == metrics_by_run(tabulate(scan(runs)))[plan.run_id]
     assert entry.figures["step_median_s"] == pytest.approx(0.095)
     assert entry.hosts == tuple(HostEntry(host=f"n{rank}", num_ranks=1, work_ratio=1.0) for rank in range(2))

@@ -138,9 +138,8 @@ def test_repeats_are_no_nights() -> None:
     """Five nights of twenty runs are five nights: nothing can be said."""
     (trend,) = trends(course(6, step_at(3, 1.5), repeats=20))
     assert trend.changes == ()
-    assert (
-        "Too short for a change point: 6 nights" in of_steps(course(6, step_at(3, 1.5), repeats=20)).series[0].verdict
-    )
+    (told,) = of_steps(course(6, step_at(3, 1.5), repeats=20)).series
+    assert "a change point needs 12 nights" in told.verdict
 
 
 @pytest.mark.parametrize("key", ["group", "ranks", "nodes"])
@@ -440,9 +439,37 @@ def test_terminal_fits_eighty_columns(sample: TrendsReport) -> None:
 def test_an_empty_history_says_so() -> None:
     empty = of_steps([])
     assert "No run has figures" in as_text(empty)
-    assert "there is nothing to follow" in as_page(empty)
+    assert "Bring runs in with dlbench history import" in as_page(empty)
     assert as_csv(empty).count("\n") == 1
     assert "None." in as_markdown(empty)
+
+
+def test_the_report_leads_with_what_changed() -> None:
+    changed = of_steps(course(40, step_at(20, 1.2)))
+    assert as_text(changed).splitlines()[3].startswith("1 regression in 1 series. Newest: step time +")
+    (steady,) = [of_steps(course(30, lambda night: 1.0))]
+    assert as_text(steady).splitlines()[3] == "Nothing changed in 1 series."
+    sections = {section.id: section for section in trends_document(changed).sections}
+    assert [one.id for one in sections.values()][:2] == ["changes", f"series-{changed.series[0].id}"]
+    assert sections["changes"].level == sections[f"series-{changed.series[0].id}"].level == "answer"
+
+
+def test_a_single_night_is_a_line_and_no_chart() -> None:
+    document = trends_document(of_steps(course(1, lambda night: 1.0)))
+    assert [section.id for section in document.sections if section.id.startswith("series-")] == []
+    assert "- 1 night, level" in to_text(document)
+
+
+def test_series_of_equal_words_are_told_apart() -> None:
+    """By what was asked of the system; where that does not differ, by the configuration's id."""
+
+    def asked(group: str, **environment: str) -> list[HistoryEntry]:
+        changes = {"group": group, "environment": {f"system.{key}": value for key, value in environment.items()}}
+        return [entry(0, 0, **(changes | {"run_id": f"run-{group}"}))]
+
+    apart = of_steps([*asked("a", modules="gcc/12"), *asked("b", modules="gcc/13"), *asked("c"), *asked("d")])
+    ends = [one.label.rsplit(", ", 1)[1] for one in apart.series]
+    assert ends == ["system.modules=gcc/12", "system.modules=gcc/13", "configuration c", "configuration d"]
 
 
 def test_every_chart_has_its_numbers(sample: TrendsReport) -> None:

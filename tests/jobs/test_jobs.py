@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.jobs import launch, slurm
-from dlbench.jobs.batch import Job, job_name, jobs_of, render_job, render_script, sbatch_arguments, total_time
+from dlbench.jobs.batch import Job, jobs_of, render_job, render_script, sbatch_arguments, total_time
 from dlbench.jobs.slurm import RefusedError, job_states, read_submission, require_slurm, submit
 from dlbench.jobs.slurm_energy import job_energies
 from dlbench.records.folder import RunFolder, create
@@ -27,7 +27,7 @@ from dlbench.records.scan import scan
 from dlbench.specs.collectives.plan import CommPlan
 from dlbench.specs.collectives.request import CommRequest, expand_comm
 from dlbench.specs.expand import expand
-from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
 from dlbench.specs.requests import Request
 from tests.support.paths import GOLDEN
 from tests.support.programs import Program, calls
@@ -304,10 +304,37 @@ def test_gpus_are_asked_for_as_the_site_wants() -> None:
     assert asked(gpu_request="none") == []
 
 
-@given(series=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True))
-@settings(max_examples=20)
-def test_job_names_are_short_words(series: str) -> None:
-    assert re.fullmatch(r"[A-Za-z0-9._-]{1,64}", job_name(plan_of(series=series)))
+VALUES = st.one_of(
+    st.integers(-3, 300), st.booleans(), st.none(), st.text(max_size=70), st.sampled_from(["a-b", "b-c", "a", "c"])
+)
+
+
+@given(
+    axes=st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=6, unique_by=repr),
+    workload=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True),
+)
+@settings(max_examples=25)
+def test_job_names_are_short_words_and_no_two_of_a_series_are_equal(axes: list[tuple[Any, Any]], workload: str) -> None:
+    layout = plan_of().layout
+    names = [
+        job_label(workload, layout, {"data.source": one, "data.shuffle": two}, f"r{repeat}")
+        for one, two in axes
+        for repeat in (1, 2)
+    ]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)
+
+
+def test_a_job_name_says_nodes_ranks_swept_values_and_repeat() -> None:
+    asked = {"engine.horovod.fusion_threshold_bytes": (64 * 1024**2,), "train.precision": ("bf16",)}
+    request = {"system": "example-gpu", "points_are": "nodes", "points": (4,), "repeats": 2, "sweep": asked}
+    made = expand(Request(workload="resnet50", preset="ci", **request), machine_cores=4, now=NOW)
+    assert [plan.job_name for plan in made] == [f"resnet50-4nodes-16ranks-fusion64MiB-bf16-r{n}" for n in (1, 2)]
+    script = render_job((made[1],), [folder_of(made[1])], PYTHON)
+    assert "#SBATCH --job-name=resnet50-4nodes-16ranks-fusion64MiB-bf16-r2\n" in script
+    assert "# Swept: engine.horovod.fusion_threshold_bytes=64MiB, train.precision=bf16\n" in script
+    assert f"series {made[1].series.id}, repeat 2 of 2:" in script
 
 
 # Scripts that run, with stubs for what a cluster has
@@ -720,7 +747,7 @@ def test_a_job_holds_one_point_of_a_comparison_or_one_run() -> None:
     assert [[(p.series.repeat, p.series.side) for p in job] for job in jobs] == [
         [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
     ] * 2
-    assert [job_name(job[0]) for job in jobs] == ["dlbench-resnet50-n1-ab", "dlbench-resnet50-n2-ab"]
+    assert [job[0].job_name for job in jobs] == ["resnet50-1node-1rank-ab", "resnet50-2nodes-2ranks-ab"]
 
 
 # Submitting

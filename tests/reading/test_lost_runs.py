@@ -13,9 +13,9 @@ from dlbench.reading.scaling import groups
 from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.scan import scan
 from dlbench.stats.estimates import Estimate
+from dlbench.views.causes.numbers import CausePoint, lost_percent
 from dlbench.views.doubts import group_doubts
 from dlbench.views.precision.numbers import precisions
-from dlbench.views.waterfall.numbers import waterfall
 from tests.support.run_factory import constant, plans, write_run, write_sweep
 
 DRIFT = 0.2
@@ -50,12 +50,16 @@ def figures(table: RunTable) -> Iterator[tuple[tuple[int, str], Estimate]]:
     for point in group.points[1:]:
         yield (point.ranks, "speed-up"), point.speedup
         yield (point.ranks, "efficiency"), point.efficiency
-        for part in (*point.parts, point.whole):
-            yield (point.ranks, f"lost in {part.name}"), part.lost
-    for factored in waterfall(group, table)[1:]:
-        yield (factored.ranks, "product"), factored.efficiency
-        for factor in factored.factors:
-            yield (factored.ranks, factor.name), factor.relative
+    for account in accounts(table)[1:]:
+        for part in (*account.causes, account.exchange_phase, account.whole):
+            yield (account.ranks, f"lost in {part.name}"), part.lost
+
+
+def accounts(table: RunTable) -> tuple[CausePoint, ...]:
+    (group,) = groups(table)
+    found = lost_percent(group, table)
+    assert found is not None
+    return found.diagnosed.points
 
 
 def holds(whole: Estimate, found: Estimate) -> bool:
@@ -76,13 +80,12 @@ def test_losing_any_run_moves_no_figure_of_a_point_by_more_than_its_interval(sca
             assert (found.n, found.unpaired) == ((9, 1) if is_missing else (10, 0)), (run_id, ranks, name)
 
 
-def test_parts_still_sum_and_factors_multiply(scaled: RunTable) -> None:
+def test_parts_still_sum_to_the_headline(scaled: RunTable) -> None:
     table = without(scaled, next(iter(scaled.runs)))
     (group,) = groups(table)
-    for point, factored in zip(group.points, waterfall(group, table), strict=True):
-        assert sum(part.lost.value for part in point.parts) == pytest.approx(point.whole.lost.value, abs=1e-12)
-        assert np.prod([one.relative.value for one in factored.factors]) == pytest.approx(factored.efficiency.value)
-        whole = point.whole
+    for point, account in zip(group.points, accounts(table), strict=True):
+        assert sum(part.lost.value for part in account.causes) == pytest.approx(1 - point.efficiency.value, abs=1e-9)
+        whole = account.whole
         if not point.is_baseline:
             assert whole.lost.value == pytest.approx(1 - whole.ideal_seconds / whole.seconds.value)
     assert "not-interleaved" not in {doubt.code for doubt in group_doubts(group, table)}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dlbench.reading.causes import CAUSES, Causes
 from dlbench.reading.measures import RunSteps
 from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
-from dlbench.reading.stragglers import WORK, LateRank, Waiting, waiting
+from dlbench.reading.stragglers import WORK, WORK_PHASES, LateRank, Waiting, waiting
 from dlbench.reading.table import tabulate
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import scan
@@ -112,6 +112,9 @@ def test_waiting_is_what_the_definition_says(rows: list[list[list[int]]]) -> Non
         assert min(one.late_ns.values()) >= 0
     for name in WORK:
         assert sum(one.late_ns[name] for one in found.ranks) == found.moved_ns[name]
+        own = [found.moved_phases_ns[phase] for phase in WORK_PHASES[name]]
+        assert sum(own) == found.moved_ns[name]
+        assert min(own) >= 0
     assert [one.waited_ns for one in found.ranks] == sorted((one.waited_ns for one in found.ranks), reverse=True)
 
 
@@ -140,6 +143,7 @@ def test_ranks_that_are_late_together_cost_what_one_costs(ranks: int, num_late: 
     assert found.total_ns == 3 * ranks * 100
     assert found.waited_ns == 3 * (ranks - num_late) * 100
     assert found.moved_ns == {"input": 0, "compute": 3 * num_late * 100, "host": 0}
+    assert found.moved_phases_ns["backward"] == 3 * num_late * 100
     assert sorted(one.rank for one in found.ranks) == list(range(num_late))
     assert {one.late_ns["compute"] for one in found.ranks} == {300}
     assert sum(one.waited_ns for one in found.ranks) == found.waited_ns
@@ -157,6 +161,18 @@ def test_ranks_of_unequal_lateness_owe_in_proportion() -> None:
     assert found.moved_ns == {"input": 150, "compute": 0, "host": 0}
     assert found.total_ns == 4 * 90
     assert [(one.rank, one.waited_ns, one.steps_last) for one in found.ranks] == [(0, 126, 1), (1, 84, 0)]
+
+
+def test_what_is_moved_is_taken_from_the_phases_that_were_longer() -> None:
+    """Rank 0 is 25 late by its optimizer, 90 by its backward pass, and 30 earlier by its forward pass."""
+    rows = [
+        [[0, 0, 30, 50, 10, 30, 0], [0, 0, 0, 140, 10, 5, 0]],
+        [[0, 0, 30, 50, 10, 5, 0], [0, 0, 30, 50, 95, 5, 0]],
+    ]
+    found = waiting(run_steps(rows))
+    # 85 in all, in proportion to the two that were longer.
+    assert found.moved_ns["compute"] == 85
+    assert {name: ns for name, ns in found.moved_phases_ns.items() if ns} == {"backward": 66, "optimizer": 19}
 
 
 def test_a_rank_that_is_a_little_late_is_in_time() -> None:
@@ -196,6 +212,7 @@ def test_lateness_of_seconds_does_not_overflow() -> None:
     found = waiting(run_steps([[late], [other]]))
     assert found.waited_ns == 40 * second
     assert found.moved_ns == {"input": 20 * second, "compute": 20 * second, "host": 0}
+    assert found.moved_phases_ns["forward"] == 20 * second
 
 
 def test_waiting_that_no_work_explains_stays_unexplained() -> None:
@@ -228,6 +245,8 @@ def waited(found: Waiting, hosts: tuple[str, ...], steps: int) -> Causes:
         ranks=len(hosts),
         steps=steps,
         sums_ns=dict.fromkeys(CAUSES, 0),
+        compute_ns={},
+        taken_ns={},
         input_ns={},
         not_measured={},
         throttling_evidence="",

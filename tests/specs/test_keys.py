@@ -10,7 +10,8 @@ import pytest
 from dlbench.errors import UserError
 from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.keys import keys_of
-from dlbench.specs.requests import parse_set, parse_sweep, value_text
+from dlbench.specs.plan import value_text
+from dlbench.specs.requests import parse_set, parse_sweep
 from dlbench.specs.system import SystemSpec
 from tests.support.run_factory import plans
 

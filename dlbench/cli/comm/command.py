@@ -66,8 +66,8 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
 @click.command()
 @measure_options
 @shared.submit_options("2,4")
-def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **options: Any) -> None:
-    """Measure a collective in Slurm jobs, one per run; --dry-run prints the exact scripts.
+def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, all_scripts: bool, **options: Any) -> None:
+    """Measure a collective in Slurm jobs, one per run; --dry-run lists the jobs and prints the first script.
 
     \b
     Example:
@@ -84,7 +84,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, chain: bool, **opt
     require_scheduler(made.plans[0].system, options["out"], "dlbench comm run")
     _print_notes(made)
     if options["dry_run"]:
-        print_scripts(made.plans, options["out"])
+        print_scripts(made.plans, options["out"], chain=chain, all_scripts=all_scripts)
         return
     submit_all(made.plans, options["out"], chain)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import dlbench
@@ -22,7 +23,11 @@ from dlbench.history.page.words import (
     nights_text,
     p_text,
     percent_change,
+    point_text,
+    series_text,
+    short_verdict,
 )
+from dlbench.history.trends.change_points import MIN_NIGHTS
 from dlbench.history.trends.series import Change, Trend
 from dlbench.history.trends.slow_months import SlowMonths
 from dlbench.report.document import Card, Document, Mark, Section, no_charts
@@ -30,13 +35,18 @@ from dlbench.report.wording import basis_text, clean, runs_text
 
 MAX_CHARTED = 20
 """Series drawn: those with the newest changes; all stand in the tables."""
+MIN_DRAWN = 2
+"""Nights of a series that has a chart: one night is a line of the table."""
+MAX_LINES = 20
+"""Unchanged series that the terminal names; all stand in the tables."""
 MAX_CARDS = 4
 """Changes shown at a glance; all stand in the table."""
 
 
 def trends_document(report: TrendsReport) -> Document:
     """What changed over months, and which nodes are slow."""
-    series = [_series(one, is_drawn=number < MAX_CHARTED) for number, one in enumerate(report.by_newest_change)]
+    followed = [one for one in report.by_newest_change if len(one.nights) >= MIN_DRAWN]
+    series = [_series(one, is_drawn=number < MAX_CHARTED) for number, one in enumerate(followed)]
     return Document(
         title=report.title,
         dlbench_version=report.dlbench_version,
@@ -44,11 +54,19 @@ def trends_document(report: TrendsReport) -> Document:
         meta=(f"{runs_text(report.num_runs)} with figures, {report.num_without} without.",),
         sections=(
             _changes(report),
+            *(one for one in series if one.level == "answer"),
             _all_series(report),
-            *series,
+            *(one for one in series if one.level != "answer"),
             nodes_section(report.nodes),
             *_damaged(report.damaged),
-            Section(id="methods", title="How the numbers are made", facts=METHODS, are_methods=True, brief=()),
+            Section(
+                id="methods",
+                title="How the numbers are made",
+                facts=METHODS,
+                level="appendix",
+                are_methods=True,
+                brief=(),
+            ),
         ),
         data=report,
         file_prefix="trends-",
@@ -69,18 +87,30 @@ def nodes_document(nodes: SlowMonths) -> Document:
 
 
 def finding(report: TrendsReport) -> str:
-    """How many changes there are, in a sentence or two; or why there are none."""
-    import_runs = "with dlbench history import RUNS"
-    long_enough = sum(series.is_long_enough for series in report.series)
-    runs = f"In {runs_text(report.num_runs)} with figures ({report.num_without} without)"
+    """What changed, in a sentence or two; or that nothing did, or why nobody can say."""
+    import_runs = "dlbench history import RUNS"
     if not report.series:
-        return f"No run has figures: there is nothing to follow. Bring runs in {import_runs}."
+        return f"No run has figures. Bring runs in with {import_runs}."
+    long_enough = sum(series.is_long_enough for series in report.series)
+    count = series_text(len(report.series))
     if not long_enough:
-        return f"{runs}, no series is long enough for a change point yet. Bring in further nights {import_runs}."
+        most = max(len(series.nights) for series in report.series)
+        return (
+            f"{count}, none long enough: a change point needs {MIN_NIGHTS} nights, the longest has {most}. Bring in "
+            f"further nights with {import_runs}."
+        )
+    short = len(report.series) - long_enough
+    others = f" {series_text(short)} more: fewer than {MIN_NIGHTS} nights." * bool(short)
+    if not report.changes:
+        return f"Nothing changed in {series_text(long_enough)}.{others}"
     kinds = [change.kind for _, change in report.changes]
     counts = [f"{kinds.count(kind)} {kind}{'' if kinds.count(kind) == 1 else 's'}" for kind in dict.fromkeys(kinds)]
-    found = " and ".join(sorted(counts, key=lambda text: "regression" not in text)) or "no level has changed"
-    return f"{runs}, {long_enough} of {len(report.series)} series are long enough for change points: {found}."
+    found = " and ".join(sorted(counts, key=lambda text: "regression" not in text))
+    newest, change = report.changes[0]
+    return (
+        f"{found[:1].upper()}{found[1:]} in {series_text(long_enough)}. Newest: {newest.title.lower()} "
+        f"{change_text(change.ratio)} since {day(change.time)}, {point_text(newest)}.{others}"
+    )
 
 
 def nodes_section(nodes: SlowMonths) -> Section:
@@ -90,8 +120,8 @@ def nodes_section(nodes: SlowMonths) -> Section:
     option = exclude_option(nodes)
     if not nodes.hosts:
         said: tuple[str, ...] = (
-            f"No run compares hosts: {runs_text(nodes.num_without)} on one host, or with a planted fault. Run on two "
-            "nodes or more, for example dlbench submit WORKLOAD --system SYSTEM --nodes 2.",
+            f"No run compares hosts: {runs_text(nodes.num_without)} on one host, or with an injected fault. Run on "
+            "two nodes or more, for example dlbench submit WORKLOAD --system SYSTEM --nodes 2.",
         )
         brief = said
     else:
@@ -103,9 +133,15 @@ def nodes_section(nodes: SlowMonths) -> Section:
             *slow,
             *((f"sbatch {option}",) if option else ()),
         )
+    headline = ""
+    if nodes.hosts:
+        slow_now = f"{len(nodes.slow)} of {len(nodes.hosts)} hosts slow now"
+        headline = slow_now if nodes.slow else "no host shown to be slow"
     return Section(
         id="nodes",
-        title="Nodes over months",
+        title="Slow nodes",
+        level="answer" if nodes.slow or not nodes.hosts else "evidence",
+        headline=headline,
         marks=tuple(_slow_marks(nodes)),
         words=said,
         charts=lambda: host_charts(nodes),
@@ -139,7 +175,8 @@ def _slow_marks(nodes: SlowMonths) -> Iterator[Mark]:
 def _changes(report: TrendsReport) -> Section:
     return Section(
         id="changes",
-        title="Change points",
+        title="What changed",
+        level="answer",
         marks=tuple(
             Mark(severity="serious" if one.newest.is_worse else "note", text=f"{one.label}: {newest_text(one)}")
             for one in report.series
@@ -147,7 +184,8 @@ def _changes(report: TrendsReport) -> Section:
         ),
         words=(finding(report),),
         cards=tuple(_card(series, change) for series, change in report.changes[:MAX_CARDS]),
-        sheets=(changes_sheet(report),),
+        # Cards say all of a few changes.
+        sheets=(dataclasses.replace(changes_sheet(report), is_folded=len(report.changes) <= MAX_CARDS),),
         brief=(finding(report),),
     )
 
@@ -172,25 +210,36 @@ def _card(series: Trend, change: Change) -> Card:
 
 
 def _all_series(report: TrendsReport) -> Section:
-    count = len(report.series)
+    count = sum(len(one.nights) >= MIN_DRAWN for one in report.series)
     drawn = (
-        f"Drawn below are {MAX_CHARTED} of {count} series, those with the newest changes first; --where and --metric "
+        f"Drawn are {MAX_CHARTED} of {count} series, those with the newest changes first; --where and --metric "
         "choose others."
     )
+    changed = sum(bool(one.changes) for one in report.series)
+    unchanged = [one for one in report.by_newest_change if not one.changes]
+    more = [f"... and {len(unchanged) - MAX_LINES} more series"] if len(unchanged) > MAX_LINES else []
     return Section(
         id="series",
-        title="Series",
+        title="All series",
+        headline=f"{series_text(len(report.series))}, {changed} with changes",
         words=() if report.series else ("None.",),
         sheets=(series_sheet(report), nights_sheet(report.series, is_for_people=False)),
         notes=(drawn,) if count > MAX_CHARTED else (),
-        brief=(),
+        brief=(*(f"- {_unchanged(one)}: {one.label}" for one in unchanged[:MAX_LINES]), *more),
     )
 
 
+def _unchanged(series: Trend) -> str:
+    return f"{short_verdict(series)}, level {level_text(series.levels[-1].value)}"
+
+
 def _series(series: Trend, *, is_drawn: bool) -> Section:
+    lines = tuple(line for change in reversed(series.changes) for line in change_lines(change))
     return Section(
         id=f"series-{series.id}",
         title=f"{series.label} (system {clean(series.system)})",
+        level="answer" if series.changes else "evidence",
+        headline=short_verdict(series),
         words=(series.verdict, newest_text(series)),
         charts=(lambda: [series_chart(series)]) if is_drawn else no_charts,
         charts_per_row=1,
@@ -198,11 +247,12 @@ def _series(series: Trend, *, is_drawn: bool) -> Section:
             f"{series.caption}. {runs_text(series.num_runs)}, {nights_text(len(series.nights))}. Bands: interval "
             "of each level over nights (order statistics).",
         ),
-        brief=(series.verdict, *(line for change in reversed(series.changes) for line in change_lines(change))),
+        # Series without a change are lines of `_all_series`.
+        brief=(series.verdict, *lines) if lines else (),
         in_contents=is_drawn,
     )
 
 
 def _damaged(runs: Sequence[str]) -> tuple[Section, ...]:
     marks = tuple(Mark(severity="serious", text=line) for line in runs)
-    return (Section(id="damaged", title="Damaged", marks=marks),) if marks else ()
+    return (Section(id="damaged", title="Damaged", level="answer", marks=marks),) if marks else ()

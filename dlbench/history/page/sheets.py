@@ -116,7 +116,7 @@ SERIES_COLUMNS: tuple[Column[Trend], ...] = (
         lambda series: unit_cell(series.levels[-1].value),
         has_interval=True,
     ),
-    Column("", "Interval", lambda series: basis_text(series.levels[-1].value, "night")),
+    Column("level_interval", "", lambda series: basis_text(series.levels[-1].value, "night")),
     Column("level_nights", "", lambda series: series.levels[-1].num_nights),
     Column(
         "changes",
@@ -167,7 +167,7 @@ def series_sheet(report: TrendsReport) -> Sheet[Any]:
         name="series",
         title="All series",
         columns=SERIES_COLUMNS,
-        rows=report.series,
+        rows=report.by_newest_change,
         caption=f"{_BASIS.capitalize()}.",
         is_sortable=True,
     )

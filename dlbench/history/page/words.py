@@ -24,6 +24,11 @@ def nights_text(count: int) -> str:
     return f"{count} night" if count == 1 else f"{count} nights"
 
 
+def series_text(count: int) -> str:
+    """``1 series``, ``5 series``."""
+    return f"{count} series"
+
+
 def amount_text(value: float, unit: str) -> str:
     """One number with its unit, e.g. ``12.3 ms``, ``4.1 J``."""
     text = number_text(value, unit)
@@ -118,7 +123,7 @@ def verdict(series: Trend) -> str:
     """The finding of a series in one sentence."""
     count = nights_text(len(series.nights))
     if not series.is_long_enough:
-        return f"Too short for a change point: {count}; {MIN_NIGHTS} or more are needed."
+        return f"{count}, level {level_text(series.levels[-1].value)}; a change point needs {MIN_NIGHTS} nights."
     level = series.levels[-1]
     if not series.changes:
         return f"No change in {count}; level {level_text(level.value)}."
@@ -128,6 +133,14 @@ def verdict(series: Trend) -> str:
         f"{last.kind.capitalize()} on {day(last.time)}: {series.title.lower()} {change_text(last.ratio)}{more}; since "
         f"then {level_text(level.value)} over {nights_text(level.num_nights)}."
     )
+
+
+def short_verdict(series: Trend) -> str:
+    """The finding of a series in a few words."""
+    if series.changes:
+        last = series.changes[-1]
+        return f"{last.kind} on {day(last.time)}, {percent_change(last.ratio.value)}"
+    return f"{'no change in ' if series.is_long_enough else ''}{nights_text(len(series.nights))}"
 
 
 def change_lines(change: Change) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,6 +32,9 @@ from dlbench.stats.estimates import Estimate
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 """Of all times that leave this module."""
+
+MAX_APART = 2
+"""Settings of the system that tell series of equal labels apart; more are no name."""
 
 NOT_SET = "not set"
 """Value of a key that a run does not have."""
@@ -221,7 +225,28 @@ def trends(entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS)
     courses = [one for runs in ordered for one in _courses(by_night(runs), metrics)]
     changes = change_points_together([one.values for one in courses])
     followed = sum(len(one.values) >= MIN_NIGHTS for one in courses)
-    return [_trend(one, found, followed) for one, found in zip(courses, changes, strict=True)]
+    return _told_apart([_trend(one, found, followed) for one, found in zip(courses, changes, strict=True)], points)
+
+
+def _told_apart(found: list[Trend], points: Mapping[tuple[str, int, int], Sequence[HistoryEntry]]) -> list[Trend]:
+    """Behind equal labels of one system stands what was asked of the system otherwise; else the configuration's id."""
+    counts = Counter((one.label, one.system) for one in found)
+    made = []
+    for one in found:
+        if counts[one.label, one.system] > 1:
+            twins = [other for other in found if (other.label, other.system) == (one.label, one.system)]
+            asked = [_asked(points[other.group, other.ranks, other.nodes][-1]) for other in twins]
+            own = asked[twins.index(one)]
+            differing = [f"{key}={own[key]}" for key in own if any(other.get(key) != own[key] for other in asked)]
+            is_enough = asked.count(own) == 1 and 0 < len(differing) <= MAX_APART
+            apart = ", ".join(differing) if is_enough else f"configuration {one.group}"
+            one = dataclasses.replace(one, label=f"{one.label}, {apart}", configuration=f"{one.configuration}, {apart}")
+        made.append(one)
+    return made
+
+
+def _asked(entry: HistoryEntry) -> dict[str, str]:
+    return {key: value for key, value in entry.environment.items() if key.startswith("system.")}
 
 
 def by_night(runs: Iterable[HistoryEntry]) -> list[list[HistoryEntry]]:

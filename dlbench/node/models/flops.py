@@ -13,16 +13,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from dlbench.costs.model_flops import FLOPS_PER_MAC, TRAINING_PASSES
 from dlbench.node.models.bert import Attention, BertForPreTraining
 from dlbench.node.models.build import build_model
 from dlbench.records.record import LayerMacs
 from dlbench.specs.workload import CosmoFlowModel, DataSpec, ModelSpec, ResNetModel, TextData
 
-FLOPS_PER_MAC = 2
-"""One multiplication and one addition."""
-TRAINING_PASSES = 3
-"""Forward, and backward twice: one product for the gradient of the weight, one for that of the input (Kaplan et al.,
-"Scaling Laws for Neural Language Models" (2020), section 2.1)."""
 _CONVOLUTIONS = ("conv2d", "conv3d")
 
 

@@ -9,6 +9,7 @@ import torch
 
 from dlbench.machine import environment
 from dlbench.node.cores import Seat, settle
+from dlbench.node.data.naming import data_set
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.node.sync.horovod.autotune import with_tuning_cost
 from dlbench.node.training import noise_scale, sanity
@@ -21,6 +22,7 @@ from dlbench.node.training.shuffling import Shuffled
 from dlbench.node.training.staging import staging_result
 from dlbench.node.training.step_schedule import WATCHED_STEPS, Course
 from dlbench.node.watching.byte_budget import window_ranks
+from dlbench.node.watching.core_load import node_loads
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.memory import MemoryResult
 from dlbench.records.record import NoiseScale, RankResult, Record, Setting
@@ -75,6 +77,7 @@ def make_record(
     reference = everyone[0]["environment"]
     watched = [item["watch"] for item in everyone]
     exchange = with_layers_told(plan, ready.course, exchange)
+    described = ready.source.describe()
     memory = ready.trainee.memory.result([item["memory"] for item in everyone]) if ready.trainee.memory else None
     return Record.model_validate(
         {
@@ -92,9 +95,10 @@ def make_record(
             "settings": settings,
             "exchange": with_tuning_cost(exchange, seen.step_s),
             "watch": watch_result(plan, ready.course, watched, ranks),
+            "load": node_loads([item["load"] for item in watched], ranks),
             "inert": sanity.inert(settings, ranks=plan.layout.ranks),
             "warnings": (*settled.warnings, *_doubts(plan, ready, ranks, everyone, exchange, memory, device)),
-            "data": ready.source.describe(),
+            "data": described | data_set(plan.workload.data, described),
             "staging": staging_result(plan, ready.staging, everyone),
             "shuffle": shuffle.result,
             "host_update": ready.trainee.host.result() if ready.trainee.host is not None else None,

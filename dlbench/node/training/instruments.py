@@ -22,6 +22,7 @@ from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.training.step_schedule import Course
 from dlbench.node.watching.agent import NodeSampler
 from dlbench.node.watching.byte_budget import window_ranks
+from dlbench.node.watching.core_load import CoreLoad
 from dlbench.node.watching.layers import LayerWatch
 from dlbench.node.watching.profiler import ProfileWindow
 from dlbench.node.watching.rank_spans import RankSpans
@@ -57,6 +58,7 @@ class RankWatch:
         self._spans: RankSpans | None = None
         if plan.watch is not None and plan.watch.is_on:
             self._spans = RankSpans(plan, folder, place, start_ns=round(started * 1e9))
+        self._load = CoreLoad(sees_node=place.local_rank == 0)
         self._layers: LayerWatch | None = None
         self._profile: ProfileWindow | None = None
         self._traces = self._is_open = self._is_measuring = False
@@ -113,14 +115,14 @@ class RankWatch:
         """Surrounds what interrupts training between two steps; nothing in it counts as measured."""
         was_measuring = self._is_measuring
         if was_measuring:
-            self._tell_sampler(measuring=False)
+            self._tell_measuring(measuring=False)
         if self._spans is None:
             yield
         else:
             with self._spans.pause(name):
                 yield
         if was_measuring:
-            self._tell_sampler(measuring=True)
+            self._tell_measuring(measuring=True)
 
     def before_warmup(self, step: int) -> None:
         """A step of the warm-up comes next; at the edges of the window the device is idle."""
@@ -203,16 +205,17 @@ class RankWatch:
     def begin_measuring(self) -> None:
         """The measured steps come next."""
         self.stage("measuring")
-        self._tell_sampler(measuring=True)
+        self._tell_measuring(measuring=True)
 
     def end_training(self) -> None:
         """The last step is done."""
         if self._is_measuring:
-            self._tell_sampler(measuring=False)
+            self._tell_measuring(measuring=False)
         self.stage("finishing")
 
-    def _tell_sampler(self, *, measuring: bool) -> None:
+    def _tell_measuring(self, *, measuring: bool) -> None:
         self._is_measuring = measuring
+        self._load.measuring(measuring)
         if self._sampler is not None:
             self._sampler.measuring(measuring)
 
@@ -233,6 +236,7 @@ class RankWatch:
             "spans": spans,
             "sample_bytes": samples.stat().st_size if self._sampler is not None and samples.exists() else 0,
             "problems": [text for text in problems if text],
+            "load": self._load.told(),
         }
 
     def close(self) -> None:

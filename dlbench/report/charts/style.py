@@ -53,9 +53,9 @@ FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
 """Of one width nearly everywhere, so that text keeps the room it was measured for."""
 
 
-def si_labels(unit: str) -> str:
-    """Vega's expression for the labels of an axis: ``200 ms``, ``1.5 kJ``; the SI prefix stands at the unit."""
-    return f"replace(format(datum.value, '~s'), regexp('([^0-9.]?)$'), ' $1') + '{unit}'"
+def si_label(unit: str) -> str:
+    """The labels of an axis as a Vega expression: numbers with SI prefixes at the unit, e.g. ``-800 ms``, ``0 s``."""
+    return f"replace(format(datum.value, '~s'), regexp('([a-zA-Zµ]?)$'), ' $1{unit}')"
 
 
 CONFIG: dict[str, Any] = {

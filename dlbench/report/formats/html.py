@@ -26,7 +26,7 @@ from dlbench import bundled
 from dlbench.report.charts import svg
 from dlbench.report.charts.chart import Chart
 from dlbench.report.charts.style import CONFIG
-from dlbench.report.document import Document, Section
+from dlbench.report.document import Card, Document, Section
 from dlbench.report.formats.csv import all_tables
 from dlbench.report.table import Sheet, TextTable
 from dlbench.report.wording import harmless
@@ -79,6 +79,17 @@ class ShownSheet:
 
 
 @dataclass(frozen=True)
+class Glances:
+    """Many cards as lines of a list."""
+
+    common: tuple[tuple[str, str], ...]
+    """What is the same in all of them: name and value."""
+    columns: tuple[str, ...]
+    """What is not."""
+    rows: tuple[tuple[Card, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True)
 class Shown:
     """A section as the page prints it."""
 
@@ -94,6 +105,8 @@ class Shown:
     """What stands for it where it is folded."""
     words: tuple[str, ...]
     """Without what the headline says already."""
+    glances: Glances | None
+    """Its cards with facts, if they are many."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +203,11 @@ def _charts(sections: Sequence[Section], drawers: ThreadPoolExecutor) -> tuple[d
                 continue
             charted.add(outer.id)
         # Charts are drawn while the next ones are made.
-        coming = [(one.id, chart, drawers.submit(_svg, chart)) for one in _all(outer) for chart in one.charts()]
+        coming = [
+            (one.id, chart, drawers.submit(_svg, chart, has_subtitle=not outer.is_group))
+            for one in _all(outer)
+            for chart in one.charts()
+        ]
         for section_id, chart, drawing in coming:
             found[section_id] = (*found.get(section_id, ()), Drawn(chart, drawing.result()))
             used += len(drawing.result()) + len(json.dumps(chart.spec))
@@ -203,9 +220,11 @@ def _all(section: Section) -> Iterator[Section]:
         yield from _all(inner)
 
 
-def _svg(chart: Chart) -> Markup:
+def _svg(chart: Chart, *, has_subtitle: bool) -> Markup:
+    """The static SVG; a group says in its heading what the subtitles of its charts say."""
+    spec = chart.spec if has_subtitle else {**chart.spec, "title": {"text": chart.title}}
     # vl-convert escapes text; everything else in the SVG is its own.
-    return _trusted(svg.to_svg(chart.spec, chart.id))
+    return _trusted(svg.to_svg(spec, chart.id))
 
 
 def _shown(
@@ -239,6 +258,23 @@ def _shown(
         has_numbers=bool(section.cards) or any(one.sheet.is_drawn for one in sheets) or _hold(sheets, drawn),
         headline=headline,
         words=words,
+        glances=_glances([card for card in section.cards if card.facts]),
+    )
+
+
+def _glances(cards: Sequence[Card]) -> Glances | None:
+    if len(cards) <= FEW_CARDS:
+        return None
+    facts = [dict(card.facts) | ({"Next": card.next_step} if card.next_step else {}) for card in cards]
+    names = list(dict.fromkeys(name for one in facts for name in one))
+    common = {name: facts[0].get(name, "") for name in names if len({one.get(name, "") for one in facts}) == 1}
+    columns = tuple(name for name in names if name not in common)
+    return Glances(
+        common=tuple(common.items()),
+        columns=columns,
+        rows=tuple(
+            (card, tuple(one.get(name, "") for name in columns)) for card, one in zip(cards, facts, strict=True)
+        ),
     )
 
 

@@ -71,7 +71,15 @@ def _section(section: Section, level: int) -> Iterator[str]:
 
 
 def _card(card: Card) -> Iterator[str]:
-    text = " ".join(map(escape, card.words)) or escape(f"{card.title}: {card.big} {' '.join(card.small)}")
+    number = f"{card.big} {' '.join(card.small)}"
+    if card.facts:
+        rating = (card.rating.text,) if card.rating else ()
+        count = len(card.warnings)
+        warnings = (f"{count} warning{'s' * (count > 1)}",) if count else ()
+        said = (number, *rating, *(f"{name.lower()}: {text}" for name, text in card.facts), *warnings)
+        text = f"**{escape(card.title)}:** {escape('; '.join(said))}."
+    else:
+        text = " ".join(map(escape, card.words)) or escape(f"{card.title}: {number}")
     yield f"- {text}" + (f" **Next:** {escape(card.next_step)}" if card.next_step else "")
 
 

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Name, Positive, Precision, Spec
-from dlbench.specs.plan import LaunchPlan, LayoutSpec
+from dlbench.specs.plan import LaunchPlan, LayoutSpec, job_label
 
 Collective = Literal["allreduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"]
 
@@ -115,9 +115,9 @@ class CommPlan(LaunchPlan):
         return f"collective benchmark of {self.comm.collective}"
 
     @property
-    def job_label(self) -> str:
-        """Collective, ranks and repeat."""
-        return f"comm-{self.comm.collective}-n{self.layout.ranks}-k{self.series.repeat}"
+    def job_name(self) -> str:
+        """Collective, nodes, ranks and repeat."""
+        return job_label(f"comm-{self.comm.collective}", self.layout, {}, f"r{self.series.repeat + 1}")
 
     @property
     def group_size(self) -> int:

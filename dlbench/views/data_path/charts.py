@@ -11,7 +11,7 @@ from dlbench.views.model import Group
 
 
 def data_charts(group: Group, found: DataPath) -> list[Chart]:
-    """Input wait and copy as shares of the step; none where ranks never wait."""
+    """Input wait, and on GPUs the copy, as shares of the step; none where ranks never wait."""
     import altair as alt
 
     steps = {(point.ranks, point.nodes): point.mean_step.value for point in group.points}
@@ -25,7 +25,7 @@ def data_charts(group: Group, found: DataPath) -> list[Chart]:
         }
         for point in found.points
         for number, (part, figure) in enumerate((("input", point.wait), ("h2d", point.copy)))
-        if figure.value > 0
+        if figure.value > 0 and (part == "input" or group.on_gpu)
     ]
     if not rows:
         return []

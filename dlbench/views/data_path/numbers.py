@@ -190,9 +190,9 @@ def _page_cache(reading: MachineReading | None) -> float | None:
 
 def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
     worst = max(points, key=lambda point: point.wait_share.value)
-    most = " at most" if len(points) > 1 else ""
+    largest = ", the largest" if len(points) > 1 else ""
     text = (
-        f"ranks wait {value_text(worst.wait_share)} of a step for input{most} ({place_text(worst.ranks, worst.nodes)})"
+        f"mean input wait {value_text(worst.wait_share)} of the step ({place_text(worst.ranks, worst.nodes)}{largest})"
     )
     if is_synthetic:
         return f"synthetic data, no storage involved; {text}"

@@ -3,9 +3,10 @@
 For each repeat k of a scaling point, with T the mean over ranks and steps of the step time, seconds:
 
 * input: T_plain(k) - T_synthetic(k);
-* exchange: T_plain(k) - T_apart(k), waiting for other ranks included ("exposed communication = T - T_nocomm").
+* exchange: T_plain(k) - T_apart(k), waiting for stragglers included (T - T_nocomm).
 
-Beside them stands what the phases of the same plain runs say: the exposed wait for input, and the exposed exchange.
+Beside them stands what the phases of the same plain runs say, means over all ranks, the stragglers too: the wait for
+input, and the gradient exchange after the backward pass.
 Both need not agree: the gap between them is, part by part, what other parts of a step gain or lose without the one:
 
     T_plain - T_variant - phase_plain = sum over other parts of (part_plain - part_variant) - phase_variant
@@ -76,6 +77,7 @@ class Decomposition:
     workload: str
     preset: str
     engine: str
+    scaling: str
     ranks: int
     nodes: int
     step_s: Estimate | None
@@ -141,6 +143,7 @@ def _point(runs: Sequence[Run]) -> Decomposition:
         workload=plan.workload.name,
         preset=plan.workload.preset,
         engine=plan.engine.name,
+        scaling=plan.series.scaling,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
         step_s=mean_estimate([_whole(parts) for parts in plain.values()], "s") if plain else None,

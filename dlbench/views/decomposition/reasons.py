@@ -18,7 +18,7 @@ _COMPUTE = ("forward", "backward", "optimizer")
 REASONS: Mapping[tuple[What, bool], tuple[tuple[tuple[str, ...], str], ...]] = {
     ("input", True): (
         (_COMPUTE, "readers take cores and memory bandwidth from the computation, which no wait for input shows"),
-        (("exchange",), "ranks whose batch was late let the others wait in the exchange"),
+        (("exchange",), "the others wait in the exchange for ranks whose batch was late"),
     ),
     ("input", False): (
         (("input",), "tensors made in memory are not free either"),
@@ -27,7 +27,7 @@ REASONS: Mapping[tuple[What, bool], tuple[tuple[tuple[str, ...], str], ...]] = {
     ("exchange", True): (
         (
             _COMPUTE,
-            "messages under way take cores and memory bandwidth from the computation: the exposed exchange undercounts",
+            "messages under way take cores and memory bandwidth from the computation, which the phase does not hold",
         ),
         (("input",), "the exchange holds up the reading of batches"),
     ),

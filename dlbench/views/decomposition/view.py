@@ -13,7 +13,7 @@ from dlbench.views.decomposition.reasons import WITHOUT, What
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
 
-_TITLES: Mapping[What, str] = {"input": "input", "exchange": "exchange and waiting for ranks"}
+_TITLES: Mapping[What, str] = {"input": "input", "exchange": "exchange"}
 
 
 def decomposition_lines(found: Sequence[Decomposition]) -> list[str]:
@@ -79,24 +79,24 @@ def _sheet(found: Sequence[Decomposition]) -> Sheet[Row]:
         title="Steps without input or exchange, against the phases of plain runs",
         columns=columns,
         rows=[(point, one) for point in found for one in point.differences],
-        caption="Means over pairs of interleaved runs, seconds per step. Phase: exposed wait for input, or exposed "
-        "exchange, in the plain runs. Gap: what the step is shorter by, less the phase.",
+        caption="Means over pairs of interleaved runs and over all ranks, per step. Phase: input wait, or gradient "
+        "exchange after backward, in the plain runs. Gap: what the step is shorter by, less the phase.",
     )
 
 
 def _title(point: Decomposition) -> str:
     step = "no plain run has figures"
     if point.step_s is not None:
-        step = f"a step takes {figure_text(point.step_s)} (mean over ranks; {basis_text(point.step_s)})"
+        step = f"step {figure_text(point.step_s)} ({basis_text(point.step_s)})"
     return (
-        f"{point.workload} ({point.preset}), {ENGINE_TITLES[point.engine]}, {place_text(point.ranks, point.nodes)}, "
-        f"series {point.series}: {step}"
+        f"{point.workload}, {point.preset} preset, {ENGINE_TITLES[point.engine]}, {point.scaling} scaling, "
+        f"{place_text(point.ranks, point.nodes)}: {step}"
     )
 
 
 def _sentences(point: Decomposition) -> tuple[str, ...]:
     doubts = (f"! {text}" for text in point.doubts)
-    return (*doubts, *map(_sentence, point.differences), *(f"left out: {text}" for text in point.missing))
+    return (*doubts, *map(_sentence, point.differences), *(f"not compared: {text}" for text in point.missing))
 
 
 def _sentence(one: Difference) -> str:
@@ -104,7 +104,7 @@ def _sentence(one: Difference) -> str:
     seconds, share = (_turned(estimate, is_less) for estimate in (one.seconds, one.share))
     changed = f"{figure_text(seconds)} {'longer' if is_less else 'shorter'}, {figure_text(share)} of it"
     return (
-        f"{_TITLES[one.what]}: {WITHOUT[one.what]} a step is {changed} ({basis_text(share)}); the phase holds "
+        f"{_TITLES[one.what]}: {WITHOUT[one.what]} a step is {changed} ({basis_text(share)}); the phase itself takes "
         f"{figure_text(one.phase_s)}: {_verdict(one)}"
     )
 
@@ -119,9 +119,9 @@ def _verdict(one: Difference) -> str:
         return f"both agree within {percent(MARGIN, 0)} of a step"
     is_less = one.gap_s.value < 0
     amount = figure_text(_turned(one.gap_s, is_less))
-    gap = f"the difference is {amount} {'less' if is_less else 'more'} than the phase"
+    gap = f"removing it saves {amount} {'less' if is_less else 'more'} than the phase"
     if one.verdict == "insufficient":
-        return f"{gap}; {one.gap_s.n} of {MIN_RUNS} pairs of runs that a verdict needs: use --repeats {MIN_RUNS}"
+        return f"{gap}; {one.gap_s.n} of {MIN_RUNS} pairs measured that a verdict needs: use --repeats {MIN_RUNS}"
     if one.verdict == "undecided":
-        return f"{gap}, which is undecided: it reaches over {percent(MARGIN, 0)} of a step; more repeats decide"
+        return f"{gap}, within the noise at {percent(MARGIN, 0)} of a step: more repeats decide"
     return f"{gap}; {one.reason}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.style import HEIGHT, NARROW, STAGE_COLOURS, WIDE, si_labels
+from dlbench.report.charts.style import HEIGHT, NARROW, STAGE_COLOURS, WIDE, si_label
 from dlbench.report.wording import basis_text, figure_text, percent, place_text
 from dlbench.units import format_number
 from dlbench.views.energy.numbers import Energy, KindEnergy
@@ -61,7 +61,7 @@ def _joules(group: Group, found: Energy) -> Chart | None:
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=x.axis(values=counts, grid=False, format="d"), color=colour.legend(orient="bottom", columns=2)
     )
-    y = alt.Y("value:Q", title="J per sample").scale(domainMin=0, nice=True).axis(tickCount=5, format="~s")
+    y = alt.Y("value:Q", title="J per sample").scale(domainMin=0, nice=True).axis(tickCount=5, labelExpr=si_label("J"))
     layers: list[Any] = [base.mark_line(strokeWidth=2).encode(y=y)]
     if any(row["low"] is not None for row in rows):
         layers.append(base.mark_rule(strokeWidth=3, opacity=0.5).encode(y=alt.Y("low:Q"), y2="high:Q"))
@@ -97,7 +97,7 @@ def _stages(group: Group, found: Energy) -> Chart | None:
     places = list(dict.fromkeys(row["place"] for row in rows))
     present = [stage for stage in _STAGE_COLOURS if any(row["stage"] == stage for row in rows)]
     colour = alt.Color("stage:N", title=None).scale(domain=present, range=[_STAGE_COLOURS[stage] for stage in present])
-    label = si_labels("J")
+    label = si_label("J")
     bars = (
         alt.Chart(alt.InlineData(values=rows))
         .mark_bar(height={"band": 0.72})

@@ -6,7 +6,7 @@ from typing import Any
 
 from dlbench.records.exchange import Message
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.style import INK, PART_COLOURS, WIDE
+from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.wording import figure_text, place_text
 from dlbench.units import format_bytes, format_seconds
 from dlbench.views.exchange.numbers import ExchangePoint
@@ -87,7 +87,7 @@ def _layers(alt: Any, point: ExchangePoint, rows: Rows) -> list[Any]:
     few = len(lines) <= 360 // _ROW
     y = alt.Y("name:N", title=None, sort=lines).scale(paddingInner=0.25 if few else 0.0)
     y = y.axis(labels=few, ticks=False, domain=False, title=None if few else f"{len(lines) - 1} messages")
-    label = "format(datum.value, '~s') + 's'"
+    label = si_label("s")
     x = alt.X("from:Q", title="time since the start of the backward pass").axis(labelExpr=label, tickCount=6)
     present = [kind for kind in _KINDS if any(row["kind"] == kind for row in rows)]
     colour = alt.Color("kind:N", title=None, sort=list(_KINDS)).scale(
@@ -113,13 +113,13 @@ def _words(point: ExchangePoint, count: int) -> str:
     figures = [
         f"{name} {figure_text(figure)}"
         for name, figure in (
-            ("communication", point.communication),
-            ("hidden", point.hidden),
-            ("exposed", point.exposed),
+            ("messages under way", point.communication),
+            ("during the pass", point.hidden),
+            ("after it", point.exposed),
         )
         if figure is not None
     ]
     return (
-        f"{len(point.timeline)} messages{of} of a step beside its backward pass; a dashed line marks the pass's end, "
-        f"and what is under way behind it is exposed. {', '.join(figures) or 'No sums are known'}."
+        f"{len(point.timeline)} messages{of} of a step beside its backward pass, whose end is dashed. "
+        f"{', '.join(figures) or 'No sums are known'}."
     )

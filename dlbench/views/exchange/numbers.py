@@ -1,15 +1,20 @@
-"""The gradient exchange of each scaling point: what ran, what it took, and what the best merging would leave of it.
+"""The gradient exchange of each scaling point: what ran, what its messages took, and the least they could take.
+
+Here messages are counted: the time in which at least one was under way, as rank 0 or the engine's timeline tells it, in
+a window of steps. The exchange phase of the account (`dlbench.reading.causes`) is another quantity: the time of all
+ranks between the end of the backward pass and the end of the exchange, with negotiation and copies, over all steps.
 
 The model puts gradients and the times at which they were ready (measured), and a line for the time of an exchange
 (measured or fitted), into the overlap model of `dlbench.costs.overlap`: one exchange at a time, each as soon as its
 gradients are there and the one before is through. Of all ways to merge neighbouring gradients into messages the best
-one leaves the least communication behind the backward pass. A line fitted to a run's own messages leaves out what they
-waited for late ranks, and no run is said to be able to do worse than it did. Other orders, several channels, and cores
-that communication takes from computing are not in the model.
+one leaves the least after the backward pass. A line fitted to a run's own messages leaves out what they waited for
+stragglers. Other orders, several channels, and cores that messages take from computing are not in the model. Where a
+run did better than the model's best, the model is contradicted, and gives no bound.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +27,7 @@ from dlbench.reading.scaling import Group, Point
 from dlbench.reading.table import RunTable
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
-from dlbench.report.wording import ENGINE_TITLES, figure_text, number_text, ranks_text, runs_text
+from dlbench.report.wording import ENGINE_TITLES, number_text, ranks_text, runs_text, value_text
 from dlbench.specs.collectives.network import LineCost
 from dlbench.stats.estimates import Estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import pairing
@@ -32,6 +37,12 @@ MIN_SIZES = 3
 """Different sizes of messages that a line needs: two always lie on one."""
 MIN_RATIO = 4.0
 """Largest over smallest of these sizes: with less, start-up and rate cannot be separated."""
+
+ROUNDING = 1e-6
+"""Of seconds that a record holds."""
+
+CONTRADICTED = "model contradicted by measurement"
+"""Why there is no bound where a run did better than the model's best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +61,7 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What the best merging would leave exposed, by the overlap model; medians over runs."""
+    """The least that the best merging would leave after the backward pass, by the overlap model; medians over runs."""
 
     line: str
     """The cost line of the run that stands for the point, in words."""
@@ -59,20 +70,19 @@ class Prediction:
     is_fitted: bool
     """Whether the line was fitted to the run's own messages, instead of measured apart from them."""
     best_exposed: Estimate
-    """The least exposed communication of any merging, or what the run measured if that is less, seconds per step."""
+    """The least message time after the backward pass of any merging, seconds per step; no more than measured."""
     num_messages: Estimate
     """Messages of that merging."""
     as_ran: Estimate | None
-    """Exposed communication by the model for the messages as they ran, to set beside the measured one, seconds per
-    step. None where their readiness was not measured."""
+    """The model's time for the messages as they ran, to set beside the measured one, seconds per step. None where their
+    readiness was not measured."""
     compute_s: float
-    """Mean step of the baseline for the same samples per rank, without its exposed exchange if it has any, seconds."""
+    """Mean step of the baseline for the same samples per rank, without its exchange if it has any, seconds."""
     efficiency: Estimate
-    """The share of the ideal with that (fraction): the baseline's step over the same with what is left exposed."""
+    """Scaling efficiency if nothing but that were lost (fraction): the baseline's step over the same with what is left;
+    from the measured one to 1."""
     waiting: Estimate
-    """What rank 0 waited for late ranks, taken out of a fitted line, seconds per step."""
-    contradiction: str
-    """Where a measured figure is on the wrong side of the model's, in a sentence; empty if none is."""
+    """What rank 0 waited for stragglers, taken out of a fitted line, seconds per step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +102,11 @@ class ExchangePoint:
     bytes_across: Estimate | None
     """Sent per rank and step to other groups."""
     communication: Estimate | None
-    """Seconds per step, as the following three."""
+    """Messages under way, seconds per step, as the following three."""
     exposed: Estimate | None
+    """Of it after the backward pass."""
     hidden: Estimate | None
+    """Of it during the backward pass."""
     backward: Estimate | None
     wire_overflows: int
     """Of all runs."""
@@ -104,12 +116,12 @@ class ExchangePoint:
     evidence: tuple[str, ...]
     """How all this is known, each way once."""
     window: str
-    """Steps that were watched, in words."""
+    """Steps whose messages were timed, in words."""
     efficiency: Estimate
     """Measured, of the scaling point."""
     prediction: Prediction | None
     why: str
-    """Why there is no prediction; empty where there is one."""
+    """Why there is no prediction, in a phrase; empty where there is one."""
     cores: str
     """What is known of the cores that communication takes from computing, in a sentence; empty on devices."""
     timeline: tuple[Message, ...]
@@ -203,10 +215,9 @@ class _OneRun:
 
     line: LineCost
     is_fitted: bool
-    model_s: float
-    """Exposed communication of the best merging."""
     best_s: float
-    """The same, or what was measured if that is less."""
+    """After the backward pass, by the best merging."""
+    measured_s: float | None
     num_messages: int
     as_ran_s: float | None
 
@@ -226,10 +237,19 @@ def _predict(
             return None, one
         found[run.plan.run_id] = one
     runs = list(found.values())
+    better = sum(one.measured_s is not None and one.measured_s < one.best_s * (1 - ROUNDING) for one in runs)
+    if better:
+        return (
+            None,
+            f"{CONTRADICTED}: {better} of {runs_text(len(runs))} left less after the backward pass than its best",
+        )
     typical = runs[next(i for i, (_, result) in enumerate(recorded) if result is sample)]
     as_ran = [one.as_ran_s for one in runs if one.as_ran_s is not None]
     efficiency, compute = _efficiency(point, baseline, {run_id: one.best_s for run_id, one in found.items()}, table)
-    better = sum(one.model_s > one.best_s for one in runs)
+    if efficiency.value < point.efficiency.value:
+        return None, f"{CONTRADICTED}: it allows {value_text(efficiency)} efficiency, less than was measured"
+    if efficiency.value > 1:
+        return None, "no bound: the baseline's own exchange takes longer than the model's least"
     return (
         Prediction(
             line=_line_text(typical.line),
@@ -240,35 +260,28 @@ def _predict(
             num_messages=median_estimate([float(one.num_messages) for one in runs], "messages"),
             as_ran=median_estimate(as_ran, "s") if len(as_ran) == len(runs) else None,
             compute_s=compute,
-            efficiency=efficiency,
+            efficiency=_within(efficiency, point.efficiency.value),
             waiting=median_estimate([float(waits.loc[run_id]) for run_id in found], "s"),
-            contradiction=_contradiction(point, efficiency, better, len(runs)),
         ),
         "",
     )
 
 
-def _contradiction(point: Point, efficiency: Estimate, better: int, runs: int) -> str:
-    found = []
-    if better:
-        found.append(f"{better} of {runs_text(runs)} left less exposed than the model's best merging: theirs counts")
-    if point.efficiency.value > efficiency.value:
-        found.append(
-            f"the measured efficiency, {figure_text(point.efficiency)}, is above the model's: this point computes "
-            "faster than the baseline, or its runs drifted"
-        )
-    return "; ".join(found)
+def _within(efficiency: Estimate, least: float) -> Estimate:
+    """The same with an interval that ends at the measured efficiency and at 1, as the value does."""
+    if efficiency.low is None or efficiency.high is None:
+        return efficiency
+    return dataclasses.replace(efficiency, low=max(efficiency.low, least), high=min(efficiency.high, 1.0))
 
 
 def _efficiency(point: Point, baseline: Point, exposed: Mapping[str, float], table: RunTable) -> tuple[Estimate, float]:
     """The model's efficiency, runs of the point against the baseline's in pairs where they are; and computing, seconds.
 
-    One rank exchanges nothing: what its exchange takes is the engine's own work, which more ranks have too. With
-    several ranks as baseline their exposed exchange is no computing.
+    With several ranks as baseline their exchange is no computing; one rank has none.
     """
     work = point.batch_per_rank / baseline.batch_per_rank
     parts = table.parts.loc[list(baseline.run_ids)]
-    own = parts[[name for name in PARTS if baseline.ranks == 1 or name != "exchange"]].sum(axis=1) * work
+    own = parts[[name for name in PARTS if name != "exchange"]].sum(axis=1) * work
     whole = parts[list(PARTS)].sum(axis=1) * work
     ideal = {table.keys[run_id]: float(whole.loc[run_id]) for run_id in baseline.run_ids}
     compute = {table.keys[run_id]: float(own.loc[run_id]) for run_id in baseline.run_ids}
@@ -290,7 +303,7 @@ def _cores(run: Run, result: ExchangeResult) -> str:
     who = "dlbench's thread of exchange" if result.by == "dlbench" else _THREADS.get(run.plan.engine.name, "the engine")
     during = "an unknown time" if result.hidden_s is None else number_text(result.hidden_s, "s")
     most = "its one core, shared" if cores == 1 else f"one of its {cores} cores if it is busy all along"
-    return f"not in the model: {who} takes core time from a rank's backward pass, {most}, for {during} of a step"
+    return f"{who} takes core time from a rank's backward pass ({most}) for {during} of a step, which no model here has"
 
 
 def _line_text(line: LineCost) -> str:
@@ -322,15 +335,15 @@ def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun 
     return _OneRun(
         line=line,
         is_fitted=not lines,
-        model_s=best,
-        best_s=best if result.exposed_s is None else min(best, result.exposed_s),
+        best_s=best,
+        measured_s=result.exposed_s,
         num_messages=num_messages,
         as_ran_s=_as_ran(result.messages, line, backward),
     )
 
 
 def _as_ran(messages: Sequence[Message], line: LineCost, backward_s: float) -> float | None:
-    """Exposed communication that the model gives for the messages as they were."""
+    """The model's time after the backward pass for the messages as they were."""
     ready = [message.ready_s for message in messages if message.ready_s is not None]
     if not messages or len(ready) < len(messages):
         return None
@@ -350,7 +363,7 @@ def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s
         messages: of a step, in the order of sending.
         ranks: of the run.
         name: of the exchange.
-        waiting_s: what this rank waited for late ranks in a step. A message that began as soon as it was ready holds
+        waiting_s: what this rank waited for stragglers in a step. A message that began as soon as it was ready holds
             it; one that had to wait for the message before it does not, because that one waited already.
     """
     timed = [(one.num_bytes, seconds) for one, seconds in _without_waiting(messages, waiting_s) if seconds > 0]

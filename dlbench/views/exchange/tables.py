@@ -1,4 +1,4 @@
-"""Tables of the gradient exchange: what ran, what it took, what the best merging would leave, a step's messages."""
+"""Tables of the gradient exchange: what ran, what its messages took, the least by a model, a step's messages."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from dlbench.views.exchange.numbers import ExchangePoint, Way
 from dlbench.views.view import place_columns, place_of
 
 NOT_MEASURED = "not measured"
-NOT_KNOWN = "not known"
+NO_BOUND = "no bound"
 
 MAX_MESSAGES = 60
-"""Messages that are listed and drawn, the last ones, which are exposed; those before are counted."""
+"""Messages that are listed and drawn, the last ones; those before are counted."""
 
-WHAT_RAN_CAPTION = (
-    "What ran, not what was asked for: counted by the exchange itself, or read from Horovod's timeline. Bytes sent per "
-    "rank follow from the algorithm that ran."
+WHAT_RAN_CAPTION = "What ran, not what was asked for. Bytes sent per rank follow from the algorithm that ran."
+TIMES_CAPTION = (
+    "Messages under way, by their own clock. After the backward pass the account counts the whole phase of all ranks, "
+    "with negotiation, copies and waiting."
 )
-PREDICTION_CAPTION = (
-    "Model, best merging: gradients and their measured times of readiness, and the cost line without waiting for late "
-    "ranks; one message at a time, neighbours merged in the best way; where a run left less exposed, what it left. "
-    "Efficiency with it: the baseline's step against that step with what is left exposed."
+LEAST_CAPTION = (
+    "A model: every gradient as early as it was ready, one message at a time, neighbours merged in the best way. "
+    "Efficiency: if nothing else were lost."
 )
 
 
@@ -74,15 +74,15 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
         _count("bytes_inside", "Sent per rank, intra-group", "bytes_inside"),
         _count("bytes_across", "Sent per rank, inter-group", "bytes_across"),
         Column("communication_s", "", lambda row: row.point.communication, has_interval=True),
-        Column("exposed_s", "", lambda row: row.point.exposed, has_interval=True),
-        Column("hidden_s", "", lambda row: row.point.hidden, has_interval=True),
+        Column("after_backward_s", "", lambda row: row.point.exposed, has_interval=True),
+        Column("during_backward_s", "", lambda row: row.point.hidden, has_interval=True),
         Column("backward_s", "", lambda row: row.point.backward, has_interval=True),
         Column("density", "Density of sums" * is_sparse, lambda row: row.point.density, has_interval=True),
         Column("efficiency", "", lambda row: row.point.efficiency, has_interval=True),
-        _predicted("best_exposed_s", "best_exposed"),
-        _predicted("best_messages", "num_messages"),
-        _predicted("modelled_exposed_s", "as_ran"),
-        _predicted("best_merging_efficiency", "efficiency"),
+        _predicted("least_after_backward_s", "best_exposed"),
+        _predicted("least_messages", "num_messages"),
+        _predicted("modelled_after_backward_s", "as_ran"),
+        _predicted("least_efficiency", "efficiency"),
         Column("wire_overflows", "Overflows" * overflowed, lambda row: row.point.wire_overflows),
         Column("dense_switches", "Sent dense" * is_sparse, lambda row: row.point.dense_switches),
         Column("startup_s", "", lambda row: row.point.prediction.startup_s if row.point.prediction else None),
@@ -127,68 +127,51 @@ def _predicted(name: str, field: str) -> Column[_Row]:
     )
 
 
-TIME_COLUMNS: tuple[Column[ExchangePoint], ...] = (
-    Column("", "At", place_of),
-    Column("", "Communication", lambda point: point.communication or NOT_MEASURED),
-    Column("", "Hidden", lambda point: point.hidden or NOT_MEASURED),
-    Column("", "Exposed", lambda point: point.exposed or NOT_MEASURED),
-    Column("", "Backward", lambda point: point.backward or NOT_MEASURED),
-    Column("", "Interval", lambda point: basis_text(point.communication) if point.communication else None),
-    Column("", "Watched", lambda point: point.window),
-    Column("", "Known from", lambda point: "; ".join(point.evidence)),
-)
-
-
 def times(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
-    """Communication per step, its exposed and its hidden part, and how that is known."""
-    return Sheet(name="exchange-times", title="Communication of a step", columns=TIME_COLUMNS, rows=points)
-
-
-PREDICTED_COLUMNS: tuple[Column[ExchangePoint], ...] = (
-    Column("", "At", place_of, is_brief=True),
-    Column("", "Communication", lambda point: point.communication or NOT_MEASURED, is_brief=True),
-    Column("", "Exposed, measured", lambda point: point.exposed or NOT_MEASURED, is_brief=True),
-    Column("", "By the model, as it ran", lambda point: point.prediction.as_ran if point.prediction else None),
-    Column(
-        "",
-        "Model: best merging",
-        lambda point: point.prediction.best_exposed if point.prediction else NOT_KNOWN,
-        is_brief=True,
-    ),
-    Column(
-        "",
-        "Messages of that",
-        lambda point: point.prediction.num_messages if point.prediction else None,
-        lambda point: count_cell(point.prediction.num_messages) if point.prediction else None,
-    ),
-    Column("", "Efficiency, measured", lambda point: point.efficiency),
-    Column(
-        "",
-        "Model: efficiency with it",
-        lambda point: point.prediction.efficiency if point.prediction else NOT_KNOWN,
-        is_brief=True,
-    ),
-    Column("", "Cost line", lambda point: _line(point)),
-)
-
-
-def _line(point: ExchangePoint) -> str:
-    found = point.prediction
-    if found is None:
-        return point.why
-    return f"{'fitted to its own messages' if found.is_fitted else 'measured or given'}: {found.line}"
-
-
-def predicted(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
-    """What the model's best merging leaves exposed, and the efficiency with it, beside the measured ones."""
+    """Message time per step during and after the backward pass, and the least of it by the model."""
+    has_least = any(point.prediction for point in points)
+    columns: tuple[Column[ExchangePoint], ...] = (
+        Column("", "At", place_of, is_brief=True),
+        Column("", "Messages under way", lambda point: point.communication or NOT_MEASURED, is_brief=True),
+        Column("", "during backward", lambda point: point.hidden or NOT_MEASURED),
+        Column("", "after backward", lambda point: point.exposed or NOT_MEASURED, is_brief=True),
+        Column("", "Backward pass", lambda point: point.backward or NOT_MEASURED),
+        Column(
+            "",
+            "Least after backward" * has_least,
+            lambda point: point.prediction.best_exposed if point.prediction else NO_BOUND,
+            is_brief=True,
+        ),
+        Column(
+            "",
+            "Efficiency with it" * has_least,
+            lambda point: point.prediction.efficiency if point.prediction else NO_BOUND,
+            is_brief=True,
+        ),
+        Column("", "Cost of a message" * has_least, lambda point: point.prediction.line if point.prediction else None),
+        Column("", "Interval", lambda point: basis_text(point.communication) if point.communication else None),
+        Column("", "Known from", evidence_text),
+    )
     return Sheet(
-        name="exchange-least",
-        title="Exposed communication, measured and by the model",
-        columns=PREDICTED_COLUMNS,
+        name="exchange-times",
+        title="Messages of a step",
+        columns=columns,
         rows=points,
-        caption=PREDICTION_CAPTION,
+        caption=f"{TIMES_CAPTION} {LEAST_CAPTION}" if has_least else TIMES_CAPTION,
         in_terminal=True,
     )
+
+
+MAX_EVIDENCE = 80
+"""Characters of what a point is known from."""
+
+
+def evidence_text(point: ExchangePoint) -> str:
+    """What the times are known from, in a short sentence; the records of the runs hold all of it."""
+    first, *others = point.evidence
+    start = first.partition(";")[0].partition(". ")[0]
+    text = start if len(start) <= MAX_EVIDENCE else f"{start[:MAX_EVIDENCE].rsplit(' ', 1)[0]} ..."
+    return f"{text}; {point.window}" + (f" ({len(others)} runs tell it otherwise)" if others else "")
 
 
 @dataclass(frozen=True)
@@ -229,7 +212,7 @@ def messages(point: ExchangePoint) -> Sheet[_Line]:
     if before:
         tensors, size = sum(m.num_tensors for m in before), sum(m.num_bytes for m in before)
         rows.insert(0, _Line(f"1 to {len(before)}", tensors, size, None))
-    return Sheet(name="exchange-messages", title="Messages of a step", columns=MESSAGE_COLUMNS, rows=rows)
+    return Sheet(name="exchange-messages", title="Single messages", columns=MESSAGE_COLUMNS, rows=rows)
 
 
 def ways_text(point: ExchangePoint) -> str:

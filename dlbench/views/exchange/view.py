@@ -1,12 +1,12 @@
-"""The view `exchange`: what the gradient exchange did, what of it was exposed, and how little must be."""
+"""The view `exchange`: what the gradient exchange did, how long its messages took, and how little they could take."""
 
 from __future__ import annotations
 
 from dlbench.report.document import Section
-from dlbench.report.wording import place_text
+from dlbench.report.wording import place_text, value_text
 from dlbench.views.exchange.charts import exchange_charts
 from dlbench.views.exchange.numbers import ExchangePoint, exchange_points
-from dlbench.views.exchange.tables import predicted, times, ways_text, what_ran
+from dlbench.views.exchange.tables import times, ways_text, what_ran
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView
 
@@ -23,31 +23,28 @@ class ExchangeView(GroupView):
         return exchange_points(source.group, source.table)
 
     def section(self, group: Group) -> Section | None:
-        """What ran, what it took, what would be possible."""
+        """What its messages took and could take, and what ran."""
         points = group.all_of(ExchangePoint)
         if not points:
             return None
         places = [f"At {place_text(point.ranks, point.nodes)}" for point in points]
         ran = [f"{place}: {ways_text(point)}." for place, point in zip(places, points, strict=True)]
         why = [
-            f"{place}, model of the best merging: {point.why}."
+            f"{place}: {point.why}."
             for place, point in zip(places, points, strict=True)
-            if point.prediction is None
-        ]
-        contradictions = [
-            f"{place}: {point.prediction.contradiction}."
-            for place, point in zip(places, points, strict=True)
-            if point.prediction is not None and point.prediction.contradiction
+            if point.prediction is None and point.why
         ]
         return Section(
             id=self.id,
             title=self.title,
-            notes=(*contradictions, *_cores(points)),
+            headline=_headline(points[-1]),
+            words=(f"{_headline(points[-1])}.",),
+            notes=(*why, *_cores(points)),
             caption=f"{group.caption}. In brackets: the interval.",
             charts=lambda: exchange_charts(group, points),
             charts_per_row=1,
-            sheets=(what_ran(points), times(points), predicted(points)),
-            brief=(*ran, *why, *contradictions),
+            sheets=(times(points), what_ran(points)),
+            brief=(*ran, *why),
         )
 
     def remedy(self, group: Group) -> str:
@@ -61,6 +58,14 @@ class ExchangeView(GroupView):
 
 
 def _cores(points: tuple[ExchangePoint, ...]) -> list[str]:
-    """What communication takes from the cores, of the point with most ranks that has a model."""
-    known = [point for point in points if point.prediction is not None and point.cores]
+    """What messages take from the cores, of the point with most ranks that tells."""
+    known = [point for point in points if point.cores]
     return [f"At {place_text(point.ranks, point.nodes)}, {point.cores}." for point in known[-1:]]
+
+
+def _headline(point: ExchangePoint) -> str:
+    """How long messages are under way, and how much of it the backward pass hides."""
+    if point.communication is None or point.hidden is None:
+        return f"{len(point.run_ids)} runs say what ran, and not how long"
+    took, hidden = value_text(point.communication), value_text(point.hidden)
+    return f"Messages take {took} per step at {place_text(point.ranks, point.nodes)}, {hidden} of it during backward"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
-from dlbench.report.charts.style import FORECAST, HEIGHT, IDEAL, INK, MEASURED, MUTED, PART_COLOURS, WIDE, si_labels
+from dlbench.report.charts.style import FORECAST, HEIGHT, IDEAL, INK, MEASURED, MUTED, PART_COLOURS, WIDE, si_label
 from dlbench.report.wording import basis_text, figure_text, place_text
 from dlbench.units import format_bytes, format_seconds
 from dlbench.views.out_of_core.methods import COLOURS, OTHER_COLOUR
@@ -240,7 +240,7 @@ def lanes_chart(
         .mark_bar(height={"band": 0.8}, stroke="white", strokeWidth=0.5)
         .encode(
             y=alt.Y("lane:N", title=None, sort=names).scale(domain=names),
-            x=x.axis(labelExpr=si_labels("s"), tickCount=6, grid=True),
+            x=x.axis(labelExpr=si_label("s"), tickCount=6, grid=True),
             x2="end:Q",
             color=colour,
             tooltip=[
@@ -286,7 +286,7 @@ def held_chart(
         .encode(
             x=alt.X("at:Q", title="from the start of the pass")
             .scale(nice=False, domainMin=0)
-            .axis(labelExpr=si_labels("s"), tickCount=6),
+            .axis(labelExpr=si_label("s"), tickCount=6),
             y=alt.Y("bytes:Q", title=f"{unit} held").scale(domainMin=0).axis(tickCount=5, format=".4~g"),
             tooltip=[alt.Tooltip("shown:N", title="held")],
         )

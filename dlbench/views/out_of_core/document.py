@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import dlbench
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
-from dlbench.report.charts.style import FORECAST, HEIGHT, INK, WIDE, si_labels
+from dlbench.report.charts.style import FORECAST, HEIGHT, INK, WIDE, si_label
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet
 from dlbench.report.wording import DASH, percent
@@ -268,7 +268,7 @@ def _capacity_chart(found: MemoryPlan, subject: Subject) -> Chart:
     ]
     x = alt.X("bytes:Q", title=f"{unit} held at most").scale(zero=False).axis(tickCount=5, format=".4~g")
     y = alt.Y("seconds:Q", title="predicted pass").scale(zero=False)
-    y = y.axis(labelExpr=si_labels("s"), tickCount=5)
+    y = y.axis(labelExpr=si_label("s"), tickCount=5)
     names = list(dict.fromkeys(row["method"] for row in others))
     colour = alt.Color("method:N", title=None, legend=alt.Legend(orient="bottom", columns=2)).scale(
         domain=names, range=[COLOURS[name] for name in names]

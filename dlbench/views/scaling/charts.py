@@ -14,6 +14,9 @@ from dlbench.report.wording import basis_text, figure_text, place_text, value_te
 from dlbench.stats.estimates import Estimate
 from dlbench.views.model import Group
 
+_EXTENT = 40
+"""Room for the labels of a vertical axis, pixels: seven characters."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Quantity:
@@ -102,11 +105,12 @@ def _sheet(group: Group, quantity: _Quantity) -> Sheet[Point]:
 def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:
     counts = sorted({row["ranks"] for row in rows})
     # Room on the right for the labels at the ends of the lines.
-    ends = [counts[0] / 1.2, counts[-1] * max(2.0, counts[-1] / counts[0]) ** 0.28]
+    ends = [0, counts[-1] * 1.28]
     # Arguments instead of methods, here and below: altair's methods make their help text anew at every use.
-    scale = alt.Scale(type="log", base=2, domain=ends, nice=False)
-    x = alt.X("ranks:Q", title="ranks", scale=scale, axis=alt.Axis(values=counts, grid=False, format="d"))
-    y = _share_axis(alt, quantity, rows) if quantity.name == "efficiency" else _log_axis(alt, quantity, rows)
+    scale = alt.Scale(domain=ends, nice=False)
+    axis = alt.Axis(values=counts, grid=False, format="d", labelOverlap="greedy")
+    x = alt.X("ranks:Q", title="ranks", scale=scale, axis=axis)
+    y = _axis(alt, quantity, rows)
     tooltip = [
         alt.Tooltip("place:N", title="at"),
         alt.Tooltip("shown:N", title=quantity.title),
@@ -128,16 +132,10 @@ def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:
     ]
 
 
-def _share_axis(alt: Any, quantity: _Quantity, rows: Rows) -> Any:
-    """From zero, because a share read off a cut axis misleads."""
-    top = max(1.0, *(row["high"] or row["value"] for row in rows))
+def _axis(alt: Any, quantity: _Quantity, rows: Rows) -> Any:
+    """From zero, because a share read off a cut axis misleads; of equal width, so that the charts stand aligned."""
+    top = max(value for row in rows for value in (row["value"], row["ideal"], row["high"]) if value is not None)
     scale = alt.Scale(domain=[0, top * 1.12], nice=False)
-    return alt.Y("value:Q", title=quantity.axis, scale=scale, axis=alt.Axis(format=".0%", tickCount=6))
-
-
-def _log_axis(alt: Any, quantity: _Quantity, rows: Rows) -> Any:
-    """Logarithmic like the ranks, so that the ideal is a straight line."""
-    values = [value for row in rows for value in (row["value"], row["ideal"], row["low"], row["high"]) if value]
-    domain = [min(values) * 0.85, max(values) * 1.25]
-    scale = alt.Scale(type="log", base=2, domain=domain, nice=False)
-    return alt.Y("value:Q", title=quantity.axis, scale=scale, axis=alt.Axis(format=",.4~r", tickCount=5))
+    form = ".0%" if quantity.name == "efficiency" else ",.4~r"
+    axis = alt.Axis(format=form, tickCount=6, minExtent=_EXTENT, maxExtent=_EXTENT)
+    return alt.Y("value:Q", title=quantity.axis, scale=scale, axis=axis)

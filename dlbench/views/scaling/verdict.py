@@ -66,6 +66,12 @@ def _explanation(point: Point, account: CausePoint | None) -> str:
 def _losses(account: CausePoint) -> str:
     """The largest parts of a loss, the largest first; gains apart."""
     lost = sorted((one for one in account.causes if one.lost.value >= 0.0005), key=lambda one: -one.lost.value)
+    if len(lost) == 1:
+        balance = account.balance
+        title = f"{CAUSE_TITLES[lost[0].name]}{_whose(account, lost[0])}"
+        if balance.has_gains:
+            return f"{balance.lost_text} lost to {title}{balance.gains_text}"
+        return f"{balance.lost_text} lost, all to {title}"
     first, *others = lost[:MOST_NAMED]
     named = [f"{_points(first)} are {CAUSE_TITLES[first.name]}{_whose(account, first)}"]
     named += [f"{_points(one)} {CAUSE_TITLES[one.name]}" for one in others]

@@ -12,6 +12,9 @@ from dlbench.views.shuffling.numbers import Audit, ShuffleComparison, audit, com
 from dlbench.views.shuffling.tables import compared_sheet, epochs_sheet, exchanged_text, points_sheet, samples_text
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView
 
+WORTH_SAYING = 0.001
+"""Share of the steps below which the cost of the audit is not mentioned."""
+
 
 class ShuffleAuditView(GroupView):
     """Whether each sample was read once an epoch, and how well samples were mixed."""
@@ -34,7 +37,7 @@ class ShuffleAuditView(GroupView):
             title=self.title,
             headline=_headline(found),
             marks=tuple(_marks(found)),
-            words=(_finding(found),),
+            notes=(_finding(found),),
             sheets=(points_sheet(found), *((epochs_sheet(found.epochs),) if found.epochs else ())),
         )
 
@@ -65,7 +68,7 @@ def _finding(found: Audit) -> str:
     if found.shuffle.startswith("partial"):
         how += f" ({exchanged_text(last.exchanged_share)})"
     cost = max(point.audit_share or 0.0 for point in found.points)
-    text = f"{how}; the audit costs {percent(cost)} of the steps."
+    text = f"{how}; the audit costs {percent(cost)} of the steps." if cost >= WORTH_SAYING else f"{how}."
     if last.novelty is not None:
         text += f" At {place_text(last.ranks, last.nodes)} novelty is {last.novelty:.2f} of global shuffling's"
         text += "." if last.label_distance is None else f", label distance {last.label_distance:.2f}."
@@ -110,10 +113,10 @@ def _compared(found: Sequence[ShuffleComparison]) -> str:
     rows = [
         (row.factor.value, row)
         for row in first.rows
-        if (row.ranks, row.nodes) == last and row.factor is not None and not row.is_reference
+        if (row.ranks, row.nodes) == last and row.factor is not None and row.shuffle != "global"
     ]
     if not rows:
-        return "global shuffling did not run: nothing to compare with"
+        return "nothing to compare: other shuffling, or global shuffling, did not run"
     factor, row = max(rows, key=lambda item: item[0])
     return f"{place_text(*last)}: epochs {factor:.2f}x as fast with {way_text(row)} as with global shuffling"
 
@@ -129,6 +132,7 @@ def _findings(found: ShuffleComparison) -> Iterator[str]:
     for row in rows:
         if row.factor is not None and not row.is_reference:
             value = "" if row.final is None else f", last value {figure_text(row.final)}"
-            told.append(f"{times_text(row.factor)} the time of one with {way_text(row)}{value}")
+            staged = "" if row.staging == "none" else f" ({row.staging} staging)"
+            told.append(f"{times_text(row.factor)} the time of one with {way_text(row)}{staged}{value}")
     if told:
         yield (f"{found.label}, {place_text(*last)}: an epoch with global shuffling takes {'; '.join(told)}.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, times_cell
-from dlbench.report.wording import DASH, basis_text, number_text, place_text, times_text, value_text
+from dlbench.report.wording import DASH, number_text, place_text, value_text
 from dlbench.units import format_bytes
 from dlbench.views.model import Group, Report
 from dlbench.views.staging.numbers import BreakEven, Staged, StagingPoint, break_evens, staged
@@ -120,7 +120,6 @@ class BreakEvenView(ReportView):
                 id=self.id,
                 title=self.title,
                 headline=_pays_briefly(found[-1]),
-                words=tuple(_pays(row) for row in found[-4:]),
                 sheets=(_pairs_sheet(found),),
             ),
         )
@@ -147,16 +146,6 @@ def _pays_briefly(row: BreakEven) -> str:
     if row.epochs is None:
         return f"{how} never pays: staged epochs are not faster"
     return f"{how} has paid after {number_text(row.epochs, 'epochs')} epochs"
-
-
-def _pays(row: BreakEven) -> str:
-    where = f"{row.label}, {place_text(row.ranks, row.nodes)}, {row.strategy} to {row.tier}"
-    factor = f"an epoch in place takes {times_text(row.factor)} the time of a staged one ({basis_text(row.factor)})"
-    if row.is_lazy:
-        return f"{where}: {factor}; nothing is copied before training."
-    if row.epochs is None:
-        return f"{where}: staged epochs are not faster: staging never pays ({factor})."
-    return f"{where}: {factor}; staging has paid after {break_even_text(row)} epochs."
 
 
 def _pairs_sheet(rows: Sequence[BreakEven]) -> Sheet[BreakEven]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.style import PART_COLOURS, WIDE, si_labels
+from dlbench.report.charts.style import PART_COLOURS, WIDE, si_label
 from dlbench.report.wording import ENGINE_TITLES, figure_text
 from dlbench.views.stalls.numbers import Stalls
 from dlbench.views.stalls.tables import PART_TITLES, parts_sheet, place
@@ -53,7 +53,7 @@ def _chart(number: int, points: Sequence[Stalls]) -> Chart:
     colour = alt.Color("part:N", title=None).scale(
         domain=[PART_TITLES[name] for name in present], range=[COLOURS[name] for name in present]
     )
-    x = alt.X("seconds:Q", title="mean time per step").axis(labelExpr=si_labels("s"), tickCount=5)
+    x = alt.X("seconds:Q", title="mean time per step").axis(labelExpr=si_label("s"), tickCount=5)
     bars = (
         alt.Chart(alt.InlineData(values=rows))
         .mark_bar(height={"band": 0.72})

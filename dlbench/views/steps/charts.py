@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
-from dlbench.report.charts.style import PART_COLOURS, RANK_COLOURS, WIDE, si_labels
+from dlbench.report.charts.style import PART_COLOURS, RANK_COLOURS, WIDE, si_label
 from dlbench.report.wording import PART_TITLES, figure_text, percent
 from dlbench.units import format_seconds
 from dlbench.views.steps.numbers import RankMap, StepPoint, StepTimes
@@ -95,7 +95,7 @@ def _curves(alt: Any, rows: Rows, places: list[str]) -> list[Any]:
 
     def x_of(field: str) -> Any:
         x = alt.X(f"{field}:Q", title="step time").scale(type=kind, zero=False, nice=False)
-        return x.axis(labelExpr=si_labels("s"), tickCount=5)
+        return x.axis(labelExpr=si_label("s"), tickCount=5)
 
     y = alt.Y("share:Q", title="share of the steps").scale(domain=[0, 100]).axis(labelExpr="datum.value + ' %'")
     colour = alt.Color("place:N", title=None, sort=places).scale(domain=places, range=list(RANK_COLOURS[: len(places)]))

@@ -8,7 +8,7 @@ from dlbench.views.rerun import rerun
 from dlbench.views.steps.charts import rank_charts, step_charts
 from dlbench.views.steps.numbers import StepTimes, step_times
 from dlbench.views.steps.tables import outlier_sheet, quantile_sheet, rank_sheet, steps_sheet
-from dlbench.views.steps.words import map_text, step_headline, step_words
+from dlbench.views.steps.words import map_text, step_headline, step_notes
 from dlbench.views.view import GroupSource, GroupView
 
 NO_STEPS = "this report was made without the single steps of its runs."
@@ -35,7 +35,7 @@ class StepsView(GroupView):
             id=self.id,
             title=self.title,
             headline=step_headline(found),
-            words=step_words(found),
+            notes=step_notes(found),
             charts=lambda: step_charts(group, found),
             sheets=(steps_sheet(found), *((outliers,) if outliers.rows else ()), quantile_sheet(found)),
         )
@@ -59,8 +59,8 @@ class RanksView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            headline=found.map.finding.rstrip("."),
-            words=(map_text(found.map),),
+            headline=f"{found.map.finding[0].lower()}{found.map.finding[1:].rstrip('.')}",
+            notes=(map_text(found.map),),
             charts=lambda: rank_charts(group, found.map),
             sheets=(rank_sheet(found.map),),
         )

@@ -30,15 +30,15 @@ def supports(point: StepPoint, percent_of_steps: int) -> bool:
     return not beyond or beyond * point.num_steps >= 100 * len(point.run_ids)
 
 
-def step_words(found: StepTimes) -> tuple[str, ...]:
-    """Where steps are no independent measurements, the largest rank count first; and the slowest step."""
-    correlated = (
-        f"{place(point)}: successive steps are correlated (autocorrelation {correlation_cell(point.autocorrelation)}): "
-        "count runs, not steps, as measurements."
-        for point in reversed(found.points)
+def step_notes(found: StepTimes) -> tuple[str, ...]:
+    """The slowest step; and where steps are no independent measurements, in one sentence."""
+    correlated = [
+        f"{correlation_cell(point.autocorrelation)} at {place(point)}"
+        for point in found.points
         if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED
-    )
-    return (*correlated, *_longest_step_text(found.points[-1]))
+    ]
+    warning = (f"Successive steps are correlated ({'; '.join(correlated)}): count runs, not steps.",)
+    return (*_longest_step_text(found.points[-1]), *(warning if correlated else ()))
 
 
 def outliers_text(point: StepPoint) -> str:
@@ -61,7 +61,7 @@ def _longest_step_text(point: StepPoint) -> tuple[str, ...]:
     worst = point.outliers[0]
     return (
         f"Slowest step relative to its run at {place(point)}: step {worst.step} of {worst.run_id} ({worst.ratio:.2f}x "
-        f"the median), mostly {PART_TITLES[worst.phase]} of rank {worst.rank} on {worst.host}.",
+        f"the median), mostly {PART_TITLES[worst.phase]}, rank {worst.rank} on {worst.host}.",
     )
 
 

@@ -1,17 +1,16 @@
-"""Chart of who is waited for: late ranks at the largest rank count."""
+"""Chart of stragglers at the largest rank count."""
 
 from __future__ import annotations
 
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, WIDE
-from dlbench.report.wording import percent
-from dlbench.units import format_seconds
+from dlbench.report.wording import number_text, percent
 from dlbench.views.causes.charts import CAUSE_COLOURS, short
 from dlbench.views.causes.numbers import CausePoint
 from dlbench.views.causes.words import place
 from dlbench.views.model import Group
 from dlbench.views.stragglers.numbers import Straggler
-from dlbench.views.stragglers.tables import MAX_SHOWN, rank_sheet
+from dlbench.views.stragglers.tables import MAX_SHOWN, cost, rank_sheet
 
 _LATE_COLOURS = {
     "input": CAUSE_COLOURS["input"],
@@ -22,7 +21,7 @@ _LATE_COLOURS = {
 
 
 def straggler_charts(group: Group, largest: CausePoint) -> list[Chart]:
-    """Ranks waited for at the largest rank count."""
+    """Stragglers at the largest rank count."""
     return [_stragglers(group, largest)] if largest.waiting_ranks else []
 
 
@@ -33,9 +32,9 @@ def _stragglers(group: Group, point: CausePoint) -> Chart:
     rows: Rows = [
         {
             "rank": who(late),
-            "seconds": short(late.waited_s),
+            "seconds": short(cost(point, late)),
             "by": late.late_by,
-            "shown": format_seconds(late.waited_s) if late.waited_s else "0 s",
+            "shown": number_text(cost(point, late), "s"),
             "last": percent(late.last_share, 0),
             "share": percent(late.waited_share, 0),
         }
@@ -45,13 +44,13 @@ def _stragglers(group: Group, point: CausePoint) -> Chart:
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         y=alt.Y("rank:N", title=None, sort=[row["rank"] for row in rows]).axis(labelLimit=200)
     )
-    x = alt.X("seconds:Q", title="waiting owed to it per step, mean over all ranks").axis(
+    x = alt.X("seconds:Q", title="waiting for it per step").axis(
         labelExpr="format(datum.value, '~s') + 's'", tickCount=5
     )
     colour = alt.Color("by:N", title="late by").scale(domain=present, range=[_LATE_COLOURS[name] for name in present])
     tooltip = [
         alt.Tooltip("rank:N", title="rank"),
-        alt.Tooltip("shown:N", title="waited per step"),
+        alt.Tooltip("shown:N", title="costs per step"),
         alt.Tooltip("share:N", title="of all waiting"),
         alt.Tooltip("last:N", title="last in"),
         alt.Tooltip("by:N", title="late by"),
@@ -69,8 +68,8 @@ def _stragglers(group: Group, point: CausePoint) -> Chart:
         alt.layer(bars, text),
         group,
         name="stragglers",
-        title=f"Waited for at {place(point)} (label: share of all waiting)",
-        alt=f"Waiting that single ranks owe the others, longest first. {words}.",
+        title=f"Stragglers at {place(point)} (label: share of all waiting)",
+        alt=f"Waiting for single ranks, longest first. {words}.",
         table=rank_sheet([point]),
         size=(WIDE - 60, max(60, 24 * len(rows))),
     )

@@ -1,4 +1,4 @@
-"""Tables of who is waited for: ranks, and hosts."""
+"""Tables of stragglers: ranks, and hosts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rank_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
     more = f" {left} more ranks were late at times." if left > 0 else ""
     return Sheet(
         name="stragglers",
-        title=f"Ranks that were waited for, at {place_text(largest.ranks, largest.nodes)}",
+        title=f"Stragglers at {place_text(largest.ranks, largest.nodes)}",
         columns=_columns(has_rank=True),
         rows=_rows(points, hosts=False),
         is_shown=_is_shown,
@@ -58,9 +58,8 @@ def host_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
 
 def _caption(largest: CausePoint) -> str:
     return (
-        f"Means over {runs_text(len(largest.run_ids))}. Last in: share of the steps in which it came last. Waited per "
-        "step: waiting that it owes, mean over all ranks. Late by: its own time beyond that of the ranks in time, per "
-        "step"
+        f"Means over {runs_text(len(largest.run_ids))}. Last in: share of the steps in which it came last. Costs: its "
+        "share of waiting for stragglers, per step. Late by: its own time beyond that of the ranks on time, per step"
     )
 
 
@@ -74,7 +73,8 @@ def _columns(*, has_rank: bool) -> tuple[Column[_Row], ...]:
         *((rank,) if has_rank else ()),
         Column("host", "Host", lambda row: row.late.host, limit=64),
         Column("last_share_fraction", "Last in", lambda row: row.late.last_share, _last_in),
-        Column("waited_s_per_step", "Waited per step", lambda row: row.late.waited_s, unit="s"),
+        Column("waited_s_per_step", "", lambda row: row.late.waited_s, unit="s"),
+        Column("costs_s_per_step", "Costs per step", lambda row: cost(row.point, row.late), unit="s"),
         Column("waited_share_fraction", "Of all waiting", lambda row: row.late.waited_share, _of_all),
         Column("late_input_s_per_step", "", lambda row: row.late.input_s),
         Column("late_compute_s_per_step", "", lambda row: row.late.compute_s),
@@ -94,6 +94,11 @@ def _rows(points: Sequence[CausePoint], *, hosts: bool) -> list[_Row]:
 
 def _is_shown(row: _Row) -> bool:
     return row.is_largest and row.position <= MAX_SHOWN
+
+
+def cost(point: CausePoint, late: Straggler) -> float:
+    """Its share of what the account calls waiting for stragglers, seconds per step."""
+    return late.waited_share * point.cause("straggler").seconds.value
 
 
 def _last_in(row: _Row) -> str:

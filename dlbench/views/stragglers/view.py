@@ -1,4 +1,4 @@
-"""The view `stragglers`: who is waited for."""
+"""The view `stragglers`: who keeps the others waiting."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class StragglersView(GroupView):
     """Ranks and hosts for which the others wait."""
 
     id = "stragglers"
-    title = "Who is waited for"
+    title = "Stragglers"
 
     def section(self, group: Group) -> Section | None:
-        """Late ranks at the largest rank count, and hosts where there are several."""
+        """Stragglers at the largest rank count, and hosts where there are several."""
         found = group.of(LostPercent)
         if found is None or group.largest.ranks == 1:
             return None
@@ -33,6 +33,7 @@ class StragglersView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
+            headline=_headline(points[-1]),
             caption=f"{group.parts_caption}.",
             words=tuple(_words(found)),
             charts=lambda: straggler_charts(group, points[-1]),
@@ -65,6 +66,14 @@ def _waited_for(point: CausePoint) -> str:
         return f"{where}: no rank waited for another one."
     first = point.waiting_ranks[0]
     return (
-        f"{where}: {percent(first.waited_share, 0)} of all waiting is for {who(first)} (an even share is "
-        f"{percent(1 / point.ranks)}), last in {percent(first.last_share, 0)} of the steps, late by {first.late_by}."
+        f"{where}: {percent(first.waited_share, 0)} of all waiting is for {who(first)}, last in "
+        f"{percent(first.last_share, 0)} of the steps, late by {first.late_by}."
     )
+
+
+def _headline(point: CausePoint) -> str:
+    """The rank that is waited for most."""
+    if not point.waiting_ranks:
+        return "No rank waited for another one"
+    first = point.waiting_ranks[0]
+    return f"{percent(first.waited_share, 0)} of all waiting is for {who(first)}"[:100]

@@ -46,7 +46,7 @@ def efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Char
     lines = [(row["group"], row["place"], row["shown"], row["basis"]) for row in rows]
     is_wide = len(groups) <= FEW_GROUPS
     most = max(len(group.points) - 1 for group in groups)
-    height = min(_ROOM, len(groups) * max(30, 16 * most)) if is_wide else max(_PICTURE, _LEAST_ROW * len(groups))
+    height = min(_ROOM, len(groups) * max(44, 16 * most)) if is_wide else max(_PICTURE, _LEAST_ROW * len(groups))
     return [
         finish(
             alt.layer(*_layers(alt, rows, list(names), offset=is_wide and most > 1)),
@@ -55,7 +55,7 @@ def efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Char
             title="Scaling efficiency",
             alt=f"Scaling efficiency of every group, with the ideal (100 %) as a line. {words}.",
             table=(header, *lines),
-            size=(700 if is_wide else 260, height),
+            size=(820 if is_wide else 260, height),
         )
     ]
 
@@ -91,7 +91,7 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
     measured = [row for row in rows if row["value"] is not None]
     top = max(1.0, *(row["at"] for row in measured))
     # Room on the right for labels.
-    scale = alt.Scale(domain=[0, top * 1.3], nice=False)
+    scale = alt.Scale(domain=[0, top * (1.22 if len(names) <= FEW_GROUPS else 1.45)], nice=False)
     values = [k / 5 for k in range(int(top * 5) + 1)]
     x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(format=".0%", values=values, grid=True))
     y = alt.Y("group:N", title=None, sort=names, axis=alt.Axis(labelLimit=260, ticks=False, domain=False))
@@ -111,7 +111,11 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
         ideal.mark_rule(color=IDEAL, strokeWidth=2, strokeDash=[5, 4]).encode(x=alt.X("ideal:Q")),
         base.mark_rule(color=MEASURED, strokeWidth=4, opacity=0.4).encode(x=alt.X("low:Q"), x2="high:Q"),
         base.mark_point(color=MEASURED, filled=True, size=70).encode(x=x, opacity=shade, tooltip=tooltip),
+        # All in one column, where no interval reaches.
         labels.mark_text(color=MUTED, align="left", dx=9, fontSize=12).encode(
-            x=alt.X("at:Q"), text=alt.Text("label:N")
+            x=alt.datum(top), text=alt.Text("label:N")
+        ),
+        ideal.mark_text(color=MUTED, align="right", dx=-5, dy=-6, fontSize=12, text="ideal").encode(
+            x=alt.X("ideal:Q"), y=alt.value(0)
         ),
     ]

@@ -9,7 +9,6 @@ from dlbench.history.trends.series import Trend
 from dlbench.reading.scaling import Point
 from dlbench.report.document import Rating
 from dlbench.report.wording import percent, ranks_text, runs_text
-from dlbench.stats.estimates import MIN_RUNS
 from dlbench.stats.verdicts import placed
 from dlbench.views.causes.diagnosis import WORTH_EXPLAINING
 from dlbench.views.exchange.numbers import ExchangePoint
@@ -41,7 +40,7 @@ def rating(group: Group, report: Report) -> Rating:
 def _references(group: Group, last: Point) -> list[tuple[str, float]]:
     """References for a point: what they are, and their efficiency (fraction)."""
     found = [
-        ("the exchange model allows", one.prediction.efficiency.value)
+        ("exchange model allows", one.prediction.efficiency.value)
         for one in group.all_of(ExchangePoint)
         if (one.ranks, one.nodes) == (last.ranks, last.nodes) and one.prediction is not None
     ]
@@ -53,11 +52,11 @@ def _references(group: Group, last: Point) -> list[tuple[str, float]]:
 
 
 def _against(point: Point, reference: float, text: str) -> Rating:
-    """A loss not worth explaining is none. By the interval where it decides, else by the value, which is said."""
+    """By the interval where it decides, else by the value, which is said; a loss not worth explaining is none."""
     least = reference - WORTH_EXPLAINING
     where = placed(point.efficiency, least, max(1.0, reference))
     is_good = where in ("within", "above") or (where != "below" and point.efficiency.value >= least)
-    doubt = {"undecided": " within the noise", "insufficient": f" ({runs_text(point.efficiency.n)}, needs {MIN_RUNS})"}
+    doubt = {"undecided": " (within the noise)", "insufficient": f" (only {runs_text(point.efficiency.n)})"}
     word: Literal["good", "low"] = "good" if is_good else "low"
     return Rating(tone=word, text=f"{word}{doubt.get(where, '')}: {text} {percent(reference)}")
 

@@ -49,22 +49,30 @@ class SummaryView(ReportView):
 
 
 def short_names(groups: Sequence[Group]) -> list[str]:
-    """The workload of each group, and what tells it from the others; the labels where that does not tell them apart."""
-    differing = {
-        name for name in _TELLING if len({group.condition(name) for group in groups if group.condition(name)}) > 1
-    }
-    settings = Counter(setting for group in groups for setting in group.settings)
-    names = [
-        ", ".join(
-            (
-                group.condition("workload"),
-                *(_value(one.name, one.value) for one in group.conditions if one.name in differing),
-                *(f"{key}={value}" for key, value in group.settings if settings[key, value] < len(groups)),
-            )
-        )
-        for group in groups
-    ]
+    """The workload of each group, and what tells it from others of that workload: settings, then few conditions.
+
+    The labels, where these do not tell all of them apart.
+    """
+    names = [_name(group, [one for one in groups if _workload(one) == _workload(group)]) for group in groups]
     return names if len(set(names)) == len(names) else [group.label for group in groups]
+
+
+def _workload(group: Group) -> str:
+    return group.condition("workload")
+
+
+def _name(group: Group, alike: Sequence[Group]) -> str:
+    """Of a group among those of the same workload, itself included."""
+    settings = Counter(setting for one in alike for setting in one.settings)
+    chosen = [f"{key}={value}" for key, value in group.settings if settings[key, value] < len(alike)]
+    left = [one for one in alike if one.settings == group.settings]
+    telling = []
+    for name in _TELLING:
+        same = [one for one in left if one.condition(name) == group.condition(name)]
+        if len(same) < len(left) and group.condition(name):
+            telling.append(_value(name, group.condition(name)))
+            left = same
+    return ", ".join((_workload(group), *telling, *chosen))
 
 
 def _value(name: str, value: str) -> str:
@@ -111,7 +119,7 @@ def _headline(group: Group) -> tuple[str, tuple[str, ...]]:
     if len(group.points) == 1:
         return value_text(last.throughput), (f"{last.throughput.unit} at {place}",)
     interval = interval_text(last.efficiency) or basis_text(last.efficiency)
-    return value_text(last.efficiency), (f"{interval} scaling efficiency at {place}",)
+    return value_text(last.efficiency), (interval, f"scaling efficiency at {place}")
 
 
 def _machine(group: Group, report: Report) -> str:

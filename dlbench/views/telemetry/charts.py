@@ -9,7 +9,7 @@ import textwrap
 from typing import Any
 
 from dlbench.report.charts.chart import Chart
-from dlbench.report.charts.style import MUTED, RANK_COLOURS, STAGE_COLOURS, SUBTITLE_PIXELS, si_labels
+from dlbench.report.charts.style import MUTED, RANK_COLOURS, STAGE_COLOURS, SUBTITLE_PIXELS, si_label
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_number, format_seconds
 from dlbench.views.model import Group
@@ -121,7 +121,7 @@ def _label_last(spec: dict[str, Any]) -> None:
     for unit in spec["vconcat"][-1]["layer"]:
         encoding = unit.get("encoding", {}).get("x")
         if encoding is not None and "axis" in encoding:
-            encoding["axis"] = {"grid": False, "tickCount": 8, "labelExpr": si_labels("s")}
+            encoding["axis"] = {"grid": False, "tickCount": 8, "labelExpr": si_label("s")}
             encoding["title"] = "time since the measured steps began"
 
 

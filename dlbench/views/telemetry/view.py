@@ -84,13 +84,15 @@ def _headline(found: Telemetry, *, on_gpu: bool) -> str:
     """How busy the nodes of the largest rank count are, and whether a clock was throttled."""
     last = (found.nodes[-1].ranks, found.nodes[-1].nodes) if found.nodes else (0, 0)
     own = [node for node in found.nodes if (node.ranks, node.nodes) == last]
+    throttling = _throttling(found, on_gpu=on_gpu)
     if sum(node.num_samples for node in own) < MIN_SAMPLES:
-        return f"fewer than {MIN_SAMPLES} samples in the measured steps: too short a run"
+        few = f"fewer than {MIN_SAMPLES} samples in the measured steps: too short a run"
+        return throttling if any(node.throttled for node in found.nodes) else few
     gpus = [node.gpu_utilisation for node in own if node.gpu_utilisation is not None]
     cpus = [node.cpu_busy for node in own if node.cpu_busy is not None]
     means = (("GPUs", gpus), ("CPU", cpus))
     busy = (f"{name} busy {percent(statistics.fmean(shares), 0)}" for name, shares in means if shares)
-    return ", ".join([*busy, _throttling(found, on_gpu=on_gpu)])
+    return ", ".join([*busy, throttling])
 
 
 def _throttling(found: Telemetry, *, on_gpu: bool) -> str:

@@ -128,8 +128,8 @@ def _no_peak(group: Group) -> str:
     plan = group.sample.plan
     unit = "GPU" if plan.system.node.gpus else "core"
     return (
-        f"unknown: declare node.peak_tflops ({{{plan.workload.train.precision}: TFLOP/s of one {unit}}}) and "
-        f"node.peak_source in the system's YAML ({plan.system.name}) to get the MFU"
+        f"unknown; declare node.peak_tflops ({{{plan.workload.train.precision}: TFLOP/s of one {unit}}}) and "
+        f"node.peak_source in system {plan.system.name} to get the MFU"
     )
 
 
@@ -139,12 +139,8 @@ def _recipe_text(group: Group, amount: Recipe, unit: str) -> str:
         much = f"{amount.samples:,.0f} {unit} ({amount.key})"
     else:
         much = f"{amount.epochs:g} epochs ({amount.key}) of {amount.epoch_samples:,} {unit}"
-    caveats = ["training steps alone, without evaluation and checkpoints"]
-    if plan.workload.preset == "ci":
-        caveats.append("the ci preset says nothing about the published workload")
-    if plan.workload.data.is_synthetic:
-        caveats.append("synthetic data, so without reading and decoding")
-    return f"{'Upper limit' if amount.is_limit else 'Time to train'}: {much} at this rate; {'; '.join(caveats)}."
+    caveats = ", training steps alone" + (" on synthetic data" if plan.workload.data.is_synthetic else "")
+    return f"{'Upper limit' if amount.is_limit else 'Time to train'}: {much} at this rate{caveats}."
 
 
 def _recipe_title(amount: Recipe) -> str:

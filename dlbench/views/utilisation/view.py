@@ -28,7 +28,7 @@ class UtilisationView(GroupView):
         if found is None:
             return None
         return Section(
-            id=self.id, title=self.title, headline=_headline(found), words=_words(found), sheets=(_sheet(found),)
+            id=self.id, title=self.title, headline=_headline(found), sheets=(_sheet(found),), notes=_notes(found)
         )
 
     def remedy(self, group: Group) -> str:
@@ -96,7 +96,7 @@ def _unit(found: Utilisation) -> tuple[str, float]:
     return ("TFLOP/s", 1.0) if largest >= 1 else ("GFLOP/s", 1000.0)
 
 
-def _words(found: Utilisation) -> tuple[str, ...]:
+def _notes(found: Utilisation) -> tuple[str, ...]:
     """Where FLOPs, peak and the length of the training are from."""
     if not found.training_flops_per_sample:
         return (found.recipe,)

@@ -2,21 +2,18 @@
 
 Noise of runs: lognormal; heavy-tailed (Student's t with three degrees of freedom); and two equally likely states of the
 machine, 10 % apart, with little scatter within each. The intervals are made by the functions that `dlbench.stats.
-estimates` calls, on many experiments at once; parts of a step, its factors and single estimates by what the views call.
+estimates` calls, on many experiments at once; parts of a step and single estimates by what the views call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
 from dlbench.reading.attribution import attribute
-from dlbench.reading.causes import CAUSES
-from dlbench.reading.scaling import Point
 from dlbench.stats.estimates import (
     MIN_RUNS,
     Estimate,
@@ -30,7 +27,6 @@ from dlbench.stats.exact import rank_sum_level, rank_sums, sign_flip_level
 from dlbench.stats.order_statistics import places
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.student import LEVEL, interval_of_difference, interval_of_mean
-from dlbench.views.waterfall.numbers import factorise
 from tests.bench.figures import Figure
 
 Array = npt.NDArray[np.float64]
@@ -140,28 +136,7 @@ def _part(noise: Noise, rng: np.random.Generator, n: int, block: str) -> tuple[E
     return found.parts[1].lost, 0.2
 
 
-def _factor(noise: Noise, rng: np.random.Generator, n: int, block: str) -> tuple[Estimate, float]:
-    """The communication efficiency of equal points, exchange and computing each with noise of its own."""
-    sides = [
-        {
-            (name, k): {**dict.fromkeys(CAUSES, 0.0), "compute": 0.08 * (1 + x), "exchange": 0.02 * (1 + y)}
-            for k, (x, y) in enumerate(noise(rng, (n, 2)))
-        }
-        for name in ("own", block)
-    ]
-    point = cast(Point, _Place())
-    found = factorise(point, sides[0], sides[1], work=1.0, is_baseline=False)
-    return next(factor.relative for factor in found.factors if factor.name == "communication"), 1.0
-
-
-class _Place:
-    """`factorise` only hands on where its point is."""
-
-    ranks = 2
-    nodes = 1
-
-
-PARTS = {"lost points of a part": _part, "factor of a waterfall": _factor}
+PARTS = {"lost points of a part": _part}
 SOME_RUNS = (3, 5, 7, 10, 20)
 
 

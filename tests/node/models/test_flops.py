@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from dlbench.costs.model_flops import training_flops
 from dlbench.node.models.build import build_model
 from dlbench.node.models.flops import forward_macs, training_flops_per_sample
 from dlbench.records.record import LayerMacs
@@ -50,6 +51,19 @@ def inputs(spec: ModelSpec, batch: int) -> tuple[torch.Tensor, ...]:
         return (torch.rand(batch, spec.input_channels, *[spec.input_size] * 3),)
     tokens = torch.ones(batch, SMALL_TEXT.sequence_length, dtype=torch.int64)
     return tokens, tokens * 0, tokens, torch.zeros(batch, SMALL_TEXT.max_predictions, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "data"),
+    [
+        *SMALL,
+        (ResNetModel(family="resnet"), IMAGES),
+        (ResNetModel(family="resnet", image_size=101, base_width=24, stage_blocks=(1, 2, 3, 1), num_classes=7), IMAGES),
+        (CosmoFlowModel(family="cosmoflow", input_size=16, conv_channels=(5, 7), dense_sizes=()), VOLUMES),
+    ],
+)
+def test_the_desk_s_formulas_count_what_the_network_has(spec: ModelSpec, data: DataSpec) -> None:
+    assert training_flops(spec, data) == training_flops_per_sample(forward_macs(spec, data))
 
 
 def test_resnet_50_has_the_published_4_1_billion() -> None:

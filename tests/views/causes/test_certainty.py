@@ -10,12 +10,12 @@ import pytest
 
 from dlbench.reading.attribution import attribute
 from dlbench.reading.causes import CAUSES
-from dlbench.report.wording import others_gain, share_of_loss
+from dlbench.views.causes.balance import Balance
 from dlbench.views.causes.certainty import adjusted_p, stands_out
 from tests.support.run_factory import constant, plans, write_run
 from tests.views.causes.test_diagnose import verdict
 
-SHARES = MappingProxyType(dict(zip(CAUSES, (0.10, 0.03, 0.05, 0.02, 0.01, 0.01, 0.76, 0.02), strict=True)))
+SHARES = MappingProxyType(dict(zip(CAUSES, (0.76, 0.10, 0.03, 0.05, 0.02, 0.01, 0.01, 0.02), strict=True)))
 Runs = dict[tuple[str, int], dict[str, float]]
 
 
@@ -60,11 +60,13 @@ def test_a_cause_larger_than_the_loss_is_set_beside_what_others_gain(tmp_path: P
         write_run(tmp_path, plan, constant(times, other=5.0))
     found = verdict(tmp_path)
     assert found["cause"] == "exchange"
-    assert found["line"].startswith("network-bound: 23.8 % [23.8, 23.8] of the ideal is lost in exposed exchange (")
-    assert "(others gain 19.0, net 4.8 points)" in found["line"]
+    assert found["line"].startswith(
+        "main cause: exchange on the wire, 23.8 points [23.8, 23.8] of 23.8 points lost (19.0 gained, net 4.8)"
+    )
 
 
-def test_parts_in_words_sum_to_the_headline() -> None:
-    assert share_of_loss(0.1904, 0.238) == "19.0 of the 23.8 points lost"
-    assert share_of_loss(0.213, 0.0362) == "21.3 points lost, others gain 17.7, net 3.6"
-    assert others_gain(0.1, 0.1) == ""
+def test_printed_digits_sum_to_the_headline() -> None:
+    assert Balance(0.238, 0.0, 0.238).text == "23.8 points lost"
+    assert Balance(0.2526, 0.2164, 0.0362).text == "25.3 points lost, 21.7 gained, net 3.6"
+    # Gains that are printed as 0.0 are none, and what is left is not more than was lost.
+    assert Balance(0.23849, 0.0004, 0.2381).text == "23.8 points lost"

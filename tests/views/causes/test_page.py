@@ -27,6 +27,7 @@ from dlbench.views import model
 from dlbench.views.assemble import assemble
 from dlbench.views.causes.diagnosis import NextExperiment
 from dlbench.views.causes.numbers import Diagnosed, LostPercent, lost_percent
+from dlbench.views.causes.titles import CAUSE_TITLES
 from dlbench.views.causes.view import CausesView
 from dlbench.views.diagnosis.document import diagnosis
 from dlbench.views.document import document_of
@@ -36,13 +37,11 @@ from dlbench.views.stragglers.numbers import Straggler
 from dlbench.views.stragglers.tables import MAX_LISTED, MAX_SHOWN
 from dlbench.views.stragglers.view import StragglersView
 from dlbench.views.view import GroupView
-from dlbench.views.waterfall.numbers import FACTORS
-from dlbench.views.waterfall.view import WaterfallView
 from tests.reading.test_causes import simulate
 from tests.report.test_report import Outline
 from tests.support.run_factory import Story, constant, plans, write_run, write_scaling
 
-VIEWS: dict[str, GroupView] = {view.id: view for view in (WaterfallView(), CausesView(), StragglersView())}
+VIEWS: dict[str, GroupView] = {view.id: view for view in (CausesView(), StragglersView())}
 
 
 def write_straggler(out: Path, repeats: int = 5, points: tuple[int, ...] = (2, 4, 8)) -> None:
@@ -132,34 +131,7 @@ def test_report_and_diagnose_say_the_same(folder: Path, made: model.Report) -> N
         assert point.verdict.line in words
 
 
-# Factors
-
-
-def test_factors_multiply_and_stairs_sum_in_the_model_and_in_its_rows(group: model.Group) -> None:
-    records = sheets(group, "waterfall")["waterfall"].records()
-    for point, scaled in zip(lost(group).waterfall, group.points, strict=True):
-        efficiency = point.efficiency.value
-        assert efficiency == pytest.approx(1 - scaled.whole.lost.value, rel=1e-3)
-        assert math.prod(factor.relative.value for factor in point.factors) == pytest.approx(efficiency, rel=1e-12)
-        own = [row for row in records if row["ranks"] == point.ranks]
-        assert [row["factor"] for row in own] == list(FACTORS)
-        assert math.prod(float(row["relative_fraction"] or 0) for row in own) == pytest.approx(efficiency, rel=1e-12)
-        assert math.fsum(float(row["step_fraction"] or 0) for row in own) == pytest.approx(1 - efficiency, abs=1e-12)
-        assert {row["efficiency_of_means_fraction"] for row in own} == {point.efficiency.value}
-        assert {row["runs"] for row in own} == {5}
-
-
-def test_factor_tables_hold_every_number(group: model.Group) -> None:
-    found = sheets(group, "waterfall")
-    for point in lost(group).waterfall:
-        assert point.pop is not None
-        assert wording.figure_text(point.pop.parallel) in cells(found["own-efficiencies"])
-        for factor in point.factors:
-            if factor.own is not None:
-                assert wording.figure_text(factor.own) in cells(found["own-efficiencies"])
-            if not point.is_baseline:
-                assert wording.figure_text(factor.relative) in cells(found["waterfall"])
-                assert wording.figure_text(point.efficiency) in cells(found["waterfall"])
+# The account
 
 
 def drawn_rows(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -171,76 +143,78 @@ def drawn_rows(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: model.Group) -> None:
-    (chart,) = charts(group, "waterfall")
-    drawn = {row["name"]: row for row in drawn_rows(chart.spec) if "name" in row}
-    bars = list(drawn.values())
-    table = [tuple(map(str, row.cells)) for row in chart.table.rows]
-    assert [bar["name"] for bar in bars] == ["ideal", *(row[0] for row in table[:-1]), "efficiency (of means)"]
-    largest = lost(group).waterfall[-1]
+    waterfall, over_ranks = charts(group, "causes")
+    point = lost(group).diagnosed.points[-1]
+    bars = list({row["name"]: row for row in drawn_rows(waterfall.spec) if "name" in row}.values())
+    drawn = [share for share in point.causes if share.is_measured and round(100 * share.lost.value, 1)]
+    ordered = sorted(drawn, key=lambda share: -share.lost.value)
+    assert {bar["name"] for bar in bars[1:-1]} == {CAUSE_TITLES[share.name] for share in drawn}
+    # Losses first, the largest on top.
+    assert [bar["name"] for bar in bars[1:3]] == [CAUSE_TITLES[share.name] for share in ordered[:2]]
     level = 100.0
-    for bar, factor in zip(bars[1:-1], largest.factors, strict=True):
+    for bar in bars[1:-1]:
+        share = next(share for share in drawn if CAUSE_TITLES[share.name] == bar["name"])
         ends = (bar["from"], bar["to"])
-        assert level == pytest.approx(max(ends) if factor.step >= 0 else min(ends), abs=0.01)
-        level = min(ends) if factor.step >= 0 else max(ends)
-    assert bars[-1]["to"] == pytest.approx(level, abs=0.02)
-    assert bars[-1]["to"] == pytest.approx(largest.efficiency.value * 100, abs=0.01)
-    for factor in largest.factors:
-        assert wording.figure_text(factor.relative) in chart.alt
-        assert wording.figure_text(factor.relative) in {cell for row in table for cell in row}
-    assert wording.figure_text(largest.efficiency) in chart.alt
+        assert level == pytest.approx(max(ends) if share.lost.value > 0 else min(ends), abs=0.02)
+        level -= 100 * share.lost.value
+        assert level == pytest.approx(min(ends) if share.lost.value > 0 else max(ends), abs=0.02)
+        assert bar["low"] <= level + 0.02 <= bar["high"] + 0.04
+        assert wording.lost_text(share.lost) == bar["shown"]
+        assert wording.lost_text(share.lost) in waterfall.alt
+    # What is printed as 0.0 is not drawn.
+    assert bars[-1]["to"] == pytest.approx(level, abs=0.05 * len(point.causes))
+    assert bars[-1]["to"] == pytest.approx(point.efficiency.value * 100, abs=0.01)
+    assert wording.figure_text(point.efficiency) in waterfall.alt
+    assert {row["place"] for row in drawn_rows(over_ranks.spec) if "place" in row} == {
+        "4 ranks on 2 nodes",
+        "8 ranks on 4 nodes",
+    }
 
 
-def test_a_planted_straggler_is_the_smallest_factor(group: model.Group) -> None:
-    first = section(group, "waterfall").words[0]
-    assert first.startswith("8 ranks on 4 nodes: late ranks ")
-    assert first.endswith("the smallest factor is late ranks.")
+def test_a_planted_straggler_is_the_largest_loss_everywhere(group: model.Group) -> None:
+    words = section(group, "causes").words
+    assert words[0].startswith("8 ranks on 4 nodes: main cause: waiting for stragglers, ")
+    assert "of it for rank 3 on n1" in words[0] or "% for rank 3 on n1, late by its computing" in words[0]
+    assert "are waiting for stragglers" in group.verdict
+    assert "most to waiting for stragglers" in section(group, "causes").headline
 
 
-# Causes
-
-
-def test_cause_tables_hold_every_number_and_what_is_not_measured(group: model.Group) -> None:
-    found = sheets(group, "causes")
+def test_one_table_holds_every_number_and_says_what_is_not_measured(group: model.Group) -> None:
+    sheet = sheets(group, "causes")["parts"]
+    last = lost(group).diagnosed.points[-1]
     for point in lost(group).diagnosed.points:
-        for share in (*point.causes, point.whole):
-            if not share.is_measured:
-                continue
-            assert wording.figure_text(share.seconds) in cells(found["cause-seconds"])
-            if not point.is_baseline:
-                assert wording.lost_text(share.lost) in cells(found["causes"])
-    for name in ("causes", "cause-seconds"):
-        assert "not measured" in cells(found[name])
-    silent = [row for row in found["causes"].records() if not row["is_measured"]]
-    assert {row["cause"] for row in silent} == {"throttling"}
+        for part in (*point.causes, point.exchange_phase, point.whole):
+            if part.seconds.value:
+                assert wording.value_text(part.seconds) in cells(sheet)
+    for part in (*last.causes, last.exchange_phase, last.whole):
+        if part.seconds.value:
+            assert wording.lost_text(part.lost) in cells(sheet)
+    shown = [row[0] for row in rows(sheet)]
+    assert "clock throttling" not in shown
+    assert "recompute and swap" not in shown
+    assert "No time: recompute and swap" in sheet.caption
+    # Nothing else can be told apart on synthetic data, so the wait is not said twice.
+    assert not any("waiting for batches" in title for title in shown)
+    silent = [row for row in sheet.records() if not row["is_measured"]]
+    assert {row["part"] for row in silent} == {"throttling"}
     for row in silent:
         assert row["seconds"] is row["lost_fraction"] is None
         assert row["why_not_measured"]
     assert any(text.startswith("clock throttling: not measured: ") for text in section(group, "causes").notes)
 
 
-def test_rows_of_causes_sum_to_the_loss(group: model.Group) -> None:
-    records = sheets(group, "causes")["causes"].records()
-    for ranks in (4, 8):
-        own = {row["cause"]: float(row["lost_fraction"] or 0) for row in records if row["ranks"] == ranks}
-        whole = own.pop("step")
-        assert math.fsum(own.values()) == pytest.approx(whole, abs=1e-12)
-        efficiency = next(p.efficiency.value for p in lost(group).waterfall if p.ranks == ranks)
-        assert 1 - whole == pytest.approx(efficiency, rel=1e-3)
-
-
-def test_charts_of_causes_draw_what_is_told(group: model.Group) -> None:
-    stacked, largest = charts(group, "causes")
-    point = lost(group).diagnosed.points[-1]
-    drawn = {row["cause"]: row for row in drawn_rows(largest.spec) if "cause" in row}
-    assert {str(row.cells[1]) for row in largest.table.rows[:-2]} == {
-        wording.lost_text(share.lost) if share.is_measured else "not measured" for share in point.causes
-    }
-    lost_to = [share for share in point.causes if share.is_measured and share.lost.value]
-    assert {row["shown"] for row in drawn.values()} == {wording.lost_text(share.lost) for share in lost_to}
-    places = {row["place"] for row in drawn_rows(stacked.spec) if "place" in row}
-    assert places == {"4 ranks on 2 nodes", "8 ranks on 4 nodes"}
-    assert wording.lost_text(point.whole.lost) in stacked.alt
-    assert "waiting for late ranks" in largest.alt
+def test_rows_sum_to_the_loss_of_the_headline(group: model.Group) -> None:
+    records = sheets(group, "causes")["parts"].records()
+    for point in group.points[1:]:
+        own = [row for row in records if row["ranks"] == point.ranks and not row["part_of"]]
+        lost_to = {row["part"]: float(row["lost_fraction"] or 0) for row in own}
+        assert lost_to.pop("step") == 1 - point.efficiency.value
+        assert math.fsum(lost_to.values()) == pytest.approx(1 - point.efficiency.value, abs=1e-9)
+        for name in ("compute", "exchange_phase"):
+            children = [row for row in records if row["ranks"] == point.ranks and row["part_of"] == name]
+            assert math.fsum(float(row["seconds"] or 0) for row in children) == pytest.approx(
+                next(float(row["seconds"] or 0) for row in own if row["part"] == name)
+            )
 
 
 def test_a_forecast_has_a_column_of_its_own_and_is_called_one(group: model.Group) -> None:
@@ -259,7 +233,7 @@ def test_a_forecast_has_a_column_of_its_own_and_is_called_one(group: model.Group
     assert rows(sheet)[-1][column + 1] == "messages of the runs"
     assert sheet.records()[-1]["forecast_throughput_gain_fraction"] == 0.18
     others = {cell for row in rows(sheet) for number, cell in enumerate(row) if number != column}
-    assert not any("18 %" in cell for cell in others)
+    assert not any("+18 % [12, 25]" in cell for cell in others)
     # Nothing that is measured stands in that table.
     assert not {"seconds", "lost_fraction"} & set(sheet.names)
 
@@ -319,12 +293,9 @@ def test_slow_nodes_are_told_once_and_with_the_option(made: model.Report) -> Non
 # What is missing
 
 
-def test_one_rank_count_has_causes_but_no_waterfall(tmp_path: Path) -> None:
+def test_one_rank_count_has_parts_but_no_waterfall(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), repeats=2)
     (found,) = assemble(scan(tmp_path)).groups
-    assert VIEWS["waterfall"].section(found) is None
-    wanted = "dlbench run sample --preset tiny --engine horovod --ranks 1,2 --repeats 5"
-    assert wanted in VIEWS["waterfall"].remedy(found)
     (sheet,) = section(found, "causes").sheets
     assert {row["lost_fraction"] for row in sheet.records() if row["is_measured"]} == {0.0}
     assert charts(found, "causes") == []
@@ -425,4 +396,4 @@ def test_numbers_are_plain_data(group: model.Group) -> None:
     found = lost(group)
     assert isinstance(found.diagnosed, Diagnosed)
     assert isinstance(found.diagnosed.points[-1].waiting_ranks[0], Straggler)
-    assert json.loads(json.dumps(as_plain(found), allow_nan=False))["waterfall"][-1]["ranks"] == 8
+    assert json.loads(json.dumps(as_plain(found), allow_nan=False))["diagnosed"]["points"][-1]["ranks"] == 8

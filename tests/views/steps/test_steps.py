@@ -22,7 +22,7 @@ from dlbench.views import model
 from dlbench.views.assemble import assemble
 from dlbench.views.steps.charts import EDGES, MAX_RECTANGLES, bin_title
 from dlbench.views.steps.numbers import MapRow, RankMap, StepTimes
-from dlbench.views.steps.tables import DRAWN, MAX_OUTLIERS, MAX_ROWS
+from dlbench.views.steps.tables import LISTED, MAX_OUTLIERS, MAX_ROWS
 from dlbench.views.steps.view import RanksView, StepsView
 from tests.reading.test_causes import simulate
 from tests.support.run_factory import MS, Story, plans, write_run, write_scaling
@@ -125,11 +125,12 @@ def test_tables_of_steps_hold_every_number_drawn(group: model.Group) -> None:
     found = sheets(group, "steps")
     (chart, _) = charts(group, "steps")
     for point in steps_of(group).points:
-        for index in DRAWN:
+        for index in LISTED:
             text = wording.figure_text(point.quantiles[index].seconds)
             assert text in cells(found["step-quantiles"].people())
             assert text in cells(chart.table)
-        for figure in (point.p50, point.p95, point.p99, point.longest, point.fence):
+        # 60 steps a run: three lie beyond the 95 % quantile, none beyond that of 99 %.
+        for figure in (point.p50, point.p95, point.longest, point.fence):
             assert wording.figure_text(figure) in cells(found["steps"].people())
         assert wording.figure_text(point.p95) in chart.alt
     rows = found["step-quantiles"].records()
@@ -140,13 +141,28 @@ def test_tables_of_steps_hold_every_number_drawn(group: model.Group) -> None:
     ]
 
 
-def test_words_name_runs_steps_and_what_is_left_out(group: model.Group) -> None:
-    first, second, longest = section(group, "steps").words
-    assert first.startswith(
-        "4 ranks: 180 measured steps of 3 runs (15 warm-up steps are left out); half of them within "
+def test_the_headline_holds_median_tail_and_outliers_and_words_the_slowest_step(group: model.Group) -> None:
+    found = section(group, "steps")
+    last = steps_of(group).points[-1]
+    assert found.headline == (
+        f"4 ranks: median step {wording.value_text(last.p50)}, 95 % within {wording.value_text(last.p95)}; "
+        f"{last.num_outliers} outliers in 180 steps"
     )
-    assert second.startswith("2 ranks: 180 measured steps of 3 runs")
-    assert "rank 1 on n0 had the longest own work, and most of the growth is in waiting for input." in longest
+    (longest,) = found.notes
+    assert longest.startswith("Slowest step relative to its run at 4 ranks: step ")
+    assert longest.endswith("mostly waiting for input, rank 1 on n0.")
+
+
+@pytest.mark.parametrize(("steps", "told"), [(12, {"0 %", "25 %", "50 %", "75 %", "100 %"}), (100, None)])
+def test_quantiles_are_listed_where_the_runs_have_steps_enough(
+    tmp_path: Path, steps: int, told: set[str] | None
+) -> None:
+    write_scaling(tmp_path, points=(2,), repeats=1, overrides={"measure.measured_steps": steps})
+    (found,) = assemble(scan(tmp_path)).groups
+    rows = sheets(found, "steps")["step-quantiles"].people().rows
+    assert {str(row.cells[0]) for row in rows} == (told or {f"{percent} %" for percent in LISTED})
+    header = sheets(found, "steps")["steps"].people().header
+    assert ("p95" in header, "p99" in header) == (steps == 100, steps == 100)
 
 
 def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folder: Path, group: model.Group) -> None:
@@ -158,13 +174,13 @@ def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folde
             own.append(float((centred[1:] * centred[:-1]).sum() / (centred**2).sum()))
         assert point.autocorrelation is not None
         assert point.autocorrelation.value == pytest.approx(float(np.median(own)))
-        assert "correlated" not in " ".join(section(group, "steps").words)
+        assert "correlated" not in " ".join(section(group, "steps").notes)
     known = points[-1].autocorrelation
     assert known is not None
     alike = dataclasses.replace(points[-1], autocorrelation=dataclasses.replace(known, value=0.5, low=0.4, high=0.6))
     times = dataclasses.replace(steps_of(group), points=(points[0], alike))
-    first = section(with_steps(group, times), "steps").words[0]
-    assert "Successive steps are correlated (autocorrelation 0.50 [0.40, 0.60])" in first
+    last = section(with_steps(group, times), "steps").notes[-1]
+    assert "Successive steps are correlated (0.50 [0.40, 0.60] at 4 ranks)" in last
 
 
 # Outliers
@@ -210,7 +226,6 @@ def test_without_outliers_there_is_neither_table_nor_chart(tmp_path: Path) -> No
     (point, _) = steps_of(found).points
     # Equal steps have no correlation, a single run no range.
     assert point.autocorrelation is None
-    assert "not known" in cells(sheets(found, "steps")["steps"].people())
     assert {one.seconds.kind for one in point.quantiles} == {"single run"}
     assert {row["seconds_low"] for row in sheets(found, "steps")["step-quantiles"].records()} == {None}
 
@@ -236,12 +251,11 @@ def test_the_map_is_own_work_of_the_run_in_the_middle(folder: Path, group: model
 
 
 def test_the_slow_rank_is_named_with_its_steps(group: model.Group) -> None:
-    finding, what = section(group, "ranks").words
-    assert finding.startswith("Rank 3 on n1 took 1.3")
-    assert finding.endswith(" times the own work of the others from step 35 on (to the last, 64).")
-    assert what.endswith("of 3 at 4 ranks; steps 5 to 64, those before are warm-up.")
+    finding = section(group, "ranks").headline
+    assert finding.startswith("rank 3 on n1 took 1.3")
+    assert finding.endswith("x the time of the others from step 35 on (to the last, 64)")
     (chart,) = charts(group, "ranks")
-    assert chart.alt.startswith(finding)
+    assert chart.alt.startswith(steps_of(group).map.finding)
     (sheet,) = section(group, "ranks").sheets
     assert tuple(map(str, sheet.people().rows[0].cells[:2])) == ("rank 3", "n1")
     assert [row["mean_ratio"] for row in sheet.records()] == [row.mean for row in steps_of(group).map.rows]
@@ -253,14 +267,12 @@ def test_the_slow_rank_is_named_with_its_steps(group: model.Group) -> None:
         (2, "Too few steps to look for slow ranks."),
         (
             3,
-            "No rank takes 5 % or more longer than the others, beyond noise, for 3 columns (3 steps) or longer; single "
-            "long steps stand under Step times.",
+            "No rank takes 5 % longer than the others for 3 steps or more, beyond noise.",
         ),
         # Two steps a column: 5 % of 75 columns are 4 of them.
         (
             150,
-            "No rank takes 5 % or more longer than the others, beyond noise, for 4 columns (8 steps) or longer; single "
-            "long steps stand under Step times.",
+            "No rank takes 5 % longer than the others for 8 steps or more, beyond noise.",
         ),
     ],
 )
@@ -370,7 +382,6 @@ def test_many_rows_are_cut_in_the_table_and_whole_behind_the_chart(group: model.
     table = sheet.people()
     assert len(table.rows) == MAX_ROWS
     assert str(table.rows[0].cells[0]) == "rank 40"
-    assert "48 more stand below the chart" in sheet.caption
     (chart,) = charts(changed, "ranks")
     assert len(chart.table.rows) == len(sheet.records()) == 64
 

@@ -258,7 +258,7 @@ def test_few_repeats_decide_nothing(tmp_path: Path, repeats: int) -> None:
     assert fast.ratio.kind == ("single run" if repeats == 1 else "range")
     assert cell.best == ""
     assert cell.axes[0].verdict == "insufficient"
-    assert "insufficient" in cell.verdict
+    assert "fewer than 5 repeats" in cell.verdict
     assert "more repeats needed" in cell.advice
 
 

@@ -33,7 +33,6 @@ from dlbench.report.table import Sheet
 from dlbench.report.wording import percent
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
-from dlbench.units import format_seconds
 from dlbench.views.assemble import assemble
 from dlbench.views.data_path.numbers import DataPath, data_path
 from dlbench.views.data_path.view import DataPathView
@@ -293,7 +292,7 @@ def test_means_of_a_run_are_those_of_its_samples(tmp_path: Path) -> None:
     assert told.network_received == pytest.approx(2e6)
     row = sheet(group, "telemetry").records()[0]
     assert (row["gpu_power_w"], row["throttled_share"]) == (told.gpu_power_w, told.throttled)
-    assert "throttled" in section(group, "telemetry").words[0].lower()
+    assert "throttled 25.0 % of the time: n0, GPU 0, sw_thermal_slowdown" in section(group, "telemetry").headline
 
 
 @pytest.mark.parametrize("telling", [1, 2])
@@ -311,7 +310,8 @@ def test_power_of_some_gpus_is_not_that_of_the_node(tmp_path: Path, telling: int
     cells = dict(zip(table.header, map(str, table.rows[0].cells), strict=True))
     assert cells["Power of its GPUs"] == ("600.0 W" if telling == 2 else "of 1 of 2 GPUs only")
     assert cells["Received"] == "2 MiB/s"
-    words = " ".join(section(group, "telemetry").words)
+    (chart,) = section(group, "telemetry").charts()
+    words = chart.alt
     assert "receives 2.00 MiB/s" in words
     if telling == 2:
         assert "a GPU's power 250 W at GPU 0 of n0 to 350 W at GPU 1 of n0" in words.replace("A GPU's", "a GPU's")
@@ -380,9 +380,7 @@ def test_what_could_not_be_read_is_told(tmp_path: Path) -> None:
     assert "\x1b" not in json.dumps(as_plain(of(group, Telemetry)), ensure_ascii=False)
     assert "\x1b" not in str(sheet(group, "telemetry-missing").people())
     text = " ".join(section(group, "telemetry").words)
-    assert "Sampled every 2 s" in text
     assert "3 samples did not fit" in text
-    assert "no GPU was sampled" in text
     assert "dlbench doctor" in view("energy").remedy(group)
 
 
@@ -430,7 +428,7 @@ def test_energy_of_a_sample_against_the_baseline(tmp_path: Path) -> None:
     for point in of(group, Energy).points:
         for kind in point.kinds:
             assert sum(figure.value for _, figure in kind.stages) == pytest.approx(kind.whole.value)
-    assert "0.50x" in section(group, "energy").words[0]
+    assert "125.0 J of GPUs" in section(group, "energy").headline
     assert len(section(group, "energy").charts()) == 2
 
 
@@ -527,11 +525,10 @@ def test_waits_stalls_and_disks(tmp_path: Path) -> None:
     assert facts["Readers"] == "3 reader processes per rank (data.loader_workers 3); decoder simplejpeg"
     assert facts["Staging"] == "none asked for (data.staging none): ranks read the data source where it lies"
     assert of(group, DataPath).verdict == (
-        f"On average over ranks, steps and runs ranks wait for input for {percent(point.wait_share.value)} of a step "
-        f"({format_seconds(wait)}) at 2 ranks; the longest single wait looked at was 500 ms; up to "
-        f"{percent(slow / (2 * count))} of the steps stall (run in the middle, at most 16 ranks)."
+        f"mean input wait {percent(point.wait_share.value)} of the step (2 ranks); "
+        f"{percent(slow / (2 * count))} of the steps stall"
     )
-    assert "one permutation per epoch" in facts["Order"]
+    assert "one permutation of the whole data set per epoch" in facts["Order"]
     row = sheet(group, "data-path").records()[0]
     assert (row["input_wait_s"], row["stalled_share"]) == (point.wait.value, point.stalled)
 
@@ -540,10 +537,7 @@ def test_the_largest_mean_wait_is_called_a_mean(tmp_path: Path) -> None:
     for plan in plans(points=(1, 2), repeats=1):
         write_run(tmp_path, plan, constant([100 * plan.layout.ranks, 0, 300, 400, 100, 100]))
     found = numbers(tmp_path, data_path)
-    start = "On average over ranks, steps and runs ranks wait for input for 18.2 % of a step (200 ms) at 2 ranks, "
-    assert found.verdict.startswith(
-        f"{start}the largest share of any rank count; the longest single wait looked at was 200 ms."
-    )
+    assert found.verdict.endswith("mean input wait 18.2 % of the step (2 ranks, the largest)")
 
 
 @pytest.mark.parametrize("staged_s", [0, 2])
@@ -601,7 +595,7 @@ def test_memory_by_rank_count_and_batch(tmp_path: Path) -> None:
         (8, 901, 0),
         (16, None, 1),
     ]
-    assert "16 samples ended without memory" in of(group, Memory).limit
+    assert "16 samples ran out of memory" in of(group, Memory).limit
     assert len(section(group, "memory").charts()) == 1
     assert [row["peak_bytes"] for row in sheet(group, "memory-batches").records()] == [501 * 2**20, 901 * 2**20, None]
 
@@ -609,8 +603,8 @@ def test_memory_by_rank_count_and_batch(tmp_path: Path) -> None:
 def test_the_batch_limit_is_not_invented(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), repeats=1)
     found = numbers(tmp_path, memory)
-    assert "was not measured" in found.limit
-    assert "no run of this precision and these parts ended without memory" in found.limit
+    assert found.limit.startswith("Maximum batch unknown: ")
+    assert "no larger batch ran out of memory" in found.limit
     assert found.limit.endswith(
         "dlbench run sample --preset tiny --engine horovod --data synthetic --ranks 1 "
         "--sweep train.batch_per_rank=8,16,32"
@@ -638,24 +632,23 @@ def limit_of(out: Path, precision: str = "fp32") -> str:
 def test_a_batch_that_fitted_at_times_is_told(tmp_path: Path) -> None:
     batches(tmp_path, [8, 8, 8, 8], [8])
     limit = limit_of(tmp_path)
-    assert "8 samples ended without memory in 1 run and fitted in 4" in limit
-    assert "no larger batch of this precision and these parts ended without memory" in limit
-    assert "was not measured" not in limit
+    assert "8 samples ran out of memory in 1 run and fitted in 4" in limit
+    assert "no larger batch ran out of memory" in limit
 
 
 def test_other_precisions_set_no_limit(tmp_path: Path) -> None:
     batches(tmp_path, [8], [])
     batches(tmp_path, [4], [8], **{"train.precision": "bf16"})
-    assert "no run of this precision and these parts ended without memory" in limit_of(tmp_path)
-    assert limit_of(tmp_path, "bf16").endswith("; 8 samples ended without memory.")
+    assert "no larger batch ran out of memory" in limit_of(tmp_path)
+    assert limit_of(tmp_path, "bf16").endswith("; 8 samples ran out of memory.")
 
 
 def test_the_limit_lies_above_what_fitted(tmp_path: Path) -> None:
     batches(tmp_path, [8], [4, 16, 32])
     limit = limit_of(tmp_path)
-    assert limit.startswith("8 samples per rank fitted in fp32 (500 MiB at the rank that held most); 4 samples ended ")
-    assert limit.endswith(
-        "; 4 samples ended without memory in 1 run, though more fitted in others; 16 samples ended without memory."
+    assert limit == (
+        "8 samples per rank fitted in fp32 (500 MiB); 4 samples ran out of memory in 1 run, though more fitted in "
+        "others; 16 samples ran out of memory."
     )
 
 
@@ -664,7 +657,7 @@ def test_the_command_for_larger_batches_repeats_the_runs(tmp_path: Path) -> None
     chosen = {"train.optimizer.learning_rate": 0.5, "watch.sampler": False, "data.source": "/data/it's here"}
     (made,) = plans(points=(2,), repeats=1, engine="ddp", overrides={**chosen, "train.batch_per_rank": 8})
     write_run(tmp_path, made, constant(STEP_MS))
-    words = shlex.split(limit_of(tmp_path).partition("Larger ones: dlbench run ")[2])
+    words = shlex.split(limit_of(tmp_path).partition("Try larger ones: dlbench run ")[2])
     command = cli.get_command(click.Context(cli), "run")
     assert command is not None
     with command.make_context("run", words) as context:

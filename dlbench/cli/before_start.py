@@ -1,0 +1,73 @@
+"""What a series of runs on this machine would run into, said before anything is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dlbench.errors import UserError
+
+if TYPE_CHECKING:
+    from dlbench.specs.plan import RunPlan
+    from dlbench.specs.requests import Request
+
+
+def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
+    """Proves of plans without a scheduler that this machine is one for them.
+
+    Args:
+        request: what was asked for.
+        plans: of the series.
+        cores: that ranks may use here.
+
+    Raises:
+        UserError: no preset was chosen, and the default is for GPUs that are not here.
+        EnvironmentLacksError: a plan's precision is not this CPU's.
+    """
+    from dlbench.jobs.this_machine import require_precision
+
+    here = [plan for plan in plans if plan.system.scheduler == "none"]
+    if here:
+        _require_chosen_preset(request, here, cores)
+    for plan in here:
+        require_precision(plan)
+
+
+def _require_chosen_preset(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
+    from dlbench.jobs.this_machine import has_gpu
+    from dlbench.specs.choices import WorkloadFile
+    from dlbench.specs.resolve import find
+
+    if request.preset is not None or has_gpu():
+        return
+    file = WorkloadFile(find("workloads", request.workload))
+    others = [name for name in file.presets if name != file.default_preset]
+    if not others:
+        return
+    raise UserError(
+        f"{request.workload}: no --preset is given, and this machine has no GPU: preset {file.default_preset}, the "
+        f"default, {_duration(plans, cores)}did you mean --preset {others[-1]}? --preset {file.default_preset} runs it "
+        "all the same"
+    )
+
+
+def _duration(plans: Sequence[RunPlan], cores: int) -> str:
+    """``takes at least 2 h 05 min on 2 cores (...); ``; empty where that is not known."""
+    from dlbench.costs.model_flops import training_flops
+    from dlbench.jobs.this_machine import product_rate
+    from dlbench.units import format_seconds
+
+    if any(plan.measure.until != "steps" for plan in plans):
+        return ""
+    rate = product_rate()
+    if rate is None:
+        return ""
+    flops = 0
+    for plan in plans:
+        steps = plan.measure.warmup_steps + plan.measure.measured_steps
+        flops += training_flops(plan.workload.model, plan.workload.data) * plan.global_batch * steps
+    runs = "" if len(plans) == 1 else f" for {len(plans)} runs"
+    return (
+        f"takes at least {format_seconds(flops / (rate * cores))} on {cores} core{'s' * (cores > 1)}{runs} (its model "
+        f"FLOPs at the rate of a matrix product here); "
+    )

@@ -1,0 +1,141 @@
+"""What `submit --dry-run` prints: all jobs of a series in a table, what they may use, and scripts as they would be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dlbench.jobs.batch import Job
+    from dlbench.specs.plan import LaunchPlan
+
+EARLIER = "JOB_ID_OF_{}"
+"""Stands for the id of an earlier job, which Slurm gives it."""
+
+
+def dry_run_lines(
+    plans: Sequence[LaunchPlan], out: Path, python: str, *, chain: bool, all_scripts: bool
+) -> Iterator[str]:
+    """The lines of a dry run: the table and what belongs to a script as comments of the shell, scripts as they are.
+
+    Args:
+        plans: of the series.
+        out: folder of all runs.
+        python: as in `render_job`.
+        chain: whether each job waits for the one before.
+        all_scripts: every script; else the first.
+    """
+    from dlbench.jobs.batch import jobs_of, render_job
+    from dlbench.records.folder import RunFolder
+
+    jobs = jobs_of(plans)
+    yield from _comments(_summary(jobs, chain))
+    for number, job in enumerate(jobs if all_scripts else jobs[:1], 1):
+        folders = [RunFolder(out.absolute() / plan.run_id) for plan in job]
+        yield from _comments(["", f"job {number} of {len(jobs)}: {job[0].job_name}", _command(job, number, out, chain)])
+        yield render_job(job, folders, python).removesuffix("\n")
+    if len(jobs) > 1 and not all_scripts:
+        yield from _comments(["", f"{len(jobs) - 1} more scripts: --all-scripts prints them"])
+
+
+def _comments(lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        # A path may hold a newline, which would end the comment.
+        yield f"# {''.join(c if c.isprintable() else ' ' for c in line)}".rstrip()
+
+
+def _command(job: Job, number: int, out: Path, chain: bool) -> str:
+    from dlbench.jobs.batch import keeps_own_comment, sbatch_arguments
+    from dlbench.jobs.launch import quoted
+    from dlbench.records.folder import RunFolder
+
+    after = EARLIER.format(number - 1) if chain and number > 1 else None
+    comment = "" if keeps_own_comment(job) else f"{job[0].run_id}/TOKEN"
+    return quoted(sbatch_arguments(RunFolder(out.absolute() / job[0].run_id), after, comment))
+
+
+def _summary(jobs: Sequence[Job], chain: bool) -> list[str]:
+    """Series, table of jobs, total."""
+    from dlbench.specs.collectives.plan import CommPlan
+    from dlbench.specs.plan import RunPlan
+
+    first = jobs[0][0]
+    assert isinstance(first, RunPlan | CommPlan)
+    what = f"{_counted(len(jobs), 'job')} of series {first.series.id} on system {first.system.name}"
+    lines = [f"Dry run: {what}; nothing is submitted.", ""]
+    lines += _aligned([_header(jobs), *(_row(number, job, chain) for number, job in enumerate(jobs, 1))])
+    return [*lines, "", *_total(jobs, chain)]
+
+
+def _axes(job: Job) -> dict[str, str]:
+    from dlbench.specs.plan import RunPlan, value_text
+
+    plan = job[0]
+    axes = plan.series.axes if isinstance(plan, RunPlan) else {}
+    return {key: value_text(key, value) for key, value in axes.items()}
+
+
+def _header(jobs: Sequence[Job]) -> list[str]:
+    return [
+        "#",
+        "job",
+        "nodes",
+        "ranks",
+        *(key.rpartition(".")[2] for key in _axes(jobs[0])),
+        "repeat",
+        "time",
+        "after",
+    ]
+
+
+def _row(number: int, job: Job, chain: bool) -> list[str]:
+    from dlbench.jobs.batch import time_limit
+
+    plan = job[0]
+    after = f"afterany:{number - 1}" if chain and number > 1 else "-"
+    place = [plan.job_name, str(plan.layout.nodes), str(plan.layout.ranks)]
+    return [str(number), *place, *_axes(job).values(), _repeat(job), time_limit(job), after]
+
+
+def _repeat(job: Job) -> str:
+    from dlbench.specs.collectives.plan import CommPlan
+    from dlbench.specs.plan import RunPlan
+
+    plan = job[0]
+    assert isinstance(plan, RunPlan | CommPlan)
+    return f"{plan.series.repeat + 1}/{plan.series.repeats}" if len(job) == 1 else f"{len(job) // 2} pairs"
+
+
+def _total(jobs: Sequence[Job], chain: bool) -> list[str]:
+    from dlbench.jobs.batch import limit_seconds, time_limit
+
+    limits = [limit_seconds(time_limit(job)) for job in jobs]
+    runs = sum(map(len, jobs))
+    total = f"Total: {_counted(len(jobs), 'job')}, {_counted(runs, 'run')}"
+    if all(limits):
+        hours = sum(job[0].layout.nodes * limit for job, limit in zip(jobs, limits, strict=True)) / 3600
+        total += f", at most {hours:,.4g} node-hours (nodes x time limit)"
+    else:
+        total += "; no bound on node-hours, because time limit 0 is none"
+    if len(jobs) == 1:
+        return [f"{total}."]
+    each = f"from job 2 on, sbatch gets --dependency=afterany:{EARLIER.format('THE_JOB_BEFORE')}"
+    order = f"one after the other: {each} (--no-chain: all at once)" if chain else "all at once (--no-chain)"
+    return [f"{total}.", f"Order: {order}."]
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as columns; numbers to the right."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(cell.isdigit() for cell in column[1:]) for column in columns]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, right, strict=True)
+        lines.append("  ".join(cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in cells))
+    return [line.rstrip() for line in lines]

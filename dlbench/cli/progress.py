@@ -1,0 +1,245 @@
+"""How far a series of runs is: one line per finished run, and on a terminal a live line of the one that runs."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlbench.cli.options import describe_plan
+from dlbench.cli.streams import cleaned, terminal
+from dlbench.specs.collectives.plan import CommPlan, CommSeries
+from dlbench.specs.plan import LaunchPlan, RunPlan, SeriesSpec
+from dlbench.units import format_number, format_seconds
+
+if TYPE_CHECKING:
+    from dlbench.jobs.processes import OnProgress
+    from dlbench.jobs.verdict import Outcome
+
+WINDOW_S = 10.0
+"""The throughput of the live line is that of so many seconds; less than a report needs, as it is none."""
+
+DRAWN_PER_S = 1.0
+"""The line is drawn on the cores that the ranks compute on."""
+
+WIDE = 110
+"""Columns of a terminal that has room for a bar beside the words."""
+
+_MEASURING = "measuring"
+
+
+class Course:
+    """What a launcher knows of a series: how long runs took, and how far the one that runs is. Seconds of `clock`."""
+
+    def __init__(self, plans: Sequence[LaunchPlan], clock: Callable[[], float] = time.monotonic) -> None:
+        self._plans = plans
+        self._clock = clock
+        self._took: list[tuple[LaunchPlan, float]] = []
+        self._begun = clock()
+        self._steps: deque[tuple[float, int]] = deque()
+        self._of = 0
+        self._stage = ""
+
+    @property
+    def num_done(self) -> int:
+        """Runs that have ended."""
+        return len(self._took)
+
+    def begin(self) -> None:
+        """The next run starts."""
+        self._begun = self._clock()
+        self._steps.clear()
+        self._of, self._stage = 0, ""
+
+    def tell(self, number: int, of: int, stage: str) -> None:
+        """The run is at step (or point) `number` of `of`."""
+        now = self._clock()
+        self._of, self._stage = of, stage
+        if stage == _MEASURING or isinstance(self._plans[self.num_done], CommPlan):
+            self._steps.append((now, number))
+            while self._steps[0][0] < now - WINDOW_S and len(self._steps) > 2:
+                self._steps.popleft()
+        else:
+            self._steps.clear()
+
+    def end(self) -> float:
+        """The run has ended; how long it took."""
+        took = self._clock() - self._begun
+        self._took.append((self._plans[self.num_done], took))
+        return took
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Of the last seconds; None where nothing is measured yet."""
+        if len(self._steps) < 2:
+            return None
+        (first, low), (last, high) = self._steps[0], self._steps[-1]
+        return (high - low) / (last - first) if last > first and high > low else None
+
+    @property
+    def left_of_run_s(self) -> float | None:
+        """Until the run that runs is over: by its steps, else by runs like it; None where neither says anything."""
+        rate = self.steps_per_s
+        # Points of collectives take unequally long.
+        if rate is not None and self._of and isinstance(self._plans[self.num_done], RunPlan):
+            return max(0.0, self._of - self._steps[-1][1]) / rate
+        expected = self._expected(self._plans[self.num_done])
+        return None if expected is None else max(0.0, expected - (self._clock() - self._begun))
+
+    def left_s(self, *, is_between: bool) -> float | None:
+        """Until the last run is over; `is_between` runs, or in one. None where nothing is known."""
+        later = self._plans[self.num_done + (not is_between) :]
+        left = 0.0 if is_between else self.left_of_run_s
+        if left is None:
+            return None
+        whole = left + self._clock() - self._begun
+        return left + sum(whole if (known := self._expected(plan)) is None else known for plan in later)
+
+    def _expected(self, plan: LaunchPlan) -> float | None:
+        """How long a run takes: the mean of those of its setting and size, else of all."""
+        alike = [took for other, took in self._took if _kind(other) == _kind(plan)]
+        return mean(alike or [took for _, took in self._took]) if self._took else None
+
+    def now(self, plan: LaunchPlan) -> str:
+        """The run that runs, in words: ``step 37 of 60, 301 images/s, 20 s left; all: 2 min 05 s``."""
+        done = self._steps[-1][1] if self._steps else 0
+        parts = [self._stage or "starting"]
+        if done and self._of:
+            is_comm = isinstance(plan, CommPlan)
+            parts = [f"point {done} of {self._of} ({self._stage})" if is_comm else f"step {done} of {self._of}"]
+        rate = self.steps_per_s
+        if rate is not None and isinstance(plan, RunPlan):
+            parts.append(_throughput(plan, rate * plan.global_batch))
+        most = "at most " if isinstance(plan, RunPlan) and plan.measure.until == "quality" else ""
+        left, whole = self.left_of_run_s, self.left_s(is_between=False)
+        if left is not None:
+            parts.append(f"{most}{_whole_seconds(left)} left")
+        text = ", ".join(parts)
+        is_last = self.num_done + 1 == len(self._plans)
+        return text if whole is None or is_last else f"{text}; all: {_whole_seconds(whole)}"
+
+
+def _kind(plan: LaunchPlan) -> tuple[object, ...]:
+    """Runs of one kind take equally long."""
+    size = plan.layout.ranks, plan.layout.nodes
+    if not isinstance(plan, RunPlan):
+        return size
+    series = plan.series
+    return (*size, tuple(sorted(series.axes.items())), series.variant, series.side)
+
+
+def _whole_seconds(seconds: float) -> str:
+    return format_seconds(max(1, round(seconds)))
+
+
+def _throughput(plan: RunPlan, per_s: float) -> str:
+    return f"{format_number(per_s, 3)} {plan.workload.sample_unit}/s"
+
+
+class Lines:
+    """A line for each run that has ended."""
+
+    def __init__(self, plans: Sequence[LaunchPlan]) -> None:
+        self._plans = plans
+        self.course = Course(plans)
+
+    def begin(self, plan: LaunchPlan) -> OnProgress:
+        """The start of a run."""
+        if self.course.num_done == 0:
+            count = f"{len(self._plans)} run{'s' * (len(self._plans) > 1)}"
+            self._say(f"{count} of {_what(plan)}, series {_series(plan).id}")
+        self.course.begin()
+        return self.course.tell
+
+    def end(self, plan: LaunchPlan, outcome: Outcome) -> None:
+        """The end of a run."""
+        took = self.course.end()
+        self._say(self._ended(plan, outcome, took), is_bad=bool(outcome.story))
+
+    def _ended(self, plan: LaunchPlan, outcome: Outcome, took: float) -> str:
+        head = f"[{self.course.num_done}/{len(self._plans)}] {self._place(plan)}"
+        if outcome.story:
+            return f"{head}: FAILED after {format_seconds(took)}: {outcome.story}"
+        rate = outcome.throughput
+        told = [_throughput(plan, rate)] if rate is not None and isinstance(plan, RunPlan) else []
+        told += [format_seconds(took), *([outcome.quality] if outcome.quality else [])]
+        left = self.course.left_s(is_between=True)
+        is_last = self.course.num_done == len(self._plans)
+        later = "" if left is None or is_last else f"; about {_whole_seconds(left)} left"
+        return f"{head}: {', '.join(told)}{later}"
+
+    def _place(self, plan: LaunchPlan) -> str:
+        """What tells a run from the others of its series."""
+        told = describe_plan(plan).removeprefix(f"{_what(plan)}, ").rpartition(", repeat ")[0]
+        series = _series(plan)
+        return told if series.repeats == 1 else f"{told}, repeat {series.repeat + 1}"
+
+    def _say(self, text: str, *, is_bad: bool = False) -> None:
+        click.echo(text, err=True)
+
+
+class Bar(Lines):
+    """The same, and below them a live line of the run that runs."""
+
+    def __init__(self, plans: Sequence[LaunchPlan], bar: Any) -> None:
+        super().__init__(plans)
+        self._bar = bar
+        self._task = bar.add_task("", total=len(plans))
+
+    def begin(self, plan: LaunchPlan) -> OnProgress:
+        """The start of a run."""
+        told = super().begin(plan)
+        self._show(plan)
+
+        def tell(number: int, of: int, stage: str) -> None:
+            told(number, of, stage)
+            self._show(plan, number / of if of else 0.0)
+
+        return tell
+
+    def _show(self, plan: LaunchPlan, share: float = 0.0) -> None:
+        from rich.markup import escape
+
+        number = self.course.num_done + 1
+        text = f"[{number}/{len(self._plans)}] {self._place(plan)}: {self.course.now(plan)}"
+        self._bar.update(self._task, description=escape(cleaned(text)), completed=number - 1 + 0.99 * min(1.0, share))
+
+    def _say(self, text: str, *, is_bad: bool = False) -> None:
+        from rich.text import Text
+
+        self._bar.update(self._task, completed=self.course.num_done)
+        self._bar.console.print(Text(cleaned(text), style="red" if is_bad else ""), soft_wrap=True)
+
+
+def _what(plan: LaunchPlan) -> str:
+    """What all runs of a series have in common, as `describe_plan` begins with it."""
+    if isinstance(plan, RunPlan):
+        return f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
+    return plan.title
+
+
+def _series(plan: LaunchPlan) -> SeriesSpec | CommSeries:
+    assert isinstance(plan, RunPlan | CommPlan)
+    return plan.series
+
+
+@contextmanager
+def progress(plans: Sequence[LaunchPlan], *, bar: bool) -> Iterator[Lines]:
+    """What is told of a series while it runs, on standard error; `bar` on a terminal."""
+    if not bar:
+        yield Lines(plans)
+        return
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    console = terminal()
+    columns = (BarColumn(bar_width=20), text) if console.width >= WIDE else (text,)
+    # Gone when the last run has ended: its line and the result stay.
+    with Progress(*columns, console=console, refresh_per_second=DRAWN_PER_S, expand=True, transient=True) as shown:
+        yield Bar(plans, shown)

@@ -1,0 +1,185 @@
+"""Who computed on the cores of a node's ranks while steps were measured: the ranks, or others.
+
+The kernel counts CPU time by core (/proc/stat, proc(5)) and by process. What the cores counted and the ranks and their
+children did not is others': another job, a daemon, a compiler. Interrupts are left out, as those of a rank's own
+messages are among them. Read at the edges of the measured steps alone; it costs the steps nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlbench.process_tree import descendants
+from dlbench.records.record import RankResult
+from dlbench.records.watch import NodeLoad
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_BUSY = (0, 1, 2)
+_STEAL = 7
+"""Columns of a core's line: user, nice and system; taken by the hypervisor."""
+
+
+class CoreLoad:
+    """CPU time within the measured steps, of this rank and, on the first rank of a node, of the node's cores.
+
+    Args:
+        sees_node: whether this rank reads the cores.
+        root: where `proc` is.
+    """
+
+    def __init__(self, *, sees_node: bool, root: Path = Path("/")) -> None:
+        self._sees_node = sees_node
+        self._root = root
+        self._since: _Moment | None = None
+        self._window_s = self._own_s = 0.0
+        self._pressure_s: float | None = 0.0
+        self._busy: Counter[int] = Counter()
+        self._steal: Counter[int] = Counter()
+        self._problem = ""
+
+    def measuring(self, on: bool) -> None:
+        """The measured steps begin or end now; nothing is raised."""
+        now = self._now()
+        since, self._since = self._since, now if on else None
+        if on or since is None:
+            return
+        self._window_s += now.time_s - since.time_s
+        self._own_s += now.own_s - since.own_s
+        for counted, after, before in (
+            (self._busy, now.busy, since.busy),
+            (self._steal, now.steal, since.steal),
+        ):
+            # The kernel's count of a core may step back where it was off (proc(5)).
+            counted.update({core: max(0, value - before.get(core, value)) for core, value in after.items()})
+        if self._pressure_s is not None and now.pressure_s is not None and since.pressure_s is not None:
+            self._pressure_s += now.pressure_s - since.pressure_s
+        else:
+            self._pressure_s = None
+
+    def told(self) -> dict[str, Any]:
+        """What rank 0 needs of it, plain Python."""
+        found: dict[str, Any] = {"window_s": self._window_s, "own_s": self._own_s}
+        if self._sees_node:
+            found["node"] = {
+                "busy_s": {str(core): ticks / _TICKS_PER_S for core, ticks in self._busy.items()},
+                "steal_s": {str(core): ticks / _TICKS_PER_S for core, ticks in self._steal.items()},
+                "pressure_s": self._pressure_s,
+                "problem": self._problem,
+            }
+        return found
+
+    def _now(self) -> _Moment:
+        busy: dict[int, int] = {}
+        steal: dict[int, int] = {}
+        pressure = None
+        if self._sees_node:
+            try:
+                busy, steal = _cores(self._root / "proc/stat")
+            except (OSError, ValueError, IndexError) as error:
+                self._problem = f"/proc/stat: {error}"[:200]
+            pressure = _pressure(self._root / "proc/pressure/cpu")
+        return _Moment(time_s=time.monotonic(), own_s=_own_s(), busy=busy, steal=steal, pressure_s=pressure)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Moment:
+    time_s: float
+    own_s: float
+    busy: Mapping[int, int]
+    steal: Mapping[int, int]
+    """Ticks by core."""
+    pressure_s: float | None
+
+
+def _cores(path: Path) -> tuple[dict[int, int], dict[int, int]]:
+    busy: dict[int, int] = {}
+    steal: dict[int, int] = {}
+    for line in path.read_text(encoding="ascii").splitlines():
+        name, *ticks = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            core = int(name[3:])
+            busy[core] = sum(int(ticks[column]) for column in _BUSY)
+            steal[core] = int(ticks[_STEAL])
+    if not any(busy.values()):
+        raise ValueError("counts no core's time")
+    return busy, steal
+
+
+def _pressure(path: Path) -> float | None:
+    """Seconds in which something waited for a core, since the start; None where the kernel does not count (PSI)."""
+    with suppress(OSError, ValueError, IndexError):
+        some = path.read_text(encoding="ascii").splitlines()[0]
+        return int(some.rpartition("total=")[2]) / 1e6
+    return None
+
+
+def _own_s() -> float:
+    """CPU time of this process and of all that descend from it, those that ended included."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used) + sum(map(_ticks, _children())) / _TICKS_PER_S
+
+
+def _children() -> set[int]:
+    """Living descendants; by the kernel's own lists, where it keeps them (CONFIG_PROC_CHILDREN)."""
+    found: set[int] = set()
+    waiting = [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        with suppress(OSError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                path = task / "children"
+                if pid == os.getpid() and not path.exists():
+                    return descendants(pid)
+                new = {int(child) for child in path.read_text(encoding="ascii").split()}
+                waiting += new
+                found |= new
+    return found
+
+
+def _ticks(pid: int) -> int:
+    """Of a process and its children that ended: utime, stime, cutime and cstime of its `stat` (proc(5))."""
+    with suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return sum(int(field) for field in fields[11:15])
+    return 0
+
+
+def node_loads(told: Sequence[Mapping[str, Any]], ranks: Sequence[RankResult]) -> tuple[NodeLoad, ...]:
+    """The load of each node's cores; cores of a node are all that its ranks may run on.
+
+    Args:
+        told: `CoreLoad.told` of every rank.
+        ranks: results of every rank, in the same order.
+    """
+    nodes: dict[int, list[tuple[RankResult, Mapping[str, Any]]]] = {}
+    for rank, one in zip(ranks, told, strict=True):
+        nodes.setdefault(rank.node_rank, []).append((rank, one))
+    found = []
+    for number, members in sorted(nodes.items()):
+        seen = next((one["node"] for _, one in members if "node" in one), None)
+        if seen is None:
+            continue
+        cores = sorted(set().union(*(rank.cores for rank, _ in members)))
+        names = [str(core) for core in cores if str(core) in seen["busy_s"]]
+        found.append(
+            NodeLoad(
+                node_rank=number,
+                host=members[0][0].host,
+                cores=tuple(cores),
+                window_s=max(one["window_s"] for _, one in members),
+                busy_s=sum(seen["busy_s"][name] for name in names) if names else None,
+                own_s=sum(one["own_s"] for _, one in members),
+                steal_s=sum(seen["steal_s"][name] for name in names) if names else None,
+                pressure_s=seen["pressure_s"],
+                problem=seen["problem"],
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,62 @@
+"""Warnings that others computed on the cores of the ranks, or that the hypervisor took them away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from dlbench.reading.doubts import Doubt
+from dlbench.records.scan import Run
+from dlbench.records.watch import NodeLoad
+
+LOADED = 0.05
+"""Share of the cores' time from which others' use of it is a warning: steps may take longer by as much."""
+_RESOLUTION_S = 0.03
+"""Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms."""
+
+
+def load_doubts(runs: Sequence[Run]) -> Iterator[Doubt]:
+    """One warning for each node whose cores others used, over all runs; and one where the hypervisor took them."""
+    yield from _doubts(
+        runs,
+        "foreign-load",
+        lambda load: load.others_s,
+        "other processes used {most}{cores:.2g} of the {count} of node {host} ({share:.0f} %): "
+        "repeat on an idle machine",
+    )
+    yield from _doubts(
+        runs,
+        "steal",
+        lambda load: load.steal_s,
+        "the hypervisor took {most}{cores:.2g} of the {count} of node {host} away ({share:.0f} %, steal time): "
+        "repeat on an idle host",
+    )
+
+
+def _doubts(runs: Sequence[Run], code: str, taken: Callable[[NodeLoad], float | None], text: str) -> Iterator[Doubt]:
+    found: dict[str, list[tuple[float, NodeLoad, str]]] = {}
+    for run in runs:
+        for load in run.record.load if run.record is not None else ():
+            seconds = taken(load)
+            if seconds is not None and _is_much(seconds, load):
+                found.setdefault(load.host, []).append((seconds / load.window_s, load, run.plan.run_id))
+    for host, loads in found.items():
+        cores, worst, _ = max(loads, key=lambda one: one[0])
+        ids = tuple(dict.fromkeys(run_id for _, _, run_id in loads))
+        count = "core" if len(worst.cores) == 1 else f"{len(worst.cores)} cores"
+        yield Doubt(
+            code=code,
+            severity="serious",
+            text=text.format(
+                most="up to " * (len(ids) > 1),
+                cores=cores,
+                count=count,
+                host=host,
+                share=100 * cores / len(worst.cores),
+            ),
+            runs=ids,
+        )
+
+
+def _is_much(seconds: float, load: NodeLoad) -> bool:
+    num = len(load.cores)
+    return load.window_s > 0 and seconds - num * _RESOLUTION_S > LOADED * num * load.window_s

@@ -1,0 +1,152 @@
+"""What `dlbench run` ends with: a line per setting and rank count, the largest cause, warnings, and what to do next.
+
+The figures are those of the scaling report, made by the same `assemble` of fewer views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlbench.reading.doubts import merged
+from dlbench.reading.scaling import Point
+from dlbench.records.scan import Scan
+from dlbench.report.document import Document, Mark, Section, remark
+from dlbench.report.table import Cell, Column, Sheet
+from dlbench.report.wording import basis_text, place_text, reached_text
+from dlbench.stats.estimates import Estimate
+from dlbench.views.assemble import assemble
+from dlbench.views.causes.view import CausesView
+from dlbench.views.model import Group, Report
+from dlbench.views.quality.numbers import Quality, QualityPoint
+from dlbench.views.quality.view import QualityView
+from dlbench.views.view import Views
+
+VIEWS = Views(group=(QualityView(), CausesView()))
+"""What the verdict of a group speaks of."""
+
+MAX_VERDICTS = 4
+"""Settings whose verdict is printed; a sweep of more has the table alone."""
+
+MAX_WARNINGS = 5
+"""Serious warnings that are printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One setting at one rank count."""
+
+    setting: str
+    """The values that tell it from other settings of the series; empty where there is one setting."""
+    point: Point
+    quality: QualityPoint | None
+    """None for runs of speed."""
+
+
+def result_of(scan: Scan) -> tuple[Report, Document]:
+    """The result of a series as plain data, and ready to be printed.
+
+    Args:
+        scan: the runs of the series.
+    """
+    report = assemble(scan, views=VIEWS, with_digests=False)
+    groups = report.groups
+    settings = _settings(groups)
+    rows = [
+        Row(setting=setting, point=point, quality=_quality_at(group, point))
+        for group, setting in zip(groups, settings, strict=True)
+        for point in group.points
+    ]
+    doubts = merged(doubt for group in groups for doubt in group.doubts)
+    marks = [remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in doubts if doubt.severity == "serious"]
+    result = Section(
+        id="result",
+        title=_title(groups),
+        sheets=(_sheet(rows, groups[0].sample_unit),) if groups else (),
+        brief=(*_words(groups, settings), _counted(len(marks), len(doubts) - len(marks))),
+        marks=_shortened(marks),
+    )
+    document = Document(
+        title="Result",
+        dlbench_version=report.dlbench_version,
+        notices=report.notices,
+        sections=(result,) if groups else (),
+        data=report,
+    )
+    return report, document
+
+
+def _title(groups: Sequence[Group]) -> str:
+    """What all groups have in common of their labels."""
+    parts = [group.label.split(", ") for group in groups]
+    return ", ".join(part for part in (parts[0] if parts else ()) if all(part in other for other in parts))
+
+
+def _settings(groups: Sequence[Group]) -> list[str]:
+    """Of each group the settings that others have otherwise, and, where there are none, its label."""
+    if len(groups) < 2:
+        return [""] * len(groups)
+    values = [dict(group.settings) for group in groups]
+    keys = [key for key in {key: None for own in values for key in own} if len({own.get(key) for own in values}) > 1]
+    found = [", ".join(f"{key}={own[key]}" for key in keys if key in own) for own in values]
+    return found if len(set(found)) == len(found) and all(found) else [group.label for group in groups]
+
+
+def _quality_at(group: Group, point: Point) -> QualityPoint | None:
+    quality = group.of(Quality)
+    place = point.ranks, point.nodes
+    return next((one for one in quality.points if (one.ranks, one.nodes) == place), None) if quality else None
+
+
+def _words(groups: Sequence[Group], settings: Sequence[str]) -> list[str]:
+    if len(groups) > MAX_VERDICTS:
+        return [f"Intervals: {basis_text(groups[0].largest.throughput)}."]
+    return [
+        f"{f'{setting}: ' if setting else ''}{group.verdict}{_next(group)}"
+        for group, setting in zip(groups, settings, strict=True)
+    ]
+
+
+def _next(group: Group) -> str:
+    return f" Next: {group.next_step}" if group.next_step else ""
+
+
+def _counted(serious: int, notes: int) -> str:
+    if not serious + notes:
+        return "No warnings."
+    counts = [f"{serious} warning{'s' * (serious > 1)}"] * bool(serious) + [f"{notes} note{'s' * (notes > 1)}"] * bool(
+        notes
+    )
+    return f"{' and '.join(counts)}{': the report has them' if not serious else ':'}"
+
+
+def _shortened(marks: Sequence[Mark]) -> tuple[Mark, ...]:
+    more = len(marks) - MAX_WARNINGS
+    rest = [Mark(severity="note", text=f"{more} more serious warnings are in the report")] if more > 0 else []
+    return (*marks[:MAX_WARNINGS], *rest)
+
+
+def _sheet(rows: Sequence[Row], unit: str) -> Sheet[Row]:
+    columns: list[Column[Row]] = []
+    if any(row.setting for row in rows):
+        columns.append(Column("", "Setting", lambda row: row.setting, is_brief=True))
+    columns += [
+        Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes), is_brief=True),
+        Column("", f"Throughput, {unit}/s", lambda row: row.point.throughput, is_brief=True),
+        Column("", "Scaling efficiency", lambda row: row.point.efficiency, _efficiency, is_brief=True),
+    ]
+    if any(row.quality for row in rows):
+        columns += [
+            Column("", "Time to accuracy", lambda row: row.quality.time if row.quality else None, is_brief=True),
+            Column("", "Reached", _reached, is_brief=True),
+        ]
+    columns.append(Column("", "Runs", lambda row: row.point.throughput.n, is_brief=True))
+    return Sheet(name="result", title="Result", columns=tuple(columns), rows=rows, in_terminal=True)
+
+
+def _efficiency(row: Row) -> Estimate | Cell:
+    return Cell("baseline") if row.point.is_baseline else row.point.efficiency
+
+
+def _reached(row: Row) -> str | None:
+    return reached_text(row.quality.num_reached, row.quality.num_runs) if row.quality else None

@@ -1,0 +1,72 @@
+"""Refused before a series starts on this machine: a preset that nobody chose, and arithmetic that is not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlbench.cli.options import expand_request
+from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.jobs import this_machine
+from dlbench.specs.requests import Request
+from tests.specs.test_keys import SHORT
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without GPU whose CPU has fp32 alone."""
+    monkeypatch.setattr(this_machine, "has_gpu", lambda: False)
+    monkeypatch.setattr(this_machine, "product_rate", lambda: 1e9)
+    monkeypatch.setattr(
+        this_machine, "lacking_arithmetic", lambda wanted: "" if wanted == "fp32" else f"no {wanted} arithmetic"
+    )
+
+
+def test_a_preset_that_nobody_chose_is_refused_with_what_it_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlbench.cli.options.os.sched_getaffinity", lambda _: {0, 1})
+    with pytest.raises(UserError) as raised:
+        expand_request(Request(workload="resnet50", repeats=2))
+    said = str(raised.value)
+    assert "no --preset" in said
+    assert "did you mean --preset ci? --preset full runs it all the same" in said
+    # 2 runs of 120 steps of 64 images of 24.3 GFLOP (3 x 2 x 4.09 G, less one pass of the first convolution).
+    assert "takes at least 51 h 50 min on 2 cores for 2 runs (its model FLOPs" in said
+    monkeypatch.setattr(this_machine, "product_rate", lambda: None)
+    with pytest.raises(UserError, match="the default, did you mean"):
+        expand_request(Request(workload="resnet50"))
+
+
+def test_a_chosen_preset_a_gpu_a_single_preset_and_a_cluster_are_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert expand_request(Request(workload="resnet50", preset="full"))
+    assert expand_request(Request(workload="resnet50", system="box", points_are="nodes"))
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(SHORT.partition("  bf16:")[0])
+    assert expand_request(Request(workload=str(mine)))
+    monkeypatch.setattr(this_machine, "has_gpu", lambda: True)
+    assert expand_request(Request(workload="resnet50"))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_precision_that_is_not_here_is_refused_unless_emulation_is_asked_for(precision: str) -> None:
+    def asked(**more: Any) -> Request:
+        settings = {"train.precision": precision, **more.pop("overrides", {})}
+        return Request(workload="cosmoflow", preset="ci", overrides=settings, **more)
+
+    with pytest.raises(EnvironmentLacksError) as raised:
+        expand_request(asked())
+    assert str(raised.value).startswith(f"train.precision {precision}: no {precision} arithmetic; use fp32, or ")
+    assert expand_request(asked(overrides={"train.allow_emulation": True}))
+    assert expand_request(asked(system="box", points_are="nodes"))  # the nodes are other machines
+
+
+def test_the_rate_of_a_product_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    rate = this_machine.product_rate()
+    assert rate is not None
+    assert 1e8 < rate < 1e13
+    monkeypatch.setattr(this_machine.sys, "executable", "/nonexistent")
+    assert this_machine.product_rate() is None
