@@ -61,6 +61,8 @@ def test_the_readme_is_two_screens() -> None:
     assert len(readme.read_text(encoding="utf-8").splitlines()) <= 80
     (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", prose(readme))
     assert (ROOT / picture).stat().st_size < 150_000
+    commands = [line.split()[1] for line in shell_lines(readme) if line.startswith("dlbench ")]
+    assert commands == ["doctor", "run", "report", "submit", "diagnose"]
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
