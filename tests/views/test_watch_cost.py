@@ -206,7 +206,7 @@ def test_watched_and_unwatched_runs_are_never_put_into_one_ratio(tmp_path: Path)
     assert sorted({run.plan.series.variant for run in group.runs}.pop() for group in made) == ["plain", "unwatched"]
     watched, unwatched = found.runs[:2]
     assert (describe(watched)["watching"], describe(unwatched)["watching"]) == ("default", "none")
-    assert differences(watched, unwatched) == ["Watching: default against none"]
+    assert differences(watched, unwatched) == ["Monitoring: default against none"]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

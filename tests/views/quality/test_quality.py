@@ -332,7 +332,7 @@ def test_speed_and_quality_are_never_one_group(tmp_path: Path) -> None:
     found = assemble(scan(tmp_path))
     assert sorted(group.of(Quality) is None for group in found.groups) == [False, True]
     conditions = {c.value for group in found.groups for c in group.conditions if c.name == "goal"}
-    assert conditions == {"throughput", "target 0.5"}
+    assert conditions == {"throughput", "time to accuracy 0.5"}
 
 
 # Doubts
