@@ -33,7 +33,7 @@ class MemoryView(GroupView):
             id=self.id,
             title=self.title,
             headline=_peak(found),
-            words=(found.limit, *found.notes),
+            notes=(found.limit, *found.notes),
             charts=lambda: memory_charts(group, found),
             sheets=(points_sheet(found), *by_batch),
         )

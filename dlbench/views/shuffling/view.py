@@ -68,14 +68,17 @@ def _finding(found: Audit) -> str:
     if found.shuffle.startswith("partial"):
         how += f" ({exchanged_text(last.exchanged_share)})"
     cost = max(point.audit_share or 0.0 for point in found.points)
-    text = f"{how}; the audit costs {percent(cost)} of the steps." if cost >= WORTH_SAYING else f"{how}."
+    # Global shuffling is the default, and not worth a line.
+    text = "" if found.shuffle == "global" else f"{how}."
+    if cost >= WORTH_SAYING:
+        text += f" The audit costs {percent(cost)} of the steps."
     if last.novelty is not None:
         text += f" At {place_text(last.ranks, last.nodes)} novelty is {last.novelty:.2f} of global shuffling's"
         text += "." if last.label_distance is None else f", label distance {last.label_distance:.2f}."
     if last.sent:
         wait = number_text(last.exchange_wait_s, "s")
         text += f" {samples_text(last.sent)} sent, {samples_text(last.received)} received; longest wait for one {wait}."
-    return text
+    return text.lstrip()
 
 
 class ShufflingView(ReportView):
