@@ -104,8 +104,8 @@ def _contradictions(run: Run, result: QualityResult, throughput: float) -> Itera
         yield (
             "contradiction",
             "serious",
-            f"training took {format_seconds(verdict.stated_s)}, but at {throughput:,.4g} samples/s its epochs take "
-            f"{format_seconds(verdict.expected_s)}{hint}: throughput, epochs and time contradict each other",
+            f"contradiction: training took {format_seconds(verdict.stated_s)}, but at {throughput:,.4g} samples/s its "
+            f"epochs take {format_seconds(verdict.expected_s)}{hint}",
         )
 
 
