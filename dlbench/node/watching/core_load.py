@@ -179,7 +179,7 @@ def node_loads(told: Sequence[Mapping[str, Any]], ranks: Sequence[RankResult]) -
                 own_s=sum(one["own_s"] for _, one in members),
                 steal_s=sum(seen["steal_s"][name] for name in names) if names else None,
                 pressure_s=seen["pressure_s"],
-                problem=seen["problem"],
+                problem=seen["problem"] or ("" if names else "no step was measured"),
             )
         )
     return tuple(found)
