@@ -80,13 +80,17 @@ def data_path(run: Run) -> str:
     return ", ".join(filter(None, (staging, shuffle, partition, cache)))
 
 
+THROUGHPUT = "throughput"
+"""Goal of runs that measure so many steps."""
+
+
 def goal(run: Run) -> str:
-    """`speed`, or `quality` with the wanted value: the two are never put into one ratio."""
+    """`throughput`, or `time to accuracy` with the target: the two are never put into one ratio."""
     wanted = run.plan.workload.quality
     if run.plan.measure.until == "steps" or wanted is None:
-        return "speed"
+        return THROUGHPUT
     more = "" if wanted.stop_at_target else ", trains on"
-    return f"quality {wanted.target:g}{more}"
+    return f"time to accuracy {wanted.target:g}{more}"
 
 
 def _accumulation(run: Run) -> str:
