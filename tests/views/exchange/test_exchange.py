@@ -415,7 +415,7 @@ def test_overflow_density_and_unfinished_search_are_told(tmp_path: Path) -> None
     report, group = report_of(tmp_path)
     codes = {doubt.code: doubt for doubt in group.doubts}
     assert codes["wire-overflow"].severity == "serious"
-    assert "1 message" in codes["wire-overflow"].text
+    assert "1 all-reduce sum overflowed" in codes["wire-overflow"].text
     assert codes["wire"].severity == "note"
     assert codes["autotune-unfinished"].severity == "serious"
     (row,) = rows_of(exchange_tables.what_ran(points_of(group)))
