@@ -98,7 +98,7 @@ def test_a_series_ends_with_the_figures_that_its_report_has(train: Train) -> Non
     told = " ".join(done.stdout.split())
     assert " ".join(group["verdict"].split()) in told
     assert "exchange on the wire" in group["verdict"]
-    assert "! insufficient for a comparison" in told
+    assert "1 warning and 1 note: ! " in told
 
 
 def test_a_sweep_has_a_row_for_each_setting(train: Train) -> None:
