@@ -140,7 +140,7 @@ THRESHOLDS = (
     Threshold(
         module="views.doubts",
         name="NOISY_CV",
-        decides="scatter of steps within a run that raises the doubt `noisy-steps`",
+        decides="scatter of steps within a run that raises the warning `noisy-steps`",
         why="the median of such a run is hardly a typical step",
         halved="one step in sixty of twice the length raises it",
     ),
