@@ -161,9 +161,16 @@ THRESHOLDS = (
     Threshold(
         module="collectives.results.choice",
         name="STAY_WITHIN",
-        decides="how much slower an algorithm may be and stay recommended for the next size",
-        why="fewer ranges are easier to use; costs at most this share of a message",
-        halved="more ranges, many of them scatter",
+        decides="how much slower than the fastest an algorithm may be and count as good as it",
+        why="a choice among such algorithms gains at most this share of a message",
+        halved="more winners, many of which no training would notice",
+    ),
+    Threshold(
+        module="specs.collectives.network",
+        name="POOR_MEDIAN",
+        decides="median error of a fit beyond which predictions of an algorithm, or of more ranks, are no advice",
+        why="algorithms to choose among differ by less",
+        halved="fits of a noisy machine give no advice",
     ),
     Threshold(
         module="collectives.results.choice",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -34,14 +35,19 @@ _MEASURING = "measuring"
 
 
 class Course:
-    """What a launcher knows of a series: how long runs took, and how far the one that runs is. Seconds of `clock`."""
+    """What a launcher knows of a series: how long runs took, and how far the one that runs is. Seconds of `clock`.
+
+    Runs begin and end in one thread; another one tells how far they are.
+    """
 
     def __init__(self, plans: Sequence[LaunchPlan], clock: Callable[[], float] = time.monotonic) -> None:
         self._plans = plans
+        self._lock = threading.RLock()
         self._clock = clock
         self._took: list[tuple[LaunchPlan, float]] = []
         self._begun = clock()
         self._steps: deque[tuple[float, int]] = deque()
+        self._first = (0.0, 0)
         self._of = 0
         self._stage = ""
 
@@ -52,39 +58,48 @@ class Course:
 
     def begin(self) -> None:
         """The next run starts."""
-        self._begun = self._clock()
-        self._steps.clear()
-        self._of, self._stage = 0, ""
+        with self._lock:
+            self._begun = self._clock()
+            self._steps.clear()
+            self._of, self._stage = 0, ""
 
     def tell(self, number: int, of: int, stage: str) -> None:
-        """The run is at step (or point) `number` of `of`."""
-        now = self._clock()
-        self._of, self._stage = of, stage
-        if stage == _MEASURING or isinstance(self._plans[self.num_done], CommPlan):
+        """The run is at step (or point) `number` of `of`; what is told after the last run has ended is late."""
+        with self._lock:
+            if self.num_done == len(self._plans):
+                return
+            now = self._clock()
+            self._of, self._stage = of, stage
+            if stage != _MEASURING and not isinstance(self._plans[self.num_done], CommPlan):
+                self._steps.clear()
+                return
+            if not self._steps:
+                self._first = now, number
             self._steps.append((now, number))
             while self._steps[0][0] < now - WINDOW_S and len(self._steps) > 2:
                 self._steps.popleft()
-        else:
-            self._steps.clear()
 
     def end(self) -> float:
         """The run has ended; how long it took."""
-        took = self._clock() - self._begun
-        self._took.append((self._plans[self.num_done], took))
-        return took
+        with self._lock:
+            took = self._clock() - self._begun
+            self._took.append((self._plans[self.num_done], took))
+            return took
 
     @property
     def steps_per_s(self) -> float | None:
         """Of the last seconds; None where nothing is measured yet."""
-        if len(self._steps) < 2:
-            return None
-        (first, low), (last, high) = self._steps[0], self._steps[-1]
+        return self._rate_since(self._steps[0]) if self._steps else None
+
+    def _rate_since(self, begin: tuple[float, int]) -> float | None:
+        """Steps per second from one time and step on to the last that was told."""
+        (first, low), (last, high) = begin, self._steps[-1]
         return (high - low) / (last - first) if last > first and high > low else None
 
     @property
     def left_of_run_s(self) -> float | None:
         """Until the run that runs is over: by its steps, else by runs like it; None where neither says anything."""
-        rate = self.steps_per_s
+        rate = self._rate_since(self._first) if self._steps else None
         # Points of collectives take unequally long.
         if rate is not None and self._of and isinstance(self._plans[self.num_done], RunPlan):
             return max(0.0, self._of - self._steps[-1][1]) / rate
@@ -106,7 +121,11 @@ class Course:
         return mean(alike or [took for _, took in self._took]) if self._took else None
 
     def now(self, plan: LaunchPlan) -> str:
-        """The run that runs, in words: ``step 37 of 60, 301 images/s, 20 s left; all: 2 min 05 s``."""
+        """The run that runs, in words: ``step 37 of 60, 301 images/s, 20 s left; all: 2 min``."""
+        with self._lock:
+            return "" if self.num_done == len(self._plans) else self._now(plan)
+
+    def _now(self, plan: LaunchPlan) -> str:
         done = self._steps[-1][1] if self._steps else 0
         parts = [self._stage or "starting"]
         if done and self._of:
@@ -118,10 +137,10 @@ class Course:
         most = "at most " if isinstance(plan, RunPlan) and plan.measure.until == "quality" else ""
         left, whole = self.left_of_run_s, self.left_s(is_between=False)
         if left is not None:
-            parts.append(f"{most}{_whole_seconds(left)} left")
+            parts.append(f"{most}{_roughly(left)} left")
         text = ", ".join(parts)
         is_last = self.num_done + 1 == len(self._plans)
-        return text if whole is None or is_last else f"{text}; all: {_whole_seconds(whole)}"
+        return text if whole is None or is_last else f"{text}; all: {_roughly(whole)}"
 
 
 def _kind(plan: LaunchPlan) -> tuple[object, ...]:
@@ -133,8 +152,11 @@ def _kind(plan: LaunchPlan) -> tuple[object, ...]:
     return (*size, tuple(sorted(series.axes.items())), series.variant, series.side)
 
 
-def _whole_seconds(seconds: float) -> str:
-    return format_seconds(max(1, round(seconds)))
+def _roughly(seconds: float) -> str:
+    """A time that nobody knows better than to the minute, e.g. ``54 s``, ``3 min``, ``2 h 05 min``."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 6000 else format_seconds(seconds)
 
 
 def _throughput(plan: RunPlan, per_s: float) -> str:
@@ -170,7 +192,7 @@ class Lines:
         told += [format_seconds(took), *([outcome.quality] if outcome.quality else [])]
         left = self.course.left_s(is_between=True)
         is_last = self.course.num_done == len(self._plans)
-        later = "" if left is None or is_last else f"; about {_whole_seconds(left)} left"
+        later = "" if left is None or is_last else f"; about {_roughly(left)} left"
         return f"{head}: {', '.join(told)}{later}"
 
     def _place(self, plan: LaunchPlan) -> str:

@@ -24,7 +24,7 @@ from dlbench.confidential import is_secret_value
 from dlbench.reading.environments import facts
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
-from dlbench.specs.plan import LaunchPlan
+from dlbench.specs.plan import LaunchPlan, value_text
 
 # Words about the workload; they change nothing that is computed.
 _WORDS = {"title", "about", "notice", "sample_unit"}
@@ -228,7 +228,8 @@ def averaged_id_without(run: Run, keys: Collection[str]) -> str:
 
 
 def chosen_settings(run: Run) -> dict[str, str]:
-    """What a person changed for this run, `--set`, swept values and those of its side, key by key."""
+    """What a person changed for this run, `--set`, swept values and those of its side, as ``--set`` takes them."""
     series = run.plan.series
     of_side = series.sides.get(series.side, {}) if series.side else {}
-    return {key: str(value) for key, value in sorted({**run.plan.overrides, **series.axes, **of_side}.items())}
+    changed = {**run.plan.overrides, **series.axes, **of_side}
+    return {key: value_text(key, value) for key, value in sorted(changed.items())}

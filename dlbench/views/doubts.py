@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from dlbench.reading.core_load import load_doubts
+from dlbench.reading.core_load import load_doubts, loads_of
 from dlbench.reading.doubts import Doubt, Severity, merged
 from dlbench.reading.environments import environment_doubts, facts
 from dlbench.reading.repeats import shared_nodes, unlike_runs
@@ -26,7 +26,7 @@ NOISY_CV = 0.25
 
 def run_doubts(run: Run) -> list[Doubt]:
     """What one run with a record gives reason to doubt, by itself."""
-    return [*load_doubts([run]), *_run_doubts(run)]
+    return [*load_doubts(loads_of([run])), *_run_doubts(run)]
 
 
 def _run_doubts(run: Run) -> list[Doubt]:
@@ -138,7 +138,7 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
         Doubt(code=code, severity=severity, text=text)
         for code, severity, text in quality_doubts.group_doubts(group, group_quality(group, table))
     ]
-    found += load_doubts(group.runs)
+    found += load_doubts(loads_of(group.runs))
     found += merged(doubt for run in group.runs for doubt in _run_doubts(run))
     # What did not act comes first: then the figures are not those of what was asked for.
     return sorted(found, key=lambda doubt: (doubt.severity != "serious", doubt.code != "inert"))

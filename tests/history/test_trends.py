@@ -647,7 +647,12 @@ class Visit:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.goto(self.address)
 
+    def open_all(self) -> None:
+        """Evidence is closed at first."""
+        self.page.evaluate("for (const one of document.querySelectorAll('main details')) one.open = true")
+
     def see_all_charts(self) -> None:
+        self.open_all()
         for figure in self.page.locator("figure[data-chart]").all():
             figure.scroll_into_view_if_needed()
             self.page.wait_for_function(
@@ -682,6 +687,7 @@ def test_page_reads_without_scripts_and_sideways_scrolling(
     browser: Any, sample: TrendsReport, tmp_path: Path, width: int
 ) -> None:
     with Visit(browser, sample, tmp_path, java_script_enabled=False, viewport={"width": width, "height": 800}) as visit:
+        visit.open_all()
         stills = visit.page.locator(".still svg")
         assert stills.count() == len(sample.series) + 1
         assert all(still.bounding_box()["height"] > 40 for still in stills.all())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlbench.reading.core_load import load_doubts
+from dlbench.reading.core_load import load_doubts, loads_of
 from dlbench.records.scan import read_run
 from tests.support.run_factory import Story, constant, plans, write_run
 
@@ -35,7 +35,7 @@ def node_load(**changes: Any) -> dict[str, Any]:
 def test_load_of_others_is_a_warning(changes: dict[str, Any], text: str | None, tmp_path: Path) -> None:
     (plan,) = plans(points=(1,), repeats=1)
     run = read_run(write_run(tmp_path, plan, TIMES, Story(record={"load": [node_load(**changes)]})).path)
-    found = list(load_doubts([run]))
+    found = list(load_doubts(loads_of([run])))
     assert len(found) == (text is not None)
     if text is not None:
         assert found[0].text.startswith(text)
@@ -47,6 +47,6 @@ def test_a_node_is_named_once_for_all_runs_with_the_worst(tmp_path: Path) -> Non
     for plan, busy_s in zip(plans(points=(1,), repeats=3), (19.2, 22.0, 25.0), strict=True):
         story = Story(record={"load": [node_load(busy_s=busy_s)]})
         runs.append(read_run(write_run(tmp_path, plan, TIMES, story).path))
-    (doubt,) = load_doubts(runs)
+    (doubt,) = load_doubts(loads_of(runs))
     assert doubt.text.startswith("other processes used up to 0.6 of the 2 cores of node n0 (30 %)")
     assert doubt.runs == tuple(run.plan.run_id for run in runs[1:])

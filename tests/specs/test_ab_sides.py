@@ -24,7 +24,7 @@ from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
 from dlbench.specs.ab_sides import pairs, side_words
-from dlbench.specs.plan import AxisValue, RunPlan
+from dlbench.specs.plan import AxisValue, RunPlan, value_text
 from dlbench.specs.requests import parse_sides, parse_tags
 from tests.support.run_factory import WORKLOAD, Story, constant, plans, write_run
 
@@ -446,7 +446,7 @@ def test_sides_are_groups_of_their_own(tmp_path: Path, b: dict[str, AxisValue]) 
         assert [point.efficiency.value for point in group.points] == [pytest.approx(1.0)] * 2
     assert by_side["b"].points[0].step.value / by_side["a"].points[0].step.value == pytest.approx(1.2)
     assert chosen_settings(by_side["a"].sample) == {}
-    assert chosen_settings(by_side["b"].sample) == {key: str(value) for key, value in b.items()}
+    assert chosen_settings(by_side["b"].sample) == {key: value_text(key, value) for key, value in b.items()}
 
 
 def test_the_report_of_a_comparison_is_sane(tmp_path: Path) -> None:

@@ -188,6 +188,10 @@ def _numbers(point: CausePoint) -> Iterator[str]:
 
 def _bounds(point: ExchangePoint) -> Iterator[str]:
     least = point.prediction
+    if point.communication is not None and point.hidden is not None and point.exposed is not None:
+        both = point.hidden.value + point.exposed.value
+        if abs(both - point.communication.value) > 1e-9:
+            yield f"messages take {point.communication.value} s, during and after the pass {both} s"
     if least is None:
         return
     if point.exposed is not None and least.best_exposed.value > point.exposed.value * (1 + 1e-6):

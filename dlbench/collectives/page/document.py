@@ -101,6 +101,7 @@ def _group(group: GroupReport) -> Section:
         id=f"group-{group.id}",
         title=group.label,
         level="answer",
+        caption=f"{group.caption}.",
         facts=facts,
         marks=(
             *(remark(one.severity, one.text, len(one.runs)) for one in group.doubts),
@@ -138,7 +139,7 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
         title="Which algorithm",
         level="answer",
         words=(group.advice, fusion),
-        caption=f"{lead} {group.caption}.",
+        caption=lead,
         sheets=(
             tables.best_sheet(group),
             *((tables.crossovers_sheet(group),) if group.crossovers else ()),
@@ -151,7 +152,7 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
         id=f"sizes-{group.id}",
         title="Over size",
         level="answer",
-        caption=f"{group.caption}. In brackets: the interval. Libraries are dashed.",
+        caption="In brackets: the interval. Libraries are dashed.",
         words=() if is_drawn else ("One size only: two or more (--sizes 1KiB:64MiB) are drawn over size.",),
         charts=lambda: group_charts(group) if is_drawn else [],
         brief=(),
@@ -162,7 +163,7 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
         id=f"times-{group.id}",
         title="Times",
         headline=f"{last.title}: {value_text(last.time)} at {format_bytes(last.num_bytes)}",
-        caption=f"{group.caption}. Intervals: {', '.join(kinds)}.",
+        caption=f"Intervals: {', '.join(kinds)}.",
         sheets=(tables.matrix_sheet(group),),
         brief=(),
     )
@@ -176,7 +177,6 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
             "Rates in GB/s (1e9 bytes per second). Bytes sent: the most of any rank, counted. Predicted: by a fit "
             "without the point.",
         ),
-        caption=group.caption,
         sheets=tuple(map(tables.series_sheet, group.series)),
         brief=(),
     )
@@ -199,7 +199,7 @@ def _ratios(group: GroupReport) -> Iterator[Section]:
             id=f"ratios-{group.id}",
             title="dlbench's algorithms against libraries",
             headline=_against(group),
-            caption=f"Above 1, the algorithm is faster: time of the library over its own. {group.caption}.",
+            caption="Above 1, the algorithm is faster: time of the library over its own.",
             sheets=tuple(tables.ratio_sheet(group, name, is_shown=name == shown) for name in own),
             brief=(),
         )

@@ -7,11 +7,13 @@ from functools import lru_cache
 
 from dlbench.collectives.results.measurements import CollectiveGroup, layout_of, name_of, why_not
 from dlbench.costs.collectives import Layout, RankCounts, counts
+from dlbench.reading.core_load import LOAD_CODES, load_doubts
 from dlbench.reading.doubts import Doubt, merged
 from dlbench.reading.environments import Environments, environment_doubts, side_by_side
 from dlbench.reading.repeats import shared_nodes, unlike_runs
 from dlbench.records.collectives import CommPoint
 from dlbench.records.collectives_scan import CommRun
+from dlbench.records.watch import NodeLoad
 from dlbench.specs.collectives.plan import ELEMENT_BYTES, Collective
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import format_bytes
@@ -23,8 +25,11 @@ NOISY = 0.5
 def group_doubts(group: CollectiveGroup) -> list[Doubt]:
     """All reasons to doubt the figures of a group, serious ones first; equal texts once, with their runs."""
     found = [*_few_repeats(group), *_unlike(group.runs), *_one_hosts_layout(group), *_noise(group.runs)]
-    # Noise is counted over all runs at once.
-    found += merged(doubt for run in group.runs for doubt in run_doubts(run) if doubt.code != "noisy-iterations")
+    # Noise and the load of cores are told once for all runs.
+    found += load_doubts(_loads(group.runs))
+    found += merged(
+        doubt for run in group.runs for doubt in run_doubts(run) if doubt.code not in ("noisy-iterations", *LOAD_CODES)
+    )
     return sorted(found, key=lambda doubt: doubt.severity != "serious")
 
 
@@ -52,7 +57,11 @@ def run_doubts(run: CommRun) -> list[Doubt]:
     if unchecked:
         text = f"results of {unchecked} points were not checked: a wrong sum would have gone unseen"
         found.append(Doubt(code="unchecked", severity="serious", text=text, runs=ids))
-    return [*found, *_noise([run])]
+    return [*found, *load_doubts(_loads([run])), *_noise([run])]
+
+
+def _loads(runs: Sequence[CommRun]) -> dict[str, tuple[NodeLoad, ...]]:
+    return {run.plan.run_id: run.record.load for run in runs if run.record is not None}
 
 
 def counter_problem(run: CommRun, point: CommPoint) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from dlbench.node.collectives.participants import Lineup
 from dlbench.node.cores import CoreBinding, Seat, settle
 from dlbench.node.ranks import RankPlace
 from dlbench.node.torch_facts import torch_facts
+from dlbench.node.watching.core_load import CoreLoad, node_loads
 from dlbench.records.collectives import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
 from dlbench.specs.collectives.plan import CommPlan
@@ -80,6 +82,8 @@ class CommRun:
         lineup = Lineup(plan, self._folder, self._place, self._device, control)
         measurement = Measurement(comm, self._place, self._device, control, self._deadline, self._beat)
         contestants = lineup.in_turns(self._deadline)
+        load = CoreLoad(sees_node=self._place.local_rank == 0)
+        load.measuring(True)
         total = len(comm.sizes) * (len(contestants) + ("horovod" in comm.backends))
         points = self._all_sizes(measurement, contestants, total)
         warnings = []
@@ -92,13 +96,15 @@ class CommRun:
                 )
         if not points:
             raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
+        load.measuring(False)
         seats = self._seats(control)
+        loads = control.gather("load of the cores", [self._place.node_rank, load.told()])
         self._deadline.begin("end of the run")
         lineup.stop()
         control.stop()
         self._deadline.end()
         self._deadline.stop()
-        return self._record(points, seats, lineup.not_measured, warnings) if self._place.rank == 0 else None
+        return self._record(points, seats, loads, lineup.not_measured, warnings) if self._place.rank == 0 else None
 
     def _seats(self, control: Control) -> list[Seat]:
         """The cores of all ranks, by rank."""
@@ -119,7 +125,12 @@ class CommRun:
         return points
 
     def _record(
-        self, points: Sequence[CommPoint], seats: Sequence[Seat], not_measured: Sequence[str], warnings: Sequence[str]
+        self,
+        points: Sequence[CommPoint],
+        seats: Sequence[Seat],
+        loads: Sequence[Any],
+        not_measured: Sequence[str],
+        warnings: Sequence[str],
     ) -> CommRecord:
         device = self._device
         problems: list[str] = []
@@ -134,6 +145,7 @@ class CommRun:
             device=f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu",
             group_size=self._plan.group_size,
             points=tuple(points),
+            load=node_loads([told for _, told in loads], seats, [node_rank for node_rank, _ in loads]),
             not_measured=tuple(not_measured),
             warnings=(*self._binding.warnings, *settle(seats).warnings, *warnings, *problems),
             environment=found,

@@ -95,7 +95,7 @@ def make_record(
             "settings": settings,
             "exchange": with_tuning_cost(exchange, seen.step_s),
             "watch": watch_result(plan, ready.course, watched, ranks),
-            "load": node_loads([item["load"] for item in watched], ranks),
+            "load": node_loads([item["load"] for item in watched], ranks, [rank.node_rank for rank in ranks]),
             "inert": sanity.inert(settings, ranks=plan.layout.ranks),
             "warnings": (*settled.warnings, *_doubts(plan, ready, ranks, everyone, exchange, memory, device)),
             "data": described | data_set(plan.workload.data, described),

@@ -11,14 +11,13 @@ import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dlbench.process_tree import descendants
-from dlbench.records.record import RankResult
 from dlbench.records.watch import NodeLoad
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -152,16 +151,31 @@ def _ticks(pid: int) -> int:
     return 0
 
 
-def node_loads(told: Sequence[Mapping[str, Any]], ranks: Sequence[RankResult]) -> tuple[NodeLoad, ...]:
+class Seated(Protocol):
+    """A rank and where it runs."""
+
+    @property
+    def host(self) -> str:
+        """Host name."""
+
+    @property
+    def cores(self) -> Collection[int]:
+        """Cores that it may run on."""
+
+
+def node_loads(
+    told: Sequence[Mapping[str, Any]], ranks: Sequence[Seated], node_ranks: Sequence[int]
+) -> tuple[NodeLoad, ...]:
     """The load of each node's cores; cores of a node are all that its ranks may run on.
 
     Args:
         told: `CoreLoad.told` of every rank.
-        ranks: results of every rank, in the same order.
+        ranks: every rank, in the same order.
+        node_ranks: the node of each.
     """
-    nodes: dict[int, list[tuple[RankResult, Mapping[str, Any]]]] = {}
-    for rank, one in zip(ranks, told, strict=True):
-        nodes.setdefault(rank.node_rank, []).append((rank, one))
+    nodes: dict[int, list[tuple[Seated, Mapping[str, Any]]]] = {}
+    for number, rank, one in zip(node_ranks, ranks, told, strict=True):
+        nodes.setdefault(number, []).append((rank, one))
     found = []
     for number, members in sorted(nodes.items()):
         seen = next((one["node"] for _, one in members if "node" in one), None)
@@ -179,7 +193,7 @@ def node_loads(told: Sequence[Mapping[str, Any]], ranks: Sequence[RankResult]) -
                 own_s=sum(one["own_s"] for _, one in members),
                 steal_s=sum(seen["steal_s"][name] for name in names) if names else None,
                 pressure_s=seen["pressure_s"],
-                problem=seen["problem"],
+                problem=seen["problem"] or ("" if names else "no step was measured"),
             )
         )
     return tuple(found)

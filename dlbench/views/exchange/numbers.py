@@ -29,7 +29,7 @@ from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
 from dlbench.report.wording import ENGINE_TITLES, number_text, ranks_text, runs_text, value_text
 from dlbench.specs.collectives.network import LineCost
-from dlbench.stats.estimates import Estimate, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import pairing
 from dlbench.units import format_seconds
 
@@ -61,7 +61,7 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The least that the best merging would leave after the backward pass, by the overlap model; medians over runs."""
+    """The least that the best merging would leave after the backward pass, by the overlap model; means over runs."""
 
     line: str
     """The cost line of the run that stands for the point, in words."""
@@ -87,7 +87,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangePoint:
-    """The gradient exchange at one rank count; medians over the runs that record it."""
+    """The gradient exchange at one rank count: counts are medians over the runs that record it, times means."""
 
     ranks: int
     nodes: int
@@ -162,10 +162,10 @@ def _point(
         message_bytes=_over(with_messages, lambda result: float(sum(m.num_bytes for m in result.messages)), "bytes"),
         bytes_inside=_over(results, lambda result: result.bytes_inside, "bytes"),
         bytes_across=_over(results, lambda result: result.bytes_across, "bytes"),
-        communication=_over(results, lambda result: result.communication_s, "s"),
-        exposed=_over(results, lambda result: result.exposed_s, "s"),
-        hidden=_over(results, lambda result: result.hidden_s, "s"),
-        backward=_over(results, lambda result: result.backward_s, "s"),
+        communication=_mean(results, lambda result: result.communication_s),
+        exposed=_mean(results, lambda result: result.exposed_s),
+        hidden=_mean(results, lambda result: result.hidden_s),
+        backward=_mean(results, lambda result: result.backward_s),
         wire_overflows=sum(result.wire_overflows for result in results),
         density=_over(results, lambda result: result.density, "fraction"),
         dense_switches=sum(result.dense_switches for result in results),
@@ -207,6 +207,12 @@ def _over(
     """The median over the results that have this value."""
     values = [value for result in results if (value := pick(result)) is not None]
     return median_estimate(values, unit) if values else None
+
+
+def _mean(results: Sequence[ExchangeResult], pick: Callable[[ExchangeResult], float | None]) -> Estimate | None:
+    """The mean over the results that have this time: what is under way during and after the backward pass must sum."""
+    values = [value for result in results if (value := pick(result)) is not None]
+    return mean_estimate(values, "s") if values else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,12 +262,12 @@ def _predict(
             startup_s=typical.line.startup_s,
             per_byte_s=typical.line.per_byte_s,
             is_fitted=typical.is_fitted,
-            best_exposed=median_estimate([one.best_s for one in runs], "s"),
+            best_exposed=mean_estimate([one.best_s for one in runs], "s"),
             num_messages=median_estimate([float(one.num_messages) for one in runs], "messages"),
-            as_ran=median_estimate(as_ran, "s") if len(as_ran) == len(runs) else None,
+            as_ran=mean_estimate(as_ran, "s") if len(as_ran) == len(runs) else None,
             compute_s=compute,
             efficiency=_within(efficiency, point.efficiency.value),
-            waiting=median_estimate([float(waits.loc[run_id]) for run_id in found], "s"),
+            waiting=mean_estimate([float(waits.loc[run_id]) for run_id in found], "s"),
         ),
         "",
     )

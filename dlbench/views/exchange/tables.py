@@ -168,10 +168,11 @@ MAX_EVIDENCE = 80
 
 def evidence_text(point: ExchangePoint) -> str:
     """What the times are known from, in a short sentence; the records of the runs hold all of it."""
-    first, *others = point.evidence
-    start = first.partition(";")[0].partition(". ")[0]
-    text = start if len(start) <= MAX_EVIDENCE else f"{start[:MAX_EVIDENCE].rsplit(' ', 1)[0]} ..."
-    return f"{text}; {point.window}" + (f" ({len(others)} runs tell it otherwise)" if others else "")
+    starts = list(
+        dict.fromkeys(text.partition(";")[0].partition(": ")[0].partition(". ")[0] for text in point.evidence)
+    )
+    first = starts[0] if len(starts[0]) <= MAX_EVIDENCE else f"{starts[0][:MAX_EVIDENCE].rsplit(' ', 1)[0]} ..."
+    return f"{first}; {point.window}" + (f" (otherwise in {len(starts) - 1} of the runs)" if len(starts) > 1 else "")
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def scaling_charts(group: Group) -> list[Chart]:
         _Quantity(
             name="efficiency",
             title="Efficiency",
-            axis="share of the ideal",
+            axis="scaling efficiency",
             figure=lambda point: point.efficiency,
             ideal=lambda point: 1.0,
         ),

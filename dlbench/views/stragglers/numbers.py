@@ -31,7 +31,7 @@ class Straggler:
     """Its input wait and copy beyond the mean of the ranks in time, in the steps in which it was late, spread over all
     steps; of a host the mean over its ranks."""
     compute_s: float
-    """The same of forward, backward and optimiser."""
+    """The same of forward, backward and optimizer."""
     host_s: float
     """The same of what lies between the phases."""
     late_by: str
