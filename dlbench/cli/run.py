@@ -50,11 +50,11 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
 
     \b
     Example:
-      dlbench run resnet50 --preset ci --ranks 1,2 --engine horovod --repeats 3 --data synthetic --out runs
+      dlbench run resnet50 --preset ci --ranks 1,2 --repeats 3
       dlbench run bert --preset ci --ranks 2 --sweep engine.name=horovod,ddp
-      dlbench run cosmoflow --preset ci --ranks 1,2 --data data/demo/density --to-accuracy
-      dlbench run cosmoflow --preset ci --ranks 2 --data data/demo/density --repeats 5 --decompose
-      dlbench run resnet50 --preset ci --ranks 2 --repeats 10 --ab plain engine.name=ddp --tag branch=main
+      dlbench run cosmoflow --preset ci --data data/demo/density --to-accuracy
+      dlbench run resnet50 --preset ci --data PATH --repeats 5 --decompose
+      dlbench run resnet50 --preset ci --repeats 10 --ab plain engine.name=ddp
     """
     from dlbench.specs.requests import parse_counts
     from dlbench.specs.variants import left_out

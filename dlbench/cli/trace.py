@@ -55,7 +55,7 @@ def trace(
     \b
     Examples:
       dlbench trace runs/s1-resnet50-full-p03-n0008-k00 -o trace.json.gz
-      dlbench trace runs/s1-resnet50-full-p03-n0008-k00 -o trace.json.gz --ranks 0,8-15 --steps 100-120
+      dlbench trace runs/s1-resnet50-full-p03-n0008-k00 -o t.json.gz --ranks 0,2-3
       dlbench trace runs/s1-resnet50-full-p03-n0008-k00 -o trace.parquet
     """
     chosen = _format_of(output, format_name)

@@ -240,7 +240,7 @@ def test_incomparable_runs_are_refused_with_the_differing_keys(tmp_path: Path, o
     ("request_", "words"),
     [
         ({"overrides": {"fault.step_delay_s": 0.5}}, "Planted fault: none against step_delay_s=0.5"),
-        ({"overrides": {"watch.sampler": False}}, "Watching: default against"),
+        ({"overrides": {"watch.sampler": False}}, "Monitoring: default against"),
         ({"engine": "single"}, "Engine: horovod against single"),
         ({"overrides": {"train.batch_per_rank": 8}}, "Batch per rank: 4 against 8"),
     ],

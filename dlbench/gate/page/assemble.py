@@ -108,7 +108,7 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
         "global_batch": ("", f" {unit} in all"),
         "data": ("", " data" if told.get("data") == "synthetic" else ""),
         "exchange": ("exchange ", ""),
-        "goal": ("goal ", ""),
+        "goal": ("", ""),
         "system": ("on ", ""),
         "device": ("", ""),
         "watching": ("watching ", ""),
