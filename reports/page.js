@@ -166,7 +166,7 @@
     if (panel) show(panel);
     if (!wanted) return;
     for (let at = wanted; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
-    const own = wanted.querySelector(":scope > details.fold, :scope.sheet > details");
+    const own = wanted.matches("section, .sheet") ? wanted.querySelector(":scope > details:not(.all-conditions)") : null;
     if (own) own.open = true;
     if (panel && wanted.id === panel.dataset.panel) scrollTo({ top: 0, behavior: "instant" });
     else wanted.scrollIntoView();
@@ -225,7 +225,8 @@
       // What was laid out for one kind of axis does not suit the other, but a linear axis of ranks keeps its room.
       if (channel === "y" || toLog) delete one.scale.domain;
       one.scale.nice = true;
-      one.scale.zero = !toLog && channel === "y";
+      if (toLog) delete one.scale.zero;
+      else one.scale.zero = channel === "y";
     }
   };
   // Text of a chart that was scaled down would be too small to read: it is drawn again, narrower.
@@ -233,7 +234,11 @@
   const fit = (figure, spec) => {
     const natural = Number(figure.querySelector(".still svg")?.getAttribute("width"));
     const missing = natural - figure.clientWidth;
-    if (missing > 0 && typeof spec.width === "number") spec.width = Math.max(LEAST_PLOT, Math.floor(spec.width - missing));
+    if (missing <= 0) return;
+    if (typeof spec.width === "number") spec.width = Math.max(LEAST_PLOT, Math.floor(spec.width - missing));
+    for (const { encoding = {} } of units(spec)) {
+      for (const { legend } of Object.values(encoding)) if (legend?.columns > 2) legend.columns = 2;
+    }
   };
   const loader = { load: () => Promise.reject(new Error("a report loads nothing")) };
   const draw = (figure, state) => {

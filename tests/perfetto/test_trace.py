@@ -904,7 +904,7 @@ def test_folders_that_are_no_run(large: RunFolder, tmp_path: Path) -> None:
     output = tmp_path / "t.json"
     with pytest.raises(UserError, match="no such folder of a run"):
         trace(RunFolder(tmp_path / "nothing"), output)
-    with pytest.raises(UserError, match="holds 1 runs; name one of them"):
+    with pytest.raises(UserError, match="holds 1 run; name one of them"):
         trace(RunFolder(large.path.parent), output)
     with pytest.raises(IncompleteDataError, match=r"no plan\.json"):
         trace(RunFolder(tmp_path), output)

@@ -48,7 +48,8 @@ class Visit:
         self.page.goto(path.as_uri() + anchor)
 
     def see_all_charts(self) -> None:
-        """Scrolls to every chart and waits until it answers the pointer."""
+        """Opens everything, scrolls to every chart and waits until it answers the pointer."""
+        self.open_all()
         for figure in self.page.locator("figure[data-chart]").all():
             figure.scroll_into_view_if_needed()
             self.page.wait_for_function(
@@ -57,8 +58,11 @@ class Visit:
             )
 
     def open_all(self) -> None:
-        """Opens everything that can be opened."""
-        self.page.evaluate("for (const one of document.querySelectorAll('main details')) one.open = true")
+        """Opens everything that can be opened, and shows all groups below each other."""
+        self.page.evaluate("""() => {
+            for (const one of document.querySelectorAll("main details")) one.open = true;
+            for (const one of document.querySelectorAll("main > .panel")) one.hidden = false;
+        }""")
 
     def __enter__(self) -> Visit:
         return self

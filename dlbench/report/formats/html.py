@@ -49,6 +49,9 @@ DOWNLOAD_BYTES = 700_000
 HEADLINE = 100
 """Characters of a line that stands for a folded section."""
 
+PAIR_COLUMNS = 5
+"""Columns of a table that has room beside a chart."""
+
 FEW_CARDS = 6
 """More cards with facts are lines of a list that scrolls by itself."""
 
@@ -105,6 +108,8 @@ class Shown:
     """What stands for it where it is folded."""
     words: tuple[str, ...]
     """Without what the headline says already."""
+    is_pair: bool
+    """Whether its one chart and its narrow tables stand side by side."""
     glances: Glances | None
     """Its cards with facts, if they are many."""
 
@@ -258,8 +263,17 @@ def _shown(
         has_numbers=bool(section.cards) or any(one.sheet.is_drawn for one in sheets) or _hold(sheets, drawn),
         headline=headline,
         words=words,
+        is_pair=len(drawn) == 1
+        and not section.cards
+        and bool(sheets)
+        and all(len(one.table.header) <= PAIR_COLUMNS for one in sheets),
         glances=_glances([card for card in section.cards if card.facts]),
     )
+
+
+def _is_pair(section: Section, drawn: Sequence[Drawn], sheets: Sequence[ShownSheet]) -> bool:
+    is_narrow = all(len(one.table.header) <= PAIR_COLUMNS for one in sheets)
+    return len(drawn) == 1 and bool(sheets) and is_narrow and not section.cards
 
 
 def _glances(cards: Sequence[Card]) -> Glances | None:
@@ -288,7 +302,7 @@ def _hold(sheets: Sequence[ShownSheet], drawn: Sequence[Drawn]) -> bool:
 def _headline(section: Section) -> tuple[str, tuple[str, ...]]:
     """The line that stands for a folded section, and the words that are left to say below it."""
     if section.headline or not section.words:
-        return section.headline, section.words
+        return section.headline, tuple(text for text in section.words if text.rstrip(".") != section.headline)
     first = section.words[0]
     if len(first) <= HEADLINE:
         return first, section.words[1:]

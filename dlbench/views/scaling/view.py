@@ -41,7 +41,7 @@ class ScalingView(GroupView):
             charts=lambda: scaling_charts(group),
             charts_per_row=3,
             sheets=(points_sheet(group.points, group.sample_unit),),
-            brief=(f"Intervals: {_basis(group.largest)}.",),
+            brief=(),
             where={
                 "sample_unit": group.sample_unit,
                 "scaling": group.scaling,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.style import INK, WIDE
+from dlbench.report.charts.style import INK, WIDE, si_label
 from dlbench.report.wording import number_text, percent
 from dlbench.views.causes.charts import CAUSE_COLOURS, short
 from dlbench.views.causes.numbers import CausePoint
@@ -44,9 +44,7 @@ def _stragglers(group: Group, point: CausePoint) -> Chart:
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         y=alt.Y("rank:N", title=None, sort=[row["rank"] for row in rows]).axis(labelLimit=200)
     )
-    x = alt.X("seconds:Q", title="waiting for it per step").axis(
-        labelExpr="format(datum.value, '~s') + 's'", tickCount=5
-    )
+    x = alt.X("seconds:Q", title="waiting for it per step").axis(labelExpr=si_label("s"), tickCount=5)
     colour = alt.Color("by:N", title="late by").scale(domain=present, range=[_LATE_COLOURS[name] for name in present])
     tooltip = [
         alt.Tooltip("rank:N", title="rank"),

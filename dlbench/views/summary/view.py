@@ -16,8 +16,10 @@ from dlbench.views.summary.rating import rating
 from dlbench.views.systems.numbers import SystemDescription
 from dlbench.views.view import ReportView
 
-_TELLING = ("preset", "engine", "precision", "scaling", "batch_per_rank", "global_batch", "goal", "system", "device")
-"""Conditions that a short name of a group has where groups differ in them."""
+_TELLING = ("preset", "engine", "scaling", "precision")
+"""Conditions that a short name of a group has where groups of its workload differ in them."""
+_TELLING_REST = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")
+"""The same where groups are else not told apart."""
 
 _NO_GPU = "none"
 
@@ -49,10 +51,7 @@ class SummaryView(ReportView):
 
 
 def short_names(groups: Sequence[Group]) -> list[str]:
-    """The workload of each group, and what tells it from others of that workload: settings, then few conditions.
-
-    The labels, where these do not tell all of them apart.
-    """
+    """The workload of each group and what tells it from others of that workload; the labels, where that does not."""
     names = [_name(group, [one for one in groups if _workload(one) == _workload(group)]) for group in groups]
     return names if len(set(names)) == len(names) else [group.label for group in groups]
 
@@ -67,11 +66,14 @@ def _name(group: Group, alike: Sequence[Group]) -> str:
     chosen = [f"{key}={value}" for key, value in group.settings if settings[key, value] < len(alike)]
     left = [one for one in alike if one.settings == group.settings]
     telling = []
-    for name in _TELLING:
-        same = [one for one in left if one.condition(name) == group.condition(name)]
-        if len(same) < len(left) and group.condition(name):
-            telling.append(_value(name, group.condition(name)))
-            left = same
+    for name in (*_TELLING, *_TELLING_REST):
+        value = group.condition(name)
+        same = [one for one in left if one.condition(name) == value]
+        if value and (
+            len(same) < len(left) or (name in _TELLING and {one.condition(name) for one in alike} != {value})
+        ):
+            telling.append(_value(name, value))
+        left = same
     return ", ".join((_workload(group), *telling, *chosen))
 
 

@@ -431,9 +431,9 @@ def _ties(
 
 
 def _needed(draft: Draft, settings: Sequence[Setting], family: Family) -> int | None:
-    """Repeats for the margin at the pooled scatter of what is not decided yet."""
+    """Repeats for the margin at the pooled scatter of what is not decided yet; None: too few runs to know it."""
     undecided = [draft.logs[i] for i, s in enumerate(settings) if s.verdict in ("undecided", "insufficient")]
-    known = [found for found in undecided if len(found) > 1]
+    known = [found for found in undecided if len(found) >= MIN_RUNS]
     if not known:
         return None
     pooled = math.sqrt(fmean(variance(found) for found in known))
